@@ -56,18 +56,38 @@ def test_a_task_is_run_listed_shown_exported_and_verified_again(call: Call, task
     table = call("ls", "--limit", "10")
     assert first in table
     assert "answer" in table
-    again = call("reverify", first, "--verify", "true", "--verify", "false", "--json")
+    assert len({row["group"] for row in listed["rollouts"]}) == 1
+    assert listed["rollouts"][0]["group"].startswith("answer-")
+    again = call("reverify", first, "--verify", "true", "--verify", "false", "--name", "stricter", "--json")
     assert again[0]["reward"] == 0.5
     shown = call("show", first[:8])
-    assert "reward    0.5" in shown
-    assert "verify    [1] false" in shown
-    assert "reward 1" in shown
-    history = call("show", first, "--json")
+    assert "reward    1 (isolated)" in shown
+    assert "verdict   stricter" in shown
+    later = call("show", first[:8], "--verdict", "last")
+    assert "reward    0.5 (isolated), verdict stricter" in later
+    assert "verify    [1] false" in later
+    assert "verdict   first" in later
+    assert [record["verdict"] for record in call("show", first, "--json")] == ["first", "stricter"]
+    history = call("show", first, "--verdict", "stri", "--json")
     assert [record["kind"] for record in history] == ["reverify", "rollout"]
     assert "2 rollouts" in call("export", str(tmp_path / "out.jsonl"))
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert sorted(line["outcome"]["reward"] for line in lines) == [0.5, 1.0]
+    assert [line["reward"] for line in lines] == [1.0, 1.0]
     assert all(line["capture"] is None for line in lines)
+    known = ("status", "task_id", "agent", "model", "verdict")
+    assert {name: lines[0][name] for name in known} == {
+        "status": "ok",
+        "task_id": "answer",
+        "agent": "oracle",
+        "model": "",
+        "verdict": "first",
+    }
+    assert lines[0]["group"] == listed["rollouts"][0]["group"]
+    assert "1 rollout in" in call("export", str(tmp_path / "out.jsonl"), "--verdict", "stricter")
+    assert json.loads((tmp_path / "out.jsonl").read_text())["reward"] == 0.5
+    assert [row["reward"] for row in call("ls", "--json")["rollouts"]] == [1.0, 1.0]
+    assert sorted(row["reward"] for row in call("ls", "--json", "--verdict", "last")["rollouts"]) == [0.5, 1.0]
+    assert "There is no verdict 'other'" in call("ls", "--verdict", "other", code=1)
 
 
 def test_a_task_file_can_bring_the_new_checks(call: Call, task: str, tmp_path: Path) -> None:
@@ -84,7 +104,7 @@ def test_a_check_in_two_parts_is_verified_again_and_shown(call: Call, task: str)
     part = {"run": "true", "judge": "echo 0.5 > ~/logs/verifier/reward.txt"}
     checks = [argument for each in (check, dead, part) for argument in ("--verify", json.dumps(each))]
     assert call("reverify", first, *checks, "--json")[0]["reward"] == pytest.approx(0.5 / 3)
-    shown = call("show", first).splitlines()
+    shown = call("show", first, "--verdict", "last").splitlines()
     at = shown.index(f"run       [0] {check['run']}")
     assert shown[at + 1 : at + 5] == [
         "            42",
@@ -122,6 +142,34 @@ def test_what_a_terminal_would_obey_is_shown_escaped(call: Call, tmp_path: Path)
     ]
     assert lines[at + 1 : at + 6] == places
     assert "\x1b" not in call("ls")
+
+
+def test_rollouts_are_listed_with_their_age_since_a_time_and_counted(call: Call, tmp_path: Path) -> None:
+    with RolloutStore(tmp_path / "store") as store:
+        for number, reward in enumerate((1.0, 0.0, None)):
+            status = "ok" if reward is not None else "env_failed"
+            outcome = Outcome(rollout_id=f"r{number}", status=status, reward=reward, task_id="a", model=f"m{number}")
+            store.add(outcome, Task(instruction="x"))
+    table = call("ls", "--since", "1h")
+    assert "AGE" in table.splitlines()[0]
+    assert "0 s" in table
+    assert call("ls", "--since", "0.001s", "--json")["rollouts"] == []
+    assert [
+        row["rollout_id"] for row in call("ls", "--since", "2020-01-01", "--model", "m1", "--json")["rollouts"]
+    ] == ["r1"]
+    assert "since '2999-01-01'" in call("ls", "--since", "2999-01-01")
+    assert "is no time" in call("ls", "--since", "yesterday", code=2)
+    counted = call("stats", "--json")
+    assert [(row["name"], row["rollouts"], row["scored"], row["pass_rate"]) for row in counted["rows"]] == [
+        ("a", 3, 2, 0.5)
+    ]
+    assert counted["all"]["mean"] == 0.5
+    lines = call("stats", "--by", "model").splitlines()
+    assert [line.split()[0] for line in lines] == ["MODEL", "m0", "m1", "m2", "all"]
+    assert "3 (2 scored)" in lines[-1]
+    assert "50.0%" in lines[-1]
+    assert "is not one of" in call("stats", "--by", "colour", code=2)
+    assert "No such rollouts" in call("stats", "--task", "none")
 
 
 def lint(*arguments: str, code: int = 0) -> str:

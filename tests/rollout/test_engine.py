@@ -402,7 +402,8 @@ def test_calls_are_kept_with_a_stored_rollout(run: Callable[..., Outcome], model
     from openenv.rollout.store import export_rollouts, recording
 
     with RolloutStore(tmp_path / "store") as store:
-        outcome = run(SUM, agent=Shell([CALL], dialect="openai_chat"), model=model, store=store)
+        asking = Shell([CALL], dialect="openai_chat")
+        outcome = run(SUM, agent=asking, model=model, store=store, metadata={"group": "g7"})
         record = store.get(outcome.rollout_id)
         assert record.outcome == outcome
         kept = recording(store, record)
@@ -423,6 +424,9 @@ def test_calls_are_kept_with_a_stored_rollout(run: Callable[..., Outcome], model
         assert row["rollout_id"] == outcome.rollout_id
         assert len(row["input_ids"]) == len(row["loss_mask"]) == len(row["logprobs"])
         assert f'"reward": 0.5, "trust": "{outcome.trust}"' in row["metadata"]
+        known = {"task_id": outcome.task_id, "status": "ok", "reward": 0.5, "trust": outcome.trust, "group": "g7"}
+        known |= {"agent": "shell", "model": model.name, "verdict": "first"}
+        assert {name: row[name] for name in known} == known
 
 
 # wrong arguments

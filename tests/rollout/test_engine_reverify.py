@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openenv.errors import RolloutCancelled, SandboxError, StoreError
+from openenv.errors import RolloutCancelled, RolloutError, SandboxError, StoreError
 from openenv.rollout import Cancellation, Outcome, RolloutStore, Task, reverify, run_rollout
 from openenv.rollout.agents import Shell
 from openenv.sandboxes.base import Sandboxes
@@ -53,7 +53,8 @@ def test_new_checks_give_a_new_record_and_the_old_one_stays(
     assert (again.status, again.reward) == ("ok", pytest.approx(5 / 6))
     assert again.rollout_id == first.rollout_id
     assert [record.outcome.reward for record in store.history(first.rollout_id)] == [pytest.approx(5 / 6), 1.0]
-    assert store.get(first.rollout_id).task.verify == lines
+    assert store.get(first.rollout_id, verdict="last").task.verify == lines
+    assert store.get(first.rollout_id).outcome == first
     assert store.history(first.rollout_id)[-1].outcome == first
     leftovers()
 
@@ -73,6 +74,17 @@ def test_files_of_the_verifier_can_be_new(
     assert reverify(store, first.rollout_id, lines=["sh check.sh"], verify_files=files, sandbox=local).reward == 0.75
     other = Task(instruction="other", verify=("false", "true"))
     assert reverify(store, first.rollout_id, task=other, sandbox=local).reward == 0.5
+
+
+def test_a_line_that_runs_nothing_verifies_nothing(
+    stored: Callable[..., Outcome], store: RolloutStore, local: Sandboxes
+) -> None:
+    first = stored("true")
+    with pytest.raises(RolloutError, match="blank or a comment"):
+        reverify(store, first.rollout_id, lines=["# later"], sandbox=local)
+    with pytest.raises(StoreError, match="cannot be called 'last'"):
+        reverify(store, first.rollout_id, verdict="last", sandbox=local)
+    assert len(store.history(first.rollout_id)) == 1
 
 
 def test_a_verifier_that_crashed_gets_another_chance(

@@ -114,14 +114,122 @@ def test_an_id_that_is_a_path_is_refused(store: RolloutStore, rollout_id: str) -
 
 def test_a_later_verification_is_added_and_the_first_stays(store: RolloutStore) -> None:
     first = store.add(outcome("one"), TASK)
-    store.add_verification(outcome("one", reward=0.5), TASK)
+    later = store.add_verification(outcome("one", reward=0.5), TASK)
     assert [record.outcome.reward for record in store.history("one")] == [0.5, 1.0]
-    assert store.get("one").kind == "reverify"
     assert store.get("one", record_id=first.record_id).outcome.reward == 1.0
-    assert len(store.find()) == 1
+    assert store.get("one", record_id=later.record_id).outcome.reward == 0.5
     assert len(store.find(latest=False)) == 2
     with pytest.raises(StoreError, match="no rollout"):
         store.add_verification(outcome("two"), TASK)
+
+
+def test_the_first_verdict_is_reported_until_another_is_asked_for(store: RolloutStore, tmp_path: Path) -> None:
+    store.add(outcome("one"), TASK)
+    store.add(outcome("two"), TASK)
+    store.add_verification(outcome("one", reward=0.5, status="truncated"), TASK, verdict="strict")
+    store.add_verification(outcome("two", reward=0.4), TASK, verdict="strict")
+    newest = store.add_verification(outcome("one", reward=0.25), TASK)
+    assert store.get("one").outcome.reward == 1.0
+    assert [row.reward for row in store.find()] == [1.0, 1.0]
+    assert [record.outcome.reward for record in store.records()] == [1.0, 1.0]
+    assert store.find(status="truncated") == []
+    assert store.stats()[0].mean == 1.0
+    assert store.get("one", verdict="last").outcome.reward == 0.25
+    assert store.get("one", verdict=newest.verdict[:5]).outcome.reward == 0.25
+    assert {row.rollout_id: row.reward for row in store.find(verdict="last")} == {"one": 0.25, "two": 0.4}
+    assert {row.rollout_id: row.reward for row in store.find(latest=True)} == {"one": 0.25, "two": 0.4}
+    assert {row.rollout_id: row.reward for row in store.find(verdict="strict")} == {"one": 0.5, "two": 0.4}
+    assert [row.rollout_id for row in store.find(verdict=newest.verdict)] == ["one"]
+
+    def exported(**options: Any) -> list[tuple[object, object]]:
+        export_rollouts(store, tmp_path / "out.jsonl", **options)
+        lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert all(line["reward"] == line["outcome"]["reward"] for line in lines)
+        return [(line["verdict"], line["reward"]) for line in lines]
+
+    assert exported() == [("first", 1.0), ("first", 1.0)]
+    assert exported(verdict="stri") == [("strict", 0.5), ("strict", 0.4)]
+    assert sorted(exported(verdict="last")) == sorted([("strict", 0.4), (newest.verdict, 0.25)])
+    with pytest.raises(StoreError, match="There is no verdict 'lenient'"):
+        exported(verdict="lenient")
+    with pytest.raises(StoreError, match="no verdict 'x'"):
+        store.get("one", verdict="x")
+    with pytest.raises(StoreError, match="a verdict 'strict' already"):
+        store.add_verification(outcome("one"), TASK, verdict="strict")
+    for name in ("first", "last", "", "a b", "../x"):
+        with pytest.raises(StoreError, match="cannot be called"):
+            store.add_verification(outcome("one"), TASK, verdict=name)
+
+
+def test_the_last_verdict_is_known_after_the_index_was_rebuilt_and_shards_went(store: RolloutStore) -> None:
+    store.add(outcome("one"), TASK)
+    with RolloutStore(store.root) as other:
+        other.add_verification(outcome("one", reward=0.5), TASK)
+    assert [row.reward for row in store.find(verdict="last")] == [0.5]
+    store.rebuild()
+    assert [row.reward for row in store.find(verdict="last")] == [0.5]
+    shards(store)[1].unlink()
+    assert [row.reward for row in store.find(verdict="last")] == [1.0]
+
+
+def test_records_of_before_verdicts_had_names_are_read(store: RolloutStore) -> None:
+    store.add(outcome("old"), TASK)
+    store.add_verification(outcome("old", reward=0.0), TASK)
+    [shard] = shards(store)
+    records = [json.loads(line) for line in shard.read_text().splitlines()]
+    for record in records:
+        del record["verdict"]
+    shard.write_text("".join(json.dumps(record) + "\n" for record in records))
+    store.rebuild()
+    assert store.get("old").verdict == "first"
+    assert store.get("old", verdict="last").verdict == records[1]["record_id"]
+    assert [row.verdict for row in store.find(latest=False)] == [records[1]["record_id"], "first"]
+
+
+def test_tasks_that_are_refused_today_are_still_read(store: RolloutStore) -> None:
+    store.add(outcome("old"), Task.model_construct(instruction="", verify=("", "# later"), task_id="t"))
+    assert store.get("old").task.verify == ("", "# later")
+
+
+def test_rollouts_are_selected_by_group_model_reward_time_and_text(store: RolloutStore) -> None:
+    store.add(outcome("one", model="small", reward=0.0, metadata={"group": "g1"}), TASK)
+    store.add(outcome("two", model="large", reward=0.5, reason="it said 100%"), TASK)
+    grouped = Task(instruction="x", metadata={"group": "g2"})
+    between = store.add(outcome("three", model="large", reward=1.0, task_id="Sort_it"), grouped).stored_at
+
+    def ids(**conditions: Any) -> list[str]:
+        return [row.rollout_id for row in store.find(order="oldest", **conditions)]
+
+    assert ids(model="large") == ["two", "three"]
+    assert ids(group="g1") == ["one"]
+    assert ids(group=("g1", "g2")) == ["one", "three"]
+    assert ids(min_reward=0.5) == ["two", "three"]
+    assert ids(max_reward=0.5) == ["one", "two"]
+    assert ids(since=between) == ["three"]
+    assert ids(until=between) == ["one", "two"]
+    assert ids(text="SORT_") == ["three"]
+    assert ids(text="0%") == ["two"]
+    assert ids(text="_wo") == []
+    assert ids(limit=1, offset=1) == ["two"]
+    assert [row.rollout_id for row in store.find(order="reward")] == ["three", "two", "one"]
+    assert store.count(model="large") == 2
+
+
+def test_figures_tell_tasks_apart_and_leave_out_what_has_no_reward(store: RolloutStore) -> None:
+    for number, reward in enumerate((1.0, 1.0, 0.0, None)):
+        store.add(outcome(f"a{number}", task_id="a", reward=reward, wall_s=number), TASK)
+    store.add(outcome("b", task_id="b", reward=0.5), TASK)
+    first, second = store.stats(by="task_id")
+    assert (first.name, first.rollouts, first.scored, first.passed) == ("a", 4, 3, 2)
+    assert first.pass_rate == pytest.approx(2 / 3)
+    assert first.mean == pytest.approx(2 / 3)
+    assert first.deviation == pytest.approx(0.57735, abs=1e-4)
+    assert first.interval == (pytest.approx(0.2077, abs=1e-4), pytest.approx(0.9385, abs=1e-4))
+    assert first.wall_s == 1.5
+    assert (second.name, second.passed, second.deviation) == ("b", 0, None)
+    [whole] = store.stats()
+    assert (whole.rollouts, whole.scored, whole.lowest, whole.highest) == (5, 4, 0.0, 1.0)
+    assert store.stats(task_id="none") == []
 
 
 def test_the_index_is_rebuilt_from_the_shards(store: RolloutStore) -> None:

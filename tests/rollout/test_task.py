@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from openenv.errors import RolloutError
 from openenv.rollout import Check, Task, load_task
+from openenv.rollout.checks import Case, case_check
 from openenv.rollout.task import parse_check
 
 
@@ -78,3 +80,28 @@ def test_a_missing_task_file_is_an_error(tmp_path: Path) -> None:
 def test_a_single_line_or_check_may_stand_for_a_list() -> None:
     task = Task(instruction="x", setup="true", verify=Check(run="a", judge="b"), solution="c")  # type: ignore[arg-type]
     assert (task.setup, task.verify, task.solution) == (("true",), (Check(run="a", judge="b"),), ("c",))
+
+
+@pytest.mark.parametrize("line", ["", "  \t", "# later", "\n  # one\n# two\n", " \\\n", "\\\n# later"])
+def test_a_verify_line_that_runs_nothing_is_refused(line: str) -> None:
+    with pytest.raises(ValidationError, match=r"line 2, .* is blank or a comment"):
+        Task(instruction="x", verify=("true", line))
+    with pytest.raises(ValidationError, match="runs nothing"):
+        Check(run="true", judge=line)
+    with pytest.raises(RolloutError, match="runs nothing"):
+        parse_check(json.dumps({"run": line, "judge": "true"}))
+    with pytest.raises(ValidationError, match="runs nothing"):
+        Task.model_validate({"instruction": "x", "verify": [{"run": "true", "judge": line}]})
+    with pytest.raises(ValueError, match="runs nothing"):
+        case_check(line, [Case(stdout="1")])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("line", ["# why\ntest -e a", "true # why", "echo '\n# text\n'", "# a \\\nfalse", ":"])
+def test_a_verify_line_with_a_comment_stays(line: str) -> None:
+    assert Task(instruction="x", verify=line).verify == (line,)
+
+
+@pytest.mark.parametrize("instruction", ["", " \n\t"])
+def test_an_empty_instruction_is_refused(instruction: str) -> None:
+    with pytest.raises(ValidationError, match="say what the agent is to do"):
+        Task(instruction=instruction, verify=("true",))

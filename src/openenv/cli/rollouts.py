@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import typer
 
@@ -22,17 +25,19 @@ if TYPE_CHECKING:
 
     from ..rollout.lint import TrustReading
     from ..rollout.outcome import CommandResult, Outcome, Progress
-    from ..rollout.store import Record, RolloutRow, RolloutStore
+    from ..rollout.rollout_index import Grouping, RolloutFilter, RolloutRow, RolloutStats
+    from ..rollout.store import Record, RolloutStore
     from ..rollout.task import Model, Task
     from ..rollout.trust import Trust
     from ..testing.cheats import Cheat, CheatReport, CheatResult
 
 _EXAMPLES = """
-Run agents on tasks; lint tasks; list, show, export and re-verify stored rollouts.
+Run agents on tasks; lint tasks; list, show, count, export and re-verify stored rollouts.
 
   openenv rollouts lint task.yaml
   openenv rollouts run task.yaml --base-url URL --model MODEL
-  openenv rollouts ls
+  openenv rollouts ls --since 2h
+  openenv rollouts stats --by model
   openenv rollouts export good.parquet --status ok
 """
 
@@ -44,6 +49,14 @@ STATUSES = ("ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", 
 
 TRUSTS = ("shared", "isolated", "judged")
 """Those of `openenv.rollout.trust`."""
+_GROUPINGS: Final[dict[str, Grouping]] = {
+    "task": "task_id",
+    "group": "group",
+    "agent": "agent",
+    "model": "model",
+    "status": "status",
+    "verdict": "verdict",
+}
 
 
 def _known_status(status: str | None) -> str | None:
@@ -54,6 +67,11 @@ def _known_status(status: str | None) -> str | None:
 def _known_trust(trust: str | None) -> str | None:
     check_choice("--min-trust", trust, TRUSTS)
     return trust
+
+
+def _known_grouping(by: str) -> str:
+    check_choice("--by", by, tuple(_GROUPINGS))
+    return by
 
 
 _STORE = typer.Option(
@@ -79,6 +97,20 @@ _STATUS = typer.Option(
 )
 _TASK = typer.Option(None, "--task", metavar="ID", help="Only those of this task.")
 _AGENT = typer.Option(None, "--agent", metavar="AGENT", help="Only those of this agent.")
+_MODEL = typer.Option(None, "--model", metavar="MODEL", help="Only those of this model.")
+_GROUP = typer.Option(None, "--group", metavar="GROUP", help="Only those of this group.")
+_SINCE = typer.Option(
+    None,
+    "--since",
+    metavar="WHEN",
+    help="Only those stored since then: 90s, 30m, 2h, 3d, 1w ago, or a date such as 2026-11-16T08:30.",
+)
+_VERDICT = typer.Option(
+    "first",
+    "--verdict",
+    metavar="VERDICT",
+    help="Which verdict to report: first, the one of the rollout itself; last; or the name of a later one.",
+)
 _MIN_TRUST = typer.Option(
     None,
     "--min-trust",
@@ -136,7 +168,7 @@ def run(
     from ..rollout.task import load_task
 
     with _failures():
-        loaded = [load_task(path) for path in tasks for _ in range(repeat)]
+        loaded = [task for path in tasks for task in _repeated(load_task(path), repeat)]
         endpoint = _model(base_url, model, api_key or settings.model_key(), sampling)
         if endpoint is None and driver(agent).dialect is not None:
             raise ValueError(f"{agent} needs a model: give its endpoint with --base-url and its id with --model")
@@ -164,7 +196,11 @@ def list_rollouts(
     status: str | None = _STATUS,
     task: str | None = _TASK,
     agent: str | None = _AGENT,
+    model: str | None = _MODEL,
+    group: str | None = _GROUP,
+    since: str | None = _SINCE,
     min_trust: str | None = _MIN_TRUST,
+    verdict: str = _VERDICT,
     limit: int = typer.Option(50, metavar="N", min=1, help="How many to list at most, newest first."),
     as_json: bool = _JSON,
 ) -> None:
@@ -173,25 +209,26 @@ def list_rollouts(
     Examples:
 
       openenv rollouts ls --status ok --limit 5
-      openenv rollouts ls --task binary_search --json
+      openenv rollouts ls --task binary_search --since 2h --json
     """
     if store is None and not settings.rollout_store().exists():
         nothing: dict[str, list[object]] = {"rollouts": [], "interrupted": []}
         typer.echo(json.dumps(nothing, indent=2) if as_json else f"No rollouts yet in {settings.rollout_store()}.")
         return
     with _opened(store) as opened:
-        trust = cast("Trust | None", min_trust)
-        rows = opened.find(limit=limit, status=status, task_id=task, agent=agent, min_trust=trust)
+        filters = {"status": status, "task": task, "agent": agent, "model": model, "group": group, "since": since}
+        filters |= {"min. trust": min_trust, "verdict": None if verdict == "first" else verdict}
+        where = _filter(opened, **{**filters, "verdict": verdict})
+        rows = opened.find(where, limit=limit)
         lost = opened.interrupted()
         if as_json:
             typer.echo(json.dumps({"rollouts": [_row_document(row) for row in rows], "interrupted": lost}, indent=2))
             return
         if not rows:
-            filters = {"status": status, "task": task, "agent": agent, "min. trust": min_trust}
             of = "".join(f", {name} {value!r}" for name, value in filters.items() if value is not None)
             typer.echo(f"No rollouts in {opened.root}{of}.")
         else:
-            _print(_rows_table(rows))
+            _print(_rows_table(rows, now=time.time()))
         if lost:
             typer.echo(f"{len(lost)} more were interrupted with their engine: {', '.join(lost[:5])}")
 
@@ -200,6 +237,7 @@ def list_rollouts(
 def show_rollout(
     rollout_id: str = typer.Argument(..., metavar="ID", help="The rollout; the beginning of its id will do."),
     store: Path | None = _STORE,
+    verdict: str = _VERDICT,
     as_json: bool = _JSON,
 ) -> None:
     """Show one rollout: status, reward, every command and model call.
@@ -207,10 +245,12 @@ def show_rollout(
     Examples:
 
       openenv rollouts show 3f2a
-      openenv rollouts show 3f2a --json
+      openenv rollouts show 3f2a --verdict last --json
     """
     with _opened(store) as opened:
-        history = opened.history(rollout_id)
+        chosen = opened.get(rollout_id, verdict=verdict)
+        others = [record for record in opened.history(chosen.rollout_id) if record.record_id != chosen.record_id]
+        history = [chosen, *reversed(others)]
         if as_json:
             typer.echo(json.dumps([_record_document(record) for record in history], indent=2))
             return
@@ -226,10 +266,16 @@ def export(
     status: str | None = _STATUS,
     task: str | None = _TASK,
     agent: str | None = _AGENT,
+    model: str | None = _MODEL,
+    group: str | None = _GROUP,
+    since: str | None = _SINCE,
     min_trust: str | None = _MIN_TRUST,
+    verdict: str = _VERDICT,
     messages: bool = typer.Option(False, "--messages", help="Include whole requests and responses (JSONL)."),
 ) -> None:
     """Write rollouts, with their tokens and log-probabilities, to a file.
+
+    Task, group, agent, model, status, reward, trust and verdict are top-level keys, or columns.
 
     Examples:
 
@@ -239,12 +285,51 @@ def export(
     from ..rollout.store import export_rollouts
 
     with _opened(store) as opened:
-        trust = cast("Trust | None", min_trust)
-        count = export_rollouts(
-            opened, target, messages=messages, status=status, task_id=task, agent=agent, min_trust=trust
-        )
+        filters = {"status": status, "task": task, "agent": agent, "model": model, "group": group, "since": since}
+        where = _filter(opened, **filters, **{"min. trust": min_trust, "verdict": verdict})
+        count = export_rollouts(opened, target, messages=messages, where=where)
         what = "row" if target.suffix == ".parquet" else "rollout"
         typer.echo(f"{count} {what}{'' if count == 1 else 's'} in {target}")
+
+
+@rollouts.command("stats", cls=HelpCommand)
+def show_stats(
+    by: str = typer.Option(
+        "task", "--by", metavar="COLUMN", help=f"What to tell apart: {', '.join(_GROUPINGS)}.", callback=_known_grouping
+    ),
+    store: Path | None = _STORE,
+    status: str | None = _STATUS,
+    task: str | None = _TASK,
+    agent: str | None = _AGENT,
+    model: str | None = _MODEL,
+    group: str | None = _GROUP,
+    since: str | None = _SINCE,
+    min_trust: str | None = _MIN_TRUST,
+    verdict: str = _VERDICT,
+    as_json: bool = _JSON,
+) -> None:
+    """Show pass rates and mean rewards with their spread, turns and seconds, by task, agent or model.
+
+    A rollout passes with a reward of 1. Those without a reward, whose infrastructure failed, count as rollouts only.
+    Behind the pass rate is the interval in which it lies with 95 % confidence.
+
+    Examples:
+
+      openenv rollouts stats --since 1d
+      openenv rollouts stats --by model --task binary_search
+    """
+    with _opened(store) as opened:
+        filters = {"status": status, "task": task, "agent": agent, "model": model, "group": group, "since": since}
+        where = _filter(opened, **filters, **{"min. trust": min_trust, "verdict": verdict})
+        figures = opened.stats(where, by=_GROUPINGS[by])
+        whole = opened.stats(where)
+    if as_json:
+        total = _stats_document(whole[0]) if whole else None
+        typer.echo(json.dumps({"by": by, "rows": [_stats_document(each) for each in figures], "all": total}, indent=2))
+    elif not figures:
+        typer.echo("No such rollouts.")
+    else:
+        _print(_stats_table(by, figures, whole[0] if len(figures) > 1 else None))
 
 
 @rollouts.command("reverify", cls=HelpCommand)
@@ -261,16 +346,23 @@ def verify_again(
     task: Path | None = typer.Option(
         None, "--task", metavar="FILE", help="A task file whose verification is used instead."
     ),
+    name: str | None = typer.Option(
+        None, "--name", metavar="NAME", help="A name for the verdict; by default a new id, the same for all rollouts."
+    ),
     sandbox: str = _SANDBOX,
     store: Path | None = _STORE,
     as_json: bool = _JSON,
 ) -> None:
-    """Run verify lines on stored work trees, without a model; the first verdict is kept.
+    """Run verify lines on stored work trees, without a model, and add the verdict.
+
+    The first verdict stays what `ls`, `show`, `stats` and `export` report; with --verdict NAME, or --verdict last, they
+    report the new one.
 
     Examples:
 
       openenv rollouts reverify 3f2a 77b0
-      openenv rollouts reverify 3f2a --verify 'python3 -m pytest -q'
+      openenv rollouts reverify 3f2a --verify 'python3 -m pytest -q' --name stricter
+      openenv rollouts export stricter.parquet --verdict stricter
     """
     from ..rollout.engine import reverify
     from ..rollout.task import load_task, parse_check
@@ -278,10 +370,13 @@ def verify_again(
     with _opened(store) as opened:
         replacement = None if task is None else load_task(task)
         checks = [parse_check(text) for text in line] or None
+        verdict = name or secrets.token_hex(4)
         outcomes = [
-            reverify(opened, rollout_id, lines=checks, task=replacement, sandbox=sandbox) for rollout_id in rollout_ids
+            reverify(opened, rollout_id, lines=checks, task=replacement, verdict=verdict, sandbox=sandbox)
+            for rollout_id in rollout_ids
         ]
         _print_outcomes(outcomes, as_json=as_json)
+        typer.echo(f"Kept as the verdict {verdict}; --verdict {verdict} reports it.", err=True)
 
 
 @rollouts.command("lint", cls=HelpCommand)
@@ -382,6 +477,59 @@ def _failures() -> Iterator[None]:
         yield
     except (OpenEnvError, ValueError) as exc:
         raise failure(exc) from None
+
+
+def _repeated(task: Task, count: int) -> list[Task]:
+    """Return a task several times; its repetitions are a group, unless the task names one."""
+    if count > 1 and "group" not in task.metadata:
+        group = f"{task.task_id or 'task'}-{secrets.token_hex(4)}"
+        task = task.model_copy(update={"metadata": {**task.metadata, "group": group}})
+    return [task] * count
+
+
+def _filter(store: RolloutStore, **options: str | None) -> RolloutFilter:
+    """Return what the options of a command select."""
+    from ..rollout.rollout_index import RolloutFilter
+
+    since = options["since"]
+    return RolloutFilter(
+        status=options["status"],
+        task_id=options["task"],
+        agent=options["agent"],
+        model=options["model"],
+        group=options["group"],
+        since=None if since is None else _time_of(since, now=time.time()),
+        min_trust=cast("Trust | None", options["min. trust"]),
+        verdict=store.resolve_verdict(options["verdict"] or "first"),
+    )
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
+def _time_of(text: str, now: float) -> float:
+    """Read how long ago something was, or a date in local time.
+
+    Raises:
+        BadParameter: it is neither.
+    """
+    number, unit = text[:-1], text[-1:]
+    if unit in _UNITS and number.replace(".", "", 1).isdigit():
+        return now - float(number) * _UNITS[unit]
+    try:
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no time: 90s, 30m, 2h, 3d, 1w (ago), or a date such as 2026-11-16", param_hint="--since"
+        ) from None
+
+
+def _age(seconds: float) -> str:
+    """Write how long ago something was: 45 s, 12 min, 3 h, 5 d."""
+    for limit, unit, word in ((120, 1, "s"), (7200, 60, "min"), (48 * 3600, 3600, "h")):
+        if seconds < limit:
+            return f"{max(0, int(seconds / unit))} {word}"
+    return f"{int(seconds / 86_400)} d"
 
 
 def _model(base_url: str | None, name: str | None, api_key: str | None, sampling: str | None) -> Model | None:
@@ -552,7 +700,7 @@ def _print(table: object) -> None:
     console.print(table, highlight=False)
 
 
-def _rows_table(rows: list[RolloutRow]) -> Table:
+def _rows_table(rows: list[RolloutRow], now: float) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -564,13 +712,41 @@ def _rows_table(rows: list[RolloutRow]) -> Table:
     table.add_column("TRUST", no_wrap=True)
     for column in ("TURNS", "SECONDS"):
         table.add_column(column, justify="right", no_wrap=True, min_width=len(column))
-    table.add_column("BEGUN", no_wrap=True, min_width=len("12-31 23:59"))
+    table.add_column("AGE", justify="right", no_wrap=True, min_width=len("119 min"))
     for row in rows:
-        begun = datetime.fromtimestamp(row.started_at).astimezone().strftime("%m-%d %H:%M")
+        age = _age(now - row.stored_at)
         status = Text(row.status, style="green" if row.status == "ok" else "yellow")
         numbers = (_reward(row.reward), row.trust or "-", str(row.turns), f"{row.wall_s:.1f}")
-        table.add_row(row.rollout_id, printable(row.task_id), printable(row.agent), status, *numbers, begun)
+        table.add_row(row.rollout_id, printable(row.task_id), printable(row.agent), status, *numbers, age)
     return table
+
+
+def _stats_table(by: str, figures: list[RolloutStats], whole: RolloutStats | None) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column(by.upper(), no_wrap=True)
+    for column in ("ROLLOUTS", "PASS", "95 %", "REWARD", "SPREAD", "TURNS", "TOKENS", "SECONDS"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for each in [*figures, *([] if whole is None else [whole])]:
+        name = "all" if each is whole else printable(each.name) or "-"
+        rate, interval = each.pass_rate, each.interval
+        table.add_row(
+            name,
+            str(each.rollouts) if each.scored == each.rollouts else f"{each.rollouts} ({each.scored} scored)",
+            "-" if rate is None else f"{rate:.1%}",
+            "-" if interval is None else f"{interval[0]:.0%}-{interval[1]:.0%}",
+            "-" if each.mean is None else f"{each.mean:.3f}",
+            "-" if each.deviation is None else f"±{each.deviation:.3f}",
+            f"{each.turns:.1f}",
+            f"{each.tokens:.0f}",
+            f"{each.wall_s:.1f}",
+        )
+    return table
+
+
+def _stats_document(stats: RolloutStats) -> dict[str, object]:
+    return {**asdict(stats), "pass_rate": stats.pass_rate, "interval": stats.interval}
 
 
 def _reward(reward: float | None) -> str:
@@ -578,8 +754,8 @@ def _reward(reward: float | None) -> str:
 
 
 def _row_document(row: RolloutRow) -> dict[str, object]:
-    names = ("rollout_id", "record_id", "kind", "task_id", "agent", "model", "sandbox", "status", "phase", "reason")
-    more = ("reward", "trust", "turns", "started_at", "wall_s", "stored_at")
+    names = ("rollout_id", "record_id", "kind", "verdict", "task_id", "group", "agent", "model", "sandbox", "status")
+    more = ("phase", "reason", "reward", "trust", "turns", "tokens", "started_at", "wall_s", "stored_at")
     return {name: getattr(row, name) for name in (*names, *more)}
 
 
@@ -587,6 +763,7 @@ def _record_document(record: Record) -> dict[str, object]:
     return {
         "record_id": record.record_id,
         "kind": record.kind,
+        "verdict": record.verdict,
         "stored_at": record.stored_at,
         "task": record.task.model_dump(mode="json"),
         "outcome": record.outcome.model_dump(mode="json"),
@@ -605,10 +782,11 @@ def _print_outcomes(outcomes: list[Outcome], *, as_json: bool) -> None:
 def _show(history: list[Record]) -> None:
     outcome = history[0].outcome
     _line("rollout", outcome.rollout_id)
-    _line("task", outcome.task_id or "-")
+    _line("task", f"{outcome.task_id or '-'}{f', group {history[0].group}' if history[0].group else ''}")
     _line("agent", f"{outcome.agent}, model {outcome.model or '-'}, sandbox {outcome.sandbox}")
     _line("status", f"{outcome.status}{f' in {outcome.phase}: {outcome.reason}' if outcome.reason else ''}")
-    _line("reward", f"{_reward(outcome.reward)}{f' ({outcome.trust})' if outcome.trust else ''}")
+    later = "" if history[0].kind == "rollout" else f", verdict {history[0].verdict}"
+    _line("reward", f"{_reward(outcome.reward)}{f' ({outcome.trust})' if outcome.trust else ''}{later}")
     _line("seconds", ", ".join(f"{phase} {spent:.1f}" for phase, spent in outcome.phase_s.items()))
     for title, results in (("setup", outcome.setup_results), ("verify", outcome.verify_results)):
         for result in results:
@@ -621,7 +799,7 @@ def _show(history: list[Record]) -> None:
         _line("file", path)
     for record in history[1:]:
         when = datetime.fromtimestamp(record.stored_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        _line("earlier", f"{when}: {record.outcome.status}, reward {_reward(record.outcome.reward)}")
+        _line("verdict", f"{record.verdict}, {when}: {record.outcome.status}, reward {_reward(record.outcome.reward)}")
 
 
 def _line(title: str, text: str) -> None:

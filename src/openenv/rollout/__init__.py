@@ -15,6 +15,7 @@ _EXPORTS = by_module(
         "openenv.rollout.lint": "TrustReading read_task",
         "openenv.rollout.outcome": "CommandResult Outcome Progress RolloutTurn",
         "openenv.rollout.progress": "Cancellation",
+        "openenv.rollout.rollout_index": "RolloutFilter RolloutRow RolloutStats",
         "openenv.rollout.store": "RolloutStore",
         "openenv.rollout.task": "Budget Model Task load_task",
         "openenv.rollout.trust": "Trust",
@@ -48,6 +49,9 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.outcome import Progress as Progress
     from openenv.rollout.outcome import RolloutTurn as RolloutTurn
     from openenv.rollout.progress import Cancellation as Cancellation
+    from openenv.rollout.rollout_index import RolloutFilter as RolloutFilter
+    from openenv.rollout.rollout_index import RolloutRow as RolloutRow
+    from openenv.rollout.rollout_index import RolloutStats as RolloutStats
     from openenv.rollout.store import RolloutStore as RolloutStore
     from openenv.rollout.task import Budget as Budget
     from openenv.rollout.task import Model as Model

@@ -22,11 +22,13 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
     validate_call,
@@ -43,6 +45,24 @@ _CASE_BLOCKS = 32 * 1024
 """How much a case may print, in blocks of 512 bytes."""
 
 
+AS_STORED: Mapping[str, object] = {"as_stored": True}
+"""The context in which stored tasks are validated: rules that came after them do not count."""
+
+
+def runs_nothing(line: str) -> bool:
+    """Say whether a shell line is blank or only a comment: it exits with 0 whatever the agent did."""
+    return all(part.strip() in ("", "\\") or part.lstrip().startswith("#") for part in line.split("\n"))
+
+
+def _command(line: str, info: ValidationInfo) -> str:
+    if runs_nothing(line) and info.context is not AS_STORED:
+        raise ValueError(f"{line!r} is blank or a comment and runs nothing; write a command")
+    return line
+
+
+ShellLine = Annotated[str, AfterValidator(_command)]
+
+
 class Check(BaseModel):
     """A check in two parts that never meet: what the agent wrote runs in one sandbox, its output is judged in another.
 
@@ -57,9 +77,9 @@ class Check(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    run: str = Field(min_length=1)
+    run: ShellLine
     """A shell line that runs the agent's work, in the work folder. A crash or hang is the agent's failure."""
-    judge: str = Field(min_length=1)
+    judge: ShellLine
     """A shell line in the work folder as the setup left it, with the `verify_files`. One that also dies without the
     agent's work gives no verdict."""
     keep: tuple[str, ...] = ()
@@ -121,7 +141,7 @@ Modules = Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_sever
 
 @validate_call
 def case_check(
-    run: Annotated[str, Field(min_length=1)],
+    run: ShellLine,
     cases: Annotated[tuple[Case, ...], Field(min_length=1)],
     *,
     build: str | None = None,
@@ -227,9 +247,7 @@ def pytest_check(
 
 
 @validate_call
-def python_check(
-    python: Annotated[str, Field(min_length=1)], *, of: Modules, path: Texts = (), needs: Texts = ()
-) -> Check:
+def python_check(python: ShellLine, *, of: Modules, path: Texts = (), needs: Texts = ()) -> Check:
     """Run Python in the judge's sandbox, and what it imports of the agent's in another.
 
     Args:

@@ -36,12 +36,13 @@ from openenv import settings
 from openenv.errors import CaptureError, RolloutError, StoreError
 from openenv.rollout.agents.base import Agent, Installation
 from openenv.rollout.agents.base import agent as agent_by_name
+from openenv.rollout.checks import AS_STORED, runs_nothing
 from openenv.rollout.lint import require_trust
 from openenv.rollout.outcome import Outcome, Status
 from openenv.rollout.phases import ModelAccess, RolloutPlan, RolloutRun
 from openenv.rollout.progress import Cancellation, OnProgress, Reporter
 from openenv.rollout.scratch import scratch
-from openenv.rollout.store import Record, RolloutStore
+from openenv.rollout.store import Record, RolloutStore, check_verdict_name
 from openenv.rollout.task import Budget, Check, Model, Task
 from openenv.rollout.trust import Trust
 from openenv.rollout.verifier import Verdict, merge_for, verify
@@ -433,13 +434,14 @@ def reverify(
     lines: Sequence[str | Check] | None = None,
     verify_files: Mapping[str, str] | None = None,
     task: Task | None = None,
+    verdict: str | None = None,
     sandbox: str | Sandboxes = "local",
     on_progress: OnProgress | None = None,
     cancel: Cancellation | None = None,
 ) -> Outcome:
-    """Verify a stored rollout again, without model and agent, and append the new record to the store.
+    """Verify a stored rollout again, without model and agent, and add the verdict to the store.
 
-    The earlier records stay.
+    The store goes on reporting the first verdict; `verdict="last"`, or the name of this one, asks for another.
 
     Args:
         store: Where the rollout is.
@@ -447,10 +449,12 @@ def reverify(
         lines: Verify lines, or checks, in place of the task's.
         verify_files: Files in place of the task's `verify_files`.
         task: A whole task in place of the stored one; of it only what the verifier reads counts.
+        verdict: A name for the verdict, the same for all rollouts that are verified together; by default a new id.
         sandbox: A backend or its name.
 
     Raises:
-        StoreError: there is no such rollout, or no work tree was kept of it.
+        StoreError: there is no such rollout, no work tree was kept of it, or it has a verdict of that name.
+        RolloutError: a verify line is blank or a comment.
         TrustError: a check can be trusted less than the task's `min_trust` says.
         RolloutCancelled: it was cancelled; nothing was stored.
     """
@@ -461,7 +465,12 @@ def reverify(
         changes["verify"] = tuple(lines)
     if verify_files is not None:
         changes["verify_files"] = dict(verify_files)
-    task = Task.model_validate({**(task or first.task).model_dump(), **changes})
+    # The instruction, which may be empty in an old task, plays no part; the checks do.
+    task = Task.model_validate({**(task or first.task).model_dump(), **changes}, context=AS_STORED)
+    if any(map(runs_nothing, task.verify_texts())):
+        raise RolloutError("A verify line is blank or a comment: it would pass whatever the agent did")
+    if verdict is not None:
+        check_verdict_name(verdict)
     backend = named_backend(sandbox)
     require_trust(task, None, isolated="isolation" in backend.features)
     backend.check()
@@ -477,7 +486,7 @@ def reverify(
             report=reporter.say,
         )
     outcome = _outcome(first, verdict, backend, reporter, started_at)
-    store.add_verification(outcome, task)
+    store.add_verification(outcome, task, verdict=verdict)
     return outcome
 
 

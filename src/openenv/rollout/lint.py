@@ -61,7 +61,7 @@ def _read(task: Task, check: str | Check) -> TrustReading:
     trust, reason = trust_of(check, task)
     suggestion = _suggest(task, check) if isinstance(check, str) else None
     if suggestion is not None:
-        short = Task.model_validate({"instruction": "", "verify": [suggestion], "verify_files": task.verify_files})
+        short = Task.model_validate({"instruction": "-", "verify": [suggestion], "verify_files": task.verify_files})
         if trust_of(short.verify[0], task)[0] != "judged":
             suggestion = None
     return TrustReading(check, trust, reason, suggestion)

@@ -25,23 +25,35 @@ import errno
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from openenv.errors import CaptureError, RolloutError, StoreError
+from openenv.rollout.checks import AS_STORED
 from openenv.rollout.outcome import Outcome
+from openenv.rollout.rollout_index import (
+    EVERY_RECORD,
+    FIRST,
+    LAST,
+    Grouping,
+    Order,
+    RolloutFilter,
+    RolloutIndex,
+    RolloutRow,
+    RolloutStats,
+    group_of,
+)
 from openenv.rollout.scratch import is_locked, open_locked
 from openenv.rollout.task import Task
-from openenv.rollout.trust import TRUSTS, Trust, reaches
+from openenv.rollout.trust import Trust
 
 if TYPE_CHECKING:
     from openenv.rollout.capture.records import Recording
@@ -54,6 +66,9 @@ Format = Literal["jsonl", "parquet"]
 _FORMAT = 1
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _BLOCK = 1024 * 1024
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+ABOUT = ("task_id", "group", "agent", "model", "status", "reward", "trust", "verdict")
+"""What exports say of each rollout: keys of a JSON line, columns of a Parquet file."""
 
 
 class ShardWriter:
@@ -119,207 +134,6 @@ def _write_all(handle: int, data: bytes) -> None:
         view = view[os.write(handle, view) :]
 
 
-_INDEX_VERSION = 2
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS shards (name TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS records (
-    record_id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, kind TEXT NOT NULL, stored_at REAL NOT NULL,
-    task_id TEXT, status TEXT, phase TEXT, reason TEXT, reward REAL, trust TEXT, agent TEXT, model TEXT, sandbox TEXT,
-    turns INTEGER, started_at REAL, wall_s REAL,
-    shard TEXT NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL
-);
-CREATE INDEX IF NOT EXISTS by_rollout ON records (rollout_id, stored_at);
-CREATE INDEX IF NOT EXISTS by_time ON records (stored_at);
-"""
-_FILTERS = frozenset({"rollout_id", "task_id", "status", "trust", "agent", "model", "sandbox", "kind"})
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutRow:
-    """One record as the index knows it."""
-
-    record_id: str
-    rollout_id: str
-    kind: str
-    stored_at: float
-    task_id: str
-    status: str
-    phase: str
-    reason: str | None
-    reward: float | None
-    trust: Trust | None
-    agent: str
-    model: str
-    sandbox: str
-    turns: int
-    started_at: float
-    wall_s: float
-    shard: str
-    offset: int
-    length: int
-
-
-_COLUMNS = ", ".join(column.name for column in fields(RolloutRow))
-
-
-class RolloutIndex:
-    """Finds records. Safe from many threads and processes; rebuilt from the shards when the file is broken.
-
-    Each shard is read on from where it was read to; its rows and that position change in one transaction.
-    """
-
-    def __init__(self, path: Path, shards: Path) -> None:
-        self._path, self._shards = path, shards
-        self._lock = threading.Lock()
-        self._db: sqlite3.Connection | None = None
-
-    def sync(self, shard: str | None = None) -> None:
-        """Read what was appended since the last time, of one shard or of all."""
-        with self._lock:
-            try:
-                self._sync(shard)
-            except sqlite3.DatabaseError as exc:
-                logger.warning("the index %s is rebuilt: %s", self._path, exc)
-                self._forget(in_memory=isinstance(exc, sqlite3.OperationalError))
-                self._sync(None)
-
-    def rebuild(self) -> None:
-        """Delete the index and read every shard again."""
-        with self._lock:
-            self._forget(in_memory=False)
-            self._sync(None)
-
-    def find(
-        self,
-        *,
-        limit: int | None = None,
-        latest: bool = False,
-        min_trust: Trust | None = None,
-        **equal: str | None,
-    ) -> list[RolloutRow]:
-        """Return records, newest first.
-
-        Args:
-            limit: At most so many.
-            latest: Only the newest record of each rollout.
-            min_trust: Only those whose reward can be trusted so far; records of before trust was stored cannot.
-            equal: Columns and the value each must have; None is no condition.
-        """
-        unknown = set(equal) - _FILTERS
-        if unknown:
-            raise ValueError(f"no such column: {', '.join(sorted(unknown))}")
-        filters = {name: value for name, value in equal.items() if value is not None}
-        conditions = [f"{name} = ?" for name in filters]
-        values: list[object] = list(filters.values())
-        if min_trust is not None:
-            enough = [trust for trust in TRUSTS if reaches(trust, min_trust)]
-            conditions.append(f"trust IN ({', '.join('?' * len(enough))})")
-            values += enough
-        if latest:
-            # By id where the times are equal: a verification can follow within one tick of the clock.
-            conditions.append(
-                "NOT EXISTS (SELECT 1 FROM records AS later WHERE later.rollout_id = records.rollout_id "
-                "AND (later.stored_at, later.record_id) > (records.stored_at, records.record_id))"
-            )
-        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        query = f"SELECT {_COLUMNS} FROM records{where} ORDER BY stored_at DESC, record_id DESC"
-        if limit is not None:
-            query += " LIMIT ?"
-            values.append(limit)
-        with self._lock:
-            rows = self._open().execute(query, values).fetchall()
-        return [RolloutRow(*row) for row in rows]
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            if self._db is not None:
-                self._db.close()
-                self._db = None
-
-    def _open(self, path: str | None = None) -> sqlite3.Connection:
-        if self._db is None:
-            self._db = sqlite3.connect(path or self._path, timeout=30, isolation_level=None, check_same_thread=False)
-            with contextlib.suppress(sqlite3.OperationalError):  # not on every file system
-                self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            if self._db.execute("PRAGMA user_version").fetchone()[0] not in (0, _INDEX_VERSION):
-                self._db.executescript("DROP TABLE IF EXISTS records; DROP TABLE IF EXISTS shards;")
-            self._db.executescript(_SCHEMA)
-            self._db.execute(f"PRAGMA user_version={_INDEX_VERSION}")
-        return self._db
-
-    def _forget(self, *, in_memory: bool) -> None:
-        if self._db is not None:
-            self._db.close()
-            self._db = None
-        # An OperationalError is about the disk (full, read-only, locked for too long), not about the file's content:
-        # the file may serve others, so it stays, and this process indexes for itself.
-        if in_memory:
-            self._open(":memory:")
-            return
-        for suffix in ("", "-wal", "-shm", "-journal"):
-            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-
-    def _sync(self, shard: str | None) -> None:
-        db = self._open()
-        names = {path.name for path in self._shards.glob("*.jsonl")} if shard is None else {shard}
-        with db:  # commits, or rolls back when an exception leaves the block
-            # Immediate: the write lock comes before the positions are read, or two processes would read the same
-            # lines of a shard.
-            db.execute("BEGIN IMMEDIATE")
-            known = dict(db.execute("SELECT name, bytes FROM shards").fetchall())
-            if shard is None:
-                for gone in known.keys() - names:
-                    self._drop(db, gone)
-            for name in sorted(names):
-                self._sync_shard(db, name, known.get(name, 0))
-
-    def _sync_shard(self, db: sqlite3.Connection, name: str, done: int) -> None:
-        path = self._shards / name
-        size = path.stat().st_size
-        if size < done:  # another file under the same name
-            self._drop(db, name)
-            done = 0
-        if size == done:
-            return
-        with path.open("rb") as file:
-            file.seek(done)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break  # still being written
-                values = _values(line, name, done)
-                if values is not None:
-                    marks = ", ".join("?" * len(values))
-                    # A shard that was copied beside itself has the same records twice.
-                    db.execute(f"INSERT OR IGNORE INTO records ({_COLUMNS}) VALUES ({marks})", values)
-                done += len(line)
-        db.execute("INSERT OR REPLACE INTO shards (name, bytes) VALUES (?, ?)", (name, done))
-
-    def _drop(self, db: sqlite3.Connection, name: str) -> None:
-        db.execute("DELETE FROM records WHERE shard = ?", (name,))
-        db.execute("DELETE FROM shards WHERE name = ?", (name,))
-
-
-def _values(line: bytes, shard: str, offset: int) -> tuple[object, ...] | None:
-    """Return the columns of a line, or None for a line that is no record."""
-    plain = ("task_id", "status", "phase", "reason", "reward", "trust", "agent", "model", "sandbox")
-    try:
-        record = json.loads(line)
-        outcome = record["outcome"]
-        return (
-            *(str(record[key]) for key in ("record_id", "rollout_id", "kind")),
-            float(record["stored_at"]),
-            *(outcome.get(key) for key in plain),
-            len(outcome.get("turns") or ()),
-            *(float(outcome.get(key) or 0.0) for key in ("started_at", "wall_s")),
-            *(shard, offset, len(line)),
-        )
-    except (AttributeError, KeyError, TypeError, ValueError):
-        logger.warning("a line of %s is no record and is left out", shard)
-        return None
-
-
 class Record(BaseModel):
     """One stored line: a rollout, or a later verification of it."""
 
@@ -328,10 +142,25 @@ class Record(BaseModel):
     record_id: str
     rollout_id: str
     kind: Kind
+    verdict: str
+    """`first` for the rollout itself, else the name of the later verdict."""
     stored_at: float
     outcome: Outcome
     task: Task
     """The task as it was verified in this record."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_verdict(cls, data: Any) -> Any:
+        """Name the verdict in records of before verdicts had names."""
+        if isinstance(data, dict) and not data.get("verdict"):
+            return {**data, "verdict": FIRST if data.get("kind") == "rollout" else data.get("record_id")}
+        return data
+
+    @property
+    def group(self) -> str:
+        """Which rollouts belong together: `group` in the metadata of the rollout, else in its task's."""
+        return group_of(self.outcome.metadata, self.task.metadata)
 
 
 class RolloutStore:
@@ -429,26 +258,48 @@ class RolloutStore:
                 shutil.copytree(records, draft, dirs_exist_ok=True)
                 draft.rename(place)
 
-    def add_verification(self, outcome: Outcome, task: Task) -> Record:
-        """Append another verification of a stored rollout; the earlier records stay.
+    def add_verification(self, outcome: Outcome, task: Task, *, verdict: str | None = None) -> Record:
+        """Append another verdict on a stored rollout; the earlier ones stay, and the first is still what is reported.
+
+        Args:
+            outcome: The outcome with its new verdict.
+            task: The task as it was verified.
+            verdict: A name for the verdict, the same for all rollouts that are verified together; by default a new id.
 
         Raises:
-            StoreError: there is no such rollout, or the disk is full.
+            StoreError: there is no such rollout, it has a verdict of that name, or the disk is full.
         """
-        self.get(outcome.rollout_id)
+        verdict = secrets.token_hex(4) if verdict is None else verdict
+        check_verdict_name(verdict)
+        if any(record.verdict == verdict for record in self.history(outcome.rollout_id)):
+            raise StoreError(f"The rollout '{outcome.rollout_id}' has a verdict '{verdict}' already")
         with _as_store_error("stored", outcome):
-            return self._append("reverify", outcome, task)
+            return self._append("reverify", outcome, task, verdict)
 
-    def get(self, rollout_id: str, *, record_id: str | None = None) -> Record:
-        """Return a rollout's newest record, or a certain one; the beginning of an id is enough when no other begins so.
+    def get(self, rollout_id: str, *, record_id: str | None = None, verdict: str = FIRST) -> Record:
+        """Return a rollout as it ended, or with a later verdict.
+
+        Args:
+            rollout_id: Which one; the beginning of its id is enough when no other begins so.
+            record_id: A certain record, whatever its verdict.
+            verdict: `first`, `last`, or the name of a verdict, of which the beginning is enough.
 
         Raises:
             StoreError: there is no such record.
         """
-        for record in self.history(rollout_id):
-            if record_id is None or record.record_id == record_id:
-                return record
-        raise StoreError(f"The rollout '{rollout_id}' has no record '{record_id}'")
+        history = self.history(rollout_id)
+        if record_id is not None:
+            chosen = [record for record in history if record.record_id == record_id]
+        elif verdict in (FIRST, LAST):
+            chosen = history[-1:] if verdict == FIRST else history[:1]
+        else:
+            chosen = [record for record in history if record.verdict == verdict]
+            chosen = chosen or [record for record in history if record.verdict.startswith(verdict)]
+        if len(chosen) != 1:
+            what = f"record '{record_id}'" if record_id is not None else f"verdict '{verdict}'"
+            how = "has no" if not chosen else "has several verdicts that begin so, not one"
+            raise StoreError(f"The rollout '{rollout_id}' {how} {what}")
+        return chosen[0]
 
     def history(self, rollout_id: str) -> list[Record]:
         """Return all records of a rollout, newest first.
@@ -456,7 +307,8 @@ class RolloutStore:
         Raises:
             StoreError: there is no such rollout.
         """
-        return [self.read(row) for row in self._index.find(rollout_id=self.resolve(rollout_id))]
+        where = EVERY_RECORD.having({"rollout_id": self.resolve(rollout_id)})
+        return [self.read(row) for row in self._index.find(where)]
 
     def resolve(self, rollout_id: str) -> str:
         """Return the whole id of a rollout from its beginning.
@@ -465,32 +317,77 @@ class RolloutStore:
             StoreError: none or several begin so.
         """
         self._index.sync()
-        if self._index.find(rollout_id=rollout_id, limit=1):
-            return rollout_id
-        ids = {row.rollout_id for row in self._index.find() if rollout_id and row.rollout_id.startswith(rollout_id)}
+        ids = self._index.beginning("rollout_id", rollout_id) if rollout_id else []
         if len(ids) == 1:
-            return ids.pop()
+            return ids[0]
         how = "There is no rollout" if not ids else "There are several rollouts that begin with"
         raise StoreError(f"{how} '{rollout_id}' in {self.root}")
 
+    def resolve_verdict(self, verdict: str) -> str:
+        """Return the whole name of a verdict from its beginning; `first` and `last` stay.
+
+        Raises:
+            StoreError: no or several verdicts begin so.
+        """
+        if verdict in (FIRST, LAST):
+            return verdict
+        self._index.sync()
+        names = self._index.beginning("verdict", verdict) if verdict else []
+        if len(names) == 1:
+            return names[0]
+        how = "There is no verdict" if not names else "There are several verdicts that begin with"
+        raise StoreError(f"{how} '{verdict}' in {self.root}")
+
     def find(
         self,
+        where: RolloutFilter | None = None,
         *,
+        order: Order = "newest",
         limit: int | None = None,
-        latest: bool = True,
-        min_trust: Trust | None = None,
-        **equal: str | None,
+        offset: int = 0,
+        latest: bool | None = None,
+        **conditions: Any,
     ) -> list[RolloutRow]:
-        """Return rows of the index, newest first; by default the newest record of each rollout.
+        """Return rows of the index, newest first; by default each rollout as it ended, with its first verdict.
 
         Args:
+            where: Which rollouts.
+            order: Which come first.
             limit: At most so many.
-            latest: False for every record, verified again or not.
-            min_trust: Only those whose reward can be trusted so far; records of before trust was stored cannot.
-            equal: `task_id`, `status`, `trust`, `agent`, `model`, `sandbox`, `kind` or `rollout_id` and its value.
+            offset: Leave out so many before them.
+            latest: True is `verdict="last"`, False `verdict=None`: every record, verified again or not.
+            conditions: Fields of `RolloutFilter`, such as `task_id`, `status` or `verdict`.
+
+        Raises:
+            ValueError: there is no such condition.
+        """
+        where = (where or RolloutFilter()).having(conditions)
+        if latest is not None:
+            where = where.having({"verdict": LAST if latest else None})
+        self._index.sync()
+        return self._index.find(where, order=order, limit=limit, offset=offset)
+
+    def count(self, where: RolloutFilter | None = None, **conditions: Any) -> int:
+        """Return how many rollouts there are; the arguments are those of `find`."""
+        self._index.sync()
+        return self._index.count((where or RolloutFilter()).having(conditions))
+
+    def stats(
+        self,
+        where: RolloutFilter | None = None,
+        *,
+        by: Grouping | None = None,
+        limit: int | None = None,
+        **conditions: Any,
+    ) -> list[RolloutStats]:
+        """Return means, spread and pass rates of rollouts; the other arguments are those of `find`.
+
+        Args:
+            by: The column whose values are told apart, the most frequent first; None for one line over all.
+            limit: At most so many lines.
         """
         self._index.sync()
-        return self._index.find(limit=limit, latest=latest, min_trust=min_trust, **equal)
+        return self._index.stats((where or RolloutFilter()).having(conditions), by=by, limit=limit)
 
     def read(self, row: RolloutRow) -> Record:
         """Return the record of a row.
@@ -501,15 +398,15 @@ class RolloutStore:
         try:
             with (self._shards / row.shard).open("rb") as file:
                 file.seek(row.offset)
-                return Record.model_validate(json.loads(file.read(row.length)))
+                return Record.model_validate(json.loads(file.read(row.length)), context=AS_STORED)
         except (OSError, ValueError) as exc:
             raise StoreError(f"The record of rollout '{row.rollout_id}' cannot be read: {exc}") from exc
 
     def records(
-        self, *, limit: int | None = None, min_trust: Trust | None = None, **equal: str | None
+        self, where: RolloutFilter | None = None, *, limit: int | None = None, **conditions: Any
     ) -> Iterator[Record]:
-        """Yield the newest record of each rollout, oldest first; the arguments are those of `find`."""
-        for row in reversed(self.find(limit=limit, latest=True, min_trust=min_trust, **equal)):
+        """Yield each rollout as it ended, oldest first; the arguments are those of `find`."""
+        for row in reversed(self.find(where, limit=limit, **conditions)):
             yield self.read(row)
 
     def file(self, rollout_id: str, name: str) -> Path | None:
@@ -520,7 +417,7 @@ class RolloutStore:
     def interrupted(self) -> list[str]:
         """Return the rollouts that began and never ended, because their engine died."""
         self._index.sync()
-        stored = {row.rollout_id for row in self._index.find(kind="rollout")}
+        stored = self._index.rollout_ids()
         names = sorted(path.name for path in self._rollouts.iterdir() if path.is_dir())
         return [name for name in names if name not in stored and not is_locked(self._rollouts / name / ".running")]
 
@@ -546,11 +443,12 @@ class RolloutStore:
             raise StoreError(f"'{rollout_id}' is no id of a rollout")
         return self._rollouts / rollout_id
 
-    def _append(self, kind: Kind, outcome: Outcome, task: Task) -> Record:
+    def _append(self, kind: Kind, outcome: Outcome, task: Task, verdict: str = FIRST) -> Record:
         record = Record(
             record_id=secrets.token_hex(8),
             rollout_id=outcome.rollout_id,
             kind=kind,
+            verdict=verdict,
             stored_at=time.time(),
             outcome=outcome,
             task=task,
@@ -564,6 +462,18 @@ class RolloutStore:
         if handle is not None:
             (self._rollouts / rollout_id / ".running").unlink(missing_ok=True)
             os.close(handle)
+
+
+def check_verdict_name(name: str) -> None:
+    """Return if a verdict may have this name.
+
+    Raises:
+        StoreError: it is a word with a meaning of its own, or could be mistaken for something else.
+    """
+    if name in (FIRST, LAST) or not _NAME.fullmatch(name):
+        raise StoreError(
+            f"A verdict cannot be called {name!r}: letters, digits, '.', '_' and '-' can, '{FIRST}' and '{LAST}' not"
+        )
 
 
 @contextlib.contextmanager
@@ -603,24 +513,35 @@ def export_rollouts(
     task_id: str | None = None,
     agent: str | None = None,
     min_trust: Trust | None = None,
+    verdict: str | None = None,
+    where: RolloutFilter | None = None,
 ) -> int:
-    """Write stored rollouts, each as its newest record has it, into a file; return how many lines or rows.
+    """Write stored rollouts into a file, each as it ended; return how many lines or rows.
+
+    Every line and every row has the keys `task_id`, `group`, `agent`, `model`, `status`, `reward`, `trust` and
+    `verdict`.
 
     Args:
         store: What to export.
         target: The file.
-        kind: `jsonl` (a rollout per line: outcome, turns and sequences) or `parquet` (a training sequence per row, the
-            reward and its trust in the metadata); by default what the file's name ends in.
+        kind: `jsonl` (a rollout per line: outcome, turns and sequences) or `parquet` (a training sequence per row); by
+            default what the file's name ends in.
         messages: Write the requests and responses in full, too (`jsonl`).
         status, task_id, agent: Only such rollouts.
         min_trust: Only those whose reward can be trusted so far.
+        verdict: Report the verdicts of this name, or the `last` ones, in place of the first.
+        where: Further conditions, to which those above are added.
 
     Raises:
         StoreError: a record cannot be read, or the file cannot be written.
         RolloutError: the file is Parquet and pyarrow is not installed.
     """
     target = Path(target)
-    records = store.records(status=status, task_id=task_id, agent=agent, min_trust=min_trust)
+    own = {"status": status, "task_id": task_id, "agent": agent, "min_trust": min_trust, "verdict": verdict}
+    chosen = (where or RolloutFilter()).having({name: value for name, value in own.items() if value is not None})
+    if chosen.verdict is not None:
+        chosen = chosen.having({"verdict": store.resolve_verdict(chosen.verdict)})
+    records = store.records(chosen)
     try:
         if (kind or ("parquet" if target.suffix == ".parquet" else "jsonl")) == "parquet":
             from openenv.rollout.capture.export import write_parquet  # the capture proxy's part is not always needed
@@ -645,10 +566,16 @@ def recording(store: RolloutStore, record: Record) -> Recording | None:
         captured = read(folder)
     except CaptureError as exc:
         raise StoreError(f"The model calls of rollout '{record.rollout_id}' cannot be read: {exc}") from exc
-    outcome = record.outcome
-    about = ("task_id", "status", "reward", "trust", "agent")
-    captured.metadata = {**captured.metadata, **{name: getattr(outcome, name) for name in about}}
+    captured.about = about(record)
+    names = ("task_id", "status", "reward", "trust", "agent")
+    captured.metadata = {**captured.metadata, **{name: captured.about[name] for name in names}}
     return captured
+
+
+def about(record: Record) -> dict[str, Any]:
+    """Return what exports say of a rollout."""
+    outcome = record.outcome
+    return {name: getattr(record if name in ("group", "verdict") else outcome, name) for name in ABOUT}
 
 
 def _write_jsonl(store: RolloutStore, records: Iterator[Record], target: Path, *, messages: bool) -> int:
@@ -659,7 +586,7 @@ def _write_jsonl(store: RolloutStore, records: Iterator[Record], target: Path, *
         for record in records:
             captured = recording(store, record)
             calls = None if captured is None else document(captured, include_messages=messages)
-            line = {**record.model_dump(mode="json"), "capture": calls}
+            line = {**about(record), **record.model_dump(mode="json"), "capture": calls}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
             count += 1
     return count

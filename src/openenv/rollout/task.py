@@ -11,11 +11,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from openenv.errors import RolloutError
+from openenv.rollout.checks import AS_STORED, expand, runs_nothing
 from openenv.rollout.checks import Check as Check
-from openenv.rollout.checks import expand
 from openenv.rollout.parameters import Dialect as Dialect
 from openenv.rollout.parameters import Engine as Engine
 from openenv.rollout.parameters import check_trainer_parameters
@@ -67,7 +76,8 @@ class Task(BaseModel):
     """Shell lines that run in the agent's sandbox, all of them before the agent starts."""
     verify: tuple[str | Check, ...] = ()
     """Shell lines, each of which runs in a fresh sandbox with the agent's work tree, or `Check`s, which keep what runs
-    apart from what judges; the reward is the share that exits with 0."""
+    apart from what judges; the reward is the share that exits with 0. A blank line or a comment is refused: it would
+    pay an agent that does nothing."""
     files: Mapping[str, str] = Field(default_factory=dict)
     """Text files for the agent's sandbox, before the setup; paths below the work folder or absolute."""
     min_trust: Trust | None = None
@@ -105,6 +115,24 @@ class Task(BaseModel):
     def _short_forms(cls, value: Any) -> Any:
         """Take checks that are written in one of the short forms; the last validator of a field is the first to run."""
         return tuple(map(expand, value)) if isinstance(value, list | tuple) else expand(value)
+
+    @field_validator("instruction")
+    @classmethod
+    def _says_something(cls, value: str, info: ValidationInfo) -> str:
+        if not value.strip() and info.context is not AS_STORED:
+            raise ValueError("it is empty: say what the agent is to do")
+        return value
+
+    @field_validator("verify")
+    @classmethod
+    def _checks_something(cls, value: tuple[str | Check, ...], info: ValidationInfo) -> tuple[str | Check, ...]:
+        for number, check in enumerate(value, 1):
+            if isinstance(check, str) and runs_nothing(check) and info.context is not AS_STORED:
+                raise ValueError(
+                    f"line {number}, {check!r}, is blank or a comment: it would pass whatever the agent did; "
+                    "write a command, or leave the line out"
+                )
+        return value
 
     @field_validator("reward_range")
     @classmethod

@@ -243,6 +243,7 @@ def test_rollouts_are_written_as_jsonl_and_parquet(
     assert export.write_parquet(tmp_path / "all.parquet", [recording]) == 1
     (row,) = parquet.read_table(tmp_path / "all.parquet").to_pylist()
     assert (row["input_ids"], row["loss_mask"], row["role"]) == ([1, 0, 10], [0, 0, 1], "agent")
+    assert (row["reward"], row["status"]) == (None, None)  # known to a store, not to the proxy
 
 
 def test_a_call_under_way_is_read_as_far_as_it_got(

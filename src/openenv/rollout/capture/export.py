@@ -13,6 +13,7 @@ first (`graph`):
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -47,6 +48,9 @@ TRUNCATING = {
     "dynatemp_range": 0,
 }
 """Parameters that make the sampled distribution another than the model's, and the values at which they do not."""
+
+
+_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,7 +421,7 @@ def write_jsonl(path: Path | str, recordings: Iterable[Recording], *, include_me
 
 
 def write_parquet(path: Path | str, recordings: Iterable[Recording]) -> int:
-    """Write a row per sequence; return how many.
+    """Write a row per sequence; return how many. What the store knows of a rollout (`Recording.about`) is in columns.
 
     Raises:
         ImportError: pyarrow is not installed.
@@ -428,6 +432,8 @@ def write_parquet(path: Path | str, recordings: Iterable[Recording]) -> int:
     except ImportError as exc:
         raise ImportError("Parquet needs pyarrow: pip install pyarrow") from exc
     string, integers = pyarrow.string(), pyarrow.list_(pyarrow.int64())
+    known = {name: string for name in ("task_id", "group", "agent", "model", "status", "trust", "verdict")}
+    known["reward"] = pyarrow.float64()
     types = {
         "role": string,
         "trainable": pyarrow.bool_(),
@@ -438,15 +444,21 @@ def write_parquet(path: Path | str, recordings: Iterable[Recording]) -> int:
         "logprobs": pyarrow.list_(pyarrow.float64()),
         "policy_versions": pyarrow.list_(string),
     }
-    rows = [
+    rows = (
         {
             "rollout_id": recording.rollout_id,
+            **{name: recording.about.get(name) for name in known},
             **{name: getattr(item, name) for name in types},
             "metadata": json.dumps(recording.metadata),
         }
         for recording in recordings
         for item in sequences(recording)
-    ]
-    schema = pyarrow.schema({"rollout_id": string, **types, "metadata": string})
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), path)
-    return len(rows)
+    )
+    schema = pyarrow.schema({"rollout_id": string, **known, **types, "metadata": string})
+    count = 0
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        # A few at a time: the sequences of a whole store need not fit into memory.
+        while batch := list(itertools.islice(rows, _ROWS)):
+            writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
+            count += len(batch)
+    return count

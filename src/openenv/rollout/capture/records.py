@@ -383,6 +383,8 @@ class Recording:
     path: Path
     opened_at: float = 0.0
     metadata: Json = field(default_factory=dict)
+    about: Json = field(default_factory=dict)
+    """What the store knows of the rollout's outcome: `task_id`, `group`, `status`, `reward` and so on."""
     model: Json = field(default_factory=dict)
     budget: Json = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
