@@ -11,7 +11,21 @@ import typer
 from ..sandboxes.descriptors import raise_file_limit
 from .command import HelpCommand, HelpGroup
 
-COMMANDS = ("init", "serve", "validate", "build", "deploy", "mcp", "top", "ps", "gc", "rollouts", "sandboxes", "doctor")
+COMMANDS = (
+    "init",
+    "serve",
+    "validate",
+    "build",
+    "deploy",
+    "mcp",
+    "top",
+    "ps",
+    "gc",
+    "rollouts",
+    "view",
+    "sandboxes",
+    "doctor",
+)
 """Each is a function, or a Typer group, in the module of its name."""
 
 _EXAMPLES = """
@@ -22,6 +36,7 @@ Write an RL environment once, serve it, step it from fast typed clients.
   openenv top                      watch the server on this machine
   openenv ps                       list the servers and sandboxes that run
   openenv rollouts run task.yaml   let a coding agent work on a task
+  openenv view                     look at what it did, in the browser
   openenv doctor                   show what is missing on this machine
 
 `openenv COMMAND --help` explains each one, with examples.

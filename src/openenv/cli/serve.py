@@ -161,7 +161,7 @@ def serve(
         raise typer.BadParameter("--reload serves with one process", param_hint="--workers")
     if no_token and (token or agent_token or observer_token):
         raise typer.BadParameter("this contradicts the tokens that are given", param_hint="--no-token")
-    needs_token = not no_token and (not _is_loopback(host) or agent_token is not None or observer_token is not None)
+    needs_token = not no_token and (not is_loopback(host) or agent_token is not None or observer_token is not None)
     spare = secrets.token_urlsafe(24) if needs_token and token is None else None
     overrides: ServerOverrides = {
         "sessions": max_sessions,
@@ -259,7 +259,7 @@ class Introduction:
             table.add_row("Sources", "are watched; a change restarts the server")
         if not is_open:
             table.add_row("Token", token or "as configured")
-        elif not _is_loopback(self.host):
+        elif not is_loopback(self.host):
             table.add_row("Network", f"[yellow]{escape(self.host)}: open to others, without authentication[/]")
         console = Console(stderr=True)
         name = self.target if server is None else server.service.env_name
@@ -356,7 +356,8 @@ def _has_page(web: bool | None) -> bool:
     return web if web is not None else settings.web_interface_setting() is not False
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Say whether only programs on this machine reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

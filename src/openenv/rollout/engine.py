@@ -41,8 +41,9 @@ from openenv.rollout.lint import require_trust
 from openenv.rollout.outcome import Outcome, Status
 from openenv.rollout.phases import ModelAccess, RolloutPlan, RolloutRun
 from openenv.rollout.progress import Cancellation, OnProgress, Reporter
+from openenv.rollout.rollout_index import group_of
 from openenv.rollout.scratch import scratch
-from openenv.rollout.store import Record, RolloutStore, check_verdict_name
+from openenv.rollout.store import EventLog, Record, RolloutStore, check_verdict_name
 from openenv.rollout.task import Budget, Check, Model, Task
 from openenv.rollout.trust import Trust
 from openenv.rollout.verifier import Verdict, merge_for, verify
@@ -193,7 +194,6 @@ class Engine:
             folder.mkdir()
         except FileExistsError:
             raise RolloutError(f"A rollout '{rollout_id}' is running already") from None
-        reporter = Reporter(rollout_id, on_progress, lock=self._events)
         plan = RolloutPlan(
             rollout_id=rollout_id,
             task=task,
@@ -208,17 +208,26 @@ class Engine:
             options=self._options,
             metadata=dict(metadata or {}),
             verify_truncated=self._verify_truncated,
+            log=None if self.store is None else self.store.live_file(rollout_id, "agent.log"),
         )
         try:
-            return self._run(plan, reporter, cancel or Cancellation())
+            if self.store is None:
+                return self._run(plan, Reporter(rollout_id, on_progress, lock=self._events), cancel or Cancellation())
+            # Begun, captured, added: in this order a record in the store means that all of the rollout is there, and
+            # an engine that dies leaves a rollout that is listed as interrupted.
+            self.store.begin(rollout_id, task, about=self._about(plan))
+            with EventLog(self.store.live_file(rollout_id, "events.jsonl")) as events:
+                callbacks = [events, *([] if on_progress is None else [on_progress])]
+                reporter = Reporter(rollout_id, *callbacks, lock=self._events)
+                return self._run(plan, reporter, cancel or Cancellation())
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def _about(self, plan: RolloutPlan) -> dict[str, str]:
+        group = group_of(plan.metadata, plan.task.metadata)
+        return {"agent": self.agent.name, "model": plan.model_name, "sandbox": plan.backend.name, "group": group}
+
     def _run(self, plan: RolloutPlan, reporter: Reporter, cancel: Cancellation) -> Outcome:
-        # Begun, captured, added: in this order a record in the store means that all of the rollout is there, and an
-        # engine that dies leaves a rollout that is listed as interrupted.
-        if self.store is not None:
-            self.store.begin(plan.rollout_id, plan.task)
         rollout = RolloutRun(plan, ModelAccess(), reporter=reporter, cancel=cancel)
         if self._capture is None or self.model is None or self.agent.dialect is None:
             outcome = rollout.run()
@@ -477,7 +486,7 @@ def reverify(
     reporter = Reporter(first.rollout_id, on_progress)
     started_at = time.time()
     with scratch() as folder, reporter.during("verify", "verifying in a fresh sandbox"):
-        verdict = verify(
+        result = verify(
             task,
             backend,
             worktree=_merged(worktree, baseline, folder, task),
@@ -485,7 +494,7 @@ def reverify(
             cancel=cancel,
             report=reporter.say,
         )
-    outcome = _outcome(first, verdict, backend, reporter, started_at)
+    outcome = _outcome(first, result, backend, reporter, started_at)
     store.add_verification(outcome, task, verdict=verdict)
     return outcome
 

@@ -25,7 +25,7 @@ Phase = Literal["sandbox", "setup", "agent", "collect", "verify", "store", "done
 _DEEPEST = 32
 
 
-def _writable(value: Any, depth: int = 0) -> Any:
+def writable(value: Any, depth: int = 0) -> Any:
     """Return a value that can be written as JSON: an agent chooses file names, and what an endpoint quotes of it.
 
     Characters that UTF-8 does not have (the bytes of a name that is no text) become escapes, and what is nested deeper
@@ -36,14 +36,14 @@ def _writable(value: Any, depth: int = 0) -> Any:
     if isinstance(value, dict | list | tuple) and depth >= _DEEPEST:
         return "..."
     if isinstance(value, dict):
-        return {_writable(key): _writable(item, depth + 1) for key, item in value.items()}
+        return {writable(key): writable(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_writable(item, depth + 1) for item in value]
+        return [writable(item, depth + 1) for item in value]
     return value
 
 
-_Text = Annotated[str, AfterValidator(_writable)]
-_Document = Annotated[dict[str, Any], AfterValidator(_writable)]
+_Text = Annotated[str, AfterValidator(writable)]
+_Document = Annotated[dict[str, Any], AfterValidator(writable)]
 
 
 class CommandResult(BaseModel):

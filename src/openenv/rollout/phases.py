@@ -301,6 +301,8 @@ class RolloutPlan:
     options: dict[str, object] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     verify_truncated: bool = True
+    log: Path | None = None
+    """Where the agent's output goes, for those who watch; by default into the folder."""
 
 
 class RolloutRun:
@@ -327,7 +329,7 @@ class RolloutRun:
         self._in_doubt: tuple[Phase, Exception] | None = None  # the first failure since the agent started
         self.work = plan.folder / "worktree.tar"
         self.baseline = plan.folder / "baseline.tar"
-        self.log = plan.folder / "agent.log"
+        self.log = plan.log or plan.folder / "agent.log"
 
     def run(self) -> Outcome:
         """Run all phases; failures become labels."""

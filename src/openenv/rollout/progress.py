@@ -88,15 +88,13 @@ class Reporter:
 
     Args:
         rollout_id: Whose events these are.
-        callback: Gets each event, in the rollout's threads; calls never overlap. One that raises is logged.
+        callbacks: Get each event, in the rollout's threads; calls never overlap. One that raises is logged.
         lock: Shared by the rollouts that share a callback.
     """
 
-    def __init__(
-        self, rollout_id: str, callback: OnProgress | None = None, *, lock: threading.Lock | None = None
-    ) -> None:
+    def __init__(self, rollout_id: str, *callbacks: OnProgress | None, lock: threading.Lock | None = None) -> None:
         self._rollout_id = rollout_id
-        self._callback = callback
+        self._callbacks = [callback for callback in callbacks if callback is not None]
         self._lock = lock or threading.Lock()
         self._began = time.monotonic()
         self.phase: Phase = "sandbox"
@@ -120,13 +118,14 @@ class Reporter:
 
     def say(self, message: str, *, turn: int | None = None) -> None:
         """Send an event of the current phase."""
-        if self._callback is None:
+        if not self._callbacks:
             return
         event = Progress(
             rollout_id=self._rollout_id, phase=self.phase, message=message, turn=turn, elapsed_s=self.elapsed_s
         )
         with self._lock:
-            try:
-                self._callback(event)
-            except Exception:  # the caller's code must not end the rollout
-                logger.exception("a progress callback failed")
+            for callback in self._callbacks:
+                try:
+                    callback(event)
+                except Exception:  # the caller's code must not end the rollout
+                    logger.exception("a progress callback failed")

@@ -12,7 +12,9 @@ changed: verifying again appends another record. Any number of processes may wri
 #   rollouts/a41f.../task.json                  written when the rollout begins
 #                    .running                   locked while it runs; a folder without a record whose lock is free was
 #                                               interrupted
-#                    worktree.tar, baseline.tar, agent.log
+#                    events.jsonl, agent.log    written while it runs: phases, commands, model calls; the agent's output
+#                    worktree.tar, baseline.tar
+#   running/a41f....json                        what is known of a rollout while it runs, so that those are found fast
 #   captures/a41f.../                           the recorded model calls
 #
 # The order of writing makes a crash harmless: files first (under a hidden name, then renamed), then the line with
@@ -30,7 +32,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -38,7 +40,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from openenv.errors import CaptureError, RolloutError, StoreError
 from openenv.rollout.checks import AS_STORED
-from openenv.rollout.outcome import Outcome
+from openenv.rollout.outcome import Outcome, Progress
 from openenv.rollout.rollout_index import (
     EVERY_RECORD,
     FIRST,
@@ -163,6 +165,68 @@ class Record(BaseModel):
         return group_of(self.outcome.metadata, self.task.metadata)
 
 
+class BegunRollout(BaseModel):
+    """A rollout that has no record yet."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rollout_id: str
+    task_id: str = ""
+    group: str = ""
+    agent: str = ""
+    model: str = ""
+    sandbox: str = ""
+    began_at: float = 0.0
+    is_running: bool = True
+    """False where its engine died."""
+
+
+class EventLog:
+    """Writes the events of a running rollout to the store, for those who watch; a context manager.
+
+    A disk that is full ends no rollout: what cannot be written is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> EventLog:
+        with contextlib.suppress(OSError):
+            self._file = self._path.open("ab", buffering=0)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __call__(self, event: Progress) -> None:
+        """Write an event."""
+        if self._file is None:
+            return
+        line = event.model_dump(mode="json", exclude={"rollout_id"}) | {"at": time.time()}
+        try:
+            self._file.write(json.dumps(line).encode() + b"\n")
+        except OSError as exc:
+            logger.warning("the rest of a rollout's events is lost: %s", exc)
+            self._file.close()
+            self._file = None
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the events of a rollout, as far as they are written: `phase`, `message`, `turn`, `elapsed_s`, `at`."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError:
+        return []
+    events = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            events.append(json.loads(line))
+    return [event for event in events if isinstance(event, dict)]
+
+
 class RolloutStore:
     """A folder of rollouts; a context manager, usable from any thread.
 
@@ -178,6 +242,7 @@ class RolloutStore:
         self.root = Path(root)
         self._shards = self.root / "shards"
         self._rollouts = self.root / "rollouts"
+        self._begun = self.root / "running"
         self.captures = self.root / "captures"
         """The folder of the recorded model calls."""
         if not create and not self._shards.is_dir():
@@ -191,8 +256,13 @@ class RolloutStore:
         self._running: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def begin(self, rollout_id: str, task: Task) -> None:
+    def begin(self, rollout_id: str, task: Task, *, about: Mapping[str, Any] | None = None) -> None:
         """Mark a rollout as running, so that one which is never stored shows up as interrupted.
+
+        Args:
+            rollout_id: Its id.
+            task: Its task.
+            about: What `running` says of it: `agent`, `model`, `sandbox`, `group`.
 
         Raises:
             StoreError: there is such a rollout already, or the disk is full.
@@ -206,6 +276,13 @@ class RolloutStore:
                         self._running[rollout_id] = open_locked(folder / ".running")
                     with _synced(folder / "task.json") as file:
                         file.write(task.model_dump_json().encode())
+                    begun = {
+                        **(about or {}),
+                        "rollout_id": rollout_id,
+                        "task_id": task.task_id,
+                        "began_at": time.time(),
+                    }
+                    _replace(self._begun / f"{rollout_id}.json", json.dumps(begun).encode())
                 except OSError:
                     self._unmark(rollout_id)
                     shutil.rmtree(folder, ignore_errors=True)
@@ -309,6 +386,20 @@ class RolloutStore:
         """
         where = EVERY_RECORD.having({"rollout_id": self.resolve(rollout_id)})
         return [self.read(row) for row in self._index.find(where)]
+
+    def running(self) -> list[BegunRollout]:
+        """Return the rollouts that run now, or whose engine died, the newest first; of any process."""
+        rollouts = []
+        for path in self._begun.glob("[!.]*.json"):
+            with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
+                known = json.loads(path.read_bytes())
+                is_running = is_locked(self._rollouts / path.stem / ".running")
+                rollouts.append(BegunRollout.model_validate({**known, "is_running": is_running}))
+        return sorted(rollouts, key=lambda each: each.began_at, reverse=True)
+
+    def live_file(self, rollout_id: str, name: str) -> Path:
+        """Return where a file is written while a rollout runs: `events.jsonl` or `agent.log`."""
+        return self._folder(rollout_id) / name
 
     def resolve(self, rollout_id: str) -> str:
         """Return the whole id of a rollout from its beginning.
@@ -460,6 +551,7 @@ class RolloutStore:
         with self._lock:
             handle = self._running.pop(rollout_id, None)
         if handle is not None:
+            (self._begun / f"{rollout_id}.json").unlink(missing_ok=True)
             (self._rollouts / rollout_id / ".running").unlink(missing_ok=True)
             os.close(handle)
 
@@ -485,7 +577,19 @@ def _synced(path: Path) -> Iterator[IO[bytes]]:
         os.fsync(file.fileno())
 
 
+def _replace(target: Path, content: bytes) -> None:
+    """Write a file that is there as a whole or not at all; it need not outlive a power cut."""
+    target.parent.mkdir(exist_ok=True)
+    draft = target.with_name(f".{target.name}")
+    draft.write_bytes(content)
+    draft.rename(target)
+
+
 def _copy(source: Path, target: Path) -> None:
+    if source == target:  # written here, while the rollout ran
+        with source.open("rb") as file:
+            os.fsync(file.fileno())
+        return
     draft = target.with_name(f".{target.name}")
     with source.open("rb") as original, _synced(draft) as file:
         shutil.copyfileobj(original, file, _BLOCK)
@@ -541,16 +645,21 @@ def export_rollouts(
     chosen = (where or RolloutFilter()).having({name: value for name, value in own.items() if value is not None})
     if chosen.verdict is not None:
         chosen = chosen.having({"verdict": store.resolve_verdict(chosen.verdict)})
-    records = store.records(chosen)
     try:
         if (kind or ("parquet" if target.suffix == ".parquet" else "jsonl")) == "parquet":
             from openenv.rollout.capture.export import write_parquet  # the capture proxy's part is not always needed
 
             try:
-                return write_parquet(target, filter(None, (recording(store, record) for record in records)))
+                recordings = (recording(store, record) for record in store.records(chosen))
+                return write_parquet(target, filter(None, recordings))
             except ImportError as exc:
                 raise RolloutError(str(exc)) from exc
-        return _write_jsonl(store, records, target, messages=messages)
+        count = 0
+        with target.open("w", encoding="utf-8") as file:
+            for line in json_lines(store, chosen, messages=messages):
+                file.write(line)
+                count += 1
+        return count
     except OSError as exc:
         raise StoreError(f"{target} cannot be written: {exc}") from exc
 
@@ -578,15 +687,21 @@ def about(record: Record) -> dict[str, Any]:
     return {name: getattr(record if name in ("group", "verdict") else outcome, name) for name in ABOUT}
 
 
-def _write_jsonl(store: RolloutStore, records: Iterator[Record], target: Path, *, messages: bool) -> int:
+def json_lines(store: RolloutStore, where: RolloutFilter, *, messages: bool = False) -> Iterator[str]:
+    """Yield rollouts as lines of JSON, each with its end: outcome, task, turns and sequences.
+
+    Args:
+        store: What to export.
+        where: Which rollouts.
+        messages: Write the requests and responses in full, too.
+    """
     from openenv.rollout.capture.export import document
 
-    count = 0
-    with target.open("w", encoding="utf-8") as file:
-        for record in records:
-            captured = recording(store, record)
-            calls = None if captured is None else document(captured, include_messages=messages)
-            line = {**about(record), **record.model_dump(mode="json"), "capture": calls}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            count += 1
-    return count
+    for record in store.records(where):
+        captured = recording(store, record)
+        calls = None if captured is None else document(captured, include_messages=messages)
+        line = {**about(record), **record.model_dump(mode="json"), "capture": calls}
+        try:
+            yield json.dumps(line, ensure_ascii=False).encode().decode() + "\n"
+        except UnicodeEncodeError:  # halves of characters, which agents can send and files cannot hold
+            yield json.dumps(line) + "\n"

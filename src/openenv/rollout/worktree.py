@@ -73,7 +73,7 @@ _LANGUAGES = (
     (re.compile(r"[cm]?[jt]sx?"), re.compile(r"(?:d\.)?[cm]?[jt]sx?|json|node")),
     (re.compile(r"h|hh|hpp"), re.compile(r"(?:h|hh|hpp)\.gch")),
 )
-_BROKEN_ARCHIVE = (tarfile.TarError, EOFError, ValueError, OverflowError)
+BROKEN_ARCHIVE = (tarfile.TarError, EOFError, ValueError, OverflowError)
 """What `tarfile` raises on a forged or torn one."""
 _MAX_LINKS = 40
 """As many links in a row as the kernel follows."""
@@ -449,11 +449,11 @@ def merge(
         )
         with tarfile.open(target, "w:", format=tarfile.PAX_FORMAT) as out:
             writer = _Writer(out, max_bytes)
-            with _Archive(work, max_members=MAX_MEMBERS + len(setup.tree.files)) as source:
+            with Archive(work, max_members=MAX_MEMBERS + len(setup.tree.files)) as source:
                 agents = _AgentTree(source, setup, guard)
                 merged.removed.extend(agents.copy(writer))
                 merged.restored.extend(setup.restore(writer, agents))
-    except _BROKEN_ARCHIVE as exc:
+    except BROKEN_ARCHIVE as exc:
         raise UnusableWorktree(f"the work tree cannot be read: {exc}") from exc
     return merged
 
@@ -464,7 +464,7 @@ def read_files(
     """Return the small text files in the first two levels of a packed work tree, by their path inside."""
     files = WorktreeFiles()
     try:
-        with _Archive(work, max_members=MAX_MEMBERS) as source:
+        with Archive(work, max_members=MAX_MEMBERS) as source:
             members = {name: member for name, member in source.members if member.isreg() and name.count("/") < 2}
             for name in sorted(members)[:max_files]:
                 path = posixpath.join(root, name)
@@ -475,7 +475,7 @@ def read_files(
                     files.texts[path] = content.decode()[:max_chars]
                 except ValueError:
                     files.others.append(path)
-    except (UnusableWorktree, *_BROKEN_ARCHIVE):
+    except (UnusableWorktree, *BROKEN_ARCHIVE):
         pass  # the files that were read are shown
     return files
 
@@ -488,7 +488,7 @@ def files_of(archive: Path, *, max_bytes: int) -> dict[str, bytes]:
     """
     files: dict[str, bytes] = {}
     try:
-        with _Archive(archive, max_members=MAX_MEMBERS) as source:
+        with Archive(archive, max_members=MAX_MEMBERS) as source:
             for name, member in source.members:
                 if member.isreg() or member.islnk():
                     content = source.read(source.file(member), max_bytes)
@@ -496,7 +496,7 @@ def files_of(archive: Path, *, max_bytes: int) -> dict[str, bytes]:
                         raise UnusableWorktree(f"'{name}' is too large")
                     files[name] = content
                     max_bytes -= len(content)
-    except _BROKEN_ARCHIVE as exc:
+    except BROKEN_ARCHIVE as exc:
         raise UnusableWorktree(f"the tree cannot be read: {exc}") from exc
     return files
 
@@ -551,7 +551,7 @@ def write_home(
 
     with tarfile.open(target, "w:", format=tarfile.PAX_FORMAT) as out:
         if baseline is not None:
-            with _Archive(baseline) as source:
+            with Archive(baseline) as source:
                 for name, member in source.members:
                     folder, _, below = name.partition("/")
                     if folder == prefix and below:
@@ -559,7 +559,7 @@ def write_home(
                     if is_free(name, member) and (worktree is None or folder != prefix):
                         _copy_member(out, name, source, member, before=date)
         if worktree is not None:
-            with _Archive(worktree) as source:
+            with Archive(worktree) as source:
                 for below, member in source.members:
                     if is_free(f"{prefix}/{below}", member):
                         _copy_member(out, f"{prefix}/{below}", source, member, before=date)
@@ -567,7 +567,7 @@ def write_home(
     return setup
 
 
-def _copy_member(out: tarfile.TarFile, name: str, source: _Archive, member: tarfile.TarInfo, *, before: int) -> None:
+def _copy_member(out: tarfile.TarFile, name: str, source: Archive, member: tarfile.TarInfo, *, before: int) -> None:
     """Copy a member of an archive of our own; of a hard link, the file that it stands for."""
     entry = tarfile.TarInfo(name)
     member = source.file(member)
@@ -580,7 +580,7 @@ def _copy_member(out: tarfile.TarFile, name: str, source: _Archive, member: tarf
     out.addfile(entry, source.open(member) if member.isreg() else None)
 
 
-class _Archive:
+class Archive:
     """An archive that is only read: its files, folders and links with names that stay below the root."""
 
     def __init__(self, path: Path, *, max_members: int | None = None) -> None:
@@ -589,7 +589,7 @@ class _Archive:
         self.members: list[tuple[str, tarfile.TarInfo]] = []
         self._files: dict[str, tarfile.TarInfo] = {}
 
-    def __enter__(self) -> _Archive:
+    def __enter__(self) -> Archive:
         try:
             self._list()
         except BaseException:
@@ -644,7 +644,7 @@ class _Writer:
         self.files: set[str] = set()
         """Regular files, which hard links may name: one to a symbolic link is a link that `_refuses` never saw."""
 
-    def copy(self, name: str, source: _Archive, member: tarfile.TarInfo) -> None:
+    def copy(self, name: str, source: Archive, member: tarfile.TarInfo) -> None:
         """Copy a member; of a hard link, the file that it stands for."""
         if member.islnk():
             member = source.file(member)
@@ -692,7 +692,7 @@ class _Baseline:
         self.tree = SetupTree()
         if archive is None:
             return
-        with _Archive(archive) as source:
+        with Archive(archive) as source:
             for name, member in self._work_files(source):
                 if member.isdir():
                     self.tree.folders.add(name)
@@ -727,7 +727,7 @@ class _Baseline:
         """Write what the agent could not change or remove; yield the names of the files."""
         if self._archive is None:
             return
-        with _Archive(self._archive) as source:
+        with Archive(self._archive) as source:
             for name, member in self._work_files(source):
                 if not agents.leaves_to_setup(name, _kind(member)) and name not in self._taken_back:
                     continue
@@ -735,7 +735,7 @@ class _Baseline:
                 if not member.isdir() and agents.stamps.get(name) != self.stamps[name]:
                     yield name
 
-    def _work_files(self, source: _Archive) -> Iterator[tuple[str, tarfile.TarInfo]]:
+    def _work_files(self, source: Archive) -> Iterator[tuple[str, tarfile.TarInfo]]:
         start = f"{self._prefix}/"
         for name, member in source.members:
             if name.startswith(start):
@@ -745,7 +745,7 @@ class _Baseline:
 class _AgentTree:
     """What the agent left: which of its files may reach the verifier."""
 
-    def __init__(self, source: _Archive, baseline: _Baseline, guard: WorktreeGuard) -> None:
+    def __init__(self, source: Archive, baseline: _Baseline, guard: WorktreeGuard) -> None:
         self._source, self._baseline, self._guard = source, baseline, guard
         self._parents = baseline.parents(guard)
         self._links = {name: member.linkname for name, member in reversed(source.members) if member.issym()}

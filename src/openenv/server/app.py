@@ -15,6 +15,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -69,6 +70,7 @@ class PageArguments:
         tab_is_primary: Whether that tab comes first.
         shows_default: Whether the standard page is there as well.
         title: Title of the page, in place of the environment's name.
+        rollout_store: The folder of the rollouts that the environment runs; the page shows them in a tab.
     """
 
     gradio_builder: Callable[..., Any] | None = None
@@ -76,6 +78,7 @@ class PageArguments:
     tab_is_primary: bool = False
     shows_default: bool = True
     title: str | None = None
+    rollout_store: Path | None = None
 
 
 class HTTPEnvServer:
@@ -332,6 +335,7 @@ def create_app(
     *,
     mode: ServerMode | str | None = None,
     reset_observation_cls: type[Any] | None = None,
+    rollout_store: Path | str | None = None,
     **arguments: Unpack[ServerArguments],
 ) -> FastAPI:
     """Build the application of an environment.
@@ -354,6 +358,7 @@ def create_app(
         state_cls: The state model; by default what the environment declares.
         mode: `simulation` (default, or `OPENENV_MODE`) or `production`.
         reset_observation_cls: Model of the first observation where it differs.
+        rollout_store: The folder of the rollouts that the environment runs, if it does; the page has a tab for them.
         arguments: The options in `ServerArguments`; by default those of the settings.
     """
     app = create_fastapi_app(
@@ -368,7 +373,14 @@ def create_app(
         reset_observation_cls=reset_observation_cls,
         **arguments,
     )
-    page = PageArguments(gradio_builder, custom_tab_name, custom_tab_primary, show_default_tab, title_override)
+    page = PageArguments(
+        gradio_builder,
+        custom_tab_name,
+        custom_tab_primary,
+        show_default_tab,
+        title_override,
+        None if rollout_store is None else Path(rollout_store),
+    )
     app.state.openenv_page_arguments = page  # for `openenv serve`, which has a page in any case
     if settings.web_interface_enabled():
         from ..web.web_page import add_page  # servers without the page do not load it

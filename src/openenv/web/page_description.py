@@ -104,6 +104,7 @@ class PageDescription:
             "tools": tools,
             "readme_html": self._html,
             "quick_start": {"text": text},
+            "has_rollouts": self._arguments.rollout_store is not None,
             "custom_tab": self._custom_tab() if role is Role.ORCHESTRATOR else None,
         }
 

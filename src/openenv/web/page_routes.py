@@ -221,40 +221,6 @@ class PageRoutes:
             "is_mine": is_mine,
         }
 
-    # -- login ----------------------------------------------------------------------------------------------------
-
-    @_handler
-    async def login(self, scope: Scope, receive: Receive) -> PageAnswer:
-        """Handle `POST /web/login`: exchange a token for a cookie that scripts cannot read.
-
-        The cookie is valid for the page's own routes only; `server.access` decides what each role may do.
-        """
-        try:
-            body = decode(await read_body(receive, _MAX_LOGIN_BODY))
-        except (ValueError, BodyTooLarge):
-            body = None
-        access = self.access()
-        if access.is_open:
-            return PageAnswer.of({"role": Role.ORCHESTRATOR.value}, headers=())
-        token = body.get("token") if isinstance(body, dict) else None
-        token = token.strip() if isinstance(token, str) else ""
-        role = access.role(token)
-        if role is None:
-            return self._refuse_login(401, "UNAUTHORIZED", "This server does not know that token.")
-        if role is Role.AGENT:
-            text = "The token is an agent's, which may call tools and nothing else."
-            return self._refuse_login(403, "FORBIDDEN", text)
-        return PageAnswer.of({"role": role.value}, headers=[_token_cookie(scope, page_key(token))])
-
-    @_handler
-    async def logout(self, scope: Scope, receive: Receive) -> PageAnswer:
-        """Handle `POST /web/logout`."""
-        return PageAnswer.of({"role": None}, headers=[_token_cookie(scope, "", life="; Max-Age=0")])
-
-    def _refuse_login(self, status: int, code: str, text: str) -> PageAnswer:
-        self.service.manager.report_error(code)
-        return PageAnswer.of({"detail": text, "code": code}, status, ())
-
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _visitor(self, scope: Scope) -> Visitor:
@@ -308,6 +274,54 @@ class PageRoutes:
         if not isinstance(exc, EnvironmentFactoryError):
             logger.error("a request of the web page failed", exc_info=exc)
         return PageAnswer(body, 500)
+
+
+@dataclass(frozen=True, slots=True)
+class PageLogin:
+    """The ASGI handlers of login and logout.
+
+    Args:
+        access: Returns the server's tokens and roles.
+        report: Called with the code of each refusal.
+    """
+
+    access: Callable[[], AccessPolicy]
+    report: Callable[[str], None]
+
+    async def login(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle `POST /web/login`: exchange a token for a cookie that scripts cannot read.
+
+        The cookie is valid for the page's own routes only; `server.access` decides what each role may do.
+        """
+        try:
+            body = decode(await read_body(receive, _MAX_LOGIN_BODY))
+        except ClientGone:
+            return
+        except (ValueError, BodyTooLarge):
+            body = None
+        answer = self._answer(scope, body.get("token") if isinstance(body, dict) else None)
+        await respond(send, answer.status, answer.body, answer.headers)
+
+    async def logout(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle `POST /web/logout`."""
+        answer = PageAnswer.of({"role": None}, headers=[_token_cookie(scope, "", life="; Max-Age=0")])
+        await respond(send, answer.status, answer.body, answer.headers)
+
+    def _answer(self, scope: Scope, token: Any) -> PageAnswer:
+        access = self.access()
+        if access.is_open:
+            return PageAnswer.of({"role": Role.ORCHESTRATOR.value}, headers=())
+        token = token.strip() if isinstance(token, str) else ""
+        role = access.role(token)
+        if role is None:
+            return self._refuse(401, "UNAUTHORIZED", "This server does not know that token.")
+        if role is Role.AGENT:
+            return self._refuse(403, "FORBIDDEN", "The token is an agent's, which may call tools and nothing else.")
+        return PageAnswer.of({"role": role.value}, headers=[_token_cookie(scope, page_key(token))])
+
+    def _refuse(self, status: int, code: str, text: str) -> PageAnswer:
+        self.report(code)
+        return PageAnswer.of({"detail": text, "code": code}, status, ())
 
 
 def _token_cookie(scope: Scope, value: str, *, life: str = "") -> tuple[bytes, bytes]:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, ParamSpec
+from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 from fastapi import Body, FastAPI
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -20,9 +20,12 @@ from ..server.asgi import Handler, HeaderList, Receive, Scope, Send, cookie, hea
 from ..server.routes import DocumentedRoute
 from ..types import EnvironmentMetadata, ServerMode
 from .page_description import PageDescription
-from .page_routes import SESSIONS, PageRoutes, UiEndpoint, is_https
+from .page_routes import SESSIONS, PageLogin, PageRoutes, UiEndpoint, is_https
 from .visitor_actions import VisitorActions
 from .visitors import COOKIE, Visitors
+
+if TYPE_CHECKING:
+    from .rollout_routes import RolloutRoutes
 
 FOLDER: Final = Path(__file__).parent / "static"
 _INDEX = "index.html"
@@ -60,6 +63,8 @@ class WebPage:
         description = PageDescription(service, self.actions, arguments, folder)
         self._routes = PageRoutes(service, self.visitors, self.actions, description, lambda: server.access)
         service.manager.answers[SESSIONS] = self._routes.encoded_sessions
+        self._login = PageLogin(lambda: server.access, service.manager.report_error)
+        self._rollouts = _rollout_routes(arguments)
         framed_by = {origin for origin in settings.allowed_origins() if origin != "*"}
         if settings.space_host():
             framed_by |= {"https://huggingface.co", "https://*.hf.space"}
@@ -74,19 +79,27 @@ class WebPage:
             ("GET", "/web", self._files.redirect),
             ("GET", "/web/", self._files.index),
             ("GET", "/web/static/{file}", self._files.static),
-            ("POST", "/web/login", routes.login),
-            ("POST", "/web/logout", routes.logout),
+            ("POST", "/web/login", self._login.login),
+            ("POST", "/web/logout", self._login.logout),
             ("GET", "/web/page", routes.page),
             ("POST", "/web/close", routes.close),
             ("POST", "/web/call", routes.call),
             ("GET", "/web/sessions", routes.sessions),
             ("DELETE", "/web/sessions/{session_id}", routes.end_session),
         ]
+        if self._rollouts is not None:
+            hidden += (("GET", path, handler) for path, handler in self._rollouts.handlers())
         return [
             *(route for route in self._documented() if plays or route.path not in _PLAY_ROUTES),
-            *(_HiddenRoute(method, path, handler) for method, path, handler in hidden),
+            *(HiddenRoute(method, path, handler) for method, path, handler in hidden),
             WebSocketRoute("/ws/ui", UiEndpoint(self.visitors), name="ws_ui"),
         ]
+
+    def shut_down(self) -> None:
+        """End the visitors' connections, and let go of the rollouts."""
+        self.visitors.shut_down()
+        if self._rollouts is not None:
+            self._rollouts.close()
 
     def _documented(self) -> list[DocumentedRoute]:
         page = self._routes
@@ -132,7 +145,7 @@ def attach_web(app: FastAPI, arguments: PageArguments | None = None, *, folder: 
     app.router.routes += added
     app.state.openenv_web = page
     app.openapi_schema = None
-    wrap_lifespan(app, on_stop=page.visitors.shut_down)  # before the manager closes their sessions
+    wrap_lifespan(app, on_stop=page.shut_down)  # before the manager closes their sessions
     return page
 
 
@@ -194,7 +207,15 @@ def wrap_lifespan(
     app.router.lifespan_context = lifespan
 
 
-class _HiddenRoute(Route):
+def _rollout_routes(arguments: PageArguments) -> RolloutRoutes | None:
+    if arguments.rollout_store is None:
+        return None
+    from .rollout_routes import RolloutRoutes, RolloutViewer, StoreSet  # most servers run no rollouts
+
+    return RolloutRoutes(RolloutViewer(StoreSet({"rollouts": Path(arguments.rollout_store)})))
+
+
+class HiddenRoute(Route):
     """A route that the OpenAPI document leaves out."""
 
     def __init__(self, method: str, path: str, handler: Handler) -> None:
@@ -246,22 +267,25 @@ class PageFiles:
     The files are read when the application is built, so that no request waits for a disk.
 
     Args:
-        visitors: Learns of each browser that loads the page.
+        visitors: Learns of each browser that loads the page; None for a page on which nothing is played.
         framed_by: Origins whose pages may show this one in a frame, beside its own.
+        index: The file behind `/web/`.
         is_embedded: Whether the page is usually shown in a frame of another site, so that its cookie has to allow it.
         folder: The folder of the files.
     """
 
     def __init__(
         self,
-        visitors: Visitors,
+        visitors: Visitors | None,
         framed_by: Iterable[str] = (),
         *,
+        index: str = _INDEX,
         is_embedded: bool = False,
         folder: Path = FOLDER,
     ) -> None:
         self._visitors = visitors
         self._is_embedded = is_embedded
+        self._index = index
         self._files = {path.name: _read(path) for path in folder.iterdir() if path.suffix in _TYPES}
         ancestors = " ".join(["'self'", *sorted(framed_by)])
         self._headers: HeaderList = [
@@ -278,14 +302,16 @@ class PageFiles:
 
     async def index(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `GET /web/`; gives a new browser a cookie."""
-        file = self._files.get(_INDEX)
+        file = self._files.get(self._index)
         if file is None:
             await respond_json(send, 404, {"detail": "The page is not installed.", "code": "NOT_FOUND"})
             return
-        known = cookie(scope, COOKIE)
-        key = known or self._visitors.new_key()
-        self._visitors.of(key)
-        headers: HeaderList = [] if known else [self._visitor_cookie(scope, key)]
+        headers: HeaderList = []
+        if self._visitors is not None:
+            known = cookie(scope, COOKIE)
+            key = known or self._visitors.new_key()
+            self._visitors.of(key)
+            headers = [] if known else [self._visitor_cookie(scope, key)]
         await self._send(scope, send, file, headers)
 
     async def static(self, scope: Scope, receive: Receive, send: Send) -> None:

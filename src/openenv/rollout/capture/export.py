@@ -133,11 +133,12 @@ def turn(call: Call) -> RolloutTurn:
 
 def sequences(recording: Recording) -> list[Sequence]:
     """Return the training sequences: the agent's first, discarded answers last."""
-    return _sequences(build(recording.calls))
+    return graph_sequences(build(recording.calls))
 
 
-def _sequences(graph: CallGraph) -> list[Sequence]:
-    main = _main_setting(graph)
+def graph_sequences(graph: CallGraph) -> list[Sequence]:
+    """Return the training sequences of linked calls."""
+    main = main_setting(graph)
     leaves = [leaf for leaf in graph.leaves if leaf.has_tokens]
     order = {"agent": 0, "auxiliary": 1, "discarded": 2}
     ranked = sorted(((_role(leaf, main), leaf) for leaf in leaves), key=lambda pair: (order[pair[0]], pair[1].number))
@@ -177,7 +178,7 @@ def _sequence(role: Role, leaf: CallNode, used: set[int]) -> Sequence:
     )
 
 
-def _main_setting(graph: CallGraph) -> bytes | None:
+def main_setting(graph: CallGraph) -> bytes | None:
     """Return the setting of the agent: that of its first call, or of the first with tools where that made a title.
 
     What a model has run in the sandbox can call the model, too, as often and with whatever text and tools it likes. It
@@ -303,8 +304,8 @@ def _is_off(value: Any, off: Any) -> bool:
 def document(recording: Recording, *, include_discarded: bool = True, include_messages: bool = False) -> Json:
     """Return a whole rollout as plain values: turns, sequences, figures, and what a trainer should know."""
     graph = build(recording.calls)
-    all_sequences = _sequences(graph)
-    findings = _findings(recording, graph, all_sequences)
+    all_sequences = graph_sequences(graph)
+    findings = rollout_findings(recording, graph, all_sequences)
     captured = level(recording.calls)
     trainable = not any(finding.severity == "FATAL" for finding in findings)
     discarded = {node.number for node in graph.nodes if node.discarded}
@@ -357,7 +358,7 @@ def _turn_document(call: Call, parents: Mapping[int, int | None], discarded: set
     return fields
 
 
-def _findings(recording: Recording, graph: CallGraph, all_sequences: list[Sequence]) -> list[Finding]:
+def rollout_findings(recording: Recording, graph: CallGraph, all_sequences: list[Sequence]) -> list[Finding]:
     """Return what holds for the rollout as a whole, and for each call in which something was sampled."""
     findings: list[Finding] = []
     if not graph.nodes:

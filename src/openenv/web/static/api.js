@@ -57,6 +57,21 @@ export const api = {
   logout: () => request("POST", "logout", {}),
 };
 
+/** Stored and running rollouts; ids may be their beginnings. */
+export const rolloutApi = {
+  /** @param {URLSearchParams} query */
+  list: (query) => request("GET", `rollouts?${query}`),
+  /** @param {URLSearchParams} query */
+  stats: (query) => request("GET", `rollouts/-/stats?${query}`),
+  /** @param {URLSearchParams} query */
+  names: (query) => request("GET", `rollouts/-/names?${query}`),
+  /** The address of a download. @param {URLSearchParams} query */
+  exportAddress: (query) => address(`./rollouts/-/export?${query}`).href,
+  /** @param {string} id @param {string} [part] - Such as `transcript`, or `tokens/3`. @param {URLSearchParams} [query] */
+  one: (id, part = "", query = new URLSearchParams()) =>
+    request("GET", `rollouts/${encodeURIComponent(id)}${part && `/${part}`}?${query}`),
+};
+
 /**
  * @param {string} method
  * @param {string} path

@@ -14,6 +14,7 @@ import { refusal, showLogin, tokenFromAddress } from "./login.js";
 import { showConnection } from "./notices.js";
 import { Play } from "./play.js";
 import { Player } from "./player.js";
+import { isOfRollouts } from "./rollout_address.js";
 import { Sessions } from "./sessions.js";
 import { Tabs } from "./tabs.js";
 import { Tools } from "./tools.js";
@@ -51,6 +52,8 @@ class Application {
       reset: () => this.player.canAct && page.mode !== "production" && this.header.reset(),
       press: (number) => this.tabs.chosen === "play" && this.play.action.moves.press(number),
     });
+    this.moved = () => page.has_rollouts && isOfRollouts(location.hash) && this.tabs.select("rollouts");
+    addEventListener("hashchange", this.moved);
     document.title = page.title || page.name;
     const isAlone = page.custom_tab?.only;
     fill(place, !isAlone && this.header.node, !isAlone && this.tabs.list, this.tabs.body);
@@ -73,6 +76,7 @@ class Application {
     this.live.close();
     this.header.close();
     this.stopKeys();
+    removeEventListener("hashchange", this.moved);
     connection.hidden = true;
     for (const tab of this.tabs.tabs) tab.onShow?.(false);
   }
@@ -101,6 +105,7 @@ class Application {
         node: sessions.node,
         onShow: (/** @type {boolean} */ isShown) => sessions.show(isShown),
       },
+      page.has_rollouts && this.#rollouts(),
       { id: "about", title: "About", node: aboutNode(page) },
     ].filter(Boolean);
     const all =
@@ -110,14 +115,37 @@ class Application {
           ? [custom, ...standard]
           : [...standard, custom];
     const first =
-      page.custom_tab?.primary || page.custom_tab?.only
-        ? "custom"
-        : page.role === "observer"
-          ? "sessions"
-          : canPlay
-            ? "play"
-            : "tools";
-    return new Tabs(/** @type {any[]} */ (all.filter(Boolean)), first);
+      page.has_rollouts && isOfRollouts(location.hash)
+        ? "rollouts"
+        : page.custom_tab?.primary || page.custom_tab?.only
+          ? "custom"
+          : page.role === "observer"
+            ? "sessions"
+            : canPlay
+              ? "play"
+              : "tools";
+    return new Tabs(/** @type {any[]} */ (all.filter(Boolean)), first, {
+      onSelect: (id) => {
+        if (id !== "rollouts" && isOfRollouts(location.hash)) history.replaceState(null, "", location.pathname);
+      },
+    });
+  }
+
+  /** The tab of rollouts; what shows them is loaded with its first visit. */
+  #rollouts() {
+    const node = el("div", {}, el("p.hint", {}, "Loading…"));
+    /** @type {Promise<import("./rollouts.js").Rollouts> | null} */
+    let loading = null;
+    const onShow = async (/** @type {boolean} */ isShown) => {
+      if (!isShown && loading === null) return;
+      loading ??= import("./rollouts.js").then(({ Rollouts }) => {
+        const rollouts = new Rollouts({ refused: (error) => this.refused(error) });
+        fill(node, rollouts.node);
+        return rollouts;
+      });
+      (await loading).show(isShown && this.tabs?.chosen === "rollouts");
+    };
+    return { id: "rollouts", title: "Rollouts", node, onShow };
   }
 
   #submit() {

@@ -14,18 +14,26 @@ import { el, fill } from "./element.js";
 
 /** A row of tabs and the panel of the chosen one. */
 export class Tabs {
-  /** @param {Tab[]} tabs @param {string} first - The tab to begin with. */
-  constructor(tabs, first) {
+  /**
+   * @param {Tab[]} tabs
+   * @param {string} first - The tab to begin with.
+   * @param {object} [options]
+   * @param {string} [options.label]
+   * @param {string} [options.prefix] - Of ids, for tabs inside of a tab.
+   * @param {(id: string) => void} [options.onSelect] - Called when the visitor chooses a tab.
+   */
+  constructor(tabs, first, { label = "Views", prefix = "", onSelect } = {}) {
     this.tabs = tabs;
+    this.onSelect = onSelect;
     this.buttons = tabs.map((tab) =>
       el(
         "button.tab",
         {
           type: "button",
           role: "tab",
-          id: `tab-${tab.id}`,
-          "aria-controls": `panel-${tab.id}`,
-          on: { click: () => this.select(tab.id) },
+          id: `${prefix}tab-${tab.id}`,
+          "aria-controls": `${prefix}panel-${tab.id}`,
+          on: { click: () => this.#choose(tab.id) },
         },
         tab.title,
       ),
@@ -35,8 +43,8 @@ export class Tabs {
         "div.panel",
         {
           role: "tabpanel",
-          id: `panel-${tab.id}`,
-          "aria-labelledby": `tab-${tab.id}`,
+          id: `${prefix}panel-${tab.id}`,
+          "aria-labelledby": `${prefix}tab-${tab.id}`,
           hidden: true,
         },
         tab.node,
@@ -46,12 +54,12 @@ export class Tabs {
       "div.tabs",
       {
         role: "tablist",
-        "aria-label": "Views",
+        "aria-label": label,
         on: { keydown: (/** @type {KeyboardEvent} */ event) => this.#key(event) },
       },
       this.buttons,
     );
-    this.body = el("main.panels", { id: "content", tabindex: -1 });
+    this.body = prefix ? el("div.panels") : el("main.panels", { id: "content", tabindex: -1 });
     fill(this.body, this.panels);
     /** @type {string | null} */
     this.chosen = null;
@@ -72,6 +80,12 @@ export class Tabs {
     this.chosen = id;
   }
 
+  /** @param {string} id */
+  #choose(id) {
+    this.select(id);
+    this.onSelect?.(id);
+  }
+
   /** @param {KeyboardEvent} event */
   #key(event) {
     const at = this.tabs.findIndex((tab) => tab.id === this.chosen);
@@ -81,7 +95,7 @@ export class Tabs {
     ];
     if (next === undefined) return;
     event.preventDefault();
-    this.select(this.tabs[next].id);
+    this.#choose(this.tabs[next].id);
     this.buttons[next].focus();
   }
 }

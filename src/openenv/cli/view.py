@@ -1,0 +1,116 @@
+"""`openenv view`: shows stored and running rollouts in the browser."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from .. import settings
+from .command import failure
+from .serve import is_loopback
+
+if TYPE_CHECKING:
+    from ..server.access import AccessPolicy
+
+
+def view(
+    stores: list[Path] = typer.Argument(
+        None,
+        metavar="STORE...",
+        help="Folders of stored rollouts; by default OPENENV_ROLLOUTS, else one in your data folder.",
+    ),
+    host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on."),
+    port: int = typer.Option(
+        8600, "--port", "-p", metavar="PORT", min=0, max=65535, help="Port; 0 takes any free one."
+    ),
+    token: str | None = typer.Option(
+        None,
+        metavar="TOKEN",
+        help="Ask visitors for this token. Better set OPENENV_TOKEN, which others on this machine cannot see.",
+    ),
+    no_token: bool = typer.Option(
+        False, "--no-token", help="Never make a token, not even on an address that others can reach."
+    ),
+    open_browser: bool = typer.Option(False, "--open", help="Open the page in your browser."),
+) -> None:
+    """Show what agents did: rollouts, stored and running, in the browser. Nothing is changed.
+
+    Lists with filters and pass rates; each rollout as a transcript, with its tokens coloured by log-probability, the
+    files it changed, every check with its output, and all verdicts; two side by side.
+
+    Examples:
+
+      openenv view
+      openenv view runs/monday runs/tuesday --port 0 --open
+
+    For other machines, with a token that is made and printed:
+
+      openenv view --host 0.0.0.0
+    """
+    import uvicorn
+
+    from ..web.viewer_app import viewer_app
+
+    if no_token and token:
+        raise typer.BadParameter("this contradicts the token that is given", param_hint="--no-token")
+    folders = _folders(stores)
+    spare = secrets.token_urlsafe(24) if not is_loopback(host) and not no_token and not token else None
+    access = _access(token, spare)
+    listener = _listen(host, port)
+    place = _address(listener)
+    shown = f"#token={spare}" if spare is not None and not settings.orchestrator_tokens() else ""
+    typer.echo(f"Rollouts of {', '.join(folders)}", err=True)
+    typer.echo(f"http://{place}/web/{shown}", err=True)
+    if not is_loopback(host) and access.is_open:
+        typer.secho(f"{host}: open to others, without authentication", fg="yellow", err=True)
+    if open_browser:
+        webbrowser.open(f"http://{place}/web/{shown}")
+    config = uvicorn.Config(viewer_app(folders, access), log_level="warning", timeout_graceful_shutdown=2)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _folders(stores: list[Path]) -> dict[str, Path]:
+    """Return the stores by the names under which they are shown."""
+    chosen = stores or [settings.rollout_store()]
+    for folder in chosen:
+        if not (folder / "shards").is_dir():
+            what = "is no store of rollouts" if folder.exists() else "does not exist"
+            raise failure(f"There are no rollouts in {folder}: it {what}")
+    return {str(folder): folder for folder in chosen}
+
+
+def _access(token: str | None, spare: str | None) -> AccessPolicy:
+    from ..server.access import AccessPolicy
+
+    try:
+        if token:
+            return AccessPolicy(orchestrator=token, observer=settings.observer_tokens())
+        own = AccessPolicy.from_settings()
+        return AccessPolicy(orchestrator=spare) if own.is_open and spare is not None else own
+    except ValueError as exc:
+        raise failure(exc) from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as exc:
+        listener.close()
+        raise failure(f"{host}:{port} cannot be listened on: {exc.strerror}; --port 0 takes any free port") from None
+    listener.listen(128)
+    return listener
+
+
+def _address(listener: socket.socket) -> str:
+    """Return where a browser on this machine finds the page."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,38 @@
+/**
+ * Words about a rollout that are seen at a glance: its reward, its status, how far the reward can be trusted.
+ */
+
+import { el } from "./element.js";
+import { formatNumber } from "./values.js";
+
+const TRUSTS = new Map([
+  [
+    "judged",
+    "What the agent wrote ran in one sandbox and was judged in another: nothing that its code does reaches the decision.",
+  ],
+  ["isolated", "Plain lines that run nothing of the agent's."],
+  ["shared", "The agent's code may run where the decision is made: code that is out to cheat can decide it."],
+]);
+
+/** @param {number | null} reward */
+export function rewardBadge(reward) {
+  const grade = reward === null || reward === undefined ? "none" : reward >= 1 ? "pass" : reward > 0 ? "part" : "fail";
+  return el("span.reward", { data: { grade } }, grade === "none" ? "none" : formatNumber(reward));
+}
+
+/** @param {string} status @param {string | null} [reason] */
+export function statusBadge(status, reason) {
+  const kind = status === "ok" ? ".is-positive" : ["truncated", "cancelled"].includes(status) ? "" : ".is-negative";
+  return el(`span.badge${kind}`, { title: reason ?? null }, status);
+}
+
+/** @param {string | null} trust */
+export function trustBadge(trust) {
+  if (!trust) return el("span.badge", {}, "not verified");
+  return el("span.badge", { title: trustMeaning(trust), data: { trust } }, trust);
+}
+
+/** What a level of trust means. @param {string} trust */
+export function trustMeaning(trust) {
+  return TRUSTS.get(trust) ?? "";
+}
