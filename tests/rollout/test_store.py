@@ -84,7 +84,8 @@ def test_an_index_of_an_older_version_is_built_again(store: RolloutStore) -> Non
     store.add(outcome("one", trust="judged"), TASK)
     store.close()
     with sqlite3.connect(store.root / "index.sqlite") as db:
-        db.executescript("ALTER TABLE records DROP COLUMN trust; PRAGMA user_version=1;")
+        db.executescript("DROP INDEX of_first; DROP INDEX of_last; ALTER TABLE records DROP COLUMN trust;")
+        db.execute("PRAGMA user_version=1")
     with RolloutStore(store.root) as again:
         assert [row.trust for row in again.find()] == ["judged"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import webbrowser
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from .. import settings
-from .command import failure
+from .command import failure, tidy_on_sigterm
 from .serve import is_loopback
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def view(
     if open_browser:
         webbrowser.open(f"http://{place}/web/{shown}")
     config = uvicorn.Config(viewer_app(folders, access), log_level="warning", timeout_graceful_shutdown=2)
-    uvicorn.Server(config).run(sockets=[listener])
+    with listener, contextlib.suppress(KeyboardInterrupt), tidy_on_sigterm():
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _folders(stores: list[Path]) -> dict[str, Path]:

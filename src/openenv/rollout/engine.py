@@ -217,8 +217,7 @@ class Engine:
             # an engine that dies leaves a rollout that is listed as interrupted.
             self.store.begin(rollout_id, task, about=self._about(plan))
             with EventLog(self.store.live_file(rollout_id, "events.jsonl")) as events:
-                callbacks = [events, *([] if on_progress is None else [on_progress])]
-                reporter = Reporter(rollout_id, *callbacks, lock=self._events)
+                reporter = Reporter(rollout_id, events, on_progress, lock=self._events)
                 return self._run(plan, reporter, cancel or Cancellation())
         finally:
             shutil.rmtree(folder, ignore_errors=True)

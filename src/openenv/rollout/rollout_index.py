@@ -14,6 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -34,6 +35,7 @@ Grouping = Literal["task_id", "group", "agent", "model", "status", "trust", "san
 GROUPINGS: tuple[str, ...] = get_args(Grouping)
 
 _VERSION = 3
+_KEPT = 64
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS shards (name TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS records (
@@ -44,16 +46,19 @@ CREATE TABLE IF NOT EXISTS records (
     shard TEXT NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,
     is_last INTEGER NOT NULL DEFAULT 1
 );
-CREATE INDEX IF NOT EXISTS by_rollout ON records (rollout_id, stored_at);
-CREATE INDEX IF NOT EXISTS by_time ON records (stored_at, record_id);
-CREATE INDEX IF NOT EXISTS by_shard ON records (shard);
-CREATE TEMP TABLE IF NOT EXISTS touched (rollout_id TEXT PRIMARY KEY);
+CREATE INDEX IF NOT EXISTS by_rollout ON records (rollout_id, stored_at, record_id);
+CREATE INDEX IF NOT EXISTS by_verdict ON records (verdict, stored_at, record_id) WHERE kind != 'rollout';
+-- These two hold all that lists select, order and count by: the rows themselves are not read but for those shown.
+CREATE INDEX IF NOT EXISTS of_first ON records (
+    stored_at, record_id, task_id, status, reward, agent, model, "group", trust, sandbox, turns, tokens, wall_s, kind
+) WHERE kind = 'rollout';
+CREATE INDEX IF NOT EXISTS of_last ON records (
+    stored_at, record_id, task_id, status, reward, agent, model, "group", trust, sandbox, turns, tokens, wall_s, is_last
+) WHERE is_last = 1;
 """
-_MARK_LAST = """
-UPDATE records SET is_last = NOT EXISTS (
-    SELECT 1 FROM records AS later WHERE later.rollout_id = records.rollout_id
-    AND (later.stored_at, later.record_id) > (records.stored_at, records.record_id)
-) WHERE rollout_id IN (SELECT rollout_id FROM touched)
+_LATER = """
+SELECT 1 FROM records AS later WHERE later.rollout_id = records.rollout_id
+AND (later.stored_at, later.record_id) > (records.stored_at, records.record_id)
 """
 # By id where the times are equal: a verification can follow within one tick of the clock.
 _ORDERS: Mapping[str, str] = {
@@ -94,7 +99,10 @@ class RolloutRow:
     length: int
 
 
-_COLUMNS = ", ".join(f'"{column.name}"' for column in fields(RolloutRow))
+_NAMES = [column.name for column in fields(RolloutRow)]
+_COLUMNS = ", ".join(f'"{name}"' for name in _NAMES)
+_VALUES = attrgetter(*_NAMES)
+_INSERT = f"INSERT OR IGNORE INTO records ({_COLUMNS}) VALUES ({', '.join('?' * len(_NAMES))})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +172,7 @@ class RolloutFilter:
         if self.verdict == FIRST:
             add("kind = 'rollout'")
         elif self.verdict == LAST:
-            add("is_last")
+            add("is_last = 1")
         elif self.verdict is not None:
             add("verdict = ?", self.verdict)
         return (f" WHERE {' AND '.join(conditions)}" if conditions else ""), values
@@ -226,6 +234,11 @@ class RolloutIndex:
         self._path, self._shards = path, shards
         self._lock = threading.Lock()
         self._db: sqlite3.Connection | None = None
+        self._in_memory = False
+        self._figures_lock = threading.Lock()
+        self._figures_db: sqlite3.Connection | None = None
+        self._kept: dict[tuple[object, ...], list[Any]] = {}
+        self._seen: dict[str, int] | None = None  # the sizes of all shards when they were last read
 
     def sync(self, shard: str | None = None) -> None:
         """Read what was appended since the last time, of one shard or of all."""
@@ -248,13 +261,17 @@ class RolloutIndex:
     ) -> list[RolloutRow]:
         """Return rows."""
         clause, values = where.sql()
-        query = f"SELECT {_COLUMNS} FROM records{clause} ORDER BY {_ORDERS[order]} LIMIT ? OFFSET ?"
+        # First which rows, by the indexes alone, then what is in them: those that are passed over are not read.
+        chosen = f"SELECT rowid FROM records{clause} ORDER BY {_ORDERS[order]} LIMIT ? OFFSET ?"
+        query = f"SELECT {_COLUMNS} FROM records WHERE rowid IN ({chosen}) ORDER BY {_ORDERS[order]}"
+        if limit is None and not offset:
+            query = f"SELECT {_COLUMNS} FROM records{clause} ORDER BY {_ORDERS[order]} LIMIT ? OFFSET ?"
         return [RolloutRow(*row) for row in self._read(query, [*values, -1 if limit is None else limit, offset])]
 
     def count(self, where: RolloutFilter) -> int:
         """Return how many rows there are."""
         clause, values = where.sql()
-        return int(self._read(f"SELECT COUNT(*) FROM records{clause}", values)[0][0])
+        return int(self._figures(f"SELECT COUNT(*) FROM records{clause}", values)[0][0])
 
     def stats(
         self, where: RolloutFilter, *, by: Grouping | None = None, limit: int | None = None
@@ -267,7 +284,14 @@ class RolloutIndex:
             "SUM(reward * reward), MIN(reward), MAX(reward), AVG(turns), AVG(tokens), AVG(wall_s), MAX(stored_at) "
             f"FROM records{clause} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT ?"
         )
-        return [_stats(row) for row in self._read(query, [*values, -1 if limit is None else limit])]
+        return [_stats(row) for row in self._figures(query, [*values, -1 if limit is None else limit])]
+
+    def names(self, column: Grouping, *, limit: int) -> list[tuple[str, int]]:
+        """Return the values of a column and how many rollouts have each, the most frequent first."""
+        where = "kind != 'rollout'" if column == "verdict" else "kind = 'rollout'"
+        name = f"COALESCE(\"{column}\", '')"
+        query = f"SELECT {name}, COUNT(*) FROM records WHERE {where} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT ?"
+        return [(str(name), int(count)) for name, count in self._figures(query, [limit])]
 
     def beginning(self, column: Literal["rollout_id", "verdict"], prefix: str, limit: int = 2) -> list[str]:
         """Return the values of a column that begin so; one alone if it is the whole value."""
@@ -282,13 +306,40 @@ class RolloutIndex:
     def close(self) -> None:
         """Close the file."""
         with self._lock:
-            if self._db is not None:
-                self._db.close()
-                self._db = None
+            self._close()
+
+    def _close(self) -> None:
+        with self._figures_lock:
+            if self._figures_db is not None:
+                self._figures_db.close()
+                self._figures_db = None
+        if self._db is not None:
+            self._db.close()
+            self._db = None
 
     def _read(self, query: str, values: list[object]) -> list[Any]:
         with self._lock:
             return self._open().execute(query, values).fetchall()
+
+    def _figures(self, query: str, values: list[object]) -> list[Any]:
+        """Read what takes a look at many rows; the last results are kept until the store grows.
+
+        Over a connection of its own: lists and single rollouts do not wait for it.
+        """
+        key, kept = (query, *values), self._kept
+        if key in kept:
+            return kept[key]
+        with self._lock:
+            db = self._open()
+            if self._in_memory:
+                return db.execute(query, values).fetchall()
+        with self._figures_lock:
+            if self._figures_db is None:
+                self._figures_db = sqlite3.connect(self._path, timeout=30, check_same_thread=False)
+            while len(kept) >= _KEPT:
+                kept.pop(next(iter(kept)), None)
+            kept[key] = self._figures_db.execute(query, values).fetchall()
+            return kept[key]
 
     def _open(self, path: str | None = None) -> sqlite3.Connection:
         if self._db is None:
@@ -303,9 +354,8 @@ class RolloutIndex:
         return self._db
 
     def _forget(self, *, in_memory: bool) -> None:
-        if self._db is not None:
-            self._db.close()
-            self._db = None
+        self._close()
+        self._in_memory = in_memory
         # An OperationalError is about the disk (full, read-only, locked for too long), not about the file's content:
         # the file may serve others, so it stays, and this process indexes for itself.
         if in_memory:
@@ -317,6 +367,9 @@ class RolloutIndex:
     def _sync(self, shard: str | None) -> None:
         db = self._open()
         sizes = self._sizes(shard)
+        if shard is not None or sizes != self._seen:
+            self._kept = {}  # not cleared: what is read meanwhile is of before
+            self._seen = sizes if shard is None else None
         # Most of the time nothing has changed, and a reader need not keep writers waiting.
         if dict(self._positions(db, shard)) == sizes:
             return
@@ -324,13 +377,11 @@ class RolloutIndex:
             # Immediate: the write lock comes before the positions are read, or two processes would read the same
             # lines of a shard.
             db.execute("BEGIN IMMEDIATE")
-            db.execute("DELETE FROM touched")
             known = dict(self._positions(db, shard))
             for gone in known.keys() - sizes.keys():
                 self._drop(db, gone)
             for name, size in sorted(sizes.items()):
                 self._sync_shard(db, name, size, known.get(name, 0))
-            db.execute(_MARK_LAST)
 
     def _sizes(self, shard: str | None) -> dict[str, int]:
         if shard is not None:
@@ -355,18 +406,22 @@ class RolloutIndex:
                     break  # still being written
                 row = _row(line, name, done)
                 if row is not None:
-                    values = [getattr(row, column.name) for column in fields(RolloutRow)]
-                    marks = ", ".join("?" * len(values))
-                    # A shard that was copied beside itself has the same records twice.
-                    db.execute(f"INSERT OR IGNORE INTO records ({_COLUMNS}) VALUES ({marks})", values)
-                    db.execute("INSERT OR IGNORE INTO touched VALUES (?)", (row.rollout_id,))
+                    self._insert(db, row)
                 done += len(line)
         db.execute("INSERT OR REPLACE INTO shards (name, bytes) VALUES (?, ?)", (name, done))
 
+    def _insert(self, db: sqlite3.Connection, row: RolloutRow) -> None:
+        # A shard that was copied beside itself has the same records twice.
+        db.execute(_INSERT, _VALUES(row))
+        others = db.execute("SELECT COUNT(*) FROM records WHERE rollout_id = ?", (row.rollout_id,)).fetchone()[0]
+        if others > 1:  # verified again, in whatever order the shards are read
+            db.execute(f"UPDATE records SET is_last = NOT EXISTS ({_LATER}) WHERE rollout_id = ?", (row.rollout_id,))
+
     def _drop(self, db: sqlite3.Connection, name: str) -> None:
-        db.execute("INSERT OR IGNORE INTO touched SELECT rollout_id FROM records WHERE shard = ?", (name,))
+        ids = db.execute("SELECT DISTINCT rollout_id FROM records WHERE shard = ?", (name,)).fetchall()
         db.execute("DELETE FROM records WHERE shard = ?", (name,))
         db.execute("DELETE FROM shards WHERE name = ?", (name,))
+        db.executemany(f"UPDATE records SET is_last = NOT EXISTS ({_LATER}) WHERE rollout_id = ?", ids)
 
 
 def _row(line: bytes, shard: str, offset: int) -> RolloutRow | None:

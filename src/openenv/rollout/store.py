@@ -480,6 +480,14 @@ class RolloutStore:
         self._index.sync()
         return self._index.stats((where or RolloutFilter()).having(conditions), by=by, limit=limit)
 
+    def names(self, column: Grouping, *, limit: int = 1000) -> list[tuple[str, int]]:
+        """Return the values of a column and how many rollouts have each, the most frequent first.
+
+        For `verdict`, the names of later verdicts.
+        """
+        self._index.sync()
+        return self._index.names(column, limit=limit)
+
     def read(self, row: RolloutRow) -> Record:
         """Return the record of a row.
 

@@ -237,11 +237,9 @@ class RolloutViewer:
     def names(self, query: RolloutQuery) -> dict[str, Any]:
         """Return what the filters can be set to, with how many rollouts have it."""
         store = self.stores.get(query.text("store"))
-        names: dict[str, list[list[object]]] = {}
-        for name, column in _GROUPINGS.items():
-            where = RolloutFilter(verdict=None if column == "verdict" else FIRST)
-            stats = [] if store is None else store.stats(where, by=column, limit=_MOST_NAMES)
-            names[name] = [[each.name, each.rollouts] for each in stats]
+        names = {
+            name: [] if store is None else store.names(column, limit=_MOST_NAMES) for name, column in _GROUPINGS.items()
+        }
         return {"stores": self.stores.names, "names": names}
 
     def rollout(self, rollout_id: str, query: RolloutQuery) -> dict[str, Any]:

@@ -17,7 +17,11 @@ const TRUSTS = new Map([
 /** @param {number | null} reward */
 export function rewardBadge(reward) {
   const grade = reward === null || reward === undefined ? "none" : reward >= 1 ? "pass" : reward > 0 ? "part" : "fail";
-  return el("span.reward", { data: { grade } }, grade === "none" ? "none" : formatNumber(reward));
+  return el(
+    "span.reward",
+    { data: { grade } },
+    grade === "none" ? "none" : formatNumber(Number(Number(reward).toPrecision(3))),
+  );
 }
 
 /** @param {string} status @param {string | null} [reason] */

@@ -74,7 +74,7 @@ export class RolloutFilters {
     const query = new URLSearchParams();
     for (const [name, { control }] of Object.entries(this.fields)) {
       const value = control.value.trim();
-      if (value !== "" && !(name === "store" && control.options?.length < 2)) query.set(name, value);
+      if (value !== "") query.set(name, value);
     }
     return query;
   }

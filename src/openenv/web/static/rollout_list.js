@@ -41,14 +41,14 @@ export class RolloutList {
       mark: (row) => this.#mark(row.rollout_id),
       failed: (error) => this.#failed(error),
       head: el(
-        "div.list-row.list-head",
+        "div.virtual-row.virtual-head",
         { role: "row", "aria-rowindex": 1 },
         COLUMNS.map((title, index) =>
           el("span", { role: "columnheader", class: `c-${index}` }, title || el("span.unseen", {}, "Compare")),
         ),
       ),
     });
-    this.count = el("p.hint.list-count", { role: "status" });
+    this.count = el("p.hint", { role: "status" });
     this.problem = el("p.problem", { role: "alert", hidden: true });
     this.running = el("section.running", { "aria-label": "Running now" });
     this.compare = el(
@@ -71,9 +71,9 @@ export class RolloutList {
       {},
       el("h2.unseen", {}, "Rollouts"),
       this.running,
-      el("section.card", {}, this.filters.node),
+      el("section.card.is-tight", {}, this.filters.node),
       this.stats.node,
-      el("section.card.list-card", {}, bar, this.problem, this.empty, this.list.node),
+      el("section.card.is-tight", {}, bar, this.problem, this.empty, this.list.node),
     );
   }
 
@@ -112,14 +112,14 @@ export class RolloutList {
     clearTimeout(this.timer);
     const key = String(this.filters.query);
     try {
-      if (isAsked) {
-        if (key !== this.key || this.list.total === 0) this.#offer();
-        this.stats.show(this.filters.request);
-        this.#address();
-      }
+      if (isAsked) this.#address();
       // While rows are read, the list must not move: it is only brought up to date at its top.
       if (isAsked || this.list.body.scrollTop === 0) await this.list.reload(key !== this.key);
       else await this.#load(0, 1);
+      if (isAsked) {
+        this.#offer();
+        this.stats.show(this.filters.request);
+      }
       this.key = key;
       this.problem.hidden = true;
     } catch (error) {

@@ -58,7 +58,7 @@ export class RolloutPair {
         el("div.scroll", { tabindex: 0, role: "group", "aria-label": "Checks" }, checks(both)),
       ),
       el(
-        "div.pair",
+        "div.side-by-side",
         {},
         both.map((rollout, index) =>
           el(
@@ -91,7 +91,7 @@ function figures(both) {
     );
   };
   return el(
-    "table.log.pair-figures",
+    "table.log",
     {},
     el("caption.unseen", {}, "The figures of both"),
     el(

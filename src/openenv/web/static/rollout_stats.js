@@ -47,7 +47,7 @@ export class RolloutStatsTable {
     );
     const box = el("div.scroll", { tabindex: 0, role: "group", "aria-label": "Figures" }, this.table);
     this.node = el(
-      "details.card.fold",
+      "details.card.fold.is-tight",
       {},
       el("summary", {}, "Pass rates"),
       el("div.toolbar", {}, this.by, this.summary),

@@ -27,11 +27,11 @@ export class TranscriptView {
     /** @type {Map<number, HTMLElement>} */
     this.nodes = new Map();
     this.shown = 0;
-    this.head = el("div.transcript-head");
+    this.head = el("div.calls-head");
     this.list = el("ol.turns");
     this.more = el("button", { type: "button", hidden: true, on: { click: () => this.#grow() } }, "Show more turns");
     this.findings = el("div");
-    this.node = el("div.transcript", {}, this.head, this.findings, this.list, this.more);
+    this.node = el("div.calls", {}, this.head, this.findings, this.list, this.more);
   }
 
   /** Ask for the turns. */
@@ -100,7 +100,12 @@ export class TranscriptView {
     if (this.isCompact) return;
     const goTo = (/** @type {number} */ number) => this.goTo(number);
     const isLine = this.turns.every((turn, index) => turn.parent === (this.turns[index - 1]?.number ?? null));
-    fill(this.head, turnChart(this.turns, goTo), !isLine && branchGraph(this.turns, goTo));
+    const all = el("button.small", { type: "button", on: { click: () => this.#openTokens() } }, "Show all tokens");
+    fill(this.head, turnChart(this.turns, goTo), !isLine && branchGraph(this.turns, goTo), all);
+  }
+
+  #openTokens() {
+    for (const node of this.list.querySelectorAll("details.of-tokens")) /** @type {any} */ (node).open = true;
   }
 
   /** @param {any} turn */
@@ -114,7 +119,9 @@ export class TranscriptView {
       `${formatSeconds(turn.latency_s)}`,
       turn.ended === null && "not ended",
     ].filter(Boolean);
-    const tokens = folded(["Tokens, coloured by log-probability"], () => new Tokens(this.id, turn.number).node);
+    const tokens = folded(["Tokens, coloured by log-probability"], () => new Tokens(this.id, turn.number).node, {
+      kind: ".of-tokens",
+    });
     return el(
       "li.turn",
       { tabindex: -1, id: `turn-${this.id}-${turn.number}`, data: { branch: turn.branch } },
@@ -123,7 +130,6 @@ export class TranscriptView {
         {},
         el("h3", {}, `Call ${turn.number}`),
         turn.branch !== "main" && el("span.badge", {}, turn.branch),
-        turn.parent === null && turn.number > 1 && el("span.badge", {}, "new conversation"),
         turn.not_trainable.length > 0 &&
           el("span.badge.is-negative", { title: turn.not_trainable.join(", ") }, "not trained on"),
         el("span.hint", {}, facts.join(", ")),
@@ -139,7 +145,7 @@ export class TranscriptView {
 
 /** @param {string[]} tools */
 function toolList(tools) {
-  return folded([`${tools.length} tools`], () => el("p.hint", {}, tools.join(", ")));
+  return folded([`${tools.length} ${tools.length === 1 ? "tool" : "tools"}`], () => el("p.hint", {}, tools.join(", ")));
 }
 
 /** @param {{role: string, parts: any[]}} message @param {boolean} [isReply] */
@@ -168,12 +174,12 @@ function partNode(part, isFolded) {
   }
   if (part.kind === "call") {
     const title = [el("strong", {}, visible(part.name || "tool")), " ", el("code", {}, visible(firstLine(text, 90)))];
-    return folded(title, () => codeBlock(pretty(text), { cut, label: "Arguments" }), { kind: ".call" });
+    return folded(title, () => codeBlock(pretty(text), { cut, label: "Arguments" }), { kind: ".called" });
   }
   if (part.kind === "result") {
     const title = [part.is_error ? "Error: " : "Result: ", el("code", {}, visible(firstLine(text, 90)))];
-    if (!isLong(text)) return el(`div.result${part.is_error ? ".is-error" : ""}`, {}, block(""));
-    return folded(title, () => block("", "Result"), { kind: part.is_error ? ".result.is-error" : ".result" });
+    if (!isLong(text)) return el(`div.returned${part.is_error ? ".is-error" : ""}`, {}, block(""));
+    return folded(title, () => block("", "Result"), { kind: part.is_error ? ".returned.is-error" : ".returned" });
   }
   if (part.kind === "other") return folded([visible(part.name ?? "something else")].flat(), () => block(""));
   if (isFolded && isLong(text)) return folded([el("span", {}, visible(firstLine(text, 100)))], () => block(".said"));

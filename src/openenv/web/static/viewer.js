@@ -53,7 +53,7 @@ function show(page) {
     el("div.title", {}, el("h1", {}, "Rollouts")),
     page.asks_for_token && el("button.link", { type: "button", on: { click: logout } }, "Log out"),
   );
-  fill(place, head, el("main", { id: "content", tabindex: -1 }, rollouts.node));
+  fill(place, head, el("main.viewer", { id: "content", tabindex: -1 }, rollouts.node));
   rollouts.show(true);
 }
 

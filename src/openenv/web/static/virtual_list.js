@@ -34,10 +34,10 @@ export class VirtualList {
     this.frame = 0;
     this.kept = 0;
     this.prefix = uniqueId("row");
-    this.space = el("div.list-space", { role: "rowgroup" });
-    this.body = el("div.list-body", { tabindex: -1 }, this.space);
+    this.space = el("div.virtual-space", { role: "rowgroup" });
+    this.body = el("div.virtual-body", { tabindex: -1 }, this.space);
     this.node = el(
-      "div.list",
+      "div.virtual",
       { role: "grid", tabindex: 0, "aria-label": label, "aria-readonly": "true" },
       el("div", { role: "rowgroup" }, head),
       this.body,
@@ -129,7 +129,7 @@ export class VirtualList {
     const row = this.#at(index);
     const cells = row ? this.options.cells(row, index) : [el("span", { role: "gridcell" }, "…")];
     const node = el(
-      "div.list-row",
+      "div.virtual-row",
       { role: "row", id: `${this.prefix}-${index}`, "aria-rowindex": index + 2, data: { index } },
       cells,
     );
@@ -210,7 +210,7 @@ export class VirtualList {
   #click(event) {
     const target = /** @type {Element} */ (event.target);
     if (target.closest("a, input, button, label")) return;
-    const row = target.closest(".list-row");
+    const row = target.closest(".virtual-row");
     const found = row instanceof HTMLElement ? this.#at(Number(row.dataset.index)) : null;
     if (found && !String(getSelection())) this.options.open(found);
   }
