@@ -12,19 +12,8 @@ from ..sandboxes.descriptors import raise_file_limit
 from .command import HelpCommand, HelpGroup
 
 COMMANDS = (
-    "init",
-    "serve",
-    "validate",
-    "build",
-    "deploy",
-    "mcp",
-    "top",
-    "ps",
-    "gc",
-    "rollouts",
-    "view",
-    "sandboxes",
-    "doctor",
+    *("init", "serve", "validate", "build", "deploy", "mcp", "top", "ps", "gc"),
+    *("play", "rollouts", "view", "sandboxes", "doctor"),
 )
 """Each is a function, or a Typer group, in the module of its name."""
 
@@ -35,6 +24,7 @@ Write an RL environment once, serve it, step it from fast typed clients.
   openenv serve my_env.py          serve the environment in a file
   openenv top                      watch the server on this machine
   openenv ps                       list the servers and sandboxes that run
+  openenv play URL --model NAME    let a model play a served environment
   openenv rollouts run task.yaml   let a coding agent work on a task
   openenv view                     look at what it did, in the browser
   openenv doctor                   show what is missing on this machine

@@ -169,7 +169,7 @@ def run(
 
     with _failures():
         loaded = [task for path in tasks for task in _repeated(load_task(path), repeat)]
-        endpoint = _model(base_url, model, api_key or settings.model_key(), sampling)
+        endpoint = endpoint_model(base_url, model, api_key or settings.model_key(), sampling)
         if endpoint is None and driver(agent).dialect is not None:
             raise ValueError(f"{agent} needs a model: give its endpoint with --base-url and its id with --model")
     with _opened(store, create=True) as opened:
@@ -532,7 +532,12 @@ def _age(seconds: float) -> str:
     return f"{int(seconds / 86_400)} d"
 
 
-def _model(base_url: str | None, name: str | None, api_key: str | None, sampling: str | None) -> Model | None:
+def endpoint_model(base_url: str | None, name: str | None, api_key: str | None, sampling: str | None) -> Model | None:
+    """Return the model of a command's options; None where none is named.
+
+    Raises:
+        ValueError: The options do not fit together.
+    """
     from pydantic import ValidationError
 
     from ..rollout.task import Model
