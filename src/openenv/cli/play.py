@@ -52,8 +52,8 @@ def play(
     endpoint is played again and is no reward. Exits with 1 if an episode has none in the end.
 
       openenv serve maze.py --max-sessions 64
-      openenv play http://localhost:8000 --base-url http://localhost:8001/v1 --model NAME \\
-          -n 64 --concurrency 64 --system "Find the way out."
+      openenv play http://localhost:8000 --base-url http://localhost:8001/v1 \\
+          --model NAME -n 64 --concurrency 64 --system "Find the way out."
     """
     try:
         endpoint = endpoint_model(base_url, model, api_key or settings.model_key(), sampling)
