@@ -17,6 +17,7 @@ import http_calls
 from environments import Move, Place
 from openenv import Observation, create_app
 from openenv.server.access import AccessPolicy
+from openenv.sessions.peers import boot_of
 
 
 @pytest.fixture
@@ -192,7 +193,9 @@ def test_readiness_tells_how_full_the_server_is_in_either_mode(serve: Callable[.
         server.wait_for(lambda: server.manager.active == 1)
         response = http_calls.get(f"{server.url}/ready", trust_env=False)
         assert response.status_code == 200
-        assert response.json() == {"status": "ready", "active_sessions": 1, "max_sessions": 3}
+        shown = response.json()
+        assert boot_of(server.manager.peers.new_id()) == shown.pop("server")
+        assert shown == {"status": "ready", "active_sessions": 1, "max_sessions": 3, "workers": 1}
         assert metrics(server)["openenv_session_slots",] == 3
 
 

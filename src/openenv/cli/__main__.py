@@ -12,7 +12,7 @@ from ..sandboxes.descriptors import raise_file_limit
 from .command import HelpCommand, HelpGroup
 
 COMMANDS = (
-    *("init", "serve", "validate", "build", "deploy", "mcp", "top", "ps", "gc"),
+    *("init", "serve", "gateway", "validate", "build", "deploy", "mcp", "top", "ps", "gc"),
     *("play", "rollouts", "view", "sandboxes", "doctor"),
 )
 """Each is a function, or a Typer group, in the module of its name."""

@@ -223,7 +223,7 @@ class HTTPEnvServer:
             self._stop_warning()
             self.manager.resume()
             if not self.manager.peers.is_shared:
-                self.manager.share(peers_of_process())
+                self.manager.share(peers_of_process(self.manager.peers.boot))
             loop, options = asyncio.get_running_loop(), self.service.options
             loop_local(loop, UnreadReplies).limit = options.max_unread_bytes
             # A request of the largest size must pass, whatever its chunks cost.

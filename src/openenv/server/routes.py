@@ -246,11 +246,21 @@ _SAMPLE = 'openenv_sessions{state="ready"} 3\nopenenv_steps_total 1200\n'
 
 
 class Readiness(BaseModel):
-    """Whether new sessions are opened here."""
+    """Whether new sessions are opened here, and what a gateway has to know of the server.
+
+    Args:
+        status: Whether it admits.
+        active_sessions: Slots in use.
+        max_sessions: Slots there are.
+        server: The name of the server as it was started: the ids of its sessions begin with it.
+        workers: The processes that share its port.
+    """
 
     status: Literal["ready", "draining"]
     active_sessions: int
     max_sessions: int
+    server: str
+    workers: int
 
 
 class MetricsRoutes:
@@ -317,6 +327,8 @@ class MetricsRoutes:
             "status": "draining" if manager.is_draining else "ready",
             "active_sessions": manager.active,
             "max_sessions": manager.max_sessions,
+            "server": manager.peers.boot,
+            "workers": manager.peers.processes,
         }
         return JSONResponse(shown, 503 if manager.is_draining else 200, {"cache-control": "no-store"})
 

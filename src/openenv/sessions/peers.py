@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import os
 import re
+import secrets
 import sys
 import uuid
 from collections.abc import Callable
@@ -45,20 +46,42 @@ class SlotCounts(NamedTuple):
 
 NO_SLOTS: Final = SlotCounts()
 
+# Every id is a UUID whose first 48 bits name the server as it was started, so that a gateway finds it without a table:
+#
+#     3f9a61c2-7be0-4d13-9a52-c06f1e8b7d44
+#     |-- boot ---| |------ 74 random bits
+_BOOT: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}(?=-)")
+
+
+def new_boot() -> str:
+    """Return a name for a server that starts now."""
+    digits = secrets.token_hex(6)
+    return f"{digits[:8]}-{digits[8:]}"
+
+
+def boot_of(name: str) -> str | None:
+    """Return which server, as it was started, has made the id of a session or the cookie of a visitor."""
+    match = _BOOT.match(name)
+    return None if match is None else match[0]
+
 
 class Peers:
     """The other processes of a server that has one process: none.
 
     `with peers as counts` holds the lock that all processes share; `counts` are those of the others, and stay true
     while it is held.
+
+    Args:
+        boot: The name of the server as it was started: ids and resume tokens begin with it.
     """
 
     is_shared = False
     is_draining = False
     processes = 1
     """How many processes the server has."""
-    boot: str | None = None
-    """The first part of every resume token of the server; None where the process is the whole server."""
+
+    def __init__(self, boot: str | None = None) -> None:
+        self.boot = boot or new_boot()
 
     def __enter__(self) -> SlotCounts:
         return NO_SLOTS
@@ -125,11 +148,11 @@ class Peers:
 
     def new_id(self) -> str:
         """Return the id of a new session."""
-        return str(uuid.uuid4())
+        return self.boot + str(uuid.uuid4())[len(self.boot) :]
 
     def mark(self, name: str) -> str:
         """Return a name by which requests find this process."""
-        return name
+        return f"{self.boot}-{name}"
 
     def absence(self, session_id: str) -> OpenEnvError | None:
         """Return the error for a session that this process does not know, where another one has or had it."""
@@ -153,9 +176,11 @@ class SeparatePeers(Peers):
     Args:
         family: A secret that the processes have from their parent.
         pid: This process.
+        boot: The name of the process as a server.
     """
 
-    def __init__(self, family: bytes, pid: int) -> None:
+    def __init__(self, family: bytes, pid: int, boot: str | None = None) -> None:
+        super().__init__(boot)
         self._family = family
         self._pid = pid
         self._suffix = f"-p{pid:x}-{self._tag(pid)}"
@@ -164,7 +189,7 @@ class SeparatePeers(Peers):
         return hashlib.blake2b(str(pid).encode(), key=self._family[:64], digest_size=6).hexdigest()
 
     def new_id(self) -> str:
-        return f"{uuid.uuid4()}{self._suffix}"
+        return super().new_id() + self._suffix
 
     def absence(self, session_id: str) -> OpenEnvError | None:
         match = _SEPARATE.search(session_id)
@@ -193,11 +218,11 @@ def _is_running(pid: int) -> bool:
     return True
 
 
-def peers_of_process() -> Peers:
+def peers_of_process(boot: str | None = None) -> Peers:
     """Return what this process knows of others: those that `multiprocessing` has started beside it, as uvicorn does."""
     if parent_process() is None:
-        return Peers()
-    return SeparatePeers(bytes(current_process().authkey), os.getpid())
+        return Peers(boot)
+    return SeparatePeers(bytes(current_process().authkey), os.getpid(), boot)
 
 
 def not_found(peers: Peers, session_id: str) -> OpenEnvError:

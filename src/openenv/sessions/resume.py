@@ -39,21 +39,20 @@ class Attachments:
     Args:
         lookup: Finds sessions.
         grace_s: Returns how long a detached session is kept.
-        peers: Returns the other processes of the server.
+        peers: Returns what this process knows of its server.
     """
 
-    def __init__(self, lookup: SessionLookup, grace_s: Callable[[], float], peers: Callable[[], Peers] = Peers) -> None:
+    def __init__(self, lookup: SessionLookup, grace_s: Callable[[], float], peers: Callable[[], Peers]) -> None:
         self._lookup = lookup
         self._grace_s = grace_s
         self._peers = peers
-        self._boot = secrets.token_urlsafe(6).replace(".", "-")  # the dot separates the parts of a token
         self.resumes = 0
 
     def token(self, session: Session) -> str:
         """Return the token of a session."""
         if not session.secret:
             session.secret = secrets.token_urlsafe(24)
-        return f"{self._peers().boot or self._boot}.{session.id}.{session.secret}"
+        return f"{self._peers().boot}.{session.id}.{session.secret}"
 
     def claimed(self, token: str) -> Session:
         """Return the session of a token.
@@ -65,9 +64,9 @@ class Attachments:
         boot, _, rest = token.partition(".")
         session_id, _, secret = rest.partition(".")
         peers = self._peers()
-        if boot != (peers.boot or self._boot):
-            # Where a server is one process, the token of a process beside it names one that is still there.
-            absence = peers.absence(session_id) if peers.boot is None else None
+        if boot != peers.boot:
+            # Where processes share nothing, the token of one beside this names one that is still there.
+            absence = None if peers.is_shared else peers.absence(session_id)
             # A token of three parts is that of another server, or of an earlier start; anything else is none.
             raise absence or SessionLost(RESTARTED if secret else UNKNOWN)
         session, ended = self._lookup(session_id)

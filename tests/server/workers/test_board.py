@@ -26,7 +26,9 @@ from openenv.server.workers.board import (
     place_of,
 )
 from openenv.server.workers.channel import PeerMessageKind
-from openenv.sessions.peers import NO_SLOTS, SlotCounts
+from openenv.sessions.peers import NO_SLOTS, SlotCounts, new_boot
+
+BOOT = new_boot()
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ class Outbox:
 
 def peers_of(board: Board, index: int) -> tuple[SharedPeers, Outbox]:
     outbox: Any = Outbox()
-    return SharedPeers(board, outbox, WorkerPlace(index, board.generation(index)), "boot"), outbox
+    return SharedPeers(board, outbox, WorkerPlace(index, board.generation(index)), BOOT), outbox
 
 
 def test_a_name_says_which_process_has_made_it() -> None:
@@ -225,7 +227,7 @@ def test_a_session_that_is_not_here_is_elsewhere_lost_or_unknown(board: Board) -
     lost = here.absence(name)
     assert isinstance(lost, SessionLost)
     assert lost.reason == "worker crashed"
-    for unknown in ("x", "x-w9-1", "x-w1-99"):
+    for unknown in ("x", "x-w9-1", "x-w1-99", f"{new_boot()}{name[len(BOOT) :]}"):
         assert here.absence(unknown) is None
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from openenv.protocol.codec import JSON, MSGPACK
-from openenv.server.workers.board import LEAVING, SERVING, Board, WorkerChoice, WorkerPlace
-from openenv.server.workers.routing import Router, is_request, read_head, sessions_of
+from openenv.server.workers.board import LEAVING, SERVING, Board
+from openenv.server.workers.routing import Destination, Router, is_request, read_head, sessions_of
 from openenv.sessions.peers import SlotCounts
 
 HERE, HELD, EMPTY = 0, 1, 2  # this worker; the one that has the sessions; the least loaded one
-STAYS, TO_HELD, TO_EMPTY = WorkerChoice(HERE), WorkerChoice(HELD), WorkerChoice(EMPTY, 1)
+STAYS, TO_HELD, TO_EMPTY = Destination(HERE), Destination(HELD), Destination(EMPTY, 1)
 NAME = "5f3c-w1-1"
 GONE = "5f3c-w1-7"
 
@@ -34,7 +34,7 @@ def board() -> Iterator[Board]:
 @pytest.fixture
 def router(board: Board) -> Router:
     """That of the first worker."""
-    return Router(board, WorkerPlace(HERE, 1))
+    return Router(board, HERE)
 
 
 def head_of(line: str, *fields: str, body: bytes = b"") -> bytes:
@@ -42,7 +42,7 @@ def head_of(line: str, *fields: str, body: bytes = b"") -> bytes:
     return "\r\n".join(lines).encode()
 
 
-def request(router: Router, line: str, *fields: str, body: bytes = b"", is_first: bool = True) -> WorkerChoice:
+def request(router: Router, line: str, *fields: str, body: bytes = b"", is_first: bool = True) -> Destination:
     head = read_head(head_of(line, *fields, body=body))
     assert head is not None
     return router.of_request(head, body if router.needs_body(head) else b"", is_first=is_first)
@@ -82,7 +82,7 @@ def request(router: Router, line: str, *fields: str, body: bytes = b"", is_first
     ],
 )
 def test_requests_go_where_their_session_is(
-    router: Router, line: str, fields: list[str], expected: WorkerChoice
+    router: Router, line: str, fields: list[str], expected: Destination
 ) -> None:
     assert request(router, line, *fields) == expected
 
@@ -99,7 +99,7 @@ def test_requests_go_where_their_session_is(
     ],
 )
 def test_json_rpc_names_its_session_in_the_body(
-    router: Router, message: dict[str, object], expected: WorkerChoice
+    router: Router, message: dict[str, object], expected: Destination
 ) -> None:
     assert request(router, "POST /mcp", body=json.dumps({"jsonrpc": "2.0", "id": 1, **message}).encode()) == expected
 
@@ -113,9 +113,9 @@ def test_a_repeated_key_finds_the_worker_of_the_first(board: Board, router: Rout
     fields = ("X-OpenEnv-Session: new", "Idempotency-Key: kkkk")
     assert request(router, "POST /reset", *fields) == TO_EMPTY
     board.publish(EMPTY, SlotCounts(live=500))
-    assert request(router, "POST /reset", *fields) == WorkerChoice(EMPTY)  # nothing more is opened
-    assert request(router, "POST /sessions", "idempotency-key: kkkk") == WorkerChoice(EMPTY)
-    assert request(router, "POST /sessions", "idempotency-key: other") == WorkerChoice(HERE, 1)
+    assert request(router, "POST /reset", *fields) == Destination(EMPTY)  # nothing more is opened
+    assert request(router, "POST /sessions", "idempotency-key: kkkk") == Destination(EMPTY)
+    assert request(router, "POST /sessions", "idempotency-key: other") == Destination(HERE, 1)
 
 
 def test_a_worker_that_leaves_still_gets_the_requests_of_its_sessions(board: Board, router: Router) -> None:
@@ -125,7 +125,7 @@ def test_a_worker_that_leaves_still_gets_the_requests_of_its_sessions(board: Boa
     assert request(router, f"GET /sessions/{NAME}") == STAYS
 
 
-def upgrade(router: Router, target: str, *fields: str) -> WorkerChoice:
+def upgrade(router: Router, target: str, *fields: str) -> Destination:
     head = read_head(head_of(f"GET {target}", *fields))
     assert head is not None
     return router.of_upgrade(head)
@@ -140,7 +140,7 @@ def test_websockets_are_placed_by_their_handshake_or_with_v2_by_their_first_mess
     assert upgrade(router, "/elsewhere") == STAYS
 
 
-def first_message(router: Router, message: object) -> WorkerChoice:
+def first_message(router: Router, message: object) -> Destination:
     payload = json.dumps(message).encode()
     return router.of_first_message(payload, JSON, binary=False, role="orchestrator", limit=1 << 20, sessions=1)
 
@@ -149,8 +149,8 @@ def test_the_first_message_of_v2_resumes_or_opens(board: Board, router: Router) 
     assert first_message(router, {"type": "open", "id": 1, "resume": f"boot.{NAME}.secret"}) == TO_HELD
     assert first_message(router, {"type": "open", "id": 1, "nonce": "n" * 16}) == TO_EMPTY
     board.publish(EMPTY, SlotCounts(live=500))
-    assert first_message(router, {"type": "open", "id": 1, "nonce": "n" * 16}) == WorkerChoice(EMPTY)
-    assert first_message(router, {"type": "open", "id": 1, "nonce": "m" * 16}) == WorkerChoice(HERE, 1)
+    assert first_message(router, {"type": "open", "id": 1, "nonce": "n" * 16}) == Destination(EMPTY)
+    assert first_message(router, {"type": "open", "id": 1, "nonce": "m" * 16}) == Destination(HERE, 1)
     for message in ({"type": "ping", "id": 1}, ["open"], "open"):
         assert first_message(router, message) == STAYS
     packed = MSGPACK.encode({"type": "open", "id": 1, "resume": f"boot.{NAME}.secret"})
@@ -168,7 +168,7 @@ def test_a_connection_that_opens_many_sessions_says_so(board: Board, router: Rou
     choice = router.of_first_message(
         payload, JSON, binary=False, role="orchestrator", limit=1000, sessions=sessions_of(head)
     )
-    assert choice == WorkerChoice(EMPTY, 40)
+    assert choice == Destination(EMPTY, 40)
     assert board.load(EMPTY) == 40
 
 

@@ -19,17 +19,18 @@ import os
 import re
 import tempfile
 import threading
-import uuid
+import zlib
 from array import array
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from ...errors import OpenEnvError, SessionElsewhere, SessionLost
 from ...sessions.lifetime import WORKER_CRASHED
-from ...sessions.peers import NO_SLOTS, Peers, SlotCounts
+from ...sessions.peers import NO_SLOTS, Peers, SlotCounts, boot_of
 from .channel import PeerChannel, PeerMessageKind
+from .routing import GONE, Destination
 
 MOST_WORKERS: Final = 255  # an index takes one byte of a key's cell
 
@@ -57,18 +58,6 @@ class WorkerPlace:
 
     index: int
     generation: int
-
-
-class WorkerChoice(NamedTuple):
-    """The worker that a request goes to.
-
-    Args:
-        worker: Its index.
-        sessions: How many sessions the request opens there: they count as the worker's load until they are there.
-    """
-
-    worker: int
-    sessions: int = 0
 
 
 def place_of(name: str) -> WorkerPlace | None:
@@ -184,6 +173,18 @@ class Board:
             return False
         return self.state(place.index) in _TAKES_CONNECTIONS
 
+    def find(self, name: str) -> int | None:
+        """Return the worker that has made a name, or `GONE`; None where the name is of no worker."""
+        place = place_of(name)
+        if place is None:
+            return None
+        return place.index if self.is_there(place) else GONE
+
+    def spread(self, name: str, here: int) -> int:
+        """Return a worker for a name that a client has made itself: the same one each time, while it serves."""
+        index = zlib.crc32(name.encode("latin-1", "replace")) % self.workers
+        return index if self.state(index) in _TAKES_CONNECTIONS else here
+
     def others(self, index: int) -> list[int]:
         """Return the workers that serve beside one."""
         others = (other for other in range(self.workers) if other != index)
@@ -230,7 +231,7 @@ class Board:
         start = self._sent + index * self.workers
         return sum(self._cells[start : start + self.workers])
 
-    def place(self, here: int, key: bytes | None = None, sessions: int = 1) -> WorkerChoice:
+    def place(self, here: int, key: bytes | None = None, sessions: int = 1) -> Destination:
         """Choose the worker for new sessions: the least loaded one; this one where several are.
 
         A repeated request goes where the first has gone, and opens nothing.
@@ -246,11 +247,11 @@ class Board:
             with self:
                 first = self._worker_of_key(key)
                 if first is not None:
-                    return WorkerChoice(first)
+                    return Destination(first)
                 index = self._least_loaded(here)
                 self._remember(key, index)
         self.send(here, index, sessions)
-        return WorkerChoice(index, sessions)
+        return Destination(index, sessions)
 
     def send(self, here: int, index: int, sessions: int) -> None:
         """Count sessions as the load of another worker; negative for those that do not go there after all."""
@@ -383,13 +384,13 @@ class SharedPeers(Peers):
         board: The shared memory.
         channel: Takes messages to other workers.
         place: This worker.
-        boot: The first part of every resume token.
+        boot: The name of the server as it was started.
     """
 
     is_shared = True
 
     def __init__(self, board: Board, channel: PeerChannel, place: WorkerPlace, boot: str) -> None:
-        self.boot = boot
+        super().__init__(boot)
         self.board = board
         self.channel = channel
         self.place = place
@@ -503,14 +504,14 @@ class SharedPeers(Peers):
             self.channel.send(other, PeerMessageKind.WAKE)
 
     def new_id(self) -> str:
-        return f"{uuid.uuid4()}{self._suffix}"
+        return super().new_id() + self._suffix
 
     def mark(self, name: str) -> str:
-        return name + self._suffix
+        return super().mark(name) + self._suffix
 
     def absence(self, session_id: str) -> OpenEnvError | None:
         place = place_of(session_id)
-        if place is None or place == self.place:
+        if place is None or place == self.place or boot_of(session_id) != self.boot:
             return None
         if not 0 <= place.index < self.board.workers or place.generation > self.board.generation(place.index):
             return None  # this server has never made such an id

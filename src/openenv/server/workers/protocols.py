@@ -30,8 +30,7 @@ from ..fast.upgrade import UpgradeProtocol
 from ..sockets import SocketHandler
 from ..unread import PartialRequests
 from ..ws_v2 import V2Connection
-from .board import WorkerChoice
-from .routing import MOST_BODY_BYTES, RequestHead, is_request, read_head, sessions_of
+from .routing import MOST_BODY_BYTES, Destination, RequestHead, is_request, read_head, sessions_of
 
 if TYPE_CHECKING:
     from .worker import ServerWorker
@@ -95,7 +94,7 @@ class RoutedFirstRead(FirstRead):
         if is_plain_upgrade(data):
             if not is_adopted:
                 choice = self._choose(data)
-                if choice.worker != self._worker.index and self._hand_over(choice, data):
+                if choice.index != self._worker.index and self._hand_over(choice, data):
                     return
                 self._worker.arrived(choice.sessions)  # before the session that it opens, which may be there at once
             self._pass_on(self._upgrade(), data)
@@ -105,11 +104,11 @@ class RoutedFirstRead(FirstRead):
             protocol.is_adopted = is_adopted
             self._pass_on(protocol, data)
 
-    def _choose(self, data: bytes) -> WorkerChoice:
+    def _choose(self, data: bytes) -> Destination:
         head = read_head(data)
-        return WorkerChoice(self._worker.index) if head is None else self._worker.router.of_upgrade(head)
+        return Destination(self._worker.index) if head is None else self._worker.router.of_upgrade(head)
 
-    def _hand_over(self, choice: WorkerChoice, data: bytes) -> bool:
+    def _hand_over(self, choice: Destination, data: bytes) -> bool:
         assert self._transport is not None
         return self._worker.hand_over(self._transport, choice, Stage.REQUEST, data)
 
@@ -204,7 +203,7 @@ class RoutedHttp(LimitedHttpProtocol):
             choice = self._choose(head)
             if choice is None:
                 return False
-            if choice.worker != self._worker.index and self._worker.hand_over(
+            if choice.index != self._worker.index and self._worker.hand_over(
                 self.transport, choice, Stage.REQUEST, self._held
             ):
                 self._is_given_away = True
@@ -214,7 +213,7 @@ class RoutedHttp(LimitedHttpProtocol):
         self._parse(head)
         return True
 
-    def _choose(self, head: RequestHead) -> WorkerChoice | None:
+    def _choose(self, head: RequestHead) -> Destination | None:
         """Return the worker that the next request is for; None while its body has to be read first."""
         router, body = self._worker.router, b""
         if head.body_bytes is not None and router.needs_body(head):
@@ -377,11 +376,11 @@ class RoutedSocket(FrameSocket):
         if timer is not None:
             timer.cancel()
 
-    def route(self, choice: WorkerChoice) -> bool:
+    def route(self, choice: Destination) -> bool:
         """Keep the connection, or give it to another worker; return whether it is kept."""
         worker = self._upgrade.worker
         raw, head = self._raw or b"", self._upgrade.head
-        if choice.worker != worker.index and worker.hand_over(self._transport, choice, Stage.MESSAGES, raw, head=head):
+        if choice.index != worker.index and worker.hand_over(self._transport, choice, Stage.MESSAGES, raw, head=head):
             self._closing = True  # drops what else was in this read
             self._forget()
             return False
@@ -389,7 +388,7 @@ class RoutedSocket(FrameSocket):
         worker.arrived(choice.sessions)
         return True
 
-    def choose(self, payload: bytes, connection: V2Connection, *, binary: bool) -> WorkerChoice:
+    def choose(self, payload: bytes, connection: V2Connection, *, binary: bool) -> Destination:
         """Choose the worker by the first message."""
         return self._upgrade.worker.router.of_first_message(
             payload,

@@ -1,20 +1,19 @@
-"""Which worker a request is for, from its bytes: the one that has the session it names, or the least loaded one.
+"""Which place a request is for, from its bytes: the one that has the session it names, or the least loaded one.
 
-Ids of sessions, MCP sessions and visitors end in `-wINDEX-GENERATION`, so a name is enough and no table is needed.
-Knows what requests of an environment's server look like; must not know connections.
+Places are the workers of a server, or the servers behind a gateway. Ids of sessions, MCP sessions and visitors name
+theirs, so no table is needed. Knows what requests of an environment's server look like; must not know connections.
 
-    names a session that a worker has       that worker
+    names a session that a place has        that place
     opens a session                         the least loaded; under a key, where the same key went before
-    the page                                the visitor's worker; what visitors share, the first one that serves
-    anything else, a name of no worker      here: whichever worker has the connection can answer
+    the page                                the visitor's place; what visitors share, the first one that serves
+    anything else, a name of no place       here: whichever place has the connection can answer
 """
 
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import parse_qs, unquote
 
 from ...protocol.codec import Codec
@@ -22,8 +21,9 @@ from ...protocol.json_values import ValueLimit, decode
 from ...protocol.jsonrpc import META_SESSION
 from ..http_routes import KEY_HEADER, SESSION_COOKIE, SESSION_HEADER
 from ..mcp.endpoint import COOKIE as MCP_COOKIE
-from .board import Board, WorkerChoice, WorkerPlace, place_of
 
+GONE: Final = -1
+"""A place that has had a session, and is there no more."""
 VISITOR_COOKIE: Final = "openenv_visitor"
 _GRADIO: Final = "/web/gradio"  # its page keeps its visitors in the process
 MOST_BODY_BYTES: Final = 256 * 1024  # that are read to find the session of a JSON-RPC request
@@ -96,28 +96,68 @@ def read_head(raw: bytes) -> RequestHead | None:
     return RequestHead(parts[0], path, query, raw, body_bytes)
 
 
-class Router:
-    """Chooses workers.
+class Destination(NamedTuple):
+    """The place that a request goes to.
 
     Args:
-        board: Knows which workers serve, and their loads.
-        here: This worker.
+        index: Which one.
+        sessions: How many sessions the request opens there: they count as its load until they are there.
     """
 
-    def __init__(self, board: Board, here: WorkerPlace) -> None:
-        self._board = board
-        self._here = here.index
-        self._stay = WorkerChoice(here.index)
+    index: int
+    sessions: int = 0
 
-    def _of_name(self, name: str) -> WorkerChoice | None:
-        """Return the worker that has the session of a name; None where this one can answer as well as any."""
-        place = place_of(name)
-        if place is None:
+
+class Places(Protocol):
+    """What a router chooses from."""
+
+    def find(self, name: str) -> int | None:
+        """Return the place that has made a name, or `GONE`; None where no place has."""
+
+    def place(self, here: int, key: bytes | None = None, sessions: int = 1) -> Destination:
+        """Choose the place of new sessions: the least loaded one.
+
+        A repeated request goes where the first has gone, and opens nothing.
+
+        Args:
+            here: The place that has the connection.
+            key: What the client calls its request, so that a repeated one is known.
+            sessions: How many sessions will be opened.
+        """
+
+    def first_serving(self, here: int) -> int:
+        """Return the place for what all requests without a name share."""
+
+    def spread(self, name: str, here: int) -> int:
+        """Return a place for a name that a client has made itself: the same one each time."""
+
+
+class Router:
+    """Chooses places.
+
+    Args:
+        places: Knows which ones serve, and their loads.
+        here: The one that has the connection.
+    """
+
+    def __init__(self, places: Places, here: int) -> None:
+        self._places = places
+        self.move(here)
+
+    def move(self, here: int) -> None:
+        """Note that another place has the connection now."""
+        self._here = here
+        self._stay = Destination(here)
+
+    def _of_name(self, name: str) -> Destination | None:
+        """Return the place that has the session of a name; None where this one can answer as well as any."""
+        index = self._places.find(name)
+        if index is None:
             return None
-        return WorkerChoice(place.index) if self._board.is_there(place) else self._stay
+        return self._stay if index == GONE else Destination(index)
 
-    def _first_serving(self) -> WorkerChoice:
-        return WorkerChoice(self._board.first_serving(self._here))
+    def _first_serving(self) -> Destination:
+        return Destination(self._places.first_serving(self._here))
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -125,8 +165,8 @@ class Router:
         """Say whether the body has to be read: a JSON-RPC request may name its session there."""
         return head.path == "/mcp" and head.method == b"POST" and self._by_head(head) is None
 
-    def of_request(self, head: RequestHead, body: bytes, *, is_first: bool) -> WorkerChoice:
-        """Choose the worker of an HTTP request.
+    def of_request(self, head: RequestHead, body: bytes, *, is_first: bool) -> Destination:
+        """Choose the place of an HTTP request.
 
         Args:
             head: Its head.
@@ -139,10 +179,10 @@ class Router:
         if head.path == "/mcp" and head.method == b"POST":
             return self._of_rpc(head, body, is_first=is_first)
         if is_first and head.path in _GYM:
-            return self._board.place(self._here)
+            return self._places.place(self._here)
         return self._stay
 
-    def _by_head(self, head: RequestHead) -> WorkerChoice | None:
+    def _by_head(self, head: RequestHead) -> Destination | None:
         """Choose by the head alone; None where that does not decide."""
         path, raw = head.path, head.raw
         session = _SESSION.search(raw)
@@ -165,12 +205,12 @@ class Router:
             return None if cookie is None else self._of_name(cookie)
         return None
 
-    def _of_opening(self, raw: bytes) -> WorkerChoice:
-        """Place a request that opens a session; repeated under its key, it goes to the same worker."""
+    def _of_opening(self, raw: bytes) -> Destination:
+        """Place a request that opens a session; repeated under its key, it goes to the same place."""
         key = _KEY.search(raw)
-        return self._board.place(self._here, None if key is None else b"http " + key[1].strip())
+        return self._places.place(self._here, None if key is None else b"http " + key[1].strip())
 
-    def _by_query(self, query: bytes) -> WorkerChoice | None:
+    def _by_query(self, query: bytes) -> Destination | None:
         names = parse_qs(query.decode("latin-1")).get("session_id") if b"session_id" in query else None
         return self._of_name(names[0]) or self._stay if names else None
 
@@ -182,7 +222,7 @@ class Router:
                 return value.strip().strip('"')
         return None
 
-    def _of_page(self, head: RequestHead) -> WorkerChoice:
+    def _of_page(self, head: RequestHead) -> Destination:
         if head.path.startswith("/web/static/"):
             return self._stay
         if head.path.startswith(_GRADIO):
@@ -191,30 +231,26 @@ class Router:
         if visitor:
             return self._of_visitor(visitor)
         if head.path == "/web/" and head.method == b"GET":
-            return self._board.place(self._here)  # the visitor's worker: the response names it in a cookie
+            return self._places.place(self._here)  # the visitor's place: the response names it in a cookie
         return self._first_serving()
 
-    def _of_visitor(self, visitor: str) -> WorkerChoice:
-        choice = self._of_name(visitor)
-        if choice is None:  # a cookie that a client has made itself
-            index = zlib.crc32(visitor.encode("latin-1", "replace")) % self._board.workers
-            choice = WorkerChoice(index) if index in self._board.others(self._here) else self._stay
-        return choice
+    def _of_visitor(self, visitor: str) -> Destination:
+        return self._of_name(visitor) or Destination(self._places.spread(visitor, self._here))
 
-    def _of_rpc(self, head: RequestHead, body: bytes, *, is_first: bool) -> WorkerChoice:
+    def _of_rpc(self, head: RequestHead, body: bytes, *, is_first: bool) -> Destination:
         choices = {self._of_name(name.decode("utf-8", "replace")) for name in _RPC_SESSION.findall(body)} - {None}
         if choices:
             # An argument of a tool may have that name too: unless it makes no difference, the message itself decides.
             own = None if choices == {self._stay} else _rpc_session(body)
             return (None if own is None else self._of_name(own)) or self._stay
         if _RPC_OPENS.search(body) or _MODERN.search(head.raw) or is_first:
-            return self._board.place(self._here)
+            return self._places.place(self._here)
         return self._stay
 
     # -- WebSockets -----------------------------------------------------------------------------------------------
 
-    def of_upgrade(self, head: RequestHead) -> WorkerChoice:
-        """Choose the worker of a WebSocket from its handshake; with protocol v2, its first message decides."""
+    def of_upgrade(self, head: RequestHead) -> Destination:
+        """Choose the place of a WebSocket from its handshake; with protocol v2, its first message decides."""
         if head.path == "/ws/ui":
             visitor = self._cookie(head.raw, VISITOR_COOKIE)
             return self._of_visitor(visitor) if visitor else self._first_serving()
@@ -227,28 +263,53 @@ class Router:
             return choice
         if head.path == "/ws" and _OFFERS.search(head.raw):
             return self._stay
-        return self._board.place(self._here)
+        return self._places.place(self._here)
 
     def of_first_message(
         self, payload: bytes, codec: Codec, *, binary: bool, role: str, limit: int, sessions: int
-    ) -> WorkerChoice:
-        """Choose the worker of a v2 connection from its first message: `open` names a session, or wants a new one."""
-        if len(payload) > MOST_BODY_BYTES or codec.is_compressed(payload, binary=binary):
+    ) -> Destination:
+        """Choose the place of a v2 connection from its first message: `open` names a session, or wants a new one."""
+        request = read_open(payload, codec, binary=binary, limit=limit)
+        if request is None:
             return self._stay
-        try:
-            message = codec.decode(payload, binary=binary, max_bytes=limit, limit=ValueLimit.within(MOST_BODY_BYTES))
-        except ValueError:
-            return self._stay
-        if not isinstance(message, Mapping) or message.get("type") != "open":
-            return self._stay
-        token, nonce = message.get("resume"), message.get("nonce")
-        if isinstance(token, str):
-            place = place_of(token.partition(".")[2].partition(".")[0])
-            if place is not None and self._board.is_there(place):
-                return WorkerChoice(place.index)
-            nonce = None  # any worker can tell that the session is gone; a new one will follow on this connection
-        key = f"ws {role} {nonce}".encode() if isinstance(nonce, str) else None
-        return self._board.place(self._here, key, sessions)
+        key = request.key(role)
+        if request.session is not None:
+            index = self._places.find(request.session)
+            if index is not None and index != GONE:
+                return Destination(index)
+            key = None  # any place can tell that the session is gone; a new one will follow on this connection
+        return self._places.place(self._here, key, sessions)
+
+
+class OpenRequestHead(NamedTuple):
+    """What routing needs of an `open`.
+
+    Args:
+        session: The id in its resume token; None where it has none.
+        nonce: Its nonce.
+    """
+
+    session: str | None
+    nonce: str | None
+
+    def key(self, role: str) -> bytes | None:
+        """Return under what a repeated request is known; `role` keeps clients of different rights apart."""
+        return None if self.nonce is None else f"ws {role} {self.nonce}".encode("utf-8", "surrogatepass")
+
+
+def read_open(payload: bytes, codec: Codec, *, binary: bool, limit: int) -> OpenRequestHead | None:
+    """Read the first message of a v2 connection; None where it is no `open`, or one that the server has to refuse."""
+    if len(payload) > MOST_BODY_BYTES or codec.is_compressed(payload, binary=binary):
+        return None
+    try:
+        message = codec.decode(payload, binary=binary, max_bytes=limit, limit=ValueLimit.within(MOST_BODY_BYTES))
+    except ValueError:
+        return None
+    if not isinstance(message, Mapping) or message.get("type") != "open":
+        return None
+    token, nonce = message.get("resume"), message.get("nonce")
+    session = token.partition(".")[2].partition(".")[0] if isinstance(token, str) else None
+    return OpenRequestHead(session, nonce if isinstance(nonce, str) else None)
 
 
 def _rpc_session(body: bytes) -> str | None:

@@ -16,7 +16,6 @@ import gc
 import logging
 import logging.config
 import os
-import secrets
 import selectors
 import signal
 import socket
@@ -29,6 +28,7 @@ from types import FrameType
 from typing import Any, Final
 
 from ...backoff import Backoff
+from ...sessions.peers import new_boot
 from ...telemetry.prometheus import counters, merge
 from ..loading import TargetError
 from ..run import SAME_SIGNAL_S, UNCLOSED_EXIT, ServeOptions, log_config
@@ -84,7 +84,7 @@ class Supervisor:
         self._options = options
         self._on_started = on_started
         self._count = options.workers
-        self._boot = secrets.token_urlsafe(6).replace(".", "-")  # the dot separates the parts of a token
+        self._boot = new_boot()
         self._board = Board(self._count)
         self._listening = [_listen(options)]
         self._pairs = [message_pair() for _ in range(self._count)]

@@ -47,10 +47,10 @@ from ..run import (
     tune_garbage_collection,
     uvicorn_settings,
 )
-from .board import DOWN, QUIET, SERVING, Board, SharedPeers, WorkerChoice, WorkerPlace
+from .board import DOWN, QUIET, SERVING, Board, SharedPeers, WorkerPlace
 from .channel import PeerChannel, PeerMessage, PeerMessageKind
 from .protocols import RoutedFirstRead, RoutedUpgrade, Stage
-from .routing import Router
+from .routing import Destination, Router
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class ServerWorker:
         self.index = setup.place.index
         self.workers = setup.workers
         self.board = Board(setup.workers, setup.board)
-        self.router = Router(self.board, setup.place)
+        self.router = Router(self.board, setup.place.index)
         self._server = server
         manager = server.manager
         reader, *writers = (socket.socket(fileno=fd) for fd in (setup.reader, *setup.writers))
@@ -189,7 +189,7 @@ class ServerWorker:
     # -- connections ----------------------------------------------------------------------------------------------
 
     def hand_over(
-        self, transport: asyncio.Transport, choice: WorkerChoice, stage: Stage, data: bytes, *, head: bytes = b""
+        self, transport: asyncio.Transport, choice: Destination, stage: Stage, data: bytes, *, head: bytes = b""
     ) -> bool:
         """Give a connection to another worker; False where that is not possible, and nothing has happened.
 
@@ -206,10 +206,10 @@ class ServerWorker:
         transport.pause_reading()
         payload = _HEAD.pack(stage, choice.sessions, len(head)) + head + data
         try:
-            self.channel.send(choice.worker, PeerMessageKind.CONNECTION, payload, [sock.fileno()])
+            self.channel.send(choice.index, PeerMessageKind.CONNECTION, payload, [sock.fileno()])
         except OSError:  # no descriptors or memory left: then it is served here
             logger.exception("a connection could not be handed over")
-            self.board.send(self.index, choice.worker, -choice.sessions)
+            self.board.send(self.index, choice.index, -choice.sessions)
             transport.resume_reading()
             return False
         transport.abort()  # closes this end only: the connection lives on in the message

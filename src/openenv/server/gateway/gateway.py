@@ -1,0 +1,214 @@
+"""The gateway itself: its own routes, its port, and its end.
+
+It has no environment and keeps no sessions. What it answers itself: `/health`, `/ready`, and for all servers together
+`/metrics` and the list of sessions of the page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import httpx2
+
+from ...protocol.json_values import decode, encode
+from ...telemetry.prometheus import CONTENT_TYPE, Family, merge, render
+from ...telemetry.server_metrics import MERGED_BY
+from ..workers.routing import RequestHead
+from .backends import Backends, BackendSource
+from .relay import AUTHORIZATION, COOKIE, JoinedSocket, Relay, refusal, response
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.05
+_MERGED_BY: Final = {name: how for name, how in MERGED_BY.items() if name != "openenv_session_slots"}
+SESSIONS_PATH: Final = "/web/sessions"
+
+
+class Gateway:
+    """One address in front of many servers.
+
+    Args:
+        backends: The servers.
+    """
+
+    def __init__(self, backends: Backends) -> None:
+        self.backends = backends
+        self.relays: set[Relay] = set()
+        self.sockets: set[JoinedSocket] = set()
+        self.is_closing = False
+
+    def connection(self) -> Relay:
+        """Return the protocol of a new connection."""
+        return Relay(self)
+
+    async def drain(self, limit_s: float) -> None:
+        """End all connections: those of protocol v2 at once, for their clients go on through another gateway.
+
+        A request that waits for its response, and a WebSocket of protocol v1, whose session would end with it, have
+        some time left.
+
+        Args:
+            limit_s: How long.
+        """
+        self.is_closing = True
+        for relay in list(self.relays):
+            relay.shut_down()
+        for joined in [one for one in self.sockets if one.is_resumable]:
+            joined.transport.close()
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while (self.relays or self.sockets) and clock() - began < limit_s:  # noqa: ASYNC110 - plain sets
+            await asyncio.sleep(_LOOK_S)
+        for connection in (*self.relays, *self.sockets):
+            connection.transport.abort()
+
+    # -- its own routes -------------------------------------------------------------------------------------------
+
+    def answer(self, head: RequestHead) -> Awaitable[bytes] | None:
+        """Return the response to a request that is for the gateway; None for one that a server has to answer."""
+        if head.method not in (b"GET", b"HEAD") or head.body_bytes != 0:
+            return None
+        route = _ROUTES.get(head.path)
+        return None if route is None else _respond(route(self, head), head)
+
+    async def _health(self, head: RequestHead) -> bytes:
+        return response(200, encode({"status": "healthy"}))
+
+    async def _ready(self, head: RequestHead) -> bytes:
+        admitting = self.backends.admitting()
+        shown = {
+            "status": "draining" if self.is_closing else "ready" if admitting else "no server takes new sessions",
+            "active_sessions": sum(one.load for one in self.backends.all()),
+            "max_sessions": sum(one.most for one in admitting),
+            "servers": self._states(),
+        }
+        return response(200 if admitting and not self.is_closing else 503, encode(shown))
+
+    def _states(self) -> dict[str, int]:
+        counts = {"ready": 0, "draining": 0, "unreachable": 0}
+        for one in self.backends.all():
+            counts["unreachable" if one.failing_since is not None else "ready" if one.admits else "draining"] += 1
+        return counts
+
+    async def _metrics(self, head: RequestHead) -> bytes:
+        answers = await self._ask_all("/metrics", head)
+        if isinstance(answers, bytes):
+            return answers
+        states = Family("openenv_gateway_servers", "gauge", "Servers behind the gateway, by state.")
+        states.add_all("state", self._states().items())
+        sockets = Family("openenv_gateway_sockets", "gauge", "WebSockets that lead to a server.").add(len(self.sockets))
+        connections = Family("openenv_gateway_connections", "gauge", "HTTP connections.").add(len(self.relays))
+        texts = [answer.content for answer in answers]
+        return response(200, merge([*texts, render([states, sockets, connections])], _MERGED_BY), CONTENT_TYPE)
+
+    async def _sessions(self, head: RequestHead) -> bytes:
+        answers = await self._ask_all(SESSIONS_PATH, head)
+        if isinstance(answers, bytes):
+            return answers
+        capacity: dict[str, Any] = {"max": 0, "active": 0, "queued": 0, "draining": self.is_closing}
+        sessions: list[Any] = []
+        for answer in answers:
+            shown = decode(answer.content)
+            sessions += shown["sessions"]
+            for key in ("max", "active", "queued"):
+                capacity[key] += shown["capacity"][key]
+        return response(200, encode({"capacity": capacity, "sessions": sessions}))
+
+    async def _ask_all(self, path: str, head: RequestHead) -> list[httpx2.Response] | bytes:
+        """Return the answers of all servers that give one, or in place of them the first refusal."""
+        headers = {
+            name: match[1].decode("latin-1")
+            for name, pattern in (("authorization", AUTHORIZATION), ("cookie", COOKIE))
+            if (match := pattern.search(head.raw)) is not None
+        }
+        asked = (self.backends.fetch(one, path, headers) for one in self.backends.all() if one.failing_since is None)
+        answers = [
+            one for one in await asyncio.gather(*asked, return_exceptions=True) if isinstance(one, httpx2.Response)
+        ]
+        if not answers:
+            return refusal(503, "NO_BACKEND", "No server behind this gateway answers.")
+        for answer in answers:
+            if answer.status_code != 200:
+                return response(answer.status_code, answer.content, answer.headers.get("content-type", "text/plain"))
+        return answers
+
+
+_ROUTES: Final[dict[str, Callable[[Gateway, RequestHead], Awaitable[bytes]]]] = {
+    "/health": Gateway._health,
+    "/ready": Gateway._ready,
+    "/metrics": Gateway._metrics,
+    SESSIONS_PATH: Gateway._sessions,
+}
+
+
+async def _respond(answer: Awaitable[bytes], head: RequestHead) -> bytes:
+    whole = await answer
+    return whole[: whole.index(b"\r\n\r\n") + 4] if head.method == b"HEAD" else whole
+
+
+def serve_gateway(
+    source: BackendSource, host: str, port: int, *, drain_s: float, on_started: Callable[[Gateway, int], None]
+) -> None:
+    """Serve until SIGTERM or Ctrl-C, on a loop of its own; see `run_gateway`."""
+    try:
+        import uvloop
+
+        loop = uvloop.new_event_loop()
+    except ImportError:  # Windows, PyPy
+        loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(run_gateway(source, host, port, drain_s=drain_s, on_started=on_started))
+    finally:
+        loop.close()
+
+
+async def run_gateway(
+    source: BackendSource,
+    host: str,
+    port: int,
+    *,
+    drain_s: float,
+    on_started: Callable[[Gateway, int], None],
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C.
+
+    Args:
+        source: Knows the servers.
+        host: The address to listen on.
+        port: The port; 0 for a free one.
+        drain_s: How long connections may go on then that cannot be resumed; a second signal ends them at once.
+        on_started: Called with the gateway and its port once that is open.
+        stop: Set from elsewhere, it is the signal.
+
+    Raises:
+        OSError: The port is taken.
+    """
+    loop, stop, hurry = asyncio.get_running_loop(), stop or asyncio.Event(), asyncio.Event()
+
+    def signalled() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread, or Windows
+            loop.add_signal_handler(number, signalled)
+    async with Backends(source) as backends:
+        gateway = Gateway(backends)
+        server = await loop.create_server(gateway.connection, host, port, backlog=2048)
+        try:
+            on_started(gateway, server.sockets[0].getsockname()[1])
+            await stop.wait()
+        finally:
+            server.close()
+            draining = asyncio.ensure_future(gateway.drain(drain_s))
+            hurrying = asyncio.ensure_future(hurry.wait())
+            await asyncio.wait([draining, hurrying], return_when=asyncio.FIRST_COMPLETED)
+            hurrying.cancel()
+            if not draining.done():
+                draining.cancel()
+                await gateway.drain(0.0)
