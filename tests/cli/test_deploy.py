@@ -147,6 +147,7 @@ def test_a_wrong_option_is_refused(arguments: tuple[str, ...], words: str, tmp_p
     assert words in " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_it_is_applied_updated_and_reported(double: KubernetesDouble, tmp_path: Path) -> None:
     options = ("--kubeconfig", str(double.kubeconfig(tmp_path / "config")), "--apply", "--timeout", "30")
     first = call("team/tiny:1", *options, "--replicas", "2", "--drain-timeout", "0")

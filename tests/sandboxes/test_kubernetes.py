@@ -60,8 +60,11 @@ def make(double: KubernetesDouble, tmp_path: Path) -> Iterator[Callable[..., Kub
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_contract_is_kept(make: Callable[..., KubernetesSandboxes], double: KubernetesDouble) -> None:
-    double.exec_protocols = list(V5)
+@pytest.mark.parametrize("protocols", [V5, V4], ids=["v5", "v4"])
+def test_the_contract_is_kept(
+    make: Callable[..., KubernetesSandboxes], double: KubernetesDouble, protocols: tuple[str, ...]
+) -> None:
+    double.exec_protocols = list(protocols)
     sandboxes = make()
     results = self_check(sandboxes)
     failed = {one.id: one.detail for one in results if one.status == "failed"}
