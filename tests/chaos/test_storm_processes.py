@@ -65,3 +65,12 @@ def test_an_episode_on_a_server_that_is_replaced_completes_or_says_so() -> None:
     # Over HTTP a new server cannot tell whether there was such a session; one that stops opens none.
     stateless = ("SessionLost: unknown to the server", "SessionCapacityError")
     assert not others(result, *reasons, *stateless, "SessionLost: the ", "Renewed: the ", "SessionLost: connection")
+
+
+@pytest.mark.slow
+def test_episodes_outlive_the_gateway_that_leads_to_their_servers() -> None:
+    result = Run(Storm("gateway", 16, at_once=8), lambda _: None).run()
+    check(result, 16)
+    assert result.faults[STOPPED]
+    # A server never ends here; over HTTP a client may give up while there is no gateway.
+    assert not others(result, "SessionLost: connection", "SessionLost: the ")

@@ -13,8 +13,10 @@ from typing import Any
 
 from openenv import Action, Environment, Observation, State, create_app
 from openenv.env.tools.source import ToolOutcome, ToolRequest, ToolSource
+from openenv.server.app import PageArguments
 from openenv.server.gateway.backends import BackendSource
 from openenv.server.gateway.gateway import Gateway, run_gateway
+from openenv.web.web_page import add_page
 
 PATIENCE_S = 60.0
 
@@ -88,9 +90,11 @@ class Counting(Environment[Count, Counted, State]):
 
 
 def counting_app(name: str, **options: Any) -> Any:
-    """Return the application of a server of that name."""
+    """Return the application of a server of that name, with a web page."""
     env_cls = type(f"Counting{name.title()}", (Counting,), {"server": name})
-    return create_app(env_cls, Count, Counted, env_name="counting", **{"max_concurrent_envs": 8, **options})
+    app = create_app(env_cls, Count, Counted, env_name="counting", **{"max_concurrent_envs": 8, **options})
+    add_page(app, PageArguments())
+    return app
 
 
 class ChangingBackends:
@@ -128,10 +132,12 @@ class RunningGateway:
             raise self._failure
 
     def _run(self, source: BackendSource, drain_s: float) -> None:
-        if os.environ.get("GATEWAY_TEST_LOOP") == "asyncio":
-            self.loop = asyncio.new_event_loop()
-        else:
+        try:
             import uvloop
+
+            self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        except ImportError:
+            self.loop = asyncio.new_event_loop()
 
             self.loop = uvloop.new_event_loop()
         try:

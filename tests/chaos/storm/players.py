@@ -35,6 +35,10 @@ def player_of(use: str, url: str, seed: int) -> Any:
         from .server_workers import worker_player
 
         return worker_player(url, seed)
+    if use == "gateway":
+        from .gateways import gateway_player
+
+        return gateway_player(url, seed)
     if use == "restarts":
         from .restarts import patient_client
 

@@ -215,6 +215,10 @@ def _serve(package: str, stack: contextlib.ExitStack) -> tuple[list[Server], lis
         from .server_workers import running_with_workers
 
         return [stack.enter_context(running_with_workers())], [stack.enter_context(running("ours", coroutine=False))]
+    if package == "gateway":
+        from .gateways import running_behind_gateways
+
+        return [stack.enter_context(running_behind_gateways())], [stack.enter_context(running("ours", coroutine=False))]
     if package == "restarts":
         from .restarts import restarting
 

@@ -214,6 +214,7 @@ def test_names_in_dns_and_addresses_are_read() -> None:
             backend_at(wrong)
 
 
+@pytest.mark.slow
 def test_pods_of_a_cluster_are_found_and_followed(start: Start, tmp_path: Path) -> None:
     pytest.importorskip("lightkube")
     pytest.importorskip("kubernetes_validate")

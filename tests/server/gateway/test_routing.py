@@ -156,7 +156,7 @@ def test_mcp_sessions_of_both_kinds_reach_their_server(gateway: RunningGateway) 
 
 
 def test_visitors_of_the_page_keep_their_server_and_operators_see_all_sessions(
-    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+    gateway: RunningGateway,
 ) -> None:
     visitors = [http_calls.Client(base_url=gateway.url) for _ in range(2)]
     for visitor in visitors:
