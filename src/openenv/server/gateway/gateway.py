@@ -64,8 +64,8 @@ class Gateway:
         began = clock()
         while (self.relays or self.sockets) and clock() - began < limit_s:  # noqa: ASYNC110 - plain sets
             await asyncio.sleep(_LOOK_S)
-        for connection in (*self.relays, *self.sockets):
-            connection.transport.abort()
+        for transport in [*(one.transport for one in self.relays), *(one.transport for one in self.sockets)]:
+            transport.abort()
 
     # -- its own routes -------------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ def serve_gateway(
     try:
         import uvloop
 
-        loop = uvloop.new_event_loop()
+        loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     except ImportError:  # Windows, PyPy
         loop = asyncio.new_event_loop()
     try:

@@ -499,7 +499,7 @@ class Relay(HeldStream):
         body = await self._body(head)
         to = await self._routed(lambda: self._router.of_request(head, body, is_first=self._is_first))
         self._end_head()
-        self._current = self._upstreams.get(to.index) or await self._upstream(to)
+        self._current = self._upstreams.get(to.place) or await self._upstream(to)
         self._send(self._current, head)
         assert self._done is not None
         try:
@@ -546,7 +546,7 @@ class Relay(HeldStream):
             BackendUnavailable: No server can be reached that would do.
         """
         loop, backends = asyncio.get_running_loop(), self._gateway.backends
-        backend = backends.get(to.index)
+        backend = backends.get(to.place)
         can_move = backend is None or to.sessions > 0
         backend = backend or backends.least_loaded()
         while True:
@@ -572,7 +572,7 @@ class Relay(HeldStream):
         self._end_head()
         self.held = self.held[len(head.raw) :]
         is_v2 = head.path == "/ws" and _OFFERS.search(head.raw) is not None
-        if is_v2 and to.index == ANY:  # its first message will most likely open what the handshake says
+        if is_v2 and to.place == ANY:  # its first message will most likely open what the handshake says
             to = self._gateway.backends.place(ANY, None, sessions_of(head.raw))
         backend, server = await self._connect(to, lambda _: HeldStream(self._servers))
         server.transport.write(head.raw)

@@ -94,7 +94,7 @@ class RoutedFirstRead(FirstRead):
         if is_plain_upgrade(data):
             if not is_adopted:
                 choice = self._choose(data)
-                if choice.index != self._worker.index and self._hand_over(choice, data):
+                if choice.place != self._worker.index and self._hand_over(choice, data):
                     return
                 self._worker.arrived(choice.sessions)  # before the session that it opens, which may be there at once
             self._pass_on(self._upgrade(), data)
@@ -203,7 +203,7 @@ class RoutedHttp(LimitedHttpProtocol):
             choice = self._choose(head)
             if choice is None:
                 return False
-            if choice.index != self._worker.index and self._worker.hand_over(
+            if choice.place != self._worker.index and self._worker.hand_over(
                 self.transport, choice, Stage.REQUEST, self._held
             ):
                 self._is_given_away = True
@@ -380,7 +380,7 @@ class RoutedSocket(FrameSocket):
         """Keep the connection, or give it to another worker; return whether it is kept."""
         worker = self._upgrade.worker
         raw, head = self._raw or b"", self._upgrade.head
-        if choice.index != worker.index and worker.hand_over(self._transport, choice, Stage.MESSAGES, raw, head=head):
+        if choice.place != worker.index and worker.hand_over(self._transport, choice, Stage.MESSAGES, raw, head=head):
             self._closing = True  # drops what else was in this read
             self._forget()
             return False

@@ -100,11 +100,11 @@ class Destination(NamedTuple):
     """The place that a request goes to.
 
     Args:
-        index: Which one.
+        place: Which one.
         sessions: How many sessions the request opens there: they count as its load until they are there.
     """
 
-    index: int
+    place: int
     sessions: int = 0
 
 

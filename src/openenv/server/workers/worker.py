@@ -206,10 +206,10 @@ class ServerWorker:
         transport.pause_reading()
         payload = _HEAD.pack(stage, choice.sessions, len(head)) + head + data
         try:
-            self.channel.send(choice.index, PeerMessageKind.CONNECTION, payload, [sock.fileno()])
+            self.channel.send(choice.place, PeerMessageKind.CONNECTION, payload, [sock.fileno()])
         except OSError:  # no descriptors or memory left: then it is served here
             logger.exception("a connection could not be handed over")
-            self.board.send(self.index, choice.index, -choice.sessions)
+            self.board.send(self.index, choice.place, -choice.sessions)
             transport.resume_reading()
             return False
         transport.abort()  # closes this end only: the connection lives on in the message
