@@ -44,6 +44,7 @@ from openenv.providers.manifests import (
 )
 from openenv.sandboxes import cluster as cluster_module
 from openenv.sandboxes.cluster import EXPIRES_ANNOTATION, OWNER_ANNOTATION, Cluster, ClusterAddress
+from openenv.sandboxes.owners import Owner
 
 # Answers /health, /ready and /name as a server does, and starts quickly.
 TINY = """
@@ -521,6 +522,24 @@ os._exit(0)
 """
 
 
+def test_what_has_a_dead_owner_is_removed_by_the_next_start_and_what_belongs_to_others_stays(
+    make: Callable[..., KubernetesProvider], double: KubernetesDouble
+) -> None:
+    mine, theirs = make(), make()
+    mine.start_container("tiny:1")
+    theirs.start_container("tiny:1")
+    dead = str(Owner(Owner.current().place, 999_999_999, "1"))
+
+    def orphan(service: Any) -> None:
+        service["metadata"]["annotations"][OWNER_ANNOTATION] = dead
+
+    double.update("Service", str(theirs.name), orphan)
+    third = make()
+    third.start_container("tiny:1")
+    assert {one["metadata"]["name"] for one in double.objects("Service")} == {mine.name, third.name}
+
+
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_removed_and_what_belongs_to_others_stays(
     make: Callable[..., KubernetesProvider], double: KubernetesDouble, kubeconfig: Path
 ) -> None:
