@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def gateway(
-    servers: list[str] = typer.Argument(None, metavar="[URL]...", help="Addresses of servers."),
+    servers: list[str] = typer.Argument(None, metavar="URL", help="Addresses of servers."),
     dns: str | None = typer.Option(
         None, metavar="HOST:PORT", help="All addresses of a host name, such as that of a headless Service."
     ),
@@ -40,8 +40,8 @@ def gateway(
     """Route clients to the server that has their session, where they cannot reach the servers themselves.
 
       openenv gateway http://a:8000 http://b:8000
-      openenv gateway --dns maze.default.svc:8000 --host 0.0.0.0       a headless Service
-      openenv gateway --pods app.kubernetes.io/instance=maze --host 0.0.0.0
+      openenv gateway --dns maze.default.svc:8000          a headless Service
+      openenv gateway --pods app=maze --host 0.0.0.0       pods of a cluster
 
     New sessions go to the least loaded server. Sessions are named after their server, so the gateway keeps nothing:
     it may be restarted, and there may be several. Tokens are checked by the servers. `/ready` and `/metrics` are those
