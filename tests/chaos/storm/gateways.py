@@ -12,16 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from .environment import Book, Deed, counting
+from .episode import client_of
 from .keyed import KeyedPlayer
-from .restarts import Generations, free_port, patient_client
+from .restarts import START_S, Generations, free_port
 from .server import Server, ours, serving
+from .web import web_client
 
 GRACE_S = 20.0  # a gateway is not there for as long as it takes to start
 
 
 def gateway_player(url: str, seed: int) -> Any:
-    """Return a client that waits for the next gateway: half of them over a WebSocket, the others over HTTP."""
-    return KeyedPlayer(url, seed) if seed % 4 == 3 else patient_client(url, seed)
+    """Return a client that waits for the next gateway: half of them over a WebSocket, the others over HTTP too."""
+    if seed % 4 == 2:
+        return web_client(url, START_S)
+    if seed % 4 == 3:
+        return KeyedPlayer(url, seed)
+    options = ("connect_timeout_s", "retry_refused_s", "message_timeout_s", "reconnect_timeout_s")
+    return client_of(url, **dict.fromkeys(options, START_S)).sync()
 
 
 class GatewayGenerations(Generations):
