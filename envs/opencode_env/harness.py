@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast, get_args
 
@@ -23,14 +23,18 @@ from opencode_env.opencode_runtime import (
     build_run_command,
     render,
 )
+from opencode_env.opencode_runtime import proxy_log_path as proxy_log_path
+from opencode_env.opencode_runtime import proxy_trace_path as proxy_trace_path
+from opencode_env.sandbox import inside_proxy, interception
 from opencode_env.sandbox.base import BgJob, ExecResult, SandboxBackend, SandboxHandle
 from opencode_env.sandbox.host_proxy import HostProxy
-from opencode_env.sandbox.inside_proxy import InsideProxy
 from opencode_env.task import OpenCodeTask
 from openenv.errors import SandboxUnsupported
 from openenv.rollout.agents.opencode import OpenCode
 from openenv.rollout.harness import Message, ResourceSession, ResourceSessionFactory, ToolResult, VerifyResult
-from openenv.sandboxes.base import Sandbox, Sandboxes, SandboxSpec
+from openenv.rollout.parameters import check_trainer_parameters
+from openenv.rollout.training import TrainingTrace
+from openenv.sandboxes.base import HOME, Sandbox, Sandboxes, SandboxSpec
 from openenv.settings import cache_dir
 from openenv.tool_types import Tool
 
@@ -40,6 +44,12 @@ Mode = Literal["black_box", "transparent_proxy"]
 MODES: tuple[str, ...] = get_args(Mode)
 Verifier = Callable[[SandboxHandle, OpenCodeTask], VerifyResult]
 """Judges what the agent left in its sandbox, when the agent has ended."""
+
+# What subclasses of the factory use that start the proxy themselves, such as those of TRL's examples.
+_PROXY_SOURCE_PATH = interception.SOURCE
+_PROXY_PORT = PROXY_PORT
+_PROXY_TRACE_PATH = SandboxPaths(HOME).proxy_trace
+_PROXY_LOG_PATH = SandboxPaths(HOME).proxy_log
 
 _PROBES = 15
 _PROBE_TIMEOUT_S = 5.0
@@ -58,22 +68,27 @@ class Proxy(Protocol):
         """Return a record of each call."""
         ...
 
+    def training_trace(self) -> TrainingTrace:
+        """Return the agent's calls for a trainer."""
+        ...
+
     def close(self) -> None:
         """End it."""
         ...
 
 
 class OpenCodeSession(ResourceSession):
-    """One agent in one sandbox.
+    """One agent in one sandbox: a `TrainableSession`.
 
     Args:
         sandbox: Where it works.
         task: Its instruction, setup and checks.
         config: How it is set up.
-        executable: What is run.
+        executable: What is run; by default where OpenCode's installer puts it.
         proxy: What stands before its model; None where it asks the model itself.
         is_traced: Whether the calls that the proxy records are shown.
         verifier: Judges the work.
+        proxy_trace_path: Where a proxy records that was started inside of the sandbox by other means.
     """
 
     def __init__(
@@ -82,15 +97,18 @@ class OpenCodeSession(ResourceSession):
         sandbox: SandboxHandle,
         task: OpenCodeTask,
         config: OpenCodeConfig,
-        executable: str,
+        executable: str | None = None,
         proxy: Proxy | None = None,
         is_traced: bool = False,
         verifier: Verifier | None = None,
+        proxy_trace_path: str | None = None,
     ) -> None:
+        if proxy is None and proxy_trace_path is not None:
+            proxy, is_traced = inside_proxy.InsideProxy(sandbox, None, config.base_url, proxy_trace_path), True
         self.sandbox = sandbox
         self.task = task
         self.config = config
-        self._executable = executable
+        self._executable = executable or SandboxPaths(config.sandbox_home).opencode
         self._proxy = proxy
         self._is_traced = is_traced
         self._verifier = verifier
@@ -166,6 +184,16 @@ class OpenCodeSession(ResourceSession):
         """Return a record of each model call; none where the agent is a black box."""
         return self._proxy.trace() if self._proxy is not None and self._is_traced else []
 
+    def fetch_training_trace(self) -> TrainingTrace:
+        """Return the agent's own calls for a trainer: exact tokens, log-probabilities and masks.
+
+        Raises:
+            ValueError: They are not to be trained on, or the agent is a black box; the text says why.
+        """
+        if self._proxy is None or not self._is_traced:
+            raise ValueError("a black box has no trace: make the factory with mode='transparent_proxy'")
+        return self._proxy.training_trace()
+
     def _end_agent(self) -> None:
         if self._agent is not None and self._exit_code is None:
             self._agent.kill()
@@ -187,9 +215,11 @@ class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
         proxy_port: Where the proxy answers in the sandbox.
         cache: Where OpenCode is kept for sandboxes that mount it; by default the user's cache folder.
         sleep: Waits between tries.
+        sampling: How answers are sampled, by the endpoint's names; counts for more than the configuration's
+            `proxy_sampling`. The agent does not decide it.
 
     Raises:
-        ValueError: There is no such mode.
+        ValueError: There is no such mode, or a parameter that cannot be set.
     """
 
     def __init__(
@@ -205,10 +235,14 @@ class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
         proxy_port: int = PROXY_PORT,
         cache: Path | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"unknown mode {mode!r}: choose one of {', '.join(MODES)}")
-        self._config = config
+        self.sampling = {**config.proxy_sampling, **(sampling or {})}
+        """How answers are sampled."""
+        check_trainer_parameters(None, self.sampling, ())
+        self._config = config.model_copy(update={"proxy_sampling": self.sampling})
         self._backend = sandbox_backend
         self._mode = mode
         self._verifier = verifier
@@ -236,7 +270,7 @@ class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
         proxy: Proxy | None = None
         try:
             self._prepare(sandbox, checked_task)
-            proxy = self._start_proxy(sandbox)
+            proxy = self._open_proxy(sandbox)
             self._configure(sandbox, proxy)
             session = OpenCodeSession(
                 sandbox=sandbox,
@@ -295,21 +329,39 @@ class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
         program = SandboxPaths(self._config.sandbox_home).opencode
         if sandbox.exec(f"{program} --version", timeout=30).exit_code == 0:
             return program
+        self._exec_with_retry(
+            sandbox,
+            build_install_command(self._config),
+            timeout=self._install_timeout_s,
+            attempts=_INSTALL_TRIES,
+            backoff_s=_INSTALL_PAUSE_S,
+            label="OpenCode could not be installed",
+        )
+        return program
+
+    def _exec_with_retry(
+        self, sandbox: SandboxHandle, cmd: str, *, timeout: float, attempts: int, backoff_s: float, label: str
+    ) -> ExecResult:
+        """Run a command; try again where it failed without a word, or where the way to the sandbox broke.
+
+        Raises:
+            RuntimeError: It failed; the text begins with the label.
+        """
         problem = ""
-        for attempt in range(_INSTALL_TRIES):
+        for attempt in range(attempts):
             if attempt:
-                self._sleep(_INSTALL_PAUSE_S * 2 ** (attempt - 1))
+                self._sleep(backoff_s * 2 ** (attempt - 1))
             try:
-                done = sandbox.exec(build_install_command(self._config), timeout=self._install_timeout_s)
-            except Exception as exc:  # the way to the sandbox broke, not the installer
+                done = sandbox.exec(cmd, timeout=timeout)
+            except Exception as exc:  # the way to the sandbox broke, not the command
                 problem = f"{type(exc).__name__}: {exc}"
                 continue
             if done.exit_code == 0:
-                return program
+                return done
             problem = done.stderr.strip() or f"exit code {done.exit_code}"
             if done.stderr.strip():
-                break  # the installer said why: it would say so again
-        raise RuntimeError(f"OpenCode could not be installed: {problem[-2000:]}")
+                break  # the command said why: it would say so again
+        raise RuntimeError(f"{label}: {problem[-2000:]}")
 
     def _prepare(self, sandbox: SandboxHandle, task: OpenCodeTask) -> None:
         """Write the files and run every setup, all of it before the agent starts."""
@@ -337,19 +389,31 @@ class OpenCodeSessionFactory(ResourceSessionFactory[OpenCodeSession]):
 
     # -- the model --------------------------------------------------------------------------------------------------
 
-    def _start_proxy(self, sandbox: SandboxHandle) -> Proxy | None:
-        """Start a proxy: on the host where the sandbox can reach it, else inside where one is asked for.
+    def _open_proxy(self, sandbox: SandboxHandle) -> Proxy | None:
+        """Open a proxy: on the host where the sandbox can reach it, else inside where one is asked for.
 
         A sandbox that reaches its host has no other way out, so a black box needs the proxy too; it is not traced.
         """
-        if isinstance(sandbox, Sandbox):
+        is_own = type(self)._start_proxy is not OpenCodeSessionFactory._start_proxy
+        if isinstance(sandbox, Sandbox) and not is_own:
             try:
                 return HostProxy(sandbox, self._config, port=self._proxy_port)
             except SandboxUnsupported:
                 logger.info("sandbox %s cannot reach its host; the proxy runs inside", sandbox.sandbox_id)
         if self._mode == "black_box":
+            if self.sampling:
+                raise RuntimeError("nothing enforces the sampling of a black box here: use mode='transparent_proxy'")
             return None
-        return InsideProxy(sandbox, self._config, port=self._proxy_port, sleep=self._sleep)
+        job, url, trace_path = self._start_proxy(sandbox)
+        return inside_proxy.InsideProxy(sandbox, job, url, trace_path)
+
+    def _start_proxy(self, sandbox: SandboxHandle) -> tuple[BgJob, str, str]:
+        """Start a proxy inside a sandbox; return its process, its address and the path of its trace.
+
+        Subclasses may start another one, or this one in another way.
+        """
+        job = inside_proxy.start(sandbox, self._config, port=self._proxy_port, sleep=self._sleep)
+        return job, f"http://127.0.0.1:{self._proxy_port}/v1", SandboxPaths(self._config.sandbox_home).proxy_trace
 
     def _configure(self, sandbox: SandboxHandle, proxy: Proxy | None) -> None:
         made = build_opencode_json(self._config)

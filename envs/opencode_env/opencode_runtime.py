@@ -81,14 +81,29 @@ class SandboxPaths:
         return f"{self.home}/proxy/interception.py"
 
     @property
-    def proxy_rules(self) -> str:
-        """The module beside it that says what an agent decides."""
-        return f"{self.home}/proxy/parameters.py"
-
-    @property
     def reward(self) -> str:
         """Where a verifier leaves a reward."""
         return f"{self.home}/logs/verifier/reward.txt"
+
+
+def proxy_dir(config: OpenCodeConfig) -> str:
+    """Return the folder of the proxy inside the sandbox."""
+    return proxy_source_path(config).rpartition("/")[0]
+
+
+def proxy_source_path(config: OpenCodeConfig) -> str:
+    """Return where the proxy lies inside the sandbox."""
+    return SandboxPaths(config.sandbox_home).proxy_source
+
+
+def proxy_trace_path(config: OpenCodeConfig) -> str:
+    """Return where a proxy inside the sandbox records calls."""
+    return SandboxPaths(config.sandbox_home).proxy_trace
+
+
+def proxy_log_path(config: OpenCodeConfig) -> str:
+    """Return where a proxy inside the sandbox logs."""
+    return SandboxPaths(config.sandbox_home).proxy_log
 
 
 def build_opencode_json(

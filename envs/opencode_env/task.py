@@ -5,7 +5,7 @@ Knows values only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -21,7 +21,9 @@ class OpenCodeTask(BaseModel):
 
     @classmethod
     def coerce(cls, value: Any) -> OpenCodeTask:
-        """Return a task: the value itself, an instruction, or a mapping of the fields.
+        """Return a task: the value itself, an instruction, a mapping of the fields, or the messages of a prompt.
+
+        Of messages, as trainers have them in their datasets, the last one of the user is the instruction.
 
         Raises:
             TypeError: It is none of these.
@@ -32,4 +34,18 @@ class OpenCodeTask(BaseModel):
             return cls(instruction=value)
         if isinstance(value, Mapping):
             return cls.model_validate(dict(value))
+        if isinstance(value, list | tuple) and (instruction := _asked_in(value)) is not None:
+            return cls(instruction=instruction)
         raise TypeError(f"Cannot coerce {type(value).__name__} to an OpenCodeTask: give an instruction or its fields")
+
+
+def _asked_in(messages: Sequence[Any]) -> str | None:
+    """Return the text of the last message of a user; None where there is none."""
+    for message in reversed(messages):
+        if isinstance(message, Mapping) and message.get("role") == "user":
+            content = message.get("content")
+            if isinstance(content, list):
+                parts = [part.get("text") for part in content if isinstance(part, Mapping)]
+                content = "".join(part for part in parts if isinstance(part, str))
+            return content if isinstance(content, str) and content else None
+    return None

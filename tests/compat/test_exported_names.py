@@ -95,10 +95,19 @@ EXPORTS = {
     """,
     "openenv.core.utils": "convert_to_ws_url hf_space_subdomain run_async_safely",
     "openenv.core.harness": """
-        CLIHarnessAdapter HarnessAdapter HarnessRolloutResult HarnessRunLimits MCPHarnessAdapter Message ModelStep
-        ModelStepResult RESERVED_TOOL_NAMES ResourceSession ResourceSessionFactory RolloutEvent SessionMCPBridge
-        StepEnvSessionAdapter ToolResult ToolTraceEntry VerifyResult build_harness_rollout_func
+        CLIHarnessAdapter HarnessAdapter HarnessRolloutResult HarnessRunLimits LoopOwningSession MCPHarnessAdapter
+        Message ModelStep ModelStepResult RESERVED_TOOL_NAMES ResourceSession ResourceSessionFactory RolloutEvent
+        SessionMCPBridge StepEnvSessionAdapter ToolResult ToolTraceEntry TraceEntry TrainableSession TrainingTrace
+        TrainingTurn VerifyResult build_harness_rollout_func
     """,
+    "openenv.core.harness.rollout": """
+        CLIHarnessAdapter HarnessAdapter HarnessRolloutResult HarnessRunLimits LoopOwningSession MCPHarnessAdapter
+        Message ModelStep ModelStepResult RESERVED_TOOL_NAMES ResourceSession ResourceSessionFactory RolloutEvent
+        SessionMCPBridge StepEnvSessionAdapter ToolResult ToolTraceEntry TraceEntry TrainableSession VerifyResult
+        build_harness_rollout_func
+    """,
+    "openenv.core.harness.training": "TrainingTrace TrainingTurn validate_training_turn",
+    "openenv.core.harness.capture.upstream": "training_sampling",
     "openenv.core.env_server.web_interface": """
         ActionLog EpisodeState WebInterfaceManager create_web_interface_app get_quick_start_markdown
         load_environment_metadata
@@ -127,8 +136,7 @@ LATER = {
     "openenv.core.tools": ("GitServerClient PyExecutor RepoInfo", "Environment tools"),
     "openenv.core.harness": (
         """
-        AgenticHarnessAdapter HarnessEnvironment HarnessConfig HarnessEvent LoopOwningSession TraceEntry TrainingTrace
-        resolve_tool_conflicts
+        AgenticHarnessAdapter HarnessEnvironment HarnessConfig HarnessEvent resolve_tool_conflicts
         """,
         "Turn-based harnesses",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ from openenv.core.harness import (
     VerifyResult,
     build_harness_rollout_func,
 )
+from openenv.rollout.harness import merge_turns
 from openenv.tool_types import Tool
 
 
@@ -46,10 +48,15 @@ class Response:
     tool_calls: list[Call] = field(default_factory=list)
 
 
-def says(text: str, *calls: tuple[str, dict[str, Any]], ids: tuple[int, ...] = (7,)) -> ModelStepResult:
+def says(
+    text: str,
+    *calls: tuple[str, dict[str, Any]],
+    ids: tuple[int, ...] = (7,),
+    prompt: tuple[int, ...] = (1, 2),
+) -> ModelStepResult:
     """What the model answers: a text and the tools that it calls."""
     made = [Call(f"call-{number}", name, args) for number, (name, args) in enumerate(calls)]
-    return ModelStepResult(Response(text, made), [1, 2], list(ids), [-0.5] * len(ids))
+    return ModelStepResult(Response(text, made), list(prompt), list(ids), [-0.5] * len(ids))
 
 
 def model(*answers: ModelStepResult, seen: list[tuple[int, list[str], dict[str, Any]]] | None = None) -> ModelStep:
@@ -103,7 +110,8 @@ class Counting(ResourceSession):
 def test_the_loop_ends_when_the_model_calls_no_tool() -> None:
     seen: list[tuple[int, list[str], dict[str, Any]]] = []
     limits = HarnessRunLimits(sampling={"temperature": 0.5})
-    step = model(says("first", ("up", {"by": 1}), ids=(7, 8)), says("enough"), seen=seen)
+    second = says("enough", prompt=(1, 2, 7, 8, 3))
+    step = model(says("first", ("up", {"by": 1}), ids=(7, 8)), second, seen=seen)
     result = MCPHarnessAdapter().run_white_box(step, Counting(), limits)
     assert seen == [(1, ["up"], {"temperature": 0.5}), (3, ["up"], {"temperature": 0.5})]
     assert [message["role"] for message in result.messages] == ["user", "assistant", "tool", "assistant"]
@@ -111,7 +119,8 @@ def test_the_loop_ends_when_the_model_calls_no_tool() -> None:
     assert called["function"] == {"name": "up", "arguments": '{"by": 1}'}
     assert result.messages[2] == {"role": "tool", "tool_call_id": "call-0", "name": "up", "content": '{"count": 1}'}
     assert (result.done, result.metrics) == (True, {"turns": 2, "tool_calls": 1})
-    assert (result.prompt_ids, result.completion_ids, result.logprobs) == ([1, 2, 1, 2], [7, 8, 7], [-0.5] * 3)
+    assert (result.prompt_ids, result.completion_ids) == ([1, 2], [7, 8, 3, 7])
+    assert (result.logprobs, result.env_mask) == ([-0.5, -0.5, 0.0, -0.5], [1, 1, 0, 1])
     assert [event.type for event in result.events] == ["model_response", "tool_call", "model_response"]
     assert result.events[0].payload["tool_calls"] == [{"id": "call-0", "name": "up", "arguments": {"by": 1}}]
 
@@ -133,7 +142,8 @@ def test_limits_end_the_rollout_unfinished(
     limits: HarnessRunLimits, count: int, done: bool, metrics: dict[str, Any]
 ) -> None:
     session = Counting()
-    result = MCPHarnessAdapter().run_white_box(model(*[says("", ("up", {}))] * 9), session, limits)
+    step = model(*[says("", ("up", {}), prompt=(), ids=())] * 9)
+    result = MCPHarnessAdapter().run_white_box(step, session, limits)
     assert (session.count, result.done, result.metrics) == (count, done, metrics)
 
 
@@ -174,6 +184,32 @@ def test_a_black_box_gets_a_bridge_to_the_tools() -> None:
         "error": None,
     }
     assert result.metrics["turns"] == 10
+
+
+# -- tokens of several turns ----------------------------------------------------------------------------------------
+
+
+def test_a_turn_that_does_not_continue_the_tokens_before_it_begins_another_row() -> None:
+    """A template that removes thoughts: the model never saw the first answer as it was sampled."""
+    turns = [
+        says("", ids=(7, 8)),
+        says("", prompt=(1, 2, 8, 3), ids=(9,)),
+        says("", prompt=(1, 2, 8, 3, 9, 4), ids=(5,)),
+    ]
+    row = merge_turns(turns)
+    assert (row.prompt_ids, row.completion_ids, row.env_mask, row.turns) == ([1, 2, 8, 3], [9, 4, 5], [1, 0, 1], 2)
+    step = model(says("", ("up", {}), ids=(7, 8, 9)), says("", prompt=(1, 5)))
+    result = MCPHarnessAdapter().run_white_box(step, Counting())
+    assert (result.prompt_ids, result.completion_ids, result.metrics["turns_left_out"]) == ([1, 2], [7, 8, 9], 1)
+
+
+def test_every_sampled_token_has_its_log_probability_or_none_has() -> None:
+    bare = ModelStepResult(Response(""), [1], [2, 3])
+    assert merge_turns([bare]).logprobs == []
+    assert merge_turns([bare]).env_mask == [1, 1]
+    with pytest.raises(ValueError, match="2 sampled tokens and 0 log-probabilities"):
+        merge_turns([says(""), bare])
+    assert merge_turns([]).completion_ids == []
 
 
 # -- the bridge -----------------------------------------------------------------------------------------------------
@@ -338,11 +374,13 @@ def rollouts(factory: Factory, *answers: ModelStepResult, **options: Any) -> dic
 
 def test_trainers_get_tokens_rewards_and_metrics_for_each_prompt() -> None:
     factory = Factory()
-    columns = rollouts(factory, says("", ("up", {})), says("end", ids=(8, 9)), reward_key="score")
+    answers = says("", ("up", {})), says("end", prompt=(1, 2, 7, 5, 6), ids=(8, 9))
+    columns = rollouts(factory, *answers, reward_key="score")
     assert columns == {
-        "prompt_ids": [[1, 2, 1, 2]] * 2,
-        "completion_ids": [[7, 8, 9]] * 2,
-        "logprobs": [[-0.5] * 3] * 2,
+        "prompt_ids": [[1, 2]] * 2,
+        "completion_ids": [[7, 5, 6, 8, 9]] * 2,
+        "logprobs": [[-0.5, 0.0, 0.0, -0.5, -0.5]] * 2,
+        "env_mask": [[1, 0, 0, 1, 1]] * 2,
         "score": [1.0, 1.0],
         "verify_metrics": [{"count": 1}] * 2,
     }
@@ -374,3 +412,40 @@ def test_the_reward_is_that_of_the_last_call_or_of_the_verdict(
 ) -> None:
     columns = rollouts(Factory(verdict=verdict, pays=pays), says("", ("up", {})), says("end"))
     assert columns["env_reward"] == [pytest.approx(reward)] * 2
+
+
+def test_a_rollout_without_a_reward_may_be_left_out() -> None:
+    factory = Factory(verdict=VerifyResult(None), pays=False)
+    assert rollouts(factory, says("end"), requires_reward=False)["env_reward"] == [None, None]
+
+
+def test_rollouts_run_at_once_and_keep_the_order_of_the_prompts() -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    class Meeting(Factory):
+        def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> Counting:
+            both.wait()
+            return super().create(task, seed, episode_id)
+
+    factory = Meeting()
+    by_task = {"one": 1, "two": 2}
+
+    def step_of(trainer: Any, session: ResourceSession) -> ModelStep:
+        task = next(task for task, made in factory.made if made is session)
+        return model(*[says("", ("up", {}))] * by_task[task], says("end"))
+
+    function = build_harness_rollout_func(
+        session_factory=factory, harness_adapter=MCPHarnessAdapter(), model_step_builder=step_of, concurrency=2
+    )
+    assert function(["two", "one"], None)["env_reward"] == [2.0, 1.0]
+    with pytest.raises(ValueError, match="at least 1"):
+        build_harness_rollout_func(
+            session_factory=factory, harness_adapter=MCPHarnessAdapter(), model_step_builder=step_of, concurrency=0
+        )
+
+
+def test_a_rollout_that_fails_closes_the_sessions_of_the_others() -> None:
+    factory = Factory()
+    with pytest.raises(RuntimeError, match="boom"):
+        rollouts(factory, says("", ("explode", {})), concurrency=2)
+    assert all(session.closed == 1 for _, session in factory.made)

@@ -13,9 +13,10 @@ from pydantic import SecretStr
 
 from opencode_env.config import OpenCodeConfig
 from opencode_env.opencode_runtime import model_id
-from openenv.rollout.capture import Call, CaptureServer
+from openenv.rollout.capture import Call, CaptureServer, export
 from openenv.rollout.scratch import scratch
 from openenv.rollout.task import Model
+from openenv.rollout.training import TrainingTrace
 from openenv.sandboxes.base import Sandbox
 
 
@@ -43,6 +44,10 @@ class HostProxy:
     def trace(self) -> list[dict[str, Any]]:
         """Return what it recorded."""
         return [_record(call) for call in self._capture.calls()]
+
+    def training_trace(self) -> TrainingTrace:
+        """Return the agent's calls for a trainer; raises ValueError where they are not to be trained on."""
+        return export.training_trace(self._capture.recording())
 
     def close(self) -> None:
         """Make the key worthless, and remove the records."""

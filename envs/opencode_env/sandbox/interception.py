@@ -1,8 +1,8 @@
 """A proxy that stands between an agent and its model inside one sandbox, and records every call.
 
 No package but the standard library: this file is uploaded into sandboxes that cannot reach a proxy of their host, and
-beside it `openenv.rollout.parameters`, the rules of what an agent decides. There the agent shares a machine with it;
-where the host can be reached, `openenv.rollout.capture` is the safer one. Knows OpenAI's chat completions; must not
+in it `openenv.rollout.parameters`, the rules of what an agent decides (`SOURCE`). There the agent shares a machine with
+it; where the host can be reached, `openenv.rollout.capture` is the safer one. Knows OpenAI's chat completions; must not
 know the rest of this package.
 """
 
@@ -27,8 +27,7 @@ from urllib.parse import urlsplit
 
 try:
     from openenv.rollout import parameters
-except ImportError:  # in a sandbox
-    sys.path.insert(0, str(Path(__file__).parent))
+except ImportError:  # in a sandbox: `SOURCE` has put the module there
     import parameters  # type: ignore[import-not-found,no-redef]
 
 KEY_VARIABLES = ("OPENCODE_UPSTREAM_API_KEY", "UPSTREAM_API_KEY")
@@ -64,6 +63,26 @@ class ProxyConfig:
         """The address of the model's chat completions."""
         base = self.upstream_url.rstrip("/")
         return f"{base if base.endswith('/v1') else base + '/v1'}/chat/completions"
+
+
+class ProxySource:
+    """This module and the rules that it goes by as one file, for sandboxes that have neither; read like a `Path`."""
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        """Return the file's text."""
+        own = Path(__file__).read_text(encoding)
+        rules = Path(parameters.__file__).read_text(encoding)
+        first = "from __future__ import annotations\n"
+        before, after = own.split(first, 1)
+        loaded = (
+            "import sys, types\n"
+            'rules = sys.modules["parameters"] = types.ModuleType("parameters")\n'
+            f"exec(compile({rules!r}, 'parameters.py', 'exec'), rules.__dict__)\n"
+        )
+        return f"{before}{first}{loaded}{after}"
+
+
+SOURCE = ProxySource()
 
 
 # -- requests -----------------------------------------------------------------------------------------------------

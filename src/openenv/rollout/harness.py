@@ -1,7 +1,8 @@
 """Harnesses, for trainers with a loop of their own: an agent on one side, a session with tools on the other.
 
 `ResourceSession` is what an agent works in, `HarnessAdapter` is what runs one in it, and `build_harness_rollout_func`
-makes of the two a function that trainers call. Must not know servers, sandboxes or the agents of rollouts.
+makes of the two a function that trainers call. A session whose agent has its own loop is a `TrainableSession`. Must not
+know servers, sandboxes or the agents of rollouts.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import inspect
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from math import isclose
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from pydantic_core import to_jsonable_python
 
@@ -21,6 +23,8 @@ from openenv.protocol.jsonrpc import JsonRpcErrorCode
 from openenv.tool_types import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
 from openenv.tool_types import Tool
 from openenv.types import StepResult
+
+from .training import TraceEntry, TrainingTrace
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +98,7 @@ class ModelStepResult:
 
 @dataclass
 class HarnessRolloutResult:
-    """A rollout: its messages, its tool calls, and the tokens of all turns in a row."""
+    """A rollout: its messages, its tool calls, and the tokens of its turns as one row (`merge_turns`)."""
 
     messages: list[Message] = field(default_factory=list)
     tool_trace: list[ToolTraceEntry] = field(default_factory=list)
@@ -104,6 +108,8 @@ class HarnessRolloutResult:
     prompt_ids: list[int] = field(default_factory=list)
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    env_mask: list[int] = field(default_factory=list)
+    """For each completion id 1 where the model sampled it, 0 where the environment put it there."""
 
 
 @dataclass
@@ -146,6 +152,32 @@ class ResourceSession(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free what the session holds."""
+
+
+@runtime_checkable
+class LoopOwningSession(Protocol):
+    """What a session has besides where the agent runs its own loop: an end to wait for, and a trace of its calls."""
+
+    def wait_for_completion(self, timeout_s: float | None = ...) -> int:
+        """Wait for the agent; return its exit code."""
+        ...
+
+    def fetch_proxy_trace(self) -> list[TraceEntry]:
+        """Return a record of each model call."""
+        ...
+
+
+@runtime_checkable
+class TrainableSession(Protocol):
+    """A session whose agent runs its own loop, and whose model calls can be trained on."""
+
+    def wait_for_completion(self, timeout_s: float | None = ...) -> int:
+        """Wait for the agent; return its exit code."""
+        ...
+
+    def fetch_training_trace(self) -> TrainingTrace:
+        """Return the agent's calls, checked; raises ValueError where they cannot be trained on."""
+        ...
 
 
 SessionT = TypeVar("SessionT", bound=ResourceSession)
@@ -239,8 +271,10 @@ class MCPHarnessAdapter(HarnessAdapter):
         limits = limits or HarnessRunLimits()
         tools = session.list_tools()
         result = HarnessRolloutResult(messages=list(session.initial_messages()))
+        answers: list[ModelStepResult] = []
         for turn in range(limits.max_turns):
             answer = model_step(result.messages, tools, limits.sampling)
+            answers.append(answer)
             calls = list(answer.response.tool_calls or ())
             _note_answer(result, turn, answer, calls)
             if not calls:
@@ -248,6 +282,7 @@ class MCPHarnessAdapter(HarnessAdapter):
                 break
             if _call_all(result, session, tools, calls, limits):
                 break
+        _set_tokens(result, answers)
         return result
 
     def run_black_box(self, session: ResourceSession, limits: HarnessRunLimits | None = None) -> HarnessRolloutResult:
@@ -303,11 +338,75 @@ def _note_answer(
     shown = [{"id": call.id, "name": call.name, "arguments": dict(call.args)} for call in calls]
     result.messages.append(message)
     result.events.append(RolloutEvent("model_response", {"turn": turn, "content": content, "tool_calls": shown}))
-    result.prompt_ids.extend(answer.prompt_ids)
-    result.completion_ids.extend(answer.completion_ids)
-    result.logprobs.extend(answer.logprobs)
     result.metrics["turns"] = turn + 1
     result.metrics.setdefault("tool_calls", 0)
+
+
+@dataclass(slots=True)
+class MergedTurns:
+    """Turns as one training row: a prompt, and everything after it."""
+
+    prompt_ids: list[int] = field(default_factory=list)
+    completion_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    env_mask: list[int] = field(default_factory=list)
+    turns: int = 0
+    """How many turns are in the row."""
+
+    def takes(self, turn: ModelStepResult) -> bool:
+        """Say whether a turn's prompt begins with all that is in the row."""
+        prompt, split = list(turn.prompt_ids), len(self.prompt_ids)
+        seen = split + len(self.completion_ids)
+        return prompt[:split] == self.prompt_ids and prompt[split:seen] == self.completion_ids
+
+    def add(self, turn: ModelStepResult) -> None:
+        """Add a turn that the row takes."""
+        added = turn.prompt_ids[len(self.prompt_ids) + len(self.completion_ids) :]
+        self.completion_ids += [*added, *turn.completion_ids]
+        self.logprobs += [*(0.0 for _ in added), *turn.logprobs]
+        self.env_mask += [*(0 for _ in added), *(1 for _ in turn.completion_ids)]
+        self.turns += 1
+
+
+def merge_turns(turns: Iterable[ModelStepResult]) -> MergedTurns:
+    """Merge the turns of a conversation into the row that the model saw.
+
+    Each prompt has to begin with all that came before, token for token; what it adds (the results of tools) is masked:
+
+        turn 1   prompt 1 2      sampled 3 4
+        turn 2   prompt 1 2 3 4 5 6          sampled 7
+        row      prompt 1 2      completion  3 4 5 6 7      env_mask 1 1 0 0 1
+
+    A prompt that does not (a template that removes thoughts, an agent that shortens its conversation) begins another
+    row: the model never saw the two as one. Of several rows the one with the most sampled tokens is returned, of equal
+    ones the last.
+
+    Raises:
+        ValueError: a turn has not one log-probability for each sampled token, while it or another has some.
+    """
+    turns = list(turns)
+    has_logprobs = any(turn.logprobs for turn in turns)
+    rows: list[MergedTurns] = []
+    for turn in turns:
+        if has_logprobs and len(turn.logprobs) != len(turn.completion_ids):
+            counts = f"{len(turn.completion_ids)} sampled tokens and {len(turn.logprobs)} log-probabilities"
+            raise ValueError(f"A model step has {counts}: training needs one for each")
+        if not rows or not rows[-1].takes(turn):
+            rows.append(MergedTurns(prompt_ids=list(turn.prompt_ids)))
+        rows[-1].add(turn)
+    row = max(reversed(rows), key=lambda row: sum(row.env_mask), default=MergedTurns())
+    row.logprobs = row.logprobs if has_logprobs else []
+    return row
+
+
+def _set_tokens(result: HarnessRolloutResult, answers: Sequence[ModelStepResult]) -> None:
+    """Put the tokens of all turns into a result, and into its metrics how many turns did not fit into the row."""
+    named = [answer for answer in answers if answer.prompt_ids or answer.completion_ids]
+    row = merge_turns(named)
+    result.prompt_ids, result.completion_ids = row.prompt_ids, row.completion_ids
+    result.logprobs, result.env_mask = row.logprobs, row.env_mask
+    if row.turns < len(named):
+        result.metrics["turns_left_out"] = len(named) - row.turns
 
 
 def _call_all(
@@ -501,6 +600,8 @@ def build_harness_rollout_func(
     model_step_builder: Callable[[Any, ResourceSession], ModelStep],
     limits: HarnessRunLimits | None = None,
     reward_key: str = "env_reward",
+    concurrency: int = 1,
+    requires_reward: bool = True,
 ) -> Callable[[list[Any], Any], dict[str, list[Any]]]:
     """Build a function that trainers call with prompts and themselves, and that returns tokens and rewards.
 
@@ -513,30 +614,47 @@ def build_harness_rollout_func(
         model_step_builder: Gets the trainer and a session; returns the function that calls the model.
         limits: Of each rollout.
         reward_key: What the rewards are called in the function's result.
+        concurrency: How many rollouts run at once, each in a thread of its own.
+        requires_reward: Whether a rollout without a reward is an error; otherwise its reward is None, which trainers
+            such as TRL leave out of the group.
 
     Returns:
-        A function whose result has lists under `prompt_ids`, `completion_ids`, `logprobs`, `reward_key` and
-        `verify_metrics`, an entry for each prompt. It raises ValueError for a verdict that is not the environment's
-        reward, and for a rollout without any.
+        A function whose result has lists under `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` (1 for sampled
+        tokens, 0 for what tools returned in between), `reward_key` and `verify_metrics`, an entry for each prompt. It
+        raises ValueError for a verdict that is not the environment's reward, and for a rollout without any.
     """
+    if concurrency < 1:
+        raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+
+    def one(prompt: Any, trainer: Any) -> dict[str, Any]:
+        session: ResourceSession = session_factory.create(prompt)
+        try:
+            result = harness_adapter.run_white_box(model_step_builder(trainer, session), session, limits)
+            verdict = session.verify(transcript=result.messages, final_state=_final_state(result))
+        finally:
+            session.close()
+        return {
+            "prompt_ids": result.prompt_ids,
+            "completion_ids": result.completion_ids,
+            "logprobs": result.logprobs,
+            "env_mask": result.env_mask or [1] * len(result.completion_ids),
+            reward_key: _agreed_reward(result, verdict, is_required=requires_reward),
+            "verify_metrics": verdict.metrics,
+        }
 
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        columns: dict[str, list[Any]] = {
-            key: [] for key in ("prompt_ids", "completion_ids", "logprobs", reward_key, "verify_metrics")
-        }
-        for prompt in prompts:
-            session: ResourceSession = session_factory.create(prompt)
-            try:
-                result = harness_adapter.run_white_box(model_step_builder(trainer, session), session, limits)
-                verdict = session.verify(transcript=result.messages, final_state=_final_state(result))
-            finally:
-                session.close()
-            columns["prompt_ids"].append(result.prompt_ids)
-            columns["completion_ids"].append(result.completion_ids)
-            columns["logprobs"].append(result.logprobs)
-            columns[reward_key].append(_agreed_reward(result, verdict))
-            columns["verify_metrics"].append(verdict.metrics)
-        return columns
+        if concurrency == 1:
+            rows = [one(prompt, trainer) for prompt in prompts]
+        else:
+            with ThreadPoolExecutor(concurrency, thread_name_prefix="openenv-rollout") as pool:
+                futures = [pool.submit(one, prompt, trainer) for prompt in prompts]
+                try:
+                    rows = [future.result() for future in futures]
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+        keys = ("prompt_ids", "completion_ids", "logprobs", "env_mask", reward_key, "verify_metrics")
+        return {key: [row[key] for row in rows] for key in keys}
 
     return rollout
 
@@ -551,11 +669,11 @@ def _final_state(result: HarnessRolloutResult) -> dict[str, Any]:
     }
 
 
-def _agreed_reward(result: HarnessRolloutResult, verdict: VerifyResult) -> float:
+def _agreed_reward(result: HarnessRolloutResult, verdict: VerifyResult, *, is_required: bool) -> float | None:
     rewards = [entry.result.metadata.get("reward") for entry in result.tool_trace]
     earned = next((float(reward) for reward in reversed(rewards) if reward is not None), None)
     if verdict.env_reward is None:
-        if earned is None:
+        if earned is None and is_required:
             raise ValueError("The rollout did not produce an environment reward")
         return earned
     reward = float(verdict.env_reward)

@@ -14,6 +14,7 @@ Values only. The names are those of the APIs of OpenAI and Anthropic, and of the
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -318,6 +319,49 @@ def _constraints(tools: object) -> Iterable[str]:
                     yield "strict"
                 if isinstance(fields, dict) and _is_grammar(fields.get("format")):
                     yield "format"
+
+
+NEUTRAL_SAMPLING: Mapping[str, float | int] = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Parameters that make the sampled distribution another than the model's, and the values at which they do not."""
+
+
+def training_sampling(sampling: Mapping[str, Any] | None) -> dict[str, float | int]:
+    """Return parameters with which a model samples from its own distribution at a temperature; None for no parameters.
+
+    They are complete: an endpoint's own defaults, such as those of a model's `generation_config.json`, do not count.
+
+    Raises:
+        ValueError: there is no temperature above 0, or a parameter truncates or bends the distribution: such a sample
+            is not what the trainer's forward pass computes the probability of.
+    """
+    if sampling is None:
+        return {}
+    unknown = sorted(set(sampling) - {"temperature", *NEUTRAL_SAMPLING})
+    if unknown:
+        raise ValueError(f"unsupported training sampling fields: {', '.join(unknown)}")
+    temperature = _number(sampling.get("temperature"))
+    if temperature is None or temperature <= 0:
+        shown = sampling.get("temperature")
+        raise ValueError(f"training sampling requires a finite positive temperature, not {shown!r}")
+    for name, neutral in NEUTRAL_SAMPLING.items():
+        value = sampling.get(name)
+        if value is not None and _number(value) not in ((neutral, 0) if name == "top_k" else (neutral,)):
+            raise ValueError(f"training sampling requires {name}={neutral}, not {value!r}")
+    return {"temperature": temperature, **NEUTRAL_SAMPLING}
+
+
+def _number(value: object) -> float | None:
+    """Read a finite number; None for anything that is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if math.isfinite(value) else None
 
 
 def check_trainer_parameters(engine: Engine | None, sampling: Collection[str], may_set: Collection[str]) -> None:

@@ -529,7 +529,7 @@ def test_a_steered_turn_is_masked_and_the_others_of_its_rollout_are_trained_on(
     findings = [finding for finding in document["validation"] if finding["code"] == "steered_turn"]
     assert [(finding["severity"], finding["call"]) for finding in findings] == [("WARN", 2)]
     entries = export.trace_entries(recording)
-    assert [entry["loss_mask"] for entry in entries] == [[1, 1], [0, 0], [1, 1]]
+    assert [entry["loss_mask"] for entry in entries] == [[0, 0, 1, 1], [0] * 7, [0] * 8 + [1, 1]]
     assert entries[1]["metadata"]["not_trainable"] == ["tool_choice: forced tool"]
 
 

@@ -1,6 +1,6 @@
 """Facade: rollout harnesses on the module path that existing code imports. No logic lives here.
 
-The turn-based part and the trace classes are not part of this release: importing one raises an error that says so.
+The turn-based part is not part of this release: importing one of its names raises an error that says so.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from openenv.rollout.harness import CLIHarnessAdapter as CLIHarnessAdapter
 from openenv.rollout.harness import HarnessAdapter as HarnessAdapter
 from openenv.rollout.harness import HarnessRolloutResult as HarnessRolloutResult
 from openenv.rollout.harness import HarnessRunLimits as HarnessRunLimits
+from openenv.rollout.harness import LoopOwningSession as LoopOwningSession
 from openenv.rollout.harness import MCPHarnessAdapter as MCPHarnessAdapter
 from openenv.rollout.harness import Message as Message
 from openenv.rollout.harness import ModelStep as ModelStep
@@ -22,14 +23,17 @@ from openenv.rollout.harness import SessionMCPBridge as SessionMCPBridge
 from openenv.rollout.harness import StepEnvSessionAdapter as StepEnvSessionAdapter
 from openenv.rollout.harness import ToolResult as ToolResult
 from openenv.rollout.harness import ToolTraceEntry as ToolTraceEntry
+from openenv.rollout.harness import TrainableSession as TrainableSession
 from openenv.rollout.harness import VerifyResult as VerifyResult
 from openenv.rollout.harness import build_harness_rollout_func as build_harness_rollout_func
+from openenv.rollout.training import TraceEntry as TraceEntry
+from openenv.rollout.training import TrainingTrace as TrainingTrace
+from openenv.rollout.training import TrainingTurn as TrainingTurn
 
 _MISSING = """
     AgenticHarnessAdapter HarnessAction HarnessClientMessage HarnessConfig HarnessEnvironment HarnessError HarnessEvent
     HarnessEventType HarnessMCPBridge HarnessNotRunningError HarnessProcess HarnessResponse HarnessStartupError
-    HarnessTransport HarnessTurnTimeoutError LoopOwningSession TraceEntry TrainableSession TrainingTrace TrainingTurn
-    build_bridge_server events_to_metadata resolve_tool_conflicts
+    HarnessTransport HarnessTurnTimeoutError build_bridge_server events_to_metadata resolve_tool_conflicts
 """
 
 export_imports(__name__)

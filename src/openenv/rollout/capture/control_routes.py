@@ -125,9 +125,10 @@ class ControlRoutes:
             messages = _flag(query, "include_messages", default=False)
             return export.document(recording, include_discarded=discarded, include_messages=messages)
         if what == "trace_entries":
-            if export.level(recording.calls) != "tokens":
-                raise RequestRefused(409, "this session is not trainable: its engine does not name all tokens")
-            return {"entries": export.trace_entries(recording)}
+            try:
+                return {"entries": export.trace_entries(recording)}
+            except ValueError as exc:
+                raise RequestRefused(409, str(exc)) from None
         raise RequestRefused(404, "there is no such route")
 
 

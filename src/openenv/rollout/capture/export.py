@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..outcome import RolloutTurn
+from ..training import TraceEntry, TrainingTrace, TrainingTurn
+from .dialects.dialect import LOGPROBS, TOKEN_IDS
 from .encoding import Json, dumps
 from .graph import CallGraph, CallNode, build, setting_of
 from .records import Call, Recording
@@ -387,28 +389,64 @@ def rollout_findings(recording: Recording, graph: CallGraph, all_sequences: list
     return findings
 
 
-def trace_entries(recording: Recording) -> list[Json]:
-    """Return every sampled call as a trainer's trace entry, its request in full."""
-    return [
-        {
-            "request": call.sent,
-            "response": call.response,
-            "prompt_token_ids": list(call.completion.prompt_ids or ()),
-            "completion_token_ids": list(call.completion.sampled.ids),
-            "per_token_logps": list(call.completion.sampled.logprobs),
-            "loss_mask": [
-                int(value is not None and not call.not_trainable) for value in call.completion.sampled.logprobs
-            ],
-            "metadata": {
-                **recording.metadata,
-                "turn": call.number,
-                "policy_version": call.policy_version,
-                "not_trainable": list(call.not_trainable),
-            },
-        }
-        for call in recording.calls
-        if _counts(call)
-    ]
+def training_trace(recording: Recording) -> TrainingTrace:
+    """Return the agent's own calls for a trainer: each once, conversation by conversation, with a mask over its tokens.
+
+    Calls of other conversations, such as one that made a title, and answers that the agent discarded are left out. So
+    is a call in which the engine gave no log-probability for some token: its tokens are context of later calls.
+
+    Raises:
+        ValueError: the rollout is not to be trained on; the text says why.
+    """
+    graph = build(recording.calls)
+    listed = _sequences(graph)
+    reasons = [finding for finding in _findings(recording, graph, listed) if finding.severity == "FATAL"]
+    if reasons:
+        texts = dict.fromkeys(f"{finding.code}: {finding.message}" for finding in reasons)
+        raise ValueError(f"this rollout is not trainable: {'; '.join(texts)}")
+    numbers = dict.fromkeys(number for item in listed if item.role == "agent" for number in item.node_ids)
+    calls = {node.number: node.call for node in graph.nodes}
+    return TrainingTrace(
+        turns=[
+            _training_turn(recording, calls[number])
+            for number in numbers
+            if None not in calls[number].completion.sampled.logprobs
+        ]
+    )
+
+
+def _training_turn(recording: Recording, call: Call) -> TrainingTurn:
+    done, sampled = call.completion, call.completion.sampled
+    prompt_ids = list(done.prompt_ids or ())
+    value = int(not call.not_trainable)
+    return TrainingTurn(
+        node_id=str(call.number),
+        prompt_token_ids=prompt_ids,
+        completion_token_ids=[token for token in sampled.ids if token is not None],
+        per_token_logps=[logprob for logprob in sampled.logprobs if logprob is not None],
+        loss_mask=[0] * len(prompt_ids) + [value] * len(sampled),
+        request=call.sent,
+        response=call.reader.strip_response(call.response or {}, frozenset((LOGPROBS, TOKEN_IDS))),
+        metadata={
+            **recording.metadata,
+            "node_id": str(call.number),
+            "index": call.number,
+            "turn": call.number,
+            "model": call.sent.get("model"),
+            "n_tools": len(call.sent.get("tools") or ()),
+            "policy_version": call.policy_version,
+            "not_trainable": list(call.not_trainable),
+        },
+    )
+
+
+def trace_entries(recording: Recording) -> list[TraceEntry]:
+    """Return the agent's own calls as a trainer's trace entries, their requests in full.
+
+    Raises:
+        ValueError: the rollout is not to be trained on; the text says why.
+    """
+    return training_trace(recording).to_trace_entries()
 
 
 def write_jsonl(path: Path | str, recordings: Iterable[Recording], *, include_messages: bool = False) -> int:

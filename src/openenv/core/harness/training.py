@@ -1,0 +1,10 @@
+"""Facade: what trainers get of agents that run their own loop, on the module path that existing code imports."""
+
+from __future__ import annotations
+
+from openenv._lazy import export_imports
+from openenv.rollout.training import TrainingTrace as TrainingTrace
+from openenv.rollout.training import TrainingTurn as TrainingTurn
+from openenv.rollout.training import validate_training_turn as validate_training_turn
+
+export_imports(__name__)

@@ -1,0 +1,256 @@
+"""What a trainer gets of an agent that runs its own loop: a `TrainingTrace`, a checked `TrainingTurn` per model call.
+
+Strict where a trainer cannot be: a turn whose log-probabilities are missing, not finite or positive, or whose mask does
+not fit its tokens, is refused and never repaired. Values only; must not know where they were captured.
+
+    prompt_token_ids      1  2  3
+    completion_token_ids           4    5
+    per_token_logps              -.1  -.2
+    loss_mask             0  0  0  1    1      over prompt and completion
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import Self, TypedDict
+
+FATAL, WARN, INFO = "FATAL", "WARN", "INFO"
+"""How serious a finding is: what is FATAL cannot be trained on."""
+
+
+@dataclass(frozen=True)
+class CaptureFinding:
+    """Something that a trainer should know about what was captured."""
+
+    level: str
+    code: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"[{self.level}] {self.code}: {self.detail}"
+
+
+@dataclass
+class CaptureReport:
+    """The findings of a check."""
+
+    findings: list[CaptureFinding] = field(default_factory=list)
+    aux_node_ids: list[str] = field(default_factory=list)
+    """Calls that are not the agent's own."""
+
+    def add(self, level: str, code: str, detail: str) -> None:
+        """Add a finding."""
+        self.findings.append(CaptureFinding(level, code, detail))
+
+    def merge(self, other: CaptureReport) -> CaptureReport:
+        """Add the findings of another report, and return this one."""
+        self.findings += other.findings
+        self.aux_node_ids += other.aux_node_ids
+        return self
+
+    @property
+    def fatal(self) -> list[CaptureFinding]:
+        """The findings that forbid training."""
+        return [finding for finding in self.findings if finding.level == FATAL]
+
+    @property
+    def ok(self) -> bool:
+        """Whether none forbids it."""
+        return not self.fatal
+
+    def text(self) -> str:
+        """Return the findings, a line each."""
+        return "\n".join(map(str, self.findings)) or "all checks passed"
+
+
+def check_turn(
+    prompt_ids: Sequence[int] | None,
+    sampled_ids: Sequence[int] | None,
+    logprobs: Sequence[float] | None,
+    *,
+    finish_reason: str | None = None,
+    index: int = 0,
+) -> CaptureReport:
+    """Check the tokens of one call: are all ids named, and is there a log-probability for each that was sampled?
+
+    Args:
+        prompt_ids: The prompt.
+        sampled_ids: What was sampled.
+        logprobs: A log-probability for each of them.
+        finish_reason: Why the call ended.
+        index: The call's number, for the texts.
+    """
+    report = CaptureReport()
+    if not prompt_ids:
+        report.add(FATAL, "no_prompt_ids", f"turn {index}: the engine did not name the tokens of the prompt")
+    for name, ids in (("prompt", prompt_ids), ("sampled", sampled_ids)):
+        if not all(_is_token(token) for token in ids or ()):
+            report.add(FATAL, "invalid_token_id", f"turn {index}: {name} ids must be non-negative integers")
+    if not sampled_ids:
+        report.add(WARN, "no_sampled_ids", f"turn {index}: nothing was sampled (finish={finish_reason})")
+    elif logprobs is None:
+        text = f"turn {index}: {len(sampled_ids)} sampled tokens have no log-probabilities"
+        report.add(FATAL, "no_logprobs", text)
+    if logprobs is not None:
+        _check_logprobs(report, logprobs, len(sampled_ids or ()), index)
+    if finish_reason == "length":
+        report.add(WARN, "truncated_turn", f"turn {index}: the limit of tokens ended it; its tokens are valid")
+    return report
+
+
+def _check_logprobs(report: CaptureReport, logprobs: Sequence[float], count: int, index: int) -> None:
+    if len(logprobs) != count:
+        text = f"turn {index}: {len(logprobs)} log-probabilities for {count} sampled ids"
+        report.add(FATAL, "logprob_misalign", text)
+    if not all(_is_finite(value) for value in logprobs):
+        report.add(FATAL, "invalid_logprob", f"turn {index}: log-probabilities must be finite numbers")
+    elif any(value > 0 for value in logprobs):
+        report.add(FATAL, "positive_logprob", f"turn {index}: log-probabilities must not be positive")
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def validate_training_turn(
+    prompt_ids: Sequence[int],
+    sampled_ids: Sequence[int],
+    logprobs: Sequence[float],
+    loss_mask: Sequence[int],
+) -> None:
+    """Check a turn as a trainer gets it.
+
+    Raises:
+        ValueError: something in it cannot be trained on; the text has every reason.
+    """
+    report = check_turn(prompt_ids, sampled_ids, logprobs)
+    if len(loss_mask) != len(prompt_ids) + len(sampled_ids):
+        report.add(FATAL, "length_mismatch", "loss_mask must cover prompt plus completion")
+    if any(isinstance(value, bool) or value not in (0, 1) for value in loss_mask):
+        report.add(FATAL, "invalid_loss_mask", "loss_mask must contain only integer 0 or 1")
+    if any(loss_mask[: len(prompt_ids)]):
+        report.add(FATAL, "trainable_prompt", "prompt tokens must remain context")
+    if not report.ok:
+        raise ValueError(f"invalid training turn: {'; '.join(map(str, report.fatal))}")
+
+
+class TraceEntry(TypedDict, total=False):
+    """One model call of an agent that runs its own loop: what was asked, what came, and its tokens. All are optional.
+
+    A consumer takes the prompt from `prompt_token_ids`, never from its own tokeniser: templates differ, and a prompt
+    that is off by a token trains on positions that the model never saw.
+    """
+
+    request: dict[str, Any]
+    response: dict[str, Any]
+    prompt_token_ids: list[int]
+    completion_token_ids: list[int]
+    completion_tokens: list[str]
+    per_token_logps: list[float]
+    loss_mask: list[int]
+    """Over prompt and completion: 1 where a token is trained on."""
+    reward: float | None
+    """What `verify` returned; None for a rollout without a verdict, which is not a reward of 0."""
+    metadata: dict[str, Any]
+
+
+class TrainingTurn(BaseModel):
+    """One model call, with a mask over prompt and completion.
+
+    Raises:
+        ValueError: ids, log-probabilities and mask do not fit together, or cannot be right.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    node_id: Annotated[str, Field(min_length=1)]
+    """Names the call in its rollout."""
+    prompt_token_ids: list[int]
+    completion_token_ids: list[int]
+    per_token_logps: list[float]
+    loss_mask: list[int]
+    request: dict[str, Any] = Field(default_factory=dict)
+    response: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def validate_capture(self) -> Self:
+        """Refuse tokens that cannot be trained on."""
+        validate_training_turn(self.prompt_token_ids, self.completion_token_ids, self.per_token_logps, self.loss_mask)
+        return self
+
+
+_COPIED = (
+    "prompt_token_ids",
+    "completion_token_ids",
+    "per_token_logps",
+    "loss_mask",
+    "request",
+    "response",
+    "metadata",
+)
+
+
+class TrainingTrace(BaseModel):
+    """The calls of an agent in one rollout, each of them once.
+
+    A turn whose mask is all 0 is context: the policy did not choose it. The reward is the session's, by `verify`.
+
+    Raises:
+        ValueError: two turns have one `node_id`.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    schema_version: Literal[1] = 1
+    turns: list[TrainingTurn]
+
+    @model_validator(mode="after")
+    def unique_calls(self) -> Self:
+        """Refuse a call that would be trained on twice."""
+        if len({turn.node_id for turn in self.turns}) != len(self.turns):
+            raise ValueError("training trace contains duplicate node_ids")
+        return self
+
+    @classmethod
+    def from_entries(cls, entries: Iterable[Mapping[str, Any]]) -> TrainingTrace:
+        """Make a trace of trace entries, which name their call as `metadata["node_id"]`. Nothing is inferred.
+
+        Raises:
+            ValueError: an entry has no id, tokens or mask, or they do not fit together.
+        """
+        return cls(turns=[_turn_of(entry, number) for number, entry in enumerate(entries)])
+
+    def to_trace_entries(self) -> list[TraceEntry]:
+        """Return the turns as trace entries, for reward functions and viewers."""
+        return [
+            TraceEntry(
+                prompt_token_ids=list(turn.prompt_token_ids),
+                completion_token_ids=list(turn.completion_token_ids),
+                per_token_logps=list(turn.per_token_logps),
+                loss_mask=list(turn.loss_mask),
+                request=turn.request,
+                response=turn.response,
+                metadata=turn.metadata,
+            )
+            for turn in self.turns
+        ]
+
+
+def _turn_of(entry: Mapping[str, Any], number: int) -> TrainingTurn:
+    missing = [name for name in _COPIED if name not in entry]
+    metadata = entry.get("metadata")
+    if not missing and not (isinstance(metadata, Mapping) and "node_id" in metadata):
+        missing = ["metadata.node_id"]
+    if missing:
+        raise ValueError(f"trace entry {number} has no {', '.join(missing)}")
+    return TrainingTurn(node_id=entry["metadata"]["node_id"], **{name: entry[name] for name in _COPIED})
