@@ -114,6 +114,7 @@ class OpenCodeSession(ResourceSession):
         self._verifier = verifier
         self._agent: BgJob | None = None
         self._exit_code: int | None = None
+        self._is_closed = False
 
     # -- ResourceSession --------------------------------------------------------------------------------------------
 
@@ -140,6 +141,7 @@ class OpenCodeSession(ResourceSession):
 
     def close(self) -> None:
         """End agent, proxy and sandbox; one that cannot be ended does not keep the others."""
+        self._is_closed = True
         proxy, self._proxy = self._proxy, None
         ends = (self._end_agent, proxy.close if proxy is not None else None, _closing(self.sandbox))
         for end in ends:
@@ -189,7 +191,10 @@ class OpenCodeSession(ResourceSession):
 
         Raises:
             ValueError: They are not to be trained on, or the agent is a black box; the text says why.
+            RuntimeError: The session is closed.
         """
+        if self._is_closed:  # not a ValueError: TRL's worker closes sessions when it stops, and takes those for defects
+            raise RuntimeError("the session is closed, and what its proxy recorded is gone")
         if self._proxy is None or not self._is_traced:
             raise ValueError("a black box has no trace: make the factory with mode='transparent_proxy'")
         return self._proxy.training_trace()

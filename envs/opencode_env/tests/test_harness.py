@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from opencode_env import OpenCodeConfig, OpenCodeSession, OpenCodeSessionFactory, OpenCodeTask, SandboxBackend
+from opencode_env import OpenCodeConfig, OpenCodeSession, OpenCodeSessionFactory, OpenCodeTask, SandboxBackend, harness
+from opencode_env.harness import proxy_log_path, proxy_trace_path
 from opencode_env.opencode_runtime import SandboxPaths, build_opencode_json, build_run_command
 from opencode_env.sandbox.base import ExecResult, SandboxHandle
-from openenv.core.harness import ResourceSession, ResourceSessionFactory, VerifyResult
+from openenv.core.harness import (
+    LoopOwningSession,
+    ResourceSession,
+    ResourceSessionFactory,
+    TrainableSession,
+    VerifyResult,
+)
+from openenv.core.harness.capture.upstream import training_sampling
 from openenv.sandboxes import LocalSandboxes
 from openenv.testing import HangFailure, Script, ScriptedModel, Turn
 from openenv.testing.scripted.agent_scripts import run_command, write_file
@@ -66,6 +75,14 @@ def assert_exact(records: list[dict[str, Any]], model: ScriptedModel) -> None:
         assert record["prompt_token_ids"] == played.prompt_ids
 
 
+def trained_on(session: OpenCodeSession) -> list[dict[str, Any]]:
+    """What a trainer gets of a session, in the shape of records; every sampled token is trained on."""
+    turns = session.fetch_training_trace().turns
+    for turn in turns:
+        assert turn.loss_mask == [0] * len(turn.prompt_token_ids) + [1] * len(turn.completion_token_ids)
+    return [{**turn.model_dump(), "completion_tokens": turn.completion_token_ids} for turn in turns]
+
+
 # -- OpenCode's configuration ---------------------------------------------------------------------------------------
 
 
@@ -110,9 +127,16 @@ def test_a_task_is_made_of_what_there_is(task: Any) -> None:
     assert OpenCodeTask.coerce(task).instruction == "do it"
 
 
-def test_a_task_is_not_made_of_anything() -> None:
-    with pytest.raises(TypeError, match="Cannot coerce int"):
-        OpenCodeTask.coerce(3)
+def test_a_task_is_the_last_message_of_the_user_in_a_prompt() -> None:
+    parts = [{"type": "text", "text": "do "}, {"type": "text", "text": "it"}]
+    prompt = [{"role": "user", "content": "no"}, {"role": "user", "content": parts}, {"role": "assistant"}]
+    assert OpenCodeTask.coerce(prompt).instruction == "do it"
+
+
+@pytest.mark.parametrize("value", [3, [], [{"role": "system", "content": "x"}], ["do it"]])
+def test_a_task_is_not_made_of_anything(value: Any) -> None:
+    with pytest.raises(TypeError, match="Cannot coerce"):
+        OpenCodeTask.coerce(value)
 
 
 def test_a_key_is_not_shown() -> None:
@@ -229,6 +253,7 @@ def test_a_sandbox_that_cannot_reach_its_host_gets_the_proxy_inside(narrow: Any,
         records = session.fetch_proxy_trace()
         assert [record["turn"] for record in records] == [1, 2]
         assert_exact(records, model)
+        assert_exact(trained_on(session), model)
         assert all(record["request"]["model"] == model.name for record in records)
         assert KEY not in agents_files(narrow.home)
         assert not any(KEY in line for line in narrow.log)
@@ -237,6 +262,153 @@ def test_a_sandbox_that_cannot_reach_its_host_gets_the_proxy_inside(narrow: Any,
     finally:
         session.close()
     assert all(job.wait(0) is not None for job in narrow.made[0].jobs)
+
+
+# -- for trainers ---------------------------------------------------------------------------------------------------
+
+BASH = [{"type": "function", "function": {"name": "bash"}}]
+
+
+def record(turn: int, prompt: list[int], sampled: list[int], tools: Any = BASH, **more: Any) -> str:
+    """A line of a proxy's trace."""
+    fields = {
+        "turn": turn,
+        "request": {"messages": [{"role": "user", "content": "task"}], "tools": tools},
+        "response": {"choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}}]},
+        "prompt_token_ids": prompt,
+        "completion_token_ids": sampled,
+        "per_token_logps": [-0.5] * len(sampled),
+        "completion_tokens": ["x"] * len(sampled),
+        "finish_reason": "stop",
+        **more,
+    }
+    return json.dumps(fields)
+
+
+def session_with(folder_backend: Any, *records: str) -> OpenCodeSession:
+    """A session whose proxy was started by other means."""
+    path = folder_backend.home / "trace.jsonl"
+    path.write_text("\n".join(records))
+    return OpenCodeSession(
+        sandbox=folder_backend.create(),
+        task=OpenCodeTask(instruction="task"),
+        config=OpenCodeConfig(base_url="http://host"),
+        proxy_trace_path=str(path),
+    )
+
+
+def test_a_trainer_gets_the_agents_own_calls_conversation_by_conversation(folder_backend: Any) -> None:
+    session = session_with(
+        folder_backend,
+        record(0, [1], [2, 3]),
+        record(1, [50], [51], tools=None),  # a title
+        record(2, [60], [61]),  # another conversation of the same agent, while the first goes on
+        record(3, [1, 2, 3, 9], [4], not_trainable=["tool_choice: forced tool"]),
+        record(4, [60, 61, 8], [62]),
+    )
+    assert isinstance(session, TrainableSession)
+    assert isinstance(session, LoopOwningSession)
+    trace = session.fetch_training_trace()
+    assert [turn.node_id for turn in trace.turns] == ["0", "3", "2", "4"]
+    assert [turn.loss_mask for turn in trace.turns] == [[0, 1, 1], [0] * 5, [0, 1], [0, 0, 0, 1]]
+    assert trace.turns[0].request["messages"] == [{"role": "user", "content": "task"}]
+    session.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        session.fetch_training_trace()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"prompt_token_ids": None}, "no_prompt_ids"),
+        ({"completion_token_ids": []}, "no_token_ids"),
+        ({"per_token_logps": []}, "no_logprobs"),
+    ],
+)
+def test_a_trainer_gets_nothing_that_the_engine_did_not_name(
+    folder_backend: Any, change: dict[str, Any], reason: str
+) -> None:
+    session = session_with(folder_backend, record(1, [1], [2]), record(2, [1, 2, 3], [4], **change))
+    with pytest.raises(ValueError, match=reason):
+        session.fetch_training_trace()
+
+
+def test_a_black_box_says_how_it_can_be_trained_on(folder_backend: Any) -> None:
+    task, config = OpenCodeTask(instruction="x"), OpenCodeConfig(base_url="http://host")
+    session = OpenCodeSession(sandbox=folder_backend.create(), task=task, config=config)
+    with pytest.raises(ValueError, match="mode='transparent_proxy'"):
+        session.fetch_training_trace()
+
+
+def test_sampling_that_nothing_would_enforce_is_refused(folder_backend: Any) -> None:
+    config = OpenCodeConfig(base_url="http://host", sandbox_home=str(folder_backend.home), proxy_sampling={"seed": 1})
+    program = folder_backend.home / ".opencode" / "bin" / "opencode"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    factory = OpenCodeSessionFactory(config=config, sandbox_backend=folder_backend, sampling={"temperature": 1.0})
+    assert factory.sampling == {"seed": 1, "temperature": 1.0}
+    with pytest.raises(RuntimeError, match="transparent_proxy"):
+        factory.create("x")
+    with pytest.raises(ValueError, match="'n' cannot be set"):
+        OpenCodeSessionFactory(config=config, sandbox_backend=folder_backend, sampling={"n": 4})
+
+
+CALLS_ONCE = """\
+#!/usr/bin/env python3
+import json, os, sys, urllib.request
+if sys.argv[1] == "run":
+    body = {"model": "m", "messages": [{"role": "user", "content": sys.stdin.read()}], "temperature": 0.1}
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
+"""
+
+
+class OwnPort(OpenCodeSessionFactory):
+    """Starts the proxy itself, as the factories of TRL's examples do."""
+
+    def _start_proxy(self, sandbox: SandboxHandle) -> tuple[Any, str, str]:
+        port, trace = free_port(), proxy_trace_path(self._config)
+        folder = str(Path(self._config.sandbox_home) / "proxy")
+        self._exec_with_retry(sandbox, "true", timeout=10, attempts=3, backoff_s=0.1, label="nothing to install")
+        sandbox.write_text(f"{folder}/interception.py", harness._PROXY_SOURCE_PATH.read_text())
+        line = f"cd {folder} && exec python3 -I interception.py --upstream-url {self._config.base_url} --trace {trace}"
+        line += f" --port {port} --sampling '{json.dumps(self.sampling)}' --model-override {self._config.model}"
+        key = {"OPENCODE_UPSTREAM_API_KEY": self._config.api_key}
+        job = sandbox.start_bg(f"{line} > {proxy_log_path(self._config)} 2>&1", envs=key)
+        for _ in range(200):
+            if sandbox.exec(f"curl -sf http://127.0.0.1:{port}/healthz", timeout=5).exit_code == 0:
+                return job, f"http://127.0.0.1:{port}/v1", trace
+            time.sleep(0.05)
+        raise RuntimeError(sandbox.read_text(proxy_log_path(self._config)))
+
+
+def test_a_factory_of_a_user_may_start_the_proxy_itself(folder_backend: Any, play: Play) -> None:
+    program = folder_backend.home / ".opencode" / "bin" / "opencode"
+    program.parent.mkdir(parents=True)
+    program.write_text(CALLS_ONCE)
+    program.chmod(0o755)
+    model = play(Script(turns=(Turn(text="Fine."),)), api_key=KEY)
+    sampling = training_sampling({"temperature": 0.7})
+    factory = OwnPort(
+        config=config_for(model, sandbox_home=str(folder_backend.home)),
+        sandbox_backend=folder_backend,
+        mode="transparent_proxy",
+        sampling=sampling,
+    )
+    session = factory.create([{"role": "system", "content": "be"}, {"role": "user", "content": "go"}])
+    try:
+        assert session.wait_for_completion() == 0, session.fetch_trace()
+        [turn] = session.fetch_training_trace().turns
+        [played] = model.played()
+        assert (turn.prompt_token_ids, turn.completion_token_ids) == (played.prompt_ids, played.token_ids)
+        assert turn.per_token_logps == pytest.approx(played.logprobs)
+        assert sum(turn.loss_mask) == len(played.token_ids)
+        assert {name: turn.request[name] for name in sampling} == sampling  # not the agent's own
+        assert turn.request["messages"] == [{"role": "user", "content": "go"}]
+    finally:
+        session.close()
 
 
 # -- what fails -----------------------------------------------------------------------------------------------------
@@ -322,6 +494,7 @@ def test_in_our_sandbox_the_proxy_is_outside_and_the_key_nowhere(play: Play) -> 
         records = session.fetch_proxy_trace()
         assert [record["turn"] for record in records] == [1, 2]
         assert_exact(records, model)
+        assert_exact(trained_on(session), model)
         assert session.sandbox.read_text("/home/user/workdir/setup.txt") == "ready\n"
         assert session.verify([]).env_reward == 1.0
     finally:

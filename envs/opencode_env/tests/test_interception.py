@@ -26,7 +26,6 @@ from opencode_env.sandbox.interception import (
     stripped,
     without_refused,
 )
-from openenv.rollout import parameters
 from openenv.testing import CutFailure, Script, ScriptedCall, ScriptedModel, StatusFailure, Turn
 
 Play = Callable[..., ScriptedModel]
@@ -317,9 +316,7 @@ def test_a_torn_line_is_left_out_and_a_missing_trace_is_empty(tmp_path: Path) ->
 def test_the_proxy_needs_no_packages_and_keeps_its_key_from_others(play: Play, trace: Path, tmp_path: Path) -> None:
     model = play(TALK, api_key="sk-real")
     script = tmp_path / "interception.py"
-    for module in (interception, parameters):
-        source = Path(str(module.__file__))
-        (tmp_path / source.name).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    script.write_text(interception.SOURCE.read_text(), encoding="utf-8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
