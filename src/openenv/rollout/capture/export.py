@@ -399,8 +399,8 @@ def training_trace(recording: Recording) -> TrainingTrace:
         ValueError: the rollout is not to be trained on; the text says why.
     """
     graph = build(recording.calls)
-    listed = _sequences(graph)
-    reasons = [finding for finding in _findings(recording, graph, listed) if finding.severity == "FATAL"]
+    listed = graph_sequences(graph)
+    reasons = [finding for finding in rollout_findings(recording, graph, listed) if finding.severity == "FATAL"]
     if reasons:
         texts = dict.fromkeys(f"{finding.code}: {finding.message}" for finding in reasons)
         raise ValueError(f"this rollout is not trainable: {'; '.join(texts)}")
