@@ -6,7 +6,8 @@ requests of `KubernetesProvider` and of sandboxes to the API server, counted on 
 environment that does nothing, so it is the framework's part. Writes SCALE.md and scale.json.
 
   python benchmarks/scale.py --out benchmarks/SCALE.md
-  python benchmarks/scale.py --figures benchmarks/scale.json --out benchmarks/SCALE.md     # the table alone
+  python benchmarks/scale.py --no-cluster --out /tmp/SCALE.md               # on another machine: scale.json, then here
+  python benchmarks/scale.py --figures /tmp/scale.json --out benchmarks/SCALE.md     # the rest, and the tables
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ def measure_runners(options: argparse.Namespace) -> dict[str, Row]:
         for way, (command, words) in ways.items():
             with Fleet(options, 1, 0, "echo_app", arguments) as fleet:
                 timed = [*command, "--seconds", str(options.seconds), "--url", fleet.servers[0].url]
-                hold(timed, fleet.servers[0].pid, min(sessions, 64), words=words)  # loads what is loaded once
+                if "each" not in name:  # there the processes are what is measured
+                    hold(timed, fleet.servers[0].pid, 64, words=words)  # loads what is loaded once
                 rows[f"{name}, {way}"] = hold(timed, fleet.servers[0].pid, sessions, words=words)
                 print(name, way, json.dumps(rows[f"{name}, {way}"]), flush=True)
     return rows
@@ -143,6 +145,10 @@ def measure_control_plane(replicas: Sequence[int]) -> Row:
     from openenv.providers import KubernetesProvider
     from openenv.sandboxes.kubernetes import KubernetesSandboxes
 
+    def is_ready(pod: Row) -> bool:
+        conditions = pod.get("status", {}).get("conditions", [])
+        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
     counts: Row = {"replicas": {}}
     sleep = Image([sys.executable, "-S", "-c", "import time; time.sleep(300)"])
     images = {"tiny": Image([sys.executable, "-S", "-c", TINY, "{ip}"]), "sleep": sleep}
@@ -152,9 +158,8 @@ def measure_control_plane(replicas: Sequence[int]) -> Row:
             before = len(double.requests)
             with KubernetesProvider(kubeconfig=path, reach="dns") as provider:
                 provider.start_container("tiny", replicas=count)
-                watch = provider._watch
-                assert watch is not None
-                watch.wait(lambda pods, n=count: pods if sum(pod.is_ready for pod in pods) == n else None, 120)
+                while sum(map(is_ready, double.objects("Pod"))) < count:
+                    time.sleep(0.1)
                 started = len(double.requests) - before
             counts["replicas"][str(count)] = {"start": started, "all": len(double.requests) - before}
         sandboxes = KubernetesSandboxes("sleep", kubeconfig=path, check_network=False)
@@ -168,16 +173,16 @@ def measure_control_plane(replicas: Sequence[int]) -> Row:
     return counts
 
 
-def measure(options: argparse.Namespace) -> Row:
-    """Take all figures."""
-    step = {"type": "step", "data": {"message": "x" * 100}}
-    return {
-        "machine": {"cores": len(ALL_CORES), "python": platform.python_version()},
-        "request_bytes": len(client_frame(json.dumps(step, separators=(",", ":")).encode())),
-        "runners": measure_runners(options),
-        "gateway": measure_gateway(options),
-        "control_plane": measure_control_plane(options.replicas),
-    }
+def measure(options: argparse.Namespace, figures: Row) -> None:
+    """Take the figures that are not there yet."""
+    if "runners" not in figures:
+        step = {"type": "step", "data": {"message": "x" * 100}}
+        figures["machine"] = {"cores": len(ALL_CORES), "python": platform.python_version()}
+        figures["request_bytes"] = len(client_frame(json.dumps(step, separators=(",", ":")).encode()))
+        figures["runners"] = measure_runners(options)
+        figures["gateway"] = measure_gateway(options)
+    if "control_plane" not in figures and not options.no_cluster:
+        figures["control_plane"] = measure_control_plane(options.replicas)
 
 
 # -- working it out ----------------------------------------------------------------------------------------------------
@@ -395,20 +400,21 @@ def main() -> None:
     )
     parser.add_argument("--workers-command", default="--published PYTHON --out FOLDER")
     parser.add_argument("--ours", default=sys.executable, help="an interpreter with our dependencies")
-    parser.add_argument("--figures", help="work out these figures, and measure nothing")
+    parser.add_argument("--figures", help="what was measured before, a scale.json: only the rest is measured")
+    parser.add_argument("--no-cluster", action="store_true", help="write scale.json, without the API server's part")
     parser.add_argument("--out", required=True, help="the file to write; scale.json beside it has the figures")
     options = parser.parse_args()
     raise_file_limit()
     out = Path(options.out)
+    figures: Row = {"command": " ".join(["python benchmarks/scale.py", *sys.argv[1:]])}
     if options.figures:
         figures = json.loads(Path(options.figures).read_text(encoding="utf-8"))
-        command = figures["command"]
-    else:
-        command = " ".join(["python benchmarks/scale.py", *sys.argv[1:]])
-        figures = {"command": command, **measure(options)}
-        out.with_name("scale.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    measure(options, figures)
+    out.with_name("scale.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if options.no_cluster:
+        return
     workers = json.loads(Path(options.workers_figures).read_text(encoding="utf-8"))
-    out.write_text(report(figures, workers, options, command), encoding="utf-8")
+    out.write_text(report(figures, workers, options, figures["command"]), encoding="utf-8")
 
 
 if __name__ == "__main__":
