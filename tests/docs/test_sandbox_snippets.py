@@ -11,6 +11,7 @@ PRINTED = {
     "sandbox_limits.py": "task 7\n137 True\n124 True begun\n",
     "sandbox_pool.py": "[0, 1, 4, 9, 16, 25]\n",
     "sandbox_port.py": "hello from the host\n",
+    "sandbox_snapshot.py": "built 0 \nbuilt 1 \nbuilt 2 \n",
     "sandbox_trees.py": "137\n1\n",
     "use_sandbox.py": "3 hello Ada\n['apple', 'pear']\n",
 }

@@ -88,6 +88,7 @@ ELSEWHERE = {
     "sandbox_limits.py",
     "sandbox_pool.py",
     "sandbox_port.py",
+    "sandbox_snapshot.py",
     "sandbox_trees.py",
     "secure_app.py",
     "shelf_app.py",

@@ -20,6 +20,7 @@ from openenv.sandboxes import (
     Mount,
     SandboxBackend,
     SandboxHandle,
+    SandboxSnapshot,
     SandboxSpec,
 )
 from openenv.sandboxes.checks import CHECKS, CheckBench, ContractCheck, NotOffered
@@ -60,6 +61,8 @@ def test_what_e2b_cannot_give_is_refused_before_anything_is_started(tmp_path: Pa
         backend.open(SandboxSpec(mounts=(Mount(tmp_path, "/x"),)))
     with pytest.raises(SandboxUnsupported, match="template"):
         backend.open(SandboxSpec(limits=Limits(memory_mb=1)))
+    with pytest.raises(SandboxUnsupported, match="The backend e2b has no snapshots; local and docker do"):
+        backend.open(SandboxSpec(from_snapshot=SandboxSnapshot("e2b", "/home/user", tmp_path / "none", {})))
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ pytest.importorskip("kubernetes_validate")
 from kubernetes_double import AGENT_SANDBOX, Image, KubernetesDouble
 from kubernetes_schemas import problems, versions
 from openenv.errors import SandboxGone, SandboxUnavailable, SandboxUnsupported
-from openenv.sandboxes import Limits, Mount, SandboxSpec, backend, seccomp
-from openenv.sandboxes.checks import self_check
+from openenv.sandboxes import Limits, Mount, SandboxSnapshot, SandboxSpec, backend, seccomp
+from openenv.sandboxes.checks import CHECKS, self_check
 from openenv.sandboxes.container_cli import ContainerCli
 from openenv.sandboxes.kubernetes import KubernetesSandboxes
 
@@ -70,7 +70,7 @@ def test_the_contract_is_kept(
     failed = {one.id: one.detail for one in results if one.status == "failed"}
     assert failed == {}
     missing = {one.id for one in results if one.status == "not offered"}
-    assert missing <= {"isolation.mounts"}
+    assert missing == {"isolation.mounts", *(check.id for check in CHECKS if check.feature == "snapshots")}
     assert sandboxes.leftovers() == []
 
 
@@ -156,6 +156,8 @@ def test_a_sandbox_that_cannot_be_started_says_why(tmp_path: Path) -> None:
         assert double.objects("Pod") == []
         with pytest.raises(SandboxUnsupported, match="bake them into the image"):
             sandboxes.open(SandboxSpec(mounts=(Mount(tmp_path, "/opt/x"),)))
+        with pytest.raises(SandboxUnsupported, match="The backend kubernetes has no snapshots; local and docker do"):
+            sandboxes.open(SandboxSpec(from_snapshot=SandboxSnapshot("local", "/home/user", tmp_path / "none", {})))
         double.forbidden = {("patch", "networkpolicies")}
         with pytest.raises(SandboxUnavailable, match='cannot patch resource "networkpolicies"'):
             KubernetesSandboxes("nowhere:1", kubeconfig=path).check()

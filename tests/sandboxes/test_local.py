@@ -279,7 +279,8 @@ import sys
 sys.dont_write_bytecode = True
 sys.path.insert(0, sys.argv[1])
 from openenv.sandboxes import LocalSandboxes, self_check
-results = self_check(LocalSandboxes(require_cgroup=False), only=["exec.home", "isolation.", "tree.", "port.ask"])
+only = ["exec.home", "isolation.", "tree.", "snapshot.", "port.ask"]
+results = self_check(LocalSandboxes(require_cgroup=False), only=only)
 for result in results:
     if result.status == "failed":
         print(result.id, result.detail)

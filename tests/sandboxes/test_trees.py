@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -289,3 +290,21 @@ def test_a_tree_too_deep_to_be_read_is_refused(tmp_path: Path) -> None:
 def test_a_missing_tree_raises_what_the_system_says(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         trees.pack(str(tmp_path / "none"), io.BytesIO())
+
+
+def test_the_entry_of_the_tree_itself_can_be_left_out(tmp_path: Path) -> None:
+    tree, file = tmp_path / "tree", tmp_path / "tree.tar"
+    (tree / "folder").mkdir(parents=True)
+    (tree / "folder" / "note").write_text("kept")
+    (tree / "link").symlink_to("folder/note")
+    for expected in (True, False):
+        with file.open("wb") as stream:
+            trees.pack(str(tree), stream)
+        assert trees.drop_root(file) is expected
+        with tarfile.open(file) as opened:
+            assert sorted(opened.getnames()) == (["folder", "folder/note", "link"] if expected else [])
+        with file.open("rb") as stream:
+            trees.unpack(stream, str(tmp_path / "copy"))
+        assert (tmp_path / "copy" / "link").read_text() == "kept"
+        shutil.rmtree(tree)
+        tree.mkdir()

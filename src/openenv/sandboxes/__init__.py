@@ -15,6 +15,7 @@ _EXPORTS = {
     "Sandbox": "openenv.sandboxes.base",
     "SandboxBackend": "openenv.sandboxes.base",
     "SandboxHandle": "openenv.sandboxes.base",
+    "SandboxSnapshot": "openenv.sandboxes.base",
     "SandboxSpec": "openenv.sandboxes.base",
     "Sandboxes": "openenv.sandboxes.base",
     "LocalSandboxes": "openenv.sandboxes.local",
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.sandboxes.base import SandboxBackend as SandboxBackend
     from openenv.sandboxes.base import Sandboxes as Sandboxes
     from openenv.sandboxes.base import SandboxHandle as SandboxHandle
+    from openenv.sandboxes.base import SandboxSnapshot as SandboxSnapshot
     from openenv.sandboxes.base import SandboxSpec as SandboxSpec
     from openenv.sandboxes.base import backend as backend
     from openenv.sandboxes.checks import CheckResult as CheckResult

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
+import shutil
 import tempfile
+import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
-from openenv.errors import SandboxError
+from openenv.errors import SandboxError, SandboxUnsupported
 from openenv.sandboxes import trees
+from openenv.sandboxes.owners import Owner
 
 HOME = "/home/user"
 WORKDIR = "/home/user/workdir"
@@ -28,9 +33,9 @@ TIMED_OUT = 124
 MAX_TREE = 512 * 1024 * 1024
 """The most that comes out of a sandbox where the caller sets no limit: a file inside can claim any size."""
 
-FEATURES = frozenset({"isolation", "limits", "trees", "mounts", "ports", "expiry"})
+FEATURES = frozenset({"isolation", "limits", "trees", "mounts", "ports", "expiry", "snapshots"})
 """Optional features of a backend: isolation from host and network, limits, killing whole process trees even when they
-hide, mounts, exposed ports that nothing outside can reach, an end by itself when the time is over."""
+hide, mounts, exposed ports that nothing outside can reach, an end by itself when the time is over, snapshots."""
 
 Stream = Literal["stdout", "stderr"]
 OnOutput = Callable[[Stream, bytes], None]
@@ -156,6 +161,8 @@ class SandboxSpec:
     timeout_s: float = 900.0
     """The sandbox ends by itself after this many seconds, also when its owner is dead."""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    from_snapshot: SandboxSnapshot | None = None
+    """What the sandbox begins with: the files of another one of the same backend and home."""
 
     def __post_init__(self) -> None:
         _check_text(self.envs)
@@ -200,6 +207,71 @@ def _check_text(envs: Mapping[str, str], *words: str) -> None:
             raise ValueError(f"{name!r} is not the name of an environment variable.")
 
 
+class SandboxSnapshot:
+    """What was written in a sandbox until a moment, kept in archives on the host. Also a context manager.
+
+    The archives are removed by `close`, at the latest when this process ends. Those of a process that was killed are
+    removed when the next snapshot is taken.
+
+    Args:
+        backend: The name of the backend whose sandbox it was.
+        home: The home of its user.
+        folder: Where the archives are.
+        archives: The archive of each tree that is not empty, by its path inside.
+    """
+
+    def __init__(self, backend: str, home: str, folder: Path, archives: Mapping[str, Path]) -> None:
+        self.backend = backend
+        self.home = home
+        self.archives = dict(archives)
+        self._folder = folder
+        self._free = weakref.finalize(self, _remove_as, os.getpid(), folder)
+
+    @property
+    def size(self) -> int:
+        """The bytes that it takes on the host."""
+        return sum(archive.stat().st_size for archive in self.archives.values())
+
+    def fill(self, sandbox: Sandbox, backend: str) -> None:
+        """Write everything into a fresh sandbox, which is closed if that fails; for backends.
+
+        Raises:
+            SandboxUnsupported: It is of another backend, or has another home: paths in files would not be right.
+            SandboxError: The snapshot was closed, or the sandbox is too small for it.
+        """
+        try:
+            if (backend, sandbox.home) != (self.backend, self.home):
+                raise SandboxUnsupported(
+                    f"The snapshot is of a sandbox of the backend {self.backend} with its home at {self.home}, not of "
+                    f"one of {backend} at {sandbox.home}."
+                )
+            for path, archive in self.archives.items():
+                try:
+                    sandbox.unpack(archive, path)
+                except OSError as error:
+                    reason = str(error) if self._free.alive else "it was closed"
+                    raise SandboxError(f"The snapshot cannot be unpacked: {reason}") from error
+            sandbox.from_snapshot = self
+        except BaseException:
+            sandbox.close()
+            raise
+
+    def close(self) -> None:
+        """Remove the archives."""
+        self._free()
+
+    def __enter__(self) -> SandboxSnapshot:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _remove_as(pid: int, folder: Path) -> None:
+    if os.getpid() == pid:  # a forked child has no snapshots: those are its parent's
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 class Sandbox(ABC):
     """A place to run commands that can reach nothing except what was passed in. Also a context manager.
 
@@ -209,6 +281,8 @@ class Sandbox(ABC):
 
     sandbox_id: str
     home: str
+    from_snapshot: SandboxSnapshot | None = None
+    """The snapshot that it was opened from."""
 
     @property
     def workdir(self) -> str:
@@ -311,6 +385,24 @@ class Sandbox(ABC):
             target.unlink()
         target.write_bytes(content)
 
+    def snapshot(self, *, max_bytes: int = MAX_TREE) -> SandboxSnapshot:
+        """Keep what was written in this sandbox so far, for a `SandboxSpec(from_snapshot=...)`.
+
+        Files, folders, links, their modes, and the times of files to the second. Hard links become files of their own;
+        sockets are left out, as their processes are gone.
+
+        Args:
+            max_bytes: The most that a tree (the home, /tmp, /dev/shm) may hold.
+
+        Raises:
+            SandboxUnsupported: The backend has no snapshots, or something is in the sandbox that a snapshot would not
+                have: a command in the background, a named pipe.
+            SandboxTreeError: A tree holds more than `max_bytes`.
+            SandboxGone: The sandbox has ended.
+            OSError: The temporary folder of the host is full.
+        """
+        raise SandboxUnsupported(f"{type(self).__name__} has no snapshots; the backends local and docker do.")
+
     @abstractmethod
     def expose(self, socket: Path, *, port: int) -> str:
         """Let `http://127.0.0.1:PORT` inside reach a unix socket of the host, and nothing else; return that URL."""
@@ -342,6 +434,94 @@ def _scratch_archive(tree: str | Path) -> Iterator[Path]:
             yield Path(folder, "tree.tar")
         except ValueError as error:
             raise SandboxError(f"{tree}: {error}") from error
+
+
+# Prints what a snapshot would not have: processes beside the first one, this shell and what started it, and the first
+# named pipe in each of the trees ($@).
+_NOT_KEPT = """
+chain=' 1 '; p=$$
+while [ "$p" -gt 1 ]; do
+  chain="$chain$p "; q=0
+  while read -r key value rest; do [ "$key" = PPid: ] && q=$value; done < /proc/$p/status
+  p=$q
+done
+for d in /proc/[0-9]*; do
+  p=${d#/proc/}; name=; state=
+  case "$chain" in *" $p "*) continue;; esac
+  [ -O "$d" ] || continue
+  while read -r key value rest; do
+    case "$key" in Name:) name=$value;; State:) state=$value;; esac
+  done < "$d/status" 2> /dev/null
+  [ -z "$name" ] || [ "$state" = Z ] || echo "process $p ($name)"
+done
+for d; do
+  find "$d" -type p 2> /dev/null | while read -r path; do echo "the named pipe $path"; break; done
+done
+"""
+
+
+def refuse_snapshot(spec: SandboxSpec, backend: str) -> None:
+    """Raise `SandboxUnsupported` where a spec has a snapshot; for backends without them."""
+    if spec.from_snapshot is not None:
+        raise SandboxUnsupported(f"The backend {backend} has no snapshots; local and docker do.")
+
+
+def spec_from(spec: SandboxSpec | None, snapshot: SandboxSnapshot | None) -> SandboxSpec:
+    """Return a spec with the snapshot of `open(from_snapshot=...)`; for backends."""
+    spec = spec or SandboxSpec()
+    return spec if snapshot is None else replace(spec, from_snapshot=snapshot)
+
+
+def take_snapshot(sandbox: Sandbox, backend: str, *, max_bytes: int) -> SandboxSnapshot:
+    """Pack what can be written to in a sandbox, if that is all that its state is; for backends.
+
+    Archives, and no layers of an overlay: where each sandbox has a user id of its own, the next one could not change
+    their files. No `docker commit` either, which keeps no tmpfs.
+    """
+    places = (sandbox.home, "/tmp", "/dev/shm")
+    _require_files_only(sandbox, places)
+    sweep_snapshots()
+    owner = str(Owner.current()).replace("/", "_")
+    folder = Path(tempfile.mkdtemp(prefix=f"{_SNAPSHOT_FOLDER}{owner}~"))
+    archives: dict[str, Path] = {}
+    try:
+        for number, path in enumerate(places):
+            archive = folder / f"{number}.tar"
+            sandbox.pack(path, archive, max_bytes=max_bytes)
+            # /tmp and /dev/shm belong to root, so their own modes cannot be set inside.
+            if path == sandbox.home or trees.drop_root(archive):
+                archives[path] = archive
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return SandboxSnapshot(backend, sandbox.home, folder, archives)
+
+
+def _require_files_only(sandbox: Sandbox, places: Sequence[str]) -> None:
+    deadline = time.monotonic() + _GRACE_S
+    while True:
+        look = sandbox.exec(["/bin/sh", "-c", _NOT_KEPT, "sh", *places], cwd="/")
+        if look.exit_code != 0:
+            raise SandboxError(f"The sandbox cannot be searched: exit code {look.exit_code}, {look.stderr.strip()}")
+        if not look.stdout:
+            return
+        if time.monotonic() > deadline:
+            what = ", ".join(look.stdout.splitlines()[:5])
+            raise SandboxUnsupported(f"A snapshot has files, folders and links. In the sandbox there is also: {what}.")
+        time.sleep(0.05)
+
+
+_GRACE_S = 1.0
+"""How long processes may take to end: what ran the last command does, and a `git gc` that a clone has started."""
+_SNAPSHOT_FOLDER = "openenv-snapshot~"
+
+
+def sweep_snapshots() -> None:
+    """Remove the snapshots of processes that were killed; `rmtree` follows no links, and fails for other users'."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_SNAPSHOT_FOLDER}*~*"):
+        owner = Owner.parse(folder.name.split("~")[1].replace("_", "/"))
+        if owner is not None and owner.is_dead():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class Sandboxes(ABC):

@@ -35,7 +35,7 @@ from pathlib import Path
 from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable
 from openenv.sandboxes import seccomp
-from openenv.sandboxes.base import Mount, Sandboxes, SandboxSpec
+from openenv.sandboxes.base import MAX_TREE, Mount, Sandboxes, SandboxSnapshot, SandboxSpec, spec_from, take_snapshot
 from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli, EngineName, bind_option, first_engine
 from openenv.sandboxes.descriptors import limit_inside
 from openenv.sandboxes.local.cgroups import limit_sockets
@@ -95,9 +95,9 @@ class DockerSandboxes(Sandboxes):
         """Return when containers can be started here; raise `SandboxUnavailable` with what to do when not."""
         self._prepare()
 
-    def open(self, spec: SandboxSpec | None = None) -> DockerSandbox:
-        """Start a container."""
-        spec = spec or SandboxSpec()
+    def open(self, spec: SandboxSpec | None = None, *, from_snapshot: SandboxSnapshot | None = None) -> DockerSandbox:
+        """Start a container; `from_snapshot` is short for that field of the spec."""
+        spec = spec_from(spec, from_snapshot)
         ready = self._prepare()
         name = f"openenv-{secrets.token_hex(8)}"
         self._open.add(name)
@@ -106,6 +106,8 @@ class DockerSandboxes(Sandboxes):
                 ready.engine.output(*self._run(ready, name, spec, options))
             sandbox = DockerSandbox(ready.engine, name, spec, relay=self._relay, remove=self._remove)
             sandbox.limit_from_outside()
+            if spec.from_snapshot is not None:
+                spec.from_snapshot.fill(sandbox, self.name)
             return sandbox
         except BaseException:
             self._remove(name)
@@ -254,6 +256,9 @@ class DockerSandbox(ShellSandbox):
         if namespace == pid_namespace(os.getpid()):
             raise OSError("the container has no processes of its own")
         kill_marked_outside(namespace, mark=mark, lowest=lowest, spare=pid)
+
+    def snapshot(self, *, max_bytes: int = MAX_TREE) -> SandboxSnapshot:
+        return take_snapshot(self, DockerSandboxes.name, max_bytes=max_bytes)
 
     def expose(self, socket: Path, *, port: int) -> str:
         """Let `http://127.0.0.1:PORT` inside reach a unix socket of the host.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from openenv import settings
 from openenv.errors import SandboxError, SandboxTreeError, SandboxUnavailable, SandboxUnsupported, message_of
-from openenv.sandboxes.base import Limits, OnOutput, Sandboxes, SandboxSpec, Stream
+from openenv.sandboxes.base import Limits, OnOutput, Sandboxes, SandboxSpec, Stream, refuse_snapshot
 from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.shell import Input, ShellSandbox, archive_limit
 from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, ShellRun, framed
@@ -84,7 +84,9 @@ class E2BSandboxBackend(Sandboxes):
     def open(self, spec: SandboxSpec | None = None) -> E2BSandbox:
         """Start a sandbox that reaches nothing except what is exposed in it, unless `sandbox_kwargs` says otherwise."""
         closed = {"allow_internet_access": False, "network": {"allow_public_traffic": False}}
-        return self._open(spec or SandboxSpec(), closed)
+        spec = spec or SandboxSpec()
+        refuse_snapshot(spec, self.name)
+        return self._open(spec, closed)
 
     def create(
         self, *, timeout_s: int = 900, envs: Mapping[str, str] | None = None, metadata: Mapping[str, str] | None = None

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported, message_of
-from openenv.sandboxes.base import FEATURES, Limits, Sandboxes, SandboxSpec, Stream
+from openenv.sandboxes.base import FEATURES, Limits, Sandboxes, SandboxSpec, Stream, refuse_snapshot
 from openenv.sandboxes.cluster import (
     EXPIRES_ANNOTATION,
     OWNER_ANNOTATION,
@@ -113,7 +113,7 @@ class KubernetesSandboxes(Sandboxes):
     """
 
     name = "kubernetes"
-    features = FEATURES - {"mounts"}
+    features = FEATURES - {"mounts", "snapshots"}
 
     def __init__(
         self,
@@ -169,6 +169,7 @@ class KubernetesSandboxes(Sandboxes):
     def open(self, spec: SandboxSpec | None = None) -> KubernetesSandbox:
         """Start a pod, or take one from the warm pool."""
         spec = spec or SandboxSpec()
+        refuse_snapshot(spec, self.name)
         if spec.mounts:
             raise SandboxUnsupported("Pods cannot mount folders of this machine: bake them into the image.")
         watch = self._prepare()

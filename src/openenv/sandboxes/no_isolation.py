@@ -20,7 +20,16 @@ from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxUnavailable, SandboxUnsupported
 from openenv.sandboxes import trees
-from openenv.sandboxes.base import HOME, MAX_TREE, CommandSpec, ExecResult, Sandbox, Sandboxes, SandboxSpec
+from openenv.sandboxes.base import (
+    HOME,
+    MAX_TREE,
+    CommandSpec,
+    ExecResult,
+    Sandbox,
+    Sandboxes,
+    SandboxSpec,
+    refuse_snapshot,
+)
 from openenv.sandboxes.relay import Exposure, Relay
 from openenv.sandboxes.streams import Pipes, follow_output, run_to_end
 
@@ -59,6 +68,7 @@ class ProcessSandboxes(Sandboxes):
         """Make a temporary folder to run commands in."""
         self.check()
         spec = spec or SandboxSpec()
+        refuse_snapshot(spec, self.name)
         if spec.mounts:
             raise SandboxUnsupported("The backend 'process' cannot mount anything.")
         if spec.home != HOME:

@@ -13,6 +13,7 @@ TYPE_CHECKING = False  # the name that type checkers know; importing it from typ
 if TYPE_CHECKING:
     import tarfile
     from collections.abc import Callable, Iterator
+    from pathlib import Path
     from typing import IO
 
 _CHUNK = 256 * 1024
@@ -124,6 +125,23 @@ class _Packing:
             except OSError as error:
                 raise ValueError(f"{child.name} cannot be read: {error.strerror}") from error
         return listed
+
+
+def drop_root(path: Path) -> bool:
+    """Leave the entry of the tree itself out of a tar file, so that unpacking sets no mode; return if it has others."""
+    import tarfile
+
+    copy, has_entries = path.with_suffix(".copy"), False
+    with (
+        tarfile.open(path, "r:", errors="surrogateescape") as old,
+        tarfile.open(copy, "w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as new,
+    ):
+        for member in old:
+            if inner_name(member.name):
+                new.addfile(member, old.extractfile(member) if member.isreg() else None)
+                has_entries = True
+    copy.replace(path)
+    return has_entries
 
 
 def unpack(stream: IO[bytes], root: str, *, keep_outer_links: bool = True, max_bytes: int | None = None) -> None:

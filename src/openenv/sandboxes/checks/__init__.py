@@ -15,12 +15,12 @@ from openenv.sandboxes.base import Sandboxes
 
 from .bench import CheckBench, ContractCheck, NotOffered
 from .commands import COMMANDS
-from .files import FILES
+from .files import FILES, SNAPSHOTS
 from .isolation import ENDINGS, ISOLATION, LIMITS, PORTS
 
 __all__ = ["CHECKS", "CheckBench", "CheckResult", "ContractCheck", "NotOffered", "self_check"]
 
-CHECKS: tuple[ContractCheck, ...] = (*COMMANDS, *FILES, *ISOLATION, *LIMITS, *PORTS, *ENDINGS)
+CHECKS: tuple[ContractCheck, ...] = (*COMMANDS, *FILES, *SNAPSHOTS, *ISOLATION, *LIMITS, *PORTS, *ENDINGS)
 CheckStatus = Literal["passed", "failed", "not offered"]
 
 

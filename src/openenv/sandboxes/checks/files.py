@@ -1,4 +1,4 @@
-"""Contract checks of files and whole trees."""
+"""Contract checks of files, whole trees and snapshots."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import stat
 import tarfile
 from pathlib import Path
 
-from openenv.errors import SandboxError
-from openenv.sandboxes.base import Sandbox
+from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxUnsupported
+from openenv.sandboxes.base import Sandbox, SandboxSpec
 from openenv.sandboxes.checks.bench import CheckBench, CheckGroup, holds, raises, same
 
 _NAMES = (
@@ -17,6 +17,7 @@ _NAMES = (
 )  # fmt: skip
 
 FILES = CheckGroup()
+SNAPSHOTS = CheckGroup()
 
 
 @FILES.check("file.content", "Files hold exactly what was written.")
@@ -284,6 +285,68 @@ def _broken_archive(bench: CheckBench) -> None:
     with raises((OSError, SandboxError)):
         bench.box.unpack(archive, "broken")
     same(bench.box.exec("echo on").stdout, "on\n", "the next command's output")
+
+
+@SNAPSHOTS.check("snapshot.content", "A sandbox from a snapshot begins with what was written.", feature="snapshots")
+def _snapshot_content(bench: CheckBench) -> None:
+    box = bench.open()
+    box.exec(
+        "mkdir -p 'a b/c' ../tools; echo 1 > 'a b/c/file'; echo run > ../tools/tool; chmod 750 ../tools/tool;"
+        "ln -s ../tools/tool link; mkdir closed; echo 2 > closed/file; chmod 500 closed; touch -d '2001-02-03' old;"
+        "echo 3 > /tmp/file; chmod 600 /tmp/file; mkdir /tmp/folder; echo 4 > /dev/shm/file"
+    )
+    look = "cat 'a b/c/file' ../tools/tool /tmp/file /dev/shm/file closed/file; readlink link; ls -lR .. /tmp /dev/shm"
+    with box.snapshot() as snapshot:
+        box.exec("echo later > later; rm -rf /tmp/folder")
+        copy = bench.open(SandboxSpec(timeout_s=600, from_snapshot=snapshot))
+        other = bench.open(SandboxSpec(timeout_s=600, from_snapshot=snapshot))
+    holds(copy.from_snapshot is snapshot, "it does not say from which snapshot it is")
+    box.exec("rm later; mkdir /tmp/folder")
+    same(_without_owners(copy.exec(look).stdout), _without_owners(box.exec(look).stdout), "what is in the copy")
+    same(copy.exec("echo 5 > 'a b/c/file' && echo 5 > /tmp/file && echo 5 > closed/file").exit_code, 0, "the exit code")
+    same(other.exec("cat 'a b/c/file' /tmp/file").stdout, "1\n3\n", "what the other copy has")
+    same(copy.exec("test ! -w closed && touch /tmp/new /dev/shm/new new").exit_code, 0, "the exit code")
+
+
+@SNAPSHOTS.check("snapshot.files-only", "What a snapshot would not have is no part of one.", feature="snapshots")
+def _snapshot_files_only(bench: CheckBench) -> None:
+    box = bench.open()
+    job = box.start_bg(["sleep", "600"])
+    with raises(SandboxUnsupported):
+        box.snapshot()
+    job.kill()
+    box.exec("(setsid sleep 600 > /dev/null 2>&1 &)")
+    with raises(SandboxUnsupported):
+        box.snapshot()
+    box.stop_processes()
+    box.exec("mkfifo pipe")
+    if box.exists("pipe"):
+        with raises(SandboxUnsupported):
+            box.snapshot()
+    box.exec("rm -f pipe")
+    box.snapshot().close()
+
+
+@SNAPSHOTS.check("snapshot.limits", "Too much is refused, and so is what has ended.", feature="snapshots")
+def _snapshot_limits(bench: CheckBench) -> None:
+    box = bench.open()
+    box.exec("head -c 3000000 /dev/zero > zeros")
+    with raises(SandboxTreeError):
+        box.snapshot(max_bytes=2_000_000)
+    snapshot = box.snapshot(max_bytes=4_000_000)
+    box.kill()
+    with raises(SandboxGone):
+        box.snapshot()
+    same(bench.open(SandboxSpec(from_snapshot=snapshot)).exec("wc -c < zeros").stdout.strip(), "3000000", "the size")
+    snapshot.close()
+    with raises(SandboxError):
+        bench.open(SandboxSpec(from_snapshot=snapshot))
+
+
+def _without_owners(listing: str) -> list[list[str]]:
+    """Leave users, sizes of folders and times of today out of what `ls -l` prints."""
+    lines = [line.split() for line in listing.splitlines() if not line.startswith("total ")]
+    return [[line[0], *line[5:]] if "2001" in line else [line[0], *line[8:]] for line in lines if line]
 
 
 def _unpack(bench: CheckBench, box: Sandbox, entries: list[tuple[str, str, str]], path: str) -> None:

@@ -39,7 +39,10 @@ from openenv.sandboxes.base import (
     ExecResult,
     Sandbox,
     Sandboxes,
+    SandboxSnapshot,
     SandboxSpec,
+    spec_from,
+    take_snapshot,
 )
 from openenv.sandboxes.local import bubblewrap, cgroups
 from openenv.sandboxes.local.bubblewrap import LaunchKit, Processes, SandboxUser, launch
@@ -214,6 +217,9 @@ class LocalSandbox(Sandbox):
         except (OSError, SandboxError):
             target.unlink(missing_ok=True)
             raise
+
+    def snapshot(self, *, max_bytes: int = MAX_TREE) -> SandboxSnapshot:
+        return take_snapshot(self, LocalSandboxes.name, max_bytes=max_bytes)
 
     # Ports
 
@@ -438,9 +444,9 @@ class LocalSandboxes(Sandboxes):
             if sandbox.exec(["true"]).exit_code != 0:
                 raise SandboxUnavailable("A local sandbox starts, but cannot run a command.")
 
-    def open(self, spec: SandboxSpec | None = None) -> LocalSandbox:
-        """Start a sandbox."""
-        spec = spec or SandboxSpec()
+    def open(self, spec: SandboxSpec | None = None, *, from_snapshot: SandboxSnapshot | None = None) -> LocalSandbox:
+        """Start a sandbox; `from_snapshot` is short for that field of the spec."""
+        spec = spec_from(spec, from_snapshot)
         kit = self._prepared()
         home = bubblewrap.checked_home(spec.home)
         name = f"{self._tail}x{next(self._serial)}"  # such as 3fa0c1x7: the 7th sandbox of this backend object
@@ -461,6 +467,8 @@ class LocalSandboxes(Sandboxes):
         spec = replace(spec, home=user.home)
         sandbox = LocalSandbox(f"local-{os.getpid()}-{name}", spec, processes, kit.interpreter.search_path, self._relay)
         self._open.add(sandbox)
+        if spec.from_snapshot is not None:
+            spec.from_snapshot.fill(sandbox, self.name)
         return sandbox
 
     def leftovers(self) -> list[str]:
