@@ -90,6 +90,15 @@ def test_a_task_is_run_listed_shown_exported_and_verified_again(call: Call, task
     assert "There is no verdict 'other'" in call("ls", "--verdict", "other", code=1)
 
 
+@pytest.mark.parametrize(("options", "setups"), [((), 1), (("--no-share-setup",), 2)])
+def test_repeated_rollouts_share_their_setup_unless_told_otherwise(
+    options: tuple[str, ...], setups: int, call: Call, task: str
+) -> None:
+    Path(task).write_text("instruction: x\nsetup: cat /proc/sys/kernel/random/uuid > token\nverify: test -s token\n")
+    ran = call("run", task, "--agent", "noop", "--repeat", "2", "--json", *options)
+    assert len({outcome["files"]["/home/user/workdir/token"] for outcome in ran}) == setups
+
+
 def test_a_task_file_can_bring_the_new_checks(call: Call, task: str, tmp_path: Path) -> None:
     first = call("run", task, "--agent", "noop", "--json")[0]
     assert first["reward"] == 0.0

@@ -138,6 +138,9 @@ def run(
     ),
     repeat: int = typer.Option(1, metavar="N", min=1, help="How often to run each task."),
     concurrency: int = typer.Option(1, metavar="N", min=1, help="How many run at once."),
+    no_share_setup: bool = typer.Option(
+        False, "--no-share-setup", help="Run the setup for each rollout, also where it is the same."
+    ),
     sandbox: str = _SANDBOX,
     min_trust: str | None = typer.Option(
         None,
@@ -181,6 +184,7 @@ def run(
             store=opened,
             min_trust=cast("Trust | None", min_trust),
             concurrency=concurrency,
+            share_setup=not no_share_setup,
             on_progress=_print_progress,
             on_outcome=_countdown(len(loaded)),
             on_install=lambda message: typer.echo(message, err=True),

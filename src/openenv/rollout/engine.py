@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
@@ -43,6 +44,7 @@ from openenv.rollout.phases import ModelAccess, RolloutPlan, RolloutRun
 from openenv.rollout.progress import Cancellation, OnProgress, Reporter
 from openenv.rollout.rollout_index import group_of
 from openenv.rollout.scratch import scratch
+from openenv.rollout.shared_setup import SetupGroup, SharedSetups, setup_key
 from openenv.rollout.store import EventLog, Record, RolloutStore, check_verdict_name
 from openenv.rollout.task import Budget, Check, Model, Task
 from openenv.rollout.trust import Trust
@@ -177,8 +179,12 @@ class Engine:
         on_progress: OnProgress | None = None,
         cancel: Cancellation | None = None,
         metadata: Mapping[str, Any] | None = None,
+        setup_group: SetupGroup | None = None,
     ) -> Outcome:
         """Run one rollout to its end; its failures are in the outcome.
+
+        Args:
+            setup_group: The rollouts that this one shares its setup with, as `run_many` has them.
 
         Raises:
             ValueError: the id cannot be the name of a folder.
@@ -209,6 +215,7 @@ class Engine:
             metadata=dict(metadata or {}),
             verify_truncated=self._verify_truncated,
             log=None if self.store is None else self.store.live_file(rollout_id, "agent.log"),
+            setup_group=setup_group,
         )
         try:
             if self.store is None:
@@ -327,6 +334,7 @@ def run_many(
     tasks: Iterable[Task],
     *,
     concurrency: int = CONCURRENCY,
+    share_setup: bool = True,
     on_progress: OnProgress | None = None,
     on_outcome: OnOutcome | None = None,
     cancel: Cancellation | None = None,
@@ -335,9 +343,14 @@ def run_many(
 ) -> list[Outcome]:
     """Run tasks, at most `concurrency` at once, and return their outcomes in the tasks' order.
 
+    Where tasks have the same files and setup lines, such as n copies of one, the setup runs once, and each rollout
+    begins in a fresh sandbox with a snapshot of what it left. Each runs its own where the backend has no snapshots, or
+    the setup leaves more than files, such as a server.
+
     Args:
         tasks: What to run; may be a generator, which is advanced only when a thread is free.
         concurrency: How many rollouts run at once.
+        share_setup: Pass False for setups that must differ between rollouts, such as those that draw random numbers.
         on_progress: Gets the events of all; `rollout_id` tells them apart. Calls never overlap.
         on_outcome: Gets the number of a task and its outcome as soon as it is there. Calls never overlap.
         cancel: Ends all that run; those that have not begun get the status `cancelled`, unless `tasks` is a generator.
@@ -351,12 +364,24 @@ def run_many(
     if concurrency < 1:
         raise ValueError("concurrency must be at least 1")
     cancel = cancel or Cancellation()
-    # The pool ends before the engine: no rollout runs when proxy and scratch folder go.
-    with Engine(**engine) as shared, ThreadPoolExecutor(concurrency, "openenv-rollout") as pool:
-        if isinstance(tasks, Sized):
-            for task in tasks:
-                shared.require_trust(task)
-        batch = _Batch(shared, tasks, on_progress, on_outcome, cancel, metadata)
+    known = list(tasks) if isinstance(tasks, Sized) else None
+    # The pool ends before the engine: no rollout runs when snapshots, proxy and scratch folder go.
+    with (
+        Engine(**engine) as shared,
+        SharedSetups(known) as setups,
+        ThreadPoolExecutor(concurrency, "openenv-rollout") as pool,
+    ):
+        for task in known or ():
+            shared.require_trust(task)
+        batch = _Batch(
+            shared,
+            tasks if known is None else known,
+            setups if share_setup else None,
+            on_progress,
+            on_outcome,
+            cancel,
+            metadata,
+        )
         try:
             # Each thread takes one task after another, so that a generator of tasks is not read ahead. The wait is
             # here and not in the end of the pool, which joins: Python up to 3.12 takes a thread for ended when Ctrl-C
@@ -381,6 +406,17 @@ async def run_many_async(
     return await _in_thread(lambda: run_many(tasks, cancel=cancel, **arguments), cancel)
 
 
+@dataclass(slots=True)
+class _Entry:
+    """A task of a batch."""
+
+    number: int
+    task: Task
+    setup_key: str | None
+    group: SetupGroup | None = None
+    """From when it was chosen to run."""
+
+
 class _Batch:
     """The tasks of one `run_many` and their outcomes; its threads share it."""
 
@@ -388,14 +424,16 @@ class _Batch:
         self,
         engine: Engine,
         tasks: Iterable[Task],
+        setups: SharedSetups | None,
         on_progress: OnProgress | None,
         on_outcome: OnOutcome | None,
         cancel: Cancellation,
         metadata: Mapping[str, Any] | None,
     ) -> None:
-        self._engine, self._cancel = engine, cancel
+        self._engine, self._setups, self._cancel = engine, setups, cancel
         self._tasks: Iterator[tuple[int, Task]] = enumerate(tasks)
         self._is_finite = isinstance(tasks, Sized)
+        self._deferred: list[_Entry] = []  # those that would have waited for the setup of another rollout
         self._on_progress, self._on_outcome, self._metadata = on_progress, on_outcome, metadata
         self._lock = threading.Lock()
         self.outcomes: dict[int, Outcome] = {}
@@ -405,24 +443,46 @@ class _Batch:
         """Run tasks until none is left."""
         try:
             while (entry := self._next()) is not None:
-                number, task = entry
-                outcome = self._run(task)
+                try:
+                    outcome = self._run(entry)
+                finally:
+                    if self._setups is not None:
+                        self._setups.leave(entry.setup_key)
                 with self._lock:
-                    self.outcomes[number] = outcome
+                    self.outcomes[entry.number] = outcome
                     if self._on_outcome is not None:
-                        self._on_outcome(number, outcome)
+                        self._on_outcome(entry.number, outcome)
         except BaseException as exc:  # of the task list, the store or a callback: the caller's, not a rollout's
             with self._lock:
                 self.error = self.error or exc
             self._cancel.cancel(f"another rollout could not be handled: {exc}")
 
-    def _next(self) -> tuple[int, Task] | None:
+    def _next(self) -> _Entry | None:
         with self._lock:
             if self.error is not None or (self._cancel.cancelled and not self._is_finite):
                 return None
-            return next(self._tasks, None)
+            entry = self._choose()
+            if entry is not None and self._setups is not None:
+                entry.group = self._setups.join(entry.setup_key)
+            return entry
 
-    def _run(self, task: Task) -> Outcome:
+    def _choose(self) -> _Entry | None:
+        """Return the next task, but none that would only wait for a setup that runs while there are others."""
+        for position, entry in enumerate(self._deferred):
+            if not self._would_wait(entry):
+                return self._deferred.pop(position)
+        for number, task in self._tasks:
+            entry = _Entry(number, task, setup_key(task))
+            if not (self._is_finite and self._would_wait(entry)):  # a generator is not read ahead
+                return entry
+            self._deferred.append(entry)
+        return self._deferred.pop(0) if self._deferred else None
+
+    def _would_wait(self, entry: _Entry) -> bool:
+        return self._setups is not None and self._setups.is_pending(entry.setup_key)
+
+    def _run(self, entry: _Entry) -> Outcome:
+        task = entry.task
         if self._cancel.cancelled:
             return Outcome(
                 rollout_id=new_rollout_id(),
@@ -432,7 +492,13 @@ class _Batch:
                 reason=self._cancel.reason,
                 agent=self._engine.agent.name,
             )
-        return self._engine.run(task, on_progress=self._on_progress, cancel=self._cancel, metadata=self._metadata)
+        return self._engine.run(
+            task,
+            on_progress=self._on_progress,
+            cancel=self._cancel,
+            metadata=self._metadata,
+            setup_group=entry.group,
+        )
 
 
 def reverify(

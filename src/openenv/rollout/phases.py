@@ -8,6 +8,8 @@ verifier's is opened; a tar file of the work tree is all that goes from one to t
 # ---------  ---------------------------------------------------------  ------------------------------------------
 # sandbox    a fresh sandbox starts                                     sandbox_failed
 # setup      files and setup lines; the home is packed as the baseline  env_failed
+#            (or the sandbox was opened with what the setup of another
+#            rollout left, `shared_setup`)
 # agent      the agent runs; its model calls go through the capture     truncated (time, budget), policy_failed (exit
 #            proxy, under a key that is revoked when it ends            code, lost sandbox), env_failed (recording;
 #                                                                       endpoint that the host cannot reach either)
@@ -36,6 +38,8 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import logging
+import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +64,7 @@ from openenv.rollout.outcome import (
     label_of,
 )
 from openenv.rollout.progress import Cancellation, Reporter
+from openenv.rollout.shared_setup import SetupGroup, SetupResult
 from openenv.rollout.task import Task
 from openenv.rollout.verifier import Verdict, lay_files, merge_for, run_line, verify
 from openenv.rollout.worktree import (
@@ -70,7 +75,7 @@ from openenv.rollout.worktree import (
     read_files,
     worktree_limit,
 )
-from openenv.sandboxes.base import HOME, WORKDIR, Sandbox, Sandboxes, SandboxSpec, Stream
+from openenv.sandboxes.base import HOME, WORKDIR, Sandbox, Sandboxes, SandboxSnapshot, SandboxSpec, Stream
 
 if TYPE_CHECKING:
     from openenv.rollout.capture.capture_server import Capture, CaptureServer
@@ -303,6 +308,8 @@ class RolloutPlan:
     verify_truncated: bool = True
     log: Path | None = None
     """Where the agent's output goes, for those who watch; by default into the folder."""
+    setup_group: SetupGroup | None = None
+    """The rollouts that this one shares its setup with."""
 
 
 class RolloutRun:
@@ -323,6 +330,7 @@ class RolloutRun:
         self._exit_code: int | None = None
         self._log_tail = ""
         self._setup: list[CommandResult] = []
+        self._setup_rollout_id: str | None = None  # of another rollout, which ran the setup for this one
         self._sandbox_id, self._workdir = "", WORKDIR
         self._merged: Merged | None = None
         self._lost_worktree = False
@@ -365,13 +373,7 @@ class RolloutRun:
     def _agent_side(self) -> None:
         plan = self._plan
         with ExitStack() as stack:
-            with self._reporter.during("sandbox", f"starting a sandbox ({plan.backend.name})"):
-                self._cancel.check()
-                sandbox = stack.enter_context(_closing(plan.backend.open(self._spec())))
-                stack.enter_context(self._cancel.on_cancel(sandbox.kill))
-                self._sandbox_id, self._workdir = sandbox.sandbox_id, sandbox.workdir
-            with self._reporter.during("setup", "setting up"):
-                self._set_up(sandbox)
+            sandbox = self._sandbox_with_setup(stack)
             with self._reporter.during("agent", f"starting {plan.agent.name}"):
                 facts = self._run_agent(sandbox, self._prepare_agent(sandbox))
             with self._reporter.during("collect", "taking the work tree"):
@@ -388,6 +390,54 @@ class RolloutRun:
         self._cancel.check()
         if self._in_doubt is not None and (label is None or label.status != "env_failed"):
             self._control_run(*self._in_doubt)
+
+    def _sandbox_with_setup(self, stack: ExitStack) -> Sandbox:
+        """Open a sandbox in which everything is ready for the agent; the stack closes it."""
+        group = self._plan.setup_group
+        if group is None:
+            return self._sandbox_of_its_own(stack, None)
+        shared = group.result
+        if shared is None and not group.lead():
+            with self._reporter.during("setup", "waiting for another rollout that runs this setup"):
+                shared = group.wait(self._cancel)
+        if shared is None:
+            try:
+                return self._sandbox_of_its_own(stack, group)
+            finally:
+                group.step_down()
+        if shared.snapshot is None and shared.failure is None:
+            return self._sandbox_of_its_own(stack, None)
+        with self._reporter.during("setup", f"set up by rollout {shared.rollout_id}"):
+            self._setup, self._setup_rollout_id = list(shared.results), shared.rollout_id
+            if shared.failure is not None:
+                raise PhaseFailed(shared.failure.status, f"{shared.failure.reason} (in rollout {shared.rollout_id})")
+            if shared.snapshot is not None:
+                self._take_baseline(shared.snapshot)
+        return self._open_sandbox(stack, shared.snapshot)
+
+    def _sandbox_of_its_own(self, stack: ExitStack, group: SetupGroup | None) -> Sandbox:
+        """Open a sandbox and run the setup in it, for the group as well."""
+        sandbox = self._open_sandbox(stack, None)
+        with self._reporter.during("setup", "setting up"):
+            try:
+                self._set_up(sandbox)
+                self._keep_setup(sandbox, group)
+            except PhaseFailed as stop:
+                if group is not None and not self._cancel.cancelled:
+                    group.publish(SetupResult(self._plan.rollout_id, list(self._setup), failure=stop.label))
+                raise
+        return sandbox
+
+    def _open_sandbox(self, stack: ExitStack, snapshot: SandboxSnapshot | None) -> Sandbox:
+        backend = self._plan.backend
+        with self._reporter.during("sandbox", f"starting a sandbox ({backend.name})"):
+            self._cancel.check()
+            sandbox = stack.enter_context(_closing(backend.open(replace(self._spec(), from_snapshot=snapshot))))
+            stack.enter_context(self._cancel.on_cancel(sandbox.kill))
+            if sandbox.from_snapshot is not snapshot:  # a backend around another that makes a spec of its own
+                raise SandboxError(f"{backend.name} opens no sandbox from a snapshot: use run_many(share_setup=False)")
+            self._sandbox_id, self._workdir = sandbox.sandbox_id, sandbox.workdir
+        return sandbox
 
     def _spec(self) -> SandboxSpec:
         task = self._plan.task
@@ -417,13 +467,47 @@ class RolloutRun:
                 raise PhaseFailed("env_failed", f"setup line {number} did not end within {task.setup_timeout_s:g} s")
             if exit_code != 0:
                 raise PhaseFailed("env_failed", f"setup line {number} exited with code {exit_code}")
-        if task.files or task.setup:
-            try:
-                sandbox.pack(sandbox.home, self.baseline)
-            except SandboxGone:
-                raise
-            except SandboxError as exc:
-                raise PhaseFailed("env_failed", f"what the setup left cannot be kept for the verifier: {exc}") from exc
+
+    def _keep_setup(self, sandbox: Sandbox, group: SetupGroup | None) -> None:
+        """Keep what the setup left: for the verifier, and for the other rollouts of the group if there are any."""
+        is_shared = group is not None and group.members > 1
+        snapshot = self._snapshot(sandbox) if is_shared else None
+        try:
+            if snapshot is not None:
+                self._take_baseline(snapshot)
+            elif self._plan.task.files or self._plan.task.setup:
+                self._pack_baseline(sandbox)
+        except BaseException:
+            if snapshot is not None:
+                snapshot.close()
+            raise
+        if group is not None and is_shared:
+            group.publish(SetupResult(self._plan.rollout_id, list(self._setup), snapshot))
+
+    def _snapshot(self, sandbox: Sandbox) -> SandboxSnapshot | None:
+        """Return a snapshot; None where there can be none, so that each rollout has to run its setup."""
+        try:
+            return sandbox.snapshot()
+        except SandboxGone:
+            raise
+        except (SandboxError, OSError) as exc:
+            self._reporter.say(f"the setup is not shared: {exc}")
+            return None
+
+    def _pack_baseline(self, sandbox: Sandbox) -> None:
+        try:
+            sandbox.pack(sandbox.home, self.baseline)
+        except SandboxGone:
+            raise
+        except SandboxError as exc:
+            raise PhaseFailed("env_failed", f"what the setup left cannot be kept for the verifier: {exc}") from exc
+
+    def _take_baseline(self, snapshot: SandboxSnapshot) -> None:
+        source = snapshot.archives[snapshot.home]
+        try:
+            os.link(source, self.baseline)
+        except OSError:  # on another disk
+            shutil.copyfile(source, self.baseline)
 
     def _prepare_agent(self, sandbox: Sandbox) -> Launch:
         plan = self._plan
@@ -630,6 +714,8 @@ class RolloutRun:
 
     def _metadata(self) -> dict[str, Any]:
         notes: dict[str, Any] = {}
+        if self._setup_rollout_id is not None:
+            notes["setup_rollout_id"] = self._setup_rollout_id
         if self._plan.installation.version:
             notes["agent_version"] = self._plan.installation.version
         if self._verdict.sandbox_id:
