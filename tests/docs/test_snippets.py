@@ -23,6 +23,7 @@ ALONE = {
     "capture_sampling.py": ("1.0 7 ('temperature', 'grammar') () 5\n1.0 None () ('tool_choice: forced tool',) 0\n"),
     "use_capture.py": "Two. False\ncomplete 10 5\nTrue 5\n",
     "async_env.py": "{'answer': 'WHY?'}\n",
+    "fork_external.py": "['tea', 'cup'] ['tea', 'pot']\n",
     "guess.py": "",
     "limits.py": "",
     "mounted_app.py": "",
@@ -50,6 +51,8 @@ ALONE = {
     "word_env.py": "",
 }
 WITH_WORD_SERVER = {
+    "fork_restore.py": "eagle 2\n",
+    "fork_words.py": "[0.0, 0.0, 0.0, 0.0, 1.0, 0.0] 0\n",
     "handle_errors.py": "1.0\n",
     "http_session.py": ".=.== 0.0 False\n===== 1.0 True\n",
     "use_async.py": ".=.==\n",
