@@ -1,16 +1,27 @@
-"""What a fork of a running episode costs: 64 forks of a gridworld and of a MuJoCo episode, in mid-flight.
+"""What copies cost: forks of a running episode, and rollouts that share their setup.
 
-    python benchmarks/fork.py [--forks N] [--runner thread] [--into FILE.md]
+    python benchmarks/fork.py [--only forks|setups] [--forks N] [--runner thread] [--into FILE.md]
+
+Forks: 64 of a gridworld and of a MuJoCo episode, in mid-flight.
 
 Each fork is measured from the call until the copy is attached and can be stepped: `env.fork(1)`, one after the other;
 then `env.fork(N)` at once. Every copy then takes the same actions as its parent, and must see exactly the same. The
-server is a process of its own. MuJoCo is left out where it is not installed. Run with nothing else on the machine.
+server is a process of its own. MuJoCo is left out where it is not installed.
+
+Setups: `run_many` of 16 rollouts of one task, with a setup of its own for each and with one that is shared. A setup
+that waits uses no processor, so several at once take no longer than one; setups that compute share the cores. Each is
+run with several values of `concurrency`, because that decides how many setups come one after the other: 16 divided by
+the concurrency where they wait, by the smaller of concurrency and cores where they compute. Sharing cannot save more
+than that. The agent does nothing, so all that is left is what a rollout costs anyway.
+
+Run with nothing else on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import platform
 import random
 import statistics
@@ -26,9 +37,14 @@ from openenv import GenericEnvClient
 from openenv.client.env_client import SyncEnvClient
 from openenv.errors import NotForkable
 from openenv.providers import ProcessProvider
+from openenv.rollout import Task, run_many
+from openenv.sandboxes import LocalSandboxes
 
 ROOT = Path(__file__).resolve().parents[1]
 TITLE = "## Forks of a running episode"
+SETUPS_TITLE = "## Rollouts that share their setup"
+ROLLOUTS = 16
+SETUP_GOAL = 1 / 8
 GOAL_MS = 20.0
 Client = SyncEnvClient[Any, dict[str, Any], dict[str, Any]]
 
@@ -98,32 +114,134 @@ def measure(subject: Subject, runner: str, count: int) -> str:
     return f"| {' | '.join([*cells, verdict])} |"
 
 
-def main() -> int:
-    """Measure, print, and write the section."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--forks", type=int, default=64)
-    parser.add_argument("--runner", choices=("process", "thread", "inline"), action="append")
-    parser.add_argument("--into", type=Path, help="a Markdown file whose section is replaced")
-    options = parser.parse_args()
+COMPUTE = (
+    "python3 -c \"import hashlib, time; end = time.process_time() + {seconds}; data = b''\n"
+    'while time.process_time() < end: data = hashlib.sha256(data + bytes(65536)).digest()" && echo ready > ready'
+)
+"""Takes that much processor time, however many others want the core."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetupRun:
+    """One `run_many`."""
+
+    wall_s: float
+    cpu_s: float
+    setups: int
+
+
+def rollouts_with(setup: str, *, concurrency: int, share: bool) -> SetupRun:
+    """Run 16 rollouts of one task; all must earn their reward."""
+    token = "cat /proc/sys/kernel/random/uuid > token"  # never the same twice: it shows how many setups ran
+    task = Task(instruction="Do nothing.", setup=(setup, token), verify=("grep -q ready ready",), setup_timeout_s=900)
+    began, cpu = time.monotonic(), os.times()
+    outcomes = run_many(
+        [task] * ROLLOUTS, agent="noop", sandbox=LocalSandboxes(), concurrency=concurrency, share_setup=share
+    )
+    wall, after = time.monotonic() - began, os.times()
+    failed = [f"{one.status}: {one.reason}" for one in outcomes if one.reward != 1.0]
+    if failed:
+        raise RuntimeError(f"{len(failed)} rollouts failed, the first with {failed[0]}")
+    used = sum(after[:4]) - sum(cpu[:4])  # this process and its children, which all have ended
+    return SetupRun(wall, used, len({one.files["/home/user/workdir/token"] for one in outcomes}))
+
+
+def measure_setups(seconds: float, concurrencies: list[int]) -> list[str]:
+    """Return the rows of the table about setups."""
+    rows = []
+    kinds = {"waits": f"sleep {seconds:g}; echo ready > ready", "computes": COMPUTE.format(seconds=seconds)}
+    for kind, line in kinds.items():
+        for concurrency in concurrencies:
+            own = rollouts_with(line, concurrency=concurrency, share=False)
+            shared = rollouts_with(line, concurrency=concurrency, share=True)
+            ratio = shared.wall_s / own.wall_s
+            in_a_row = ROLLOUTS / (concurrency if kind == "waits" else min(concurrency, os.cpu_count() or 1))
+            cells = [kind, str(concurrency), f"{own.wall_s:.1f}", f"{shared.wall_s:.1f}", f"{ratio:.3f}"]
+            cells += [
+                f"{1 / in_a_row:.3f}",
+                f"{own.cpu_s:.0f}",
+                f"{shared.cpu_s:.0f}",
+                f"{own.setups}, {shared.setups}",
+            ]
+            rows.append(f"| {' | '.join([*cells, 'yes' if ratio <= SETUP_GOAL else 'NO'])} |")
+            print(rows[-1], flush=True)
+    return rows
+
+
+def setups_section(seconds: float, concurrencies: list[int]) -> tuple[str, bool]:
+    """Measure shared setups; return the section, and whether each was run once."""
+    rows = measure_setups(seconds, concurrencies)
+    columns = [
+        "setup",
+        "concurrency",
+        "own: s",
+        "shared: s",
+        "shared / own",
+        "setups alone",
+        "own: CPU s",
+        "shared: CPU s",
+    ]
+    head = f"| {' | '.join(columns)} | setups run | <= 1/{1 / SETUP_GOAL:g} |"
+    about = (
+        f"{ROLLOUTS} rollouts of one task with a setup of {seconds:g} s, local sandboxes, {os.cpu_count()} cores; "
+        f"{platform.python_version()}, {platform.machine()}; `python benchmarks/fork.py --only setups`. `setups alone` "
+        "is the ratio if a rollout were nothing but its setup, the best that sharing can reach: several setups that "
+        "wait take no longer than one. Where they compute, sharing also saves processor time."
+    )
+    rule = "|---|---:|---:|---:|---:|---:|---:|---:|---|---|"
+    section = "\n".join([SETUPS_TITLE, "", about, "", head, rule, *rows, ""])
+    return section, all(f"| {ROLLOUTS}, 1 |" in row for row in rows)
+
+
+def forks_section(runners: list[str], forks: int) -> tuple[str, bool]:
+    """Measure forks; return the section, and whether all are as they should be."""
     rows = []
     for subject in subjects():
-        for runner in options.runner or ("process", "thread"):
+        for runner in runners:
             try:
-                rows.append(measure(subject, runner, options.forks))
+                rows.append(measure(subject, runner, forks))
             except NotForkable as error:
                 rows.append(f"| {subject.name} | {runner} | | | | refused: {error} | |")
             print(rows[-1], flush=True)
-    columns = ["environment", "runner", "p50 ms", "p99 ms", f"ms each of {options.forks}", "same trajectory"]
+    columns = ["environment", "runner", "p50 ms", "p99 ms", f"ms each of {forks}", "same trajectory"]
     head = f"| {' | '.join(columns)} | under {GOAL_MS:g} ms |"
-    machine = f"{platform.python_version()}, {platform.machine()}; `python benchmarks/fork.py --forks {options.forks}`."
+    machine = f"{platform.python_version()}, {platform.machine()}; `python benchmarks/fork.py --forks {forks}`."
     section = "\n".join([TITLE, "", machine, "", head, "|---|---|---:|---:|---:|---|---|", *rows, ""])
-    print(section)
-    if options.into is not None:
-        text = options.into.read_text() if options.into.exists() else ""
-        begin, _, rest = text.partition(TITLE)
-        _, mark, following = rest.partition("\n## ")
-        options.into.write_text(f"{begin}{section}{mark}{following}")
-    return 0 if all(row.endswith("| yes |") for row in rows) else 1
+    return section, all(row.endswith("| yes |") for row in rows)
+
+
+def replace_section(file: Path, section: str) -> None:
+    """Write a section of a Markdown file, in place of the one with its title."""
+    title = section.partition("\n")[0]
+    text = file.read_text() if file.exists() else ""
+    begin, _, rest = text.partition(title)
+    _, mark, following = rest.partition("\n## ")
+    file.write_text(f"{begin}{section}{mark}{following}")
+
+
+def main() -> int:
+    """Measure, print, and write the sections."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("forks", "setups"))
+    parser.add_argument("--forks", type=int, default=64)
+    parser.add_argument("--runner", choices=("process", "thread", "inline"), action="append")
+    parser.add_argument("--setup-seconds", type=float, default=10.0)
+    parser.add_argument("--concurrency", type=int, action="append", help="of rollouts; by default 1, 2, 4 and 16")
+    parser.add_argument("--into", type=Path, help="a Markdown file whose sections are replaced")
+    options = parser.parse_args()
+    sections, is_well = [], True
+    if options.only != "setups":
+        section, is_well = forks_section(options.runner or ["process", "thread"], options.forks)
+        sections.append(section)
+    if options.only != "forks":
+        section, has_run_once = setups_section(options.setup_seconds, options.concurrency or [1, 2, 4, ROLLOUTS])
+        sections.append(section)
+        is_well = is_well and has_run_once
+    for section in sections:
+        print(section)
+        if options.into is not None:
+            replace_section(options.into, section)
+    return 0 if is_well else 1
 
 
 if __name__ == "__main__":
