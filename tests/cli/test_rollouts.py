@@ -91,7 +91,7 @@ def test_a_task_is_run_listed_shown_exported_and_verified_again(call: Call, task
 
 
 @pytest.mark.parametrize(("options", "setups"), [((), 1), (("--no-share-setup",), 2)])
-def test_repeated_rollouts_share_their_setup_unless_told_otherwise(
+def test_repeated_rollouts_share_their_setup_unless_an_option_says_no(
     options: tuple[str, ...], setups: int, call: Call, task: str
 ) -> None:
     Path(task).write_text("instruction: x\nsetup: cat /proc/sys/kernel/random/uuid > token\nverify: test -s token\n")

@@ -111,15 +111,15 @@ def test_only_equal_setups_are_shared_whatever_else_the_tasks_have(local: Sandbo
 
 
 def test_a_generator_shares_among_those_that_run_at_once(local: Sandboxes, leftovers: Callable[[], None]) -> None:
-    everyone = threading.Barrier(3, timeout=30)  # the leader's setup ends when the others wait for it
+    all_three = threading.Barrier(3, timeout=30)  # the leader's setup ends when the others wait for it
 
     def on_progress(event: Progress) -> None:
         if event.message.startswith("waiting"):
-            threading.Thread(target=everyone.wait).start()
+            threading.Thread(target=all_three.wait).start()
 
     def before(sandbox: Sandbox, command: str) -> None:
         if TOKEN in command:
-            everyone.wait()
+            all_three.wait()
 
     def tasks() -> Iterator[Task]:
         for _ in range(3):

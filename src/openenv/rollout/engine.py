@@ -407,7 +407,7 @@ async def run_many_async(
 
 
 @dataclass(slots=True)
-class _Entry:
+class _BatchTask:
     """A task of a batch."""
 
     number: int
@@ -433,7 +433,7 @@ class _Batch:
         self._engine, self._setups, self._cancel = engine, setups, cancel
         self._tasks: Iterator[tuple[int, Task]] = enumerate(tasks)
         self._is_finite = isinstance(tasks, Sized)
-        self._deferred: list[_Entry] = []  # those that would have waited for the setup of another rollout
+        self._deferred: list[_BatchTask] = []  # those that would have waited for the setup of another rollout
         self._on_progress, self._on_outcome, self._metadata = on_progress, on_outcome, metadata
         self._lock = threading.Lock()
         self.outcomes: dict[int, Outcome] = {}
@@ -457,7 +457,7 @@ class _Batch:
                 self.error = self.error or exc
             self._cancel.cancel(f"another rollout could not be handled: {exc}")
 
-    def _next(self) -> _Entry | None:
+    def _next(self) -> _BatchTask | None:
         with self._lock:
             if self.error is not None or (self._cancel.cancelled and not self._is_finite):
                 return None
@@ -466,22 +466,22 @@ class _Batch:
                 entry.group = self._setups.join(entry.setup_key)
             return entry
 
-    def _choose(self) -> _Entry | None:
+    def _choose(self) -> _BatchTask | None:
         """Return the next task, but none that would only wait for a setup that runs while there are others."""
         for position, entry in enumerate(self._deferred):
             if not self._would_wait(entry):
                 return self._deferred.pop(position)
         for number, task in self._tasks:
-            entry = _Entry(number, task, setup_key(task))
+            entry = _BatchTask(number, task, setup_key(task))
             if not (self._is_finite and self._would_wait(entry)):  # a generator is not read ahead
                 return entry
             self._deferred.append(entry)
         return self._deferred.pop(0) if self._deferred else None
 
-    def _would_wait(self, entry: _Entry) -> bool:
+    def _would_wait(self, entry: _BatchTask) -> bool:
         return self._setups is not None and self._setups.is_pending(entry.setup_key)
 
-    def _run(self, entry: _Entry) -> Outcome:
+    def _run(self, entry: _BatchTask) -> Outcome:
         task = entry.task
         if self._cancel.cancelled:
             return Outcome(

@@ -505,7 +505,7 @@ class RolloutRun:
     def _take_baseline(self, snapshot: SandboxSnapshot) -> None:
         source = snapshot.archives[snapshot.home]
         try:
-            os.link(source, self.baseline)
+            os.link(source, self.baseline)  # it is only read
         except OSError:  # on another disk
             shutil.copyfile(source, self.baseline)
 
