@@ -98,6 +98,7 @@ def test_a_setup_may_run_for_each_rollout(local: Sandboxes) -> None:
     assert not any("setup_rollout_id" in one.metadata for one in outcomes)
 
 
+@pytest.mark.slow
 def test_only_equal_setups_are_shared_whatever_else_the_tasks_have(local: Sandboxes) -> None:
     tasks = [
         drawn(task_id="a", instruction="one"),
@@ -110,6 +111,7 @@ def test_only_equal_setups_are_shared_whatever_else_the_tasks_have(local: Sandbo
     assert len(set(tokens.values())) == 3
 
 
+@pytest.mark.slow
 def test_a_generator_shares_among_those_that_run_at_once(local: Sandboxes, leftovers: Callable[[], None]) -> None:
     all_three = threading.Barrier(3, timeout=30)  # the leader's setup ends when the others wait for it
 
@@ -214,6 +216,7 @@ def test_a_setup_that_leaves_a_server_runs_for_each(local: Sandboxes) -> None:
     assert any("the setup is not shared" in message and "sleep" in message for message in messages)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_kept_runs_for_each(local: Sandboxes, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(sandbox: Sandbox, **limits: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -241,10 +244,11 @@ def test_a_backend_that_forgets_the_snapshot_runs_no_agent_without_its_setup(loc
     assert "share_setup=False" in (outcomes[1].reason or "")
 
 
+@pytest.mark.slow_but_for("protected")
 @pytest.mark.parametrize(
     ("agent", "expected"),
     [
-        (["echo hook > conftest.py; echo own > answer"], ("ok", 0.5, "isolated")),
+        (["echo another hook > conftest.py; echo own > answer"], ("ok", 0.5, "isolated")),  # of another size
         (["cd ..; rm -rf workdir; touch workdir"], ("policy_failed", 0.5, "isolated")),  # by a control run
     ],
     ids=["protected", "control-run"],

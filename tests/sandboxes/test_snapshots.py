@@ -158,6 +158,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.slow
 def test_the_snapshots_of_a_killed_process_are_swept_and_those_of_a_living_one_are_not(
     box: Sandbox, tmp_path: Path, folders: Callable[[], list[Path]]
 ) -> None:
