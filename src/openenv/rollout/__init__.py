@@ -17,7 +17,7 @@ _EXPORTS = by_module(
         "openenv.rollout.progress": "Cancellation",
         "openenv.rollout.rollout_index": "RolloutFilter RolloutRow RolloutStats",
         "openenv.rollout.store": "RolloutStore",
-        "openenv.rollout.task": "Budget Model Task load_task",
+        "openenv.rollout.task": "Budget Model Sampling Task load_task",
         "openenv.rollout.trust": "Trust",
         "openenv.testing.cheats": "run_cheats",
     }
@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.store import RolloutStore as RolloutStore
     from openenv.rollout.task import Budget as Budget
     from openenv.rollout.task import Model as Model
+    from openenv.rollout.task import Sampling as Sampling
     from openenv.rollout.task import Task as Task
     from openenv.rollout.task import load_task as load_task
     from openenv.rollout.trust import Trust as Trust

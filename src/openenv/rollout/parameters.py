@@ -332,6 +332,35 @@ NEUTRAL_SAMPLING: Mapping[str, float | int] = {
 """Parameters that make the sampled distribution another than the model's, and the values at which they do not."""
 
 
+SAMPLING_PARAMETERS = frozenset({"temperature", "repeat_penalty", *NEUTRAL_SAMPLING}).union(
+    _names(
+        "typical_p top_n_sigma mirostat mirostat_tau mirostat_eta xtc_probability xtc_threshold dry_multiplier"
+        " dynatemp_range dynatemp_exponent length_penalty samplers"
+    )
+)
+"""What decides the distribution that tokens are sampled from."""
+
+
+def unasked_sampling(wanted: Mapping[str, Any], sent: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return how a request samples otherwise than the trainer asked, parameter by parameter.
+
+    A neutral value that the endpoint turned down makes no difference: it has no such parameter.
+
+    Args:
+        wanted: The trainer's parameters.
+        sent: The request.
+    """
+    reasons = []
+    for name in sorted(SAMPLING_PARAMETERS.intersection((*wanted, *sent))):
+        asked, value = wanted.get(name), sent.get(name)
+        is_off = value is None and asked in (NEUTRAL_SAMPLING.get(name), 0 if name == "top_k" else None)
+        if value == asked or is_off:
+            continue
+        text = f"{value!r}, not {asked!r} as the trainer asked" if name in wanted else f"{value!r}, the agent's own"
+        reasons.append(f"{name}: {text}")
+    return tuple(reasons)
+
+
 def training_sampling(sampling: Mapping[str, Any] | None) -> dict[str, float | int]:
     """Return parameters with which a model samples from its own distribution at a temperature; None for no parameters.
 

@@ -25,9 +25,9 @@ from pydantic import (
 from openenv.errors import RolloutError
 from openenv.rollout.checks import AS_STORED, expand, runs_nothing
 from openenv.rollout.checks import Check as Check
+from openenv.rollout.parameters import NEUTRAL_SAMPLING, check_trainer_parameters
 from openenv.rollout.parameters import Dialect as Dialect
 from openenv.rollout.parameters import Engine as Engine
-from openenv.rollout.parameters import check_trainer_parameters
 from openenv.rollout.trust import Trust
 from openenv.sandboxes.base import Limits
 
@@ -163,6 +163,48 @@ class Budget(BaseModel):
     max_seconds: float | None = Field(default=None, allow_inf_nan=False)
 
 
+class Sampling(BaseModel):
+    """How a trainer wants answers to be sampled, in full: no default of the endpoint or of the agent counts.
+
+    The defaults are the model's own distribution.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1)
+    """How many tokens are considered; -1 and 0 are all."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    seed: int | None = None
+
+    def parameters(self, dialect: Dialect = "openai_chat", engine: Engine | None = None) -> dict[str, Any]:
+        """Return the parameters of a request.
+
+        Raises:
+            ValueError: the endpoint has no parameter for a value that is not neutral.
+        """
+        values = self.model_dump(exclude_none=True)
+        values["top_k"] = values["top_k"] or -1
+        if engine == "llamacpp":
+            values["repeat_penalty"] = values.pop("repetition_penalty")
+        known: frozenset[str] = frozenset(values)
+        if engine == "anthropic" or dialect == "anthropic":
+            known = frozenset({"temperature", "top_k"} if self.top_p == 1.0 else {"temperature", "top_p", "top_k"})
+            values = {name: value for name, value in values.items() if name != "top_k" or value != -1}
+        elif dialect == "openai_responses":
+            known = frozenset({"temperature", "top_p"})
+        elif engine == "openai":
+            known = frozenset({"temperature", "top_p", "frequency_penalty", "presence_penalty", "seed"})
+        for name, value in values.items():
+            if name not in known and value != NEUTRAL_SAMPLING.get(name):
+                raise ValueError(f"{name}={value!r} cannot be sent to {engine or dialect}")
+        return {name: value for name, value in values.items() if name in known}
+
+
 class Model(BaseModel):
     """A model endpoint, and what the capture proxy asks of it. The key stays on the host."""
 
@@ -182,11 +224,36 @@ class Model(BaseModel):
     engine: Engine | None = None
     """What answers there; where it is named, `sampling` is checked against its parameters."""
     sampling: Mapping[str, Any] = Field(default_factory=dict)
-    """How answers are sampled: parameters for every call, such as `temperature`, by the endpoint's names. What is not
-    here is as the endpoint has it by default, whatever the agent asks for."""
+    """How answers are sampled: a `Sampling`, which is complete, or parameters for every call, such as `temperature`, by
+    the endpoint's names. What is not here is as the endpoint has it by default, whatever the agent asks for."""
     agent_may_set: tuple[str, ...] = ()
     """Parameters that are the agent's after all, by the agent's names; where it sends none, those of `sampling`
     count. Any that steer what is sampled, such as `response_format`, make its turns ones that are not trained on."""
+
+    base_urls: tuple[str, ...] = ()
+    """More replicas of the same model. A rollout keeps to one, whose prefix cache has its conversation, and goes on
+    with the next where that cannot be reached."""
+    policy_url: str | None = None
+    """Asked for the policy's version with each call, where no header of the answer says it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        """Write a `Sampling` as parameters of the endpoint, and take the first replica for the endpoint itself."""
+        if not isinstance(data, Mapping):
+            return data
+        fields = dict(data)
+        sampling = fields.get("sampling")
+        if isinstance(sampling, Sampling):
+            fields["sampling"] = sampling.parameters(fields.get("dialect") or "openai_chat", fields.get("engine"))
+        if "base_url" not in fields and "llm_url" not in fields and fields.get("base_urls"):
+            fields["base_url"], *fields["base_urls"] = fields["base_urls"]
+        return fields
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Return the addresses of all replicas."""
+        return (self.base_url, *self.base_urls)
 
     @model_validator(mode="after")
     def _check_parameters(self) -> Model:

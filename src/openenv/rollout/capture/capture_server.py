@@ -17,7 +17,7 @@ import socket
 import ssl
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -113,6 +113,8 @@ class AgentRoutes:
     def __init__(self, registry: RolloutRegistry, services: Services) -> None:
         self._registry = registry
         self._services = services
+        self.is_paused = False
+        """Whether new calls wait."""
 
     async def handle(self, request: AgentRequest, reply: AgentReply) -> None:
         """Answer one request."""
@@ -180,7 +182,7 @@ class AgentRoutes:
         await call.run()
 
     async def _wait_for_tokens(self, body: Json, reply: AgentReply, rollout: CapturedRollout) -> None:
-        """Wait while the calls under way may sample all tokens that are left.
+        """Wait while the proxy is paused, or the calls under way may sample all tokens that are left.
 
         Raises:
             RequestRefused: the key was revoked meanwhile.
@@ -189,7 +191,7 @@ class AgentRoutes:
         rollout.waiting += 1
         reply.on_gone = rollout.changed.set
         try:
-            while rollout.spending.exhausted() is None and not rollout.has_room_for(asked) and not reply.gone:
+            while self._must_wait(rollout, asked) and not reply.gone:
                 rollout.changed.clear()
                 with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
                     await asyncio.wait_for(rollout.changed.wait(), rollout.spending.seconds_left())
@@ -197,6 +199,9 @@ class AgentRoutes:
                     raise RequestRefused(401, "this key is not known here")
         finally:
             rollout.waiting -= 1
+
+    def _must_wait(self, rollout: CapturedRollout, asked: int | None) -> bool:
+        return rollout.spending.exhausted() is None and (self.is_paused or not rollout.has_room_for(asked))
 
 
 def _parsed(request: AgentRequest) -> Json:
@@ -350,7 +355,7 @@ class CaptureServer:
             model: The endpoint that its calls go to.
             budget: What it may spend.
             metadata: Written into its records.
-            policy_url: Asked for the policy's version with each call, where no header says it.
+            policy_url: In place of the model's.
 
         Raises:
             CaptureError: the id is taken or cannot be a folder's name, or the records cannot be made.
@@ -362,6 +367,7 @@ class CaptureServer:
         path = self.root / rollout_id
         recorder = Recorder(path / FILE)
         budget = budget or Budget()
+        policy_url = policy_url or model.policy_url
         rollout = CapturedRollout(
             rollout_id, key_digest(key), model, Spending(budget), recorder, dict(metadata or {}), policy_url
         )
@@ -385,7 +391,43 @@ class CaptureServer:
 
     def ask_endpoint(self, rollout: CapturedRollout) -> concurrent.futures.Future[str | None]:
         """Ask a rollout's endpoint for a few tokens; see `Capture.ask_endpoint`."""
-        return self._submit(ask_endpoint(self._services, rollout.model, refused=rollout.refused))
+        model = rollout.model.model_copy(update={"base_url": rollout.base_url})
+        return self._submit(ask_endpoint(self._services, model, refused=rollout.refused))
+
+    def pause(self) -> None:
+        """Hold new calls of all rollouts back until `resume`; returns when those under way have ended.
+
+        For an update of the policy's weights: no answer is sampled from two versions. Agents only wait, within their
+        own timeouts and budgets.
+
+        Raises:
+            CaptureError: the capture server does not run.
+        """
+        self.run(self._pause())
+
+    def resume(self) -> None:
+        """Let the calls go that `pause` held back."""
+        self.run(self._resume())
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Pause for as long as a `with` block lasts."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    async def _pause(self) -> None:
+        self._agent_routes.is_paused = True
+        for rollout in self._registry.all():
+            for call in list(rollout.active):
+                await call.over.wait()
+
+    async def _resume(self) -> None:
+        self._agent_routes.is_paused = False
+        for rollout in self._registry.all():
+            rollout.changed.set()
 
     def end(self, rollout: CapturedRollout, how: Callable[[CapturedRollout], Coroutine[Any, Any, None]]) -> None:
         """Revoke or finish a rollout from another thread; a server that has stopped has done so already."""

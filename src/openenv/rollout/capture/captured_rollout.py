@@ -13,6 +13,7 @@ import hmac
 import json
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -149,9 +150,10 @@ def _secrets(model: Model) -> Iterator[str]:
     key = model.api_key.get_secret_value()
     if key != "intercepted":  # the default
         yield key
-    with contextlib.suppress(ValueError):  # an address that is none fails when it is called
-        password = urlsplit(model.base_url).password or ""
-        yield from (password, unquote(password))
+    for base_url in model.replicas:
+        with contextlib.suppress(ValueError):  # an address that is none fails when it is called
+            password = urlsplit(base_url).password or ""
+            yield from (password, unquote(password))
     for name, value in model.extra_headers.items():
         if any(word in name.lower() for word in _SECRET_HEADERS):
             yield from (value, value.rpartition(" ")[2])  # the second without its scheme, `Bearer`
@@ -206,9 +208,22 @@ class CapturedRollout:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a call ends, or the key is revoked: calls that wait look again."""
     redactor: Redactor = field(init=False)
+    _replica: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.redactor = Redactor(self.model)
+        # By the id, not in turn: a rollout that is repeated under its id finds its prompts cached.
+        self._replica = zlib.crc32(self.rollout_id.encode()) % len(self.model.replicas)
+
+    @property
+    def base_url(self) -> str:
+        """Return the replica that the rollout's calls go to."""
+        return self.model.replicas[self._replica]
+
+    def leave_replica(self, base_url: str) -> None:
+        """Go on with the next replica, unless another call has done so already."""
+        if base_url == self.base_url:
+            self._replica = (self._replica + 1) % len(self.model.replicas)
 
     def tokens_free(self) -> int | None:
         """Return how many tokens are left that no call under way may sample; None for no limit."""

@@ -37,7 +37,6 @@ class NewSession(Model):
     max_model_calls: int | None = None
     max_completion_tokens: int | None = None
     max_seconds: float | None = Field(default=None, allow_inf_nan=False)
-    policy_url: str | None = None
 
     def as_model(self) -> Model:
         """Return the endpoint that it describes."""
@@ -114,7 +113,6 @@ class ControlRoutes:
             session.as_model(),
             budget=session.as_budget(),
             metadata=session.metadata,
-            policy_url=session.policy_url,
         )
         return {"session_id": capture.rollout_id, "api_key": capture.key, "path": str(capture.path)}
 

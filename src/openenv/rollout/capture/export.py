@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..outcome import RolloutTurn
+from ..parameters import NEUTRAL_SAMPLING, SAMPLING_PARAMETERS
 from ..training import TraceEntry, TrainingTrace, TrainingTurn
 from .dialects.dialect import LOGPROBS, TOKEN_IDS
 from .encoding import Json, dumps
@@ -79,6 +80,8 @@ class Sequence:
     loss_mask: list[int]
     logprobs: list[float]
     policy_versions: list[str | None]
+    sampling: list[Json] = field(default_factory=list)
+    """How each call was sampled: the parameters that were sent."""
     validation: list[Finding] = field(default_factory=list)
 
     @property
@@ -96,6 +99,11 @@ class Sequence:
         """Say whether it may be trained on."""
         fatal = any(finding.severity == "FATAL" for finding in self.validation)
         return self.role != "discarded" and self.n_trainable > 0 and not fatal
+
+    def sampled_with(self, parameter: str) -> Any:
+        """Return a parameter of all calls; None where it was not sent, or not the same in all."""
+        values = [parameters.get(parameter) for parameters in self.sampling]
+        return values[0] if values and all(value == values[0] for value in values) else None
 
     def document(self) -> Json:
         """Return it as plain values."""
@@ -176,8 +184,14 @@ def _sequence(role: Role, leaf: CallNode, used: set[int]) -> Sequence:
         loss_mask=mask,
         logprobs=logprobs,
         policy_versions=[node.call.policy_version for node in path],
+        sampling=[sampling_of(node.call) for node in path],
         validation=validation,
     )
+
+
+def sampling_of(call: Call) -> Json:
+    """Return the parameters with which a call was sampled."""
+    return {name: call.sent[name] for name in sorted(SAMPLING_PARAMETERS) if call.sent.get(name) is not None}
 
 
 def main_setting(graph: CallGraph) -> bytes | None:
@@ -434,6 +448,7 @@ def _training_turn(recording: Recording, call: Call) -> TrainingTurn:
             "turn": call.number,
             "model": call.sent.get("model"),
             "n_tools": len(call.sent.get("tools") or ()),
+            "sampling_params": sampling_of(call),
             "policy_version": call.policy_version,
             "not_trainable": list(call.not_trainable),
         },
@@ -488,12 +503,14 @@ def write_parquet(path: Path | str, recordings: Iterable[Recording]) -> int:
             "rollout_id": recording.rollout_id,
             **{name: recording.about.get(name) for name in known},
             **{name: getattr(item, name) for name in types},
+            **{name: item.sampled_with(name) for name in ("temperature", *NEUTRAL_SAMPLING)},
             "metadata": json.dumps(recording.metadata),
         }
         for recording in recordings
         for item in sequences(recording)
     )
-    schema = pyarrow.schema({"rollout_id": string, **known, **types, "metadata": string})
+    sampled = {name: pyarrow.float64() for name in ("temperature", *NEUTRAL_SAMPLING)}
+    schema = pyarrow.schema({"rollout_id": string, **known, **types, **sampled, "metadata": string})
     count = 0
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
         # A few at a time: the sequences of a whole store need not fit into memory.

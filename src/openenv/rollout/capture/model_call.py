@@ -438,7 +438,7 @@ class ProxiedCall:
         if missing_prompt_ids is not None and self._options.return_token_ids and not self._rollout.no_prompt_ids:
             ids = await ask_prompt_ids(
                 self._services.endpoints,
-                self._rollout.model.base_url,
+                self._rollout.base_url,
                 self._rewritten.body,
                 self._headers(),
                 count=missing_prompt_ids,
@@ -507,12 +507,18 @@ class ProxiedCall:
 
     async def _send(self) -> EndpointResponse:
         model, request = self._rollout.model, self._request
-        url = endpoint_url(model.base_url, request.endpoint.path)
+        base_url = self._rollout.base_url
+        url = endpoint_url(base_url, request.endpoint.path)
         query = [pair for pair in parse_qsl(request.query) if pair[0] in SENT_QUERY and request.bridge is None]
         if query:
             url += f"?{urlencode(query)}"
         body, timeout_s = dumps(self._rewritten.body), model.request_timeout_s
-        return await self._services.endpoints.send("POST", url, body, self._headers(), timeout_s=timeout_s)
+        try:
+            return await self._services.endpoints.send("POST", url, body, self._headers(), timeout_s=timeout_s)
+        except EndpointError as exc:
+            if exc.kind == "connect":
+                self._rollout.leave_replica(base_url)
+            raise
 
     def _unreachable(self, exc: EndpointError) -> _Failed:
         how = "timeout" if exc.kind == "timeout" else "unreachable"

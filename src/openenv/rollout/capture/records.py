@@ -33,7 +33,7 @@ from typing import Any, cast
 
 from openenv.errors import CaptureError
 
-from ..parameters import Dialect, steering
+from ..parameters import Dialect, steering, unasked_sampling
 from .dialects import DIALECTS
 from .dialects.dialect import MALFORMED, Completion, ModelDialect
 from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object, loads
@@ -469,6 +469,8 @@ def read(path: Path | str) -> Recording:
         elif number in drafts:
             drafts[number].feed(entry)
     recording.calls = [draft.finished() for draft in drafts.values()]
+    for call in recording.calls:
+        call.not_trainable += unasked_sampling(recording.model.get("sampling") or {}, call.sent)
     return recording
 
 

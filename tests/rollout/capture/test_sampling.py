@@ -1,0 +1,150 @@
+"""Sampling is the trainer's: what it asks for is enforced, recorded, and trained on; replicas of a model; pauses."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenv.rollout import Model, Sampling
+from openenv.rollout.capture import CaptureServer, export
+
+NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+
+
+def test_a_sampling_is_complete_whatever_the_agent_asks_for(open_agent: Any, engine: Any) -> None:
+    agent = open_agent(sampling=Sampling(temperature=0.7, seed=3))
+    agent.chat(temperature=0.1, top_p=0.2, repetition_penalty=1.3)
+    agent.post(
+        "/messages", {"model": "m", "max_tokens": 9, "temperature": 0.1, "messages": [{"role": "user", "content": "x"}]}
+    )
+    agent.post("/responses", {"model": "m", "temperature": 0.1, "input": "x"})
+    wanted = {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.0, **NEUTRAL}
+    calls = agent.capture.calls()
+    assert [call.dialect for call in calls] == ["openai_chat", "anthropic", "openai_responses"]
+    for call in calls:
+        assert {name: call.sent.get(name) for name in wanted} == wanted
+        assert call.not_trainable == ()
+    sequence = agent.capture.sequences()[0]
+    assert sequence.sampled_with("temperature") == 0.7
+    assert export.training_trace(agent.capture.recording()).turns[0].metadata["sampling_params"]["temperature"] == 0.7
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameters"),
+    [
+        ({"engine": "openai"}, {"temperature": 1.0, "top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}),
+        ({"engine": "llamacpp"}, {"temperature": 1.0, "repeat_penalty": 1.0, **NEUTRAL}),
+        ({"dialect": "openai_responses"}, {"temperature": 1.0, "top_p": 1.0}),
+        ({"dialect": "anthropic"}, {"temperature": 1.0}),
+    ],
+)
+def test_each_endpoint_gets_the_names_that_it_knows(fields: dict[str, Any], parameters: dict[str, Any]) -> None:
+    assert Model(base_url="http://x", name="m", sampling=Sampling(), **fields).sampling == parameters
+
+
+def test_a_value_that_an_endpoint_cannot_be_asked_for_is_refused() -> None:
+    with pytest.raises(ValueError, match="top_k=20 cannot be sent to openai"):
+        Model(base_url="http://x", name="m", engine="openai", sampling=Sampling(top_k=20))
+    with pytest.raises(ValueError, match="temperature"):
+        Sampling(temperature=-1)
+
+
+def test_a_turn_that_was_sampled_otherwise_is_not_trained_on(open_agent: Any, engine: Any) -> None:
+    agent = open_agent(sampling={"temperature": 1.0}, agent_may_set=("temperature", "repetition_penalty"))
+    agent.chat(messages=[{"role": "user", "content": "a", "ids": [7]}], temperature=1.0)
+    agent.chat(messages=[{"role": "user", "content": "b", "ids": [8]}], temperature=0.3, repetition_penalty=1.2)
+    first, second = agent.capture.calls()
+    assert first.not_trainable == ()
+    assert second.not_trainable == (
+        "repetition_penalty: 1.2, the agent's own",
+        "temperature: 0.3, not 1.0 as the trainer asked",
+    )
+    assert [sequence.trainable for sequence in agent.capture.sequences()] == [True, False]
+
+
+def test_sampling_is_in_columns_of_parquet(open_agent: Any, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is an optional dependency")
+    agent = open_agent(sampling=Sampling(temperature=0.5, top_k=40))
+    agent.chat()
+    export.write_parquet(tmp_path / "all.parquet", [agent.capture.recording()])
+    [row] = parquet.read_table(tmp_path / "all.parquet").to_pylist()
+    assert (row["temperature"], row["top_k"], row["top_p"], row["repetition_penalty"]) == (0.5, 40.0, 1.0, 1.0)
+
+
+# -- replicas -------------------------------------------------------------------------------------------------------
+
+
+def test_a_rollout_keeps_to_one_replica(open_agent: Any, engine: Any, fake: Any) -> None:
+    with fake.FakeEngine() as other:
+        used = set()
+        for number in range(8):
+            agent = open_agent(f"rollout-{number}", base_url=engine.url, base_urls=[other.url])
+            before = len(engine.requests), len(other.requests)
+            for _ in range(3):
+                assert agent.chat().status_code == 200
+            counts = len(engine.requests) - before[0], len(other.requests) - before[1]
+            assert sorted(counts) == [0, 3]
+            used.add(counts)
+        assert len(used) == 2
+
+
+def test_a_rollout_goes_on_with_another_replica_when_its_own_is_gone(open_agent: Any, engine: Any) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        gone = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    model = Model(base_urls=[gone, engine.url], name="m")
+    assert model.replicas == (gone, engine.url)
+    for number in range(4):
+        agent = open_agent(f"rollout-{number}", base_url=gone, base_urls=[engine.url])
+        assert agent.chat().status_code == 200
+
+
+# -- updates of weights ---------------------------------------------------------------------------------------------
+
+
+def test_a_pause_waits_for_calls_under_way_and_holds_new_ones_back(
+    server: CaptureServer, open_agent: Any, engine: Any, fake: Any, wait_for: Callable[..., None]
+) -> None:
+    agent, answers = open_agent(), fake.vllm([1, 2])
+    begun, go_on, order = threading.Event(), threading.Event(), []
+
+    def respond(request: Any) -> Any:
+        begun.set()
+        assert go_on.wait(10)
+        order.append("answered")
+        return answers(request)
+
+    engine.respond = respond
+    first = threading.Thread(target=agent.chat)
+    first.start()
+    assert begun.wait(10)
+    pausing = threading.Thread(target=lambda: (server.pause(), order.append("paused")))
+    pausing.start()
+    go_on.set()
+    pausing.join(10)
+    first.join(10)
+    assert order == ["answered", "paused"]
+    second = threading.Thread(target=agent.chat)
+    second.start()
+    wait_for(lambda: server.find(agent.capture.rollout_id).waiting == 1)
+    assert order == ["answered", "paused"]
+    order.append("updated")
+    server.resume()
+    second.join(10)
+    assert order == ["answered", "paused", "updated", "answered"]
+    with server.paused():
+        pass
+    assert agent.chat().status_code == 200
+
+
+def test_the_models_own_address_is_asked_for_the_policys_version(open_agent: Any, engine: Any, fake: Any) -> None:
+    with fake.FakeEngine() as policy:
+        policy.respond = lambda request: fake.Answer.json({"policy_version": 12})
+        agent = open_agent(policy_url=policy.url)
+        agent.chat()
+    assert agent.capture.calls()[0].policy_version == "12"
