@@ -18,6 +18,7 @@ from openenv.cli.rollouts import rollouts
 from openenv.errors import SandboxUnavailable
 from openenv.rollout import CommandResult, Outcome, RolloutStore, Task
 from openenv.sandboxes.base import backend
+from stored_rollouts import add_square
 
 Call = Callable[..., Any]
 
@@ -151,6 +152,22 @@ def test_what_a_terminal_would_obey_is_shown_escaped(call: Call, tmp_path: Path)
     ]
     assert lines[at + 1 : at + 6] == places
     assert "\x1b" not in call("ls")
+
+
+def test_a_rollout_is_shown_with_its_transcript_tokens_and_changes(call: Call, tmp_path: Path) -> None:
+    with RolloutStore(tmp_path / "store") as store:
+        add_square(store, "whole", folder=tmp_path)
+    shown = call("show", "whole").splitlines()
+    assert "assistant thinks: The user wants a square." in shown
+    assert any(line.startswith("          write {") for line in shown)
+    assert any(line.startswith("turn 3: 3 tokens in") and "retry" in line for line in shown)
+    assert "          ... 18 more lines" in shown
+    assert "changed   README.md +2 -1" in shown
+    assert "          + new" in shown
+    assert not any(line.startswith("tokens") for line in shown)
+    more = call("show", "whole", "--tokens", "--full").splitlines()
+    assert "tokens    Not │this │one. " in more
+    assert not any("more lines" in line for line in more)
 
 
 def test_rollouts_are_listed_with_their_age_since_a_time_and_counted(call: Call, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def make_app(environ: Mapping[str, str] | None = None) -> FastAPI:
         max_concurrent_envs=settings.max_concurrent_envs,
         state_cls=OpenCodeState,
         gradio_builder=gradio_builder,
+        rollout_store=settings.store,
     )
 
 

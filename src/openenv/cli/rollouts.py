@@ -242,13 +242,20 @@ def show_rollout(
     rollout_id: str = typer.Argument(..., metavar="ID", help="The rollout; the beginning of its id will do."),
     store: Path | None = _STORE,
     verdict: str = _VERDICT,
+    tokens: bool = typer.Option(
+        False, "--tokens", help="Show the sampled tokens: green is likely, red is not, dim is not in the loss."
+    ),
+    full: bool = typer.Option(False, "--full", help="Show long texts and changes to their end."),
     as_json: bool = _JSON,
 ) -> None:
-    """Show one rollout: status, reward, every command and model call.
+    """Show one rollout: status, reward, every check, the transcript, and what the agent changed.
+
+    `openenv view` shows the same in the browser.
 
     Examples:
 
       openenv rollouts show 3f2a
+      openenv rollouts show 3f2a --tokens --full
       openenv rollouts show 3f2a --verdict last --json
     """
     with _opened(store) as opened:
@@ -259,6 +266,7 @@ def show_rollout(
             typer.echo(json.dumps([_record_document(record) for record in history], indent=2))
             return
         _show(history)
+        _show_work(opened, chosen, tokens=tokens, full=full)
 
 
 @rollouts.command("export", cls=HelpCommand)
@@ -800,15 +808,31 @@ def _show(history: list[Record]) -> None:
     for title, results in (("setup", outcome.setup_results), ("verify", outcome.verify_results)):
         for result in results:
             _show_command(title, result)
-    for turn in outcome.turns:
-        tokens = len(turn.completion_tokens)
-        end = printable(turn.finish_reason or "no end")
-        typer.echo(f"turn {turn.turn}: {tokens} tokens in {turn.latency_s:.2f} s, {end}")
-    for path in (*outcome.files, *outcome.files_extra):
-        _line("file", path)
     for record in history[1:]:
         when = datetime.fromtimestamp(record.stored_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         _line("verdict", f"{record.verdict}, {when}: {record.outcome.status}, reward {_reward(record.outcome.reward)}")
+
+
+def _show_work(store: RolloutStore, record: Record, *, tokens: bool, full: bool) -> None:
+    """Print the model calls and the changed files; of a rollout whose own were not kept, what its record says."""
+    from ..rollout.capture.transcript import transcript
+    from ..rollout.changes import compare_trees
+    from ..rollout.store import recording
+    from .rollout_text import show_changes, show_transcript
+
+    captured, outcome = recording(store, record), record.outcome
+    if captured is not None:
+        show_transcript(transcript(captured), tokens=tokens, full=full)
+    else:
+        for turn in outcome.turns:
+            end = printable(turn.finish_reason or "no end")
+            typer.echo(f"turn {turn.turn}: {len(turn.completion_tokens)} tokens in {turn.latency_s:.2f} s, {end}")
+    worktree = store.file(record.rollout_id, "worktree.tar")
+    if worktree is not None:
+        show_changes(compare_trees(worktree, store.file(record.rollout_id, "baseline.tar")), full=full)
+    else:
+        for path in (*outcome.files, *outcome.files_extra):
+            _line("file", path)
 
 
 def _line(title: str, text: str) -> None:

@@ -126,7 +126,7 @@ class Application {
               : "tools";
     return new Tabs(/** @type {any[]} */ (all.filter(Boolean)), first, {
       onSelect: (id) => {
-        if (id !== "rollouts" && isOfRollouts(location.hash)) history.replaceState(null, "", location.pathname);
+        if (id !== "rollouts" && isOfRollouts(location.hash)) window.history.replaceState(null, "", location.pathname);
       },
     });
   }

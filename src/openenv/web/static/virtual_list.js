@@ -34,8 +34,8 @@ export class VirtualList {
     this.frame = 0;
     this.kept = 0;
     this.prefix = uniqueId("row");
-    this.space = el("div.virtual-space", { role: "rowgroup" });
-    this.body = el("div.virtual-body", { tabindex: -1 }, this.space);
+    this.space = el("div.virtual-space");
+    this.body = el("div.virtual-body", { role: "rowgroup", tabindex: -1 }, this.space);
     this.node = el(
       "div.virtual",
       { role: "grid", tabindex: 0, "aria-label": label, "aria-readonly": "true" },
