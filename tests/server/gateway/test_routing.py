@@ -185,7 +185,7 @@ def test_a_vector_of_sessions_is_spread_over_the_servers(gateway: RunningGateway
         assert all(seen is not None for seen in result.observations)
         return list(result.observations)
 
-    with VectorEnv(gateway.url, 8) as vector:
+    with VectorEnv[Any, Any](gateway.url, 8) as vector:
         assert Counter(seen["server"] for seen in seen_by(vector.reset())) == {"red": 4, "blue": 4}
         for turn in range(1, 3):
             seen = seen_by(vector.step([{"by": index} for index in range(8)]))
