@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import selectors
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -92,6 +93,7 @@ class SharedConnection:
     to_open: list[Slot] = field(default_factory=list)
     outbox: list[Slot] = field(default_factory=list)
     max_batch: int | None = None  # how many requests the server takes in one, if it says so
+    has_been_open: bool = False
     _outage: Outage | None = None
 
     def __post_init__(self) -> None:
@@ -153,6 +155,7 @@ class SharedConnection:
         connection = self._new_connection()
         connection.open(limit_s)
         self.connection = connection
+        self.has_been_open = True
         self.clear()
 
     def connect_first(self) -> None:
@@ -180,6 +183,14 @@ class SharedConnection:
             except ConnectFailed as exc:
                 failure = exc
         raise failure
+
+    def move(self, address: Address) -> None:
+        """Use another server from now on; what the slots had at the old one is given up."""
+        self.address = address
+        for slot in self.slots:
+            if slot.is_resuming:
+                slot.start_over()
+                slot.has_started_over = False
 
     def recovered(self) -> None:
         """Record that the server answers."""
@@ -259,7 +270,8 @@ class SessionPool:
                                                        |            -> opened: the unanswered request again, same id
                                                        |            -> SESSION_LOST: an error in that slot
                                                        +-- no connection in time: an error in each slot (stranded: the
-                                                           next reset of the slot tries the old session first)
+                                                           next reset of the slot tries the old session first, and
+                                                           another server if that one is gone and `find_urls` is given)
 
     Args:
         plans: Which connections to make: the server and the slots of each.
@@ -268,6 +280,7 @@ class SessionPool:
         reconnect_s: How long to try again after a connection broke.
         on_answer: Called with a slot, the request's type, and the reply's data or an error.
         fits_workers: Whether a server with several workers gets as many connections for each of them.
+        find_urls: Returns the servers that there are now; slots whose server is gone get sessions on one of them.
     """
 
     def __init__(
@@ -279,6 +292,7 @@ class SessionPool:
         open_options: dict[str, Any],
         reconnect_s: float,
         on_answer: OnAnswer,
+        find_urls: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         self._backoff = Backoff(reconnect_s)
         self._on_answer = on_answer
@@ -290,6 +304,9 @@ class SessionPool:
         self._is_interrupted = False
         # Servers that were given up since the last write began, so that each of their slots does not wait again.
         self._unreachable: dict[Address, Unreachable] = {}
+        self._find_urls = find_urls
+        self._present: list[Address] | None = None  # what it returned since then
+        self._moving = threading.Lock()
         self.connections: list[SharedConnection] = []
         self.slots: list[Slot] = []
         for url, indices in plans:
@@ -325,6 +342,7 @@ class SessionPool:
         """
         self._each = each
         self._unreachable.clear()
+        self._present = None
         self._connect_needed()
         for shared in list(self.connections):  # those that are added meanwhile are handled where they are added
             if prepare is not None:
@@ -352,8 +370,8 @@ class SessionPool:
         first: dict[Address, SharedConnection] = {}
         for shared in needed:
             first.setdefault(shared.address, shared)
-        self._connect(list(first.values()))
         others = [shared for shared in needed if shared is not first[shared.address]]
+        self._connect(list(first.values()))
         if self._fits_workers:
             for shared in first.values():
                 others += self._fit_workers(shared, [other for other in others if other.address == shared.address])
@@ -397,7 +415,35 @@ class SessionPool:
                 self._give_up(slot, failure, is_stranded=True)
 
     def _try_first(self, shared: SharedConnection) -> Unreachable | None:
-        """Make a first connection, or return why not; what one connection could not reach, later ones do not try."""
+        """Make a first connection, or return why not; where a server is gone, to another one."""
+        failure = self._try_address(shared)
+        while isinstance(failure, ConnectFailed) and self._move(shared):
+            failure = self._try_address(shared)
+        return failure
+
+    def _move(self, shared: SharedConnection) -> bool:
+        """Choose another server for a connection whose own is gone, that with the fewest slots; return False for none.
+
+        Not for the first connection of all: an address that was never right is an error.
+        """
+        is_bound = any(slot.name is not None or slot.is_copy for slot in shared.slots)
+        if self._find_urls is None or not shared.has_been_open or is_bound:
+            return False
+        with self._moving:  # several connections at once: each sees where the others go
+            if self._present is None:
+                self._present = [parse_ws_url(socket_url(url)) for url in self._find_urls()]
+            servers = [address for address in self._present if address not in self._unreachable]
+            if not servers:
+                return False
+            slots = {address: 0 for address in servers}
+            for other in self.connections:
+                if other.address in slots:
+                    slots[other.address] += len(other.slots)
+            shared.move(min(servers, key=slots.__getitem__))
+        return True
+
+    def _try_address(self, shared: SharedConnection) -> Unreachable | None:
+        """Connect, or return why not; what one connection could not reach, later ones do not try."""
         if shared.address not in self._unreachable:
             try:
                 shared.connect_first()

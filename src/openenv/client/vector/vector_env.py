@@ -77,7 +77,8 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
     speaks only protocol v1 gets a socket for each session; there a connection that breaks is such an error.
 
     Args:
-        url: The server, or several; slots are spread evenly.
+        url: The server, or several; slots are spread evenly. A function that returns them, such as `urls` of a
+            provider, is asked again when a server is gone: the next episodes of its slots begin on one that is there.
         n: How many sessions.
         client: A client class, or an object of one, whose `_step_payload`, `_parse_result` and `_parse_state` are used;
             by default actions and observations are dicts.
@@ -106,7 +107,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
 
     def __init__(
         self,
-        url: str | Sequence[str],
+        url: str | Sequence[str] | Callable[[], Sequence[str]],
         n: int,
         *,
         client: type[EnvClient[ActT, ObsT, Any]] | EnvClient[ActT, ObsT, Any] | None = None,
@@ -127,7 +128,8 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         ping_timeout_s: float | None = 20.0,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        urls = [url] if isinstance(url, str) else list(url)
+        find_urls = url if callable(url) else None
+        urls = [url] if isinstance(url, str) else list(url() if callable(url) else url)
         _check("url", bool(urls), "at least one server")
         _check("n", n >= 1, "at least one session")
         _check("connections", connections is None or connections >= 1, "at least one")
@@ -153,6 +155,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             open_options={key: value for key, value in open_options.items() if value is not None},
             reconnect_s=reconnect_s,
             on_answer=self._on_answer,
+            find_urls=find_urls,
         )
         self._urls = urls
         self._options: dict[str, Any] = {
@@ -548,7 +551,7 @@ class AsyncVectorEnv(_Slots, Generic[ActT, ObsT]):
     cancelled `step` leads to is returned by the next `step_wait`.
     """
 
-    def __init__(self, url: str | Sequence[str], n: int, **options: Any) -> None:
+    def __init__(self, url: str | Sequence[str] | Callable[[], Sequence[str]], n: int, **options: Any) -> None:
         self._use(VectorEnv(url, n, **options))
 
     def _use(self, env: VectorEnv[ActT, ObsT]) -> None:
