@@ -94,6 +94,7 @@ EXTRAS = {
     "gymnasium": ("gymnasium", "Gymnasium environments, both ways"),
     "parquet": ("pyarrow", "export of rollouts as training sequences"),
     "kubernetes": ("lightkube", "servers and sandboxes in a Kubernetes cluster"),
+    "ray": ("ray", "rollouts and servers on a Ray cluster"),
     "e2b": ("e2b", "E2B sandboxes"),
     "gradio": ("gradio", "web pages made with Gradio"),
 }

@@ -1,4 +1,4 @@
-"""Providers: start a server somewhere and return its address: as a process, under uv, in containers, in a cluster."""
+"""Providers: start a server somewhere and return its address: as a process, under uv, in containers, in clusters."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _EXPORTS = {
     "UVProvider": "openenv.providers.uv",
     "LocalDockerProvider": "openenv.providers.local_docker",
     "DockerSwarmProvider": "openenv.providers.swarm",
+    "RayCluster": "openenv.ray_cluster",
+    "RayProvider": "openenv.providers.ray",
     "wait_for_ready": "openenv.providers.health",
 }
 
@@ -25,9 +27,11 @@ if TYPE_CHECKING:  # the table above, for type checkers
     from openenv.providers.manifests import IngressRoute as IngressRoute
     from openenv.providers.provider import ContainerProvider as ContainerProvider
     from openenv.providers.provider import RuntimeProvider as RuntimeProvider
+    from openenv.providers.ray import RayProvider as RayProvider
     from openenv.providers.server_process import ProcessProvider as ProcessProvider
     from openenv.providers.swarm import DockerSwarmProvider as DockerSwarmProvider
     from openenv.providers.uv import UVProvider as UVProvider
+    from openenv.ray_cluster import RayCluster as RayCluster
 
     __all__: list[str]
 else:

@@ -220,6 +220,16 @@ class ChildProcessProvider(RuntimeProvider):
         """Return the end of the server's output, also after it was stopped."""
         return self._last_log if self._server is None else self._server.log()
 
+    def ended(self, within_s: float) -> str | None:
+        """Wait at most that long for the server's end; return how it ended, or None while it runs.
+
+        Raises:
+            RuntimeError: None runs.
+        """
+        if self._server is None:
+            raise ProviderError(f"{type(self).__name__} has not been started")
+        return self._server.ended(within_s)
+
     def stop(self) -> None:
         """Stop the server and everything it started; harmless when none runs."""
         server, self._server, self._base_url = self._server, None, None
