@@ -13,7 +13,7 @@ SANDBOX_PACKAGES := bubblewrap $(NPM)
 TEST_PACKAGES := $(SANDBOX_PACKAGES) docker.io runc containerd iptables iproute2 busybox-static chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help sandbox-packages test-packages clients demo test test-all check-and-others chaos test-fastmcp3 test-gradio conformance check format bench docs lock clean
+.PHONY: help sandbox-packages test-packages clients demo test test-all check-and-others chaos test-fastmcp3 test-gradio test-ray conformance check format bench docs lock clean
 
 help: ## show what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -63,6 +63,13 @@ $(CLIENTS)/gradio/ready: pyproject.toml
 	@$(@D)/bin/python $(PIP) -e ".[gradio]" anyio pytest pytest-timeout pytest-xdist
 	@touch $@
 
+# Ray is large (half a gigabyte), so what runs on it has an environment of its own.
+$(CLIENTS)/ray/ready: pyproject.toml
+	@echo "Setting up $(@D) ..."
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python $(PIP) -e ".[ray]" anyio pytest pytest-timeout pytest-xdist
+	@touch $@
+
 # The published package, which tests put beside this one.
 .bench/published/complete:
 	@echo "Setting up $(@D) ..."
@@ -98,7 +105,7 @@ test: $(VENV)/ready test-packages clients ## the checks, and every test that is 
 		env WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python -m "not slow"
 
 test-all: $(VENV)/ready test-packages clients .engine/ready ## the slow tests too (STRICT=1: without a second look at failures)
-	@scripts/beside "$(MAKE) --no-print-directory check-and-others" \
+	@scripts/beside "$(MAKE) --no-print-directory check-and-others test-ray" \
 		env WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python
 
 test-fastmcp3: $(CLIENTS)/mcp1/ready ## the MCP tests with the older FastMCP
@@ -106,6 +113,9 @@ test-fastmcp3: $(CLIENTS)/mcp1/ready ## the MCP tests with the older FastMCP
 
 test-gradio: $(CLIENTS)/gradio/ready ## the tests of pages that are made with Gradio
 	@WORKERS=2 scripts/run-tests $(CLIENTS)/gradio/bin/python tests/web/test_gradio.py
+
+test-ray: $(CLIENTS)/ray/ready sandbox-packages ## the tests on a Ray cluster of two nodes
+	@WORKERS=1 scripts/run-tests $(CLIENTS)/ray/bin/python tests/rollout/test_ray_engine.py tests/providers/test_ray.py
 
 conformance: $(VENV)/ready ## run the MCP conformance suite (needs npm); writes docs/topics/mcp_conformance.md
 	@$(BIN)/python scripts/mcp_conformance.py

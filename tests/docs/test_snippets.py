@@ -110,6 +110,8 @@ ELSEWHERE = {
     "use_provider_errors.py",
     "use_provider_own.py",
     "use_provider_uv.py",
+    "use_ray.py",
+    "use_ray_servers.py",
     "use_rollout.py",
     "use_rollouts.py",
     "use_sandbox.py",

@@ -137,7 +137,16 @@ def run(
         None, metavar="JSON", help='How the model samples, whatever the agent asks for: {"temperature": 1.0}.'
     ),
     repeat: int = typer.Option(1, metavar="N", min=1, help="How often to run each task."),
-    concurrency: int = typer.Option(1, metavar="N", min=1, help="How many run at once."),
+    concurrency: int | None = typer.Option(
+        None, metavar="N", min=1, help="How many run at once; by default 1, with --ray one per free processor."
+    ),
+    ray: str | None = typer.Option(
+        None,
+        "--ray",
+        metavar="ADDRESS",
+        help="Run them on the nodes of a Ray cluster: HOST:PORT of its head, or auto for the one that this machine "
+        "belongs to.",
+    ),
     no_share_setup: bool = typer.Option(
         False, "--no-share-setup", help="Run the setup for each rollout, also where it is the same."
     ),
@@ -166,6 +175,7 @@ def run(
       openenv rollouts run task.yaml --base-url http://localhost:8001/v1 \\
           --model scripted/binary_search
     """
+    from ..ray_cluster import RayCluster
     from ..rollout.agents.base import agent as driver
     from ..rollout.engine import run_many
     from ..rollout.task import load_task
@@ -175,6 +185,7 @@ def run(
         endpoint = endpoint_model(base_url, model, api_key or settings.model_key(), sampling)
         if endpoint is None and driver(agent).dialect is not None:
             raise ValueError(f"{agent} needs a model: give its endpoint with --base-url and its id with --model")
+        cluster = None if ray is None else RayCluster(ray)
     with _opened(store, create=True) as opened:
         outcomes = run_many(
             loaded,
@@ -183,7 +194,8 @@ def run(
             model=endpoint,
             store=opened,
             min_trust=cast("Trust | None", min_trust),
-            concurrency=concurrency,
+            concurrency=concurrency or (1 if cluster is None else None),
+            on=cluster,
             share_setup=not no_share_setup,
             on_progress=_print_progress,
             on_outcome=_countdown(len(loaded)),

@@ -8,6 +8,7 @@ from openenv._lazy import by_module, lazy_exports
 
 _EXPORTS = by_module(
     {
+        "openenv.ray_cluster": "RayCluster",
         "openenv.rollout.agents.base": "Agent AgentRun Installation Launch agent",
         "openenv.rollout.capture": "Capture CaptureServer",
         "openenv.rollout.checks": "Case Check case_check pytest_check python_check",
@@ -15,6 +16,7 @@ _EXPORTS = by_module(
         "openenv.rollout.lint": "TrustReading read_task",
         "openenv.rollout.outcome": "CommandResult Outcome Progress RolloutTurn",
         "openenv.rollout.progress": "Cancellation",
+        "openenv.rollout.ray_engine": "RayEngine",
         "openenv.rollout.rollout_index": "RolloutFilter RolloutRow RolloutStats",
         "openenv.rollout.store": "RolloutStore",
         "openenv.rollout.task": "Budget Model Sampling Task load_task",
@@ -24,6 +26,7 @@ _EXPORTS = by_module(
 )
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
+    from openenv.ray_cluster import RayCluster as RayCluster
     from openenv.rollout.agents.base import Agent as Agent
     from openenv.rollout.agents.base import AgentRun as AgentRun
     from openenv.rollout.agents.base import Installation as Installation
@@ -49,6 +52,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.outcome import Progress as Progress
     from openenv.rollout.outcome import RolloutTurn as RolloutTurn
     from openenv.rollout.progress import Cancellation as Cancellation
+    from openenv.rollout.ray_engine import RayEngine as RayEngine
     from openenv.rollout.rollout_index import RolloutFilter as RolloutFilter
     from openenv.rollout.rollout_index import RolloutRow as RolloutRow
     from openenv.rollout.rollout_index import RolloutStats as RolloutStats

@@ -1,7 +1,7 @@
 """Running rollouts: one, many at once, or the verification of a stored one again.
 
 `Engine` holds what rollouts share: backend, installed agent, capture proxy, scratch folder and store. `run_rollout`
-makes an engine for one rollout, `run_many` one for all.
+makes an engine for one rollout, `run_many` one for all; `ray_engine` has one whose rollouts run on a cluster.
 """
 
 # An engine and its rollouts:
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar
 
 from typing_extensions import Unpack
 
@@ -53,7 +53,9 @@ from openenv.rollout.worktree import MAX_BYTES, UnusableWorktree
 from openenv.sandboxes.base import HOME, WORKDIR, Sandboxes
 
 if TYPE_CHECKING:
+    from openenv.ray_cluster import RayCluster
     from openenv.rollout.capture.capture_server import CaptureServer
+    from openenv.rollout.ray_engine import RayEngine
 
 
 logger = logging.getLogger(__name__)
@@ -67,6 +69,33 @@ _SCORED: frozenset[Status] = frozenset({"ok", "grader_failed", "policy_failed", 
 """A rollout with one of these may have a reward once it is verified again: its agent ran."""
 
 
+class RolloutSink(Protocol):
+    """Where an engine keeps rollouts: a `RolloutStore`, or in a cluster what sends them to it."""
+
+    captures: Path
+
+    def begin(self, rollout_id: str, task: Task, /, *, about: Mapping[str, Any] | None = None) -> None:
+        """Mark a rollout as running."""
+
+    def live_file(self, rollout_id: str, name: str, /) -> Path:
+        """Return where a file is written while it runs."""
+
+    def keep_capture(self, rollout_id: str, records: Path, /) -> None:
+        """Keep the records of its model calls, which are in that folder."""
+
+    def add(
+        self,
+        outcome: Outcome,
+        task: Task,
+        /,
+        *,
+        worktree: Path | None = None,
+        baseline: Path | None = None,
+        agent_log: Path | None = None,
+    ) -> object:
+        """Keep its outcome and those of its files that exist."""
+
+
 class EngineOptions(TypedDict, total=False):
     """The arguments of `Engine`, which `run_rollout` and `run_many` pass on."""
 
@@ -74,7 +103,7 @@ class EngineOptions(TypedDict, total=False):
     sandbox: str | Sandboxes
     model: Model | None
     budget: Budget | None
-    store: RolloutStore | None
+    store: RolloutSink | None
     capture: CaptureServer | None
     options: Mapping[str, object] | None
     verify_sandbox: str | Sandboxes | None
@@ -117,7 +146,7 @@ class Engine:
         sandbox: str | Sandboxes = "local",
         model: Model | None = None,
         budget: Budget | None = None,
-        store: RolloutStore | None = None,
+        store: RolloutSink | None = None,
         capture: CaptureServer | None = None,
         options: Mapping[str, object] | None = None,
         verify_sandbox: str | Sandboxes | None = None,
@@ -193,8 +222,7 @@ class Engine:
         """
         self.require_trust(task)
         rollout_id = rollout_id or new_rollout_id()
-        if not _ID.fullmatch(rollout_id):
-            raise ValueError(f"{rollout_id!r} cannot be the id of a rollout: letters, digits, '.', '_', '-' can")
+        check_rollout_id(rollout_id)
         folder = self._folder / rollout_id
         try:
             folder.mkdir()
@@ -321,6 +349,16 @@ def new_rollout_id() -> str:
     return secrets.token_hex(8)
 
 
+def check_rollout_id(rollout_id: str) -> None:
+    """Return if this can be the id of a rollout.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not _ID.fullmatch(rollout_id):
+        raise ValueError(f"{rollout_id!r} cannot be the id of a rollout: letters, digits, '.', '_', '-' can")
+
+
 def named_backend(sandbox: str | Sandboxes) -> Sandboxes:
     """Return a backend from itself or from its name."""
     if isinstance(sandbox, Sandboxes):
@@ -333,8 +371,10 @@ def named_backend(sandbox: str | Sandboxes) -> Sandboxes:
 def run_many(
     tasks: Iterable[Task],
     *,
-    concurrency: int = CONCURRENCY,
+    concurrency: int | None = None,
     share_setup: bool = True,
+    on: Literal["ray"] | RayCluster | None = None,
+    retries: int | None = None,
     on_progress: OnProgress | None = None,
     on_outcome: OnOutcome | None = None,
     cancel: Cancellation | None = None,
@@ -349,8 +389,13 @@ def run_many(
 
     Args:
         tasks: What to run; may be a generator, which is advanced only when a thread is free.
-        concurrency: How many rollouts run at once.
+        concurrency: How many rollouts run at once: by default 4, on Ray one for each processor that is free.
         share_setup: Pass False for setups that must differ between rollouts, such as those that draw random numbers.
+            On Ray, rollouts share that run at the same time in one worker.
+        on: `ray`, or a `RayCluster`, to run them on the nodes of a cluster (see `RayEngine`); by default on this
+            machine. `concurrency` is then that of the whole cluster, and only this process writes to the store.
+        retries: On Ray, how often a rollout is run again that ended as `sandbox_failed`, or whose node was lost; by
+            default 2. No other outcome is repeated.
         on_progress: Gets the events of all; `rollout_id` tells them apart. Calls never overlap.
         on_outcome: Gets the number of a task and its outcome as soon as it is there. Calls never overlap.
         cancel: Ends all that run; those that have not begun get the status `cancelled`, unless `tasks` is a generator.
@@ -360,23 +405,31 @@ def run_many(
         TrustError: a check of a task can be trusted less than `min_trust` says. Nothing was run, unless `tasks` is a
             generator.
         StoreError: an outcome could not be stored; the rollouts that still ran were cancelled.
+        RolloutError: on Ray: it is not installed, there is no such cluster, or it has started no worker in time.
     """
-    if concurrency < 1:
+    if concurrency is not None and concurrency < 1:
         raise ValueError("concurrency must be at least 1")
     cancel = cancel or Cancellation()
     known = list(tasks) if isinstance(tasks, Sized) else None
     # The pool ends before the engine: no rollout runs when snapshots, proxy and scratch folder go.
-    with (
-        Engine(**engine) as shared,
-        SharedSetups(known) as setups,
-        ThreadPoolExecutor(concurrency, "openenv-rollout") as pool,
-    ):
+    with contextlib.ExitStack() as stack:
+        shared: Engine | RayEngine
+        setups: SharedSetups | None = None
+        if on is None:
+            if retries is not None:
+                raise ValueError("retries needs a cluster: pass on='ray' as well")
+            shared, concurrency = stack.enter_context(Engine(**engine)), concurrency or CONCURRENCY
+            setups = stack.enter_context(SharedSetups(known)) if share_setup else None
+        else:
+            shared = stack.enter_context(_ray_engine(on, concurrency, retries, share_setup, engine))
+            concurrency = shared.concurrency
+        pool = stack.enter_context(ThreadPoolExecutor(concurrency, "openenv-rollout"))
         for task in known or ():
             shared.require_trust(task)
         batch = _Batch(
             shared,
             tasks if known is None else known,
-            setups if share_setup else None,
+            setups,
             on_progress,
             on_outcome,
             cancel,
@@ -396,6 +449,27 @@ def run_many(
     if batch.error is not None:
         raise batch.error
     return [outcome for _, outcome in sorted(batch.outcomes.items())]
+
+
+def _ray_engine(
+    on: Literal["ray"] | RayCluster,
+    concurrency: int | None,
+    retries: int | None,
+    share_setup: bool,
+    options: EngineOptions,
+) -> RayEngine:
+    from openenv.ray_cluster import RayCluster  # most rollouts need no cluster
+    from openenv.rollout.ray_engine import RETRIES, RayEngine
+
+    if on != "ray" and not isinstance(on, RayCluster):
+        raise ValueError(f"on must be 'ray' or a RayCluster, not {on!r}")
+    return RayEngine(
+        None if on == "ray" else on,
+        concurrency=concurrency,
+        retries=RETRIES if retries is None else retries,
+        share_setup=share_setup,
+        **options,
+    )
 
 
 async def run_many_async(
@@ -422,7 +496,7 @@ class _Batch:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | RayEngine,
         tasks: Iterable[Task],
         setups: SharedSetups | None,
         on_progress: OnProgress | None,
@@ -492,6 +566,9 @@ class _Batch:
                 reason=self._cancel.reason,
                 agent=self._engine.agent.name,
             )
+        if entry.group is None:
+            return self._engine.run(task, on_progress=self._on_progress, cancel=self._cancel, metadata=self._metadata)
+        assert isinstance(self._engine, Engine)  # in a cluster, workers know the groups
         return self._engine.run(
             task,
             on_progress=self._on_progress,

@@ -305,13 +305,16 @@ class RolloutRegistry:
         self._closed_ttl_s = closed_ttl_s
 
     def add(self, rollout: CapturedRollout) -> None:
-        """Add a rollout.
+        """Add a rollout; one of its id that is closed makes room, as when it is run again after its sandbox failed.
 
         Raises:
             CaptureError: there is one of that id.
         """
-        if self._by_id.setdefault(rollout.rollout_id, rollout) is not rollout:
-            raise CaptureError(f"There is a rollout '{rollout.rollout_id}' already.")
+        present = self._by_id.setdefault(rollout.rollout_id, rollout)
+        if present is not rollout:
+            if present.closed_at is None:
+                raise CaptureError(f"There is a rollout '{rollout.rollout_id}' already.")
+            self._by_id[rollout.rollout_id] = rollout
         self._by_key[rollout.key_digest] = rollout
 
     def by_key(self, key: str) -> CapturedRollout | None:
