@@ -189,8 +189,9 @@ def llama(fake: Any, ids: list[int], sampled: list[int], *, completion_tokens: i
     return respond
 
 
-def test_llama_cpp_is_asked_for_the_ids_of_the_prompt(agent: Any, engine: Any, fake: Any) -> None:
+def test_llama_cpp_is_asked_for_the_ids_of_the_prompt(open_agent: Any, engine: Any, fake: Any) -> None:
     engine.respond = llama(fake, [7, 8, 9], [1, 2], completion_tokens=3)
+    agent = open_agent(sampling={"temperature": 1.0})
     agent.chat_stream("hello")
     assert [request.path for request in engine.requests] == ["/v1/chat/completions", "/apply-template", "/tokenize"]
     assert engine.requests[2].body["content"] == "<|user|>hello"

@@ -31,9 +31,9 @@ class Conversation:
 
 
 @pytest.fixture
-def talk(agent: Any, engine: Any, fake: Any) -> Conversation:
+def talk(open_agent: Any, engine: Any, fake: Any) -> Conversation:
     """An agent's conversation."""
-    return Conversation(agent, engine, fake)
+    return Conversation(open_agent(sampling={"temperature": 1.0}), engine, fake)
 
 
 def parents(calls: list[Call]) -> dict[int, int | None]:
@@ -179,7 +179,7 @@ def test_missing_log_probabilities_make_tokens_untrainable_and_are_reported(
     end = fake.chat_chunk({}, finish="length")
     first = {**chunk, "prompt_token_ids": [9]}
     engine.respond = lambda request: fake.Answer.events(fake.event(first), fake.event(end), fake.DONE)
-    agent = open_agent(sampling={"top_p": 0.5})
+    agent = open_agent(sampling={"temperature": 1.0, "top_p": 0.5})
     agent.chat_stream()
     (sequence,) = agent.capture.sequences()
     assert (sequence.input_ids, sequence.loss_mask) == ([9, 1, 2], [0, 1, 0])

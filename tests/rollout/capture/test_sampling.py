@@ -67,6 +67,14 @@ def test_a_turn_that_was_sampled_otherwise_is_not_trained_on(open_agent: Any, en
     assert [sequence.trainable for sequence in agent.capture.sequences()] == [True, False]
 
 
+def test_a_trainer_that_names_no_temperature_reads_so(open_agent: Any) -> None:
+    for sampling, codes in (({}, ["unknown_sampling"]), (Sampling(), [])):
+        agent = open_agent(sampling=sampling)
+        agent.chat()
+        (sequence,) = agent.capture.sequences()
+        assert [finding.code for finding in sequence.validation] == codes
+
+
 def test_sampling_is_in_columns_of_parquet(open_agent: Any, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is an optional dependency")
     agent = open_agent(sampling=Sampling(temperature=0.5, top_k=40))

@@ -260,6 +260,9 @@ def _call_findings(call: Call) -> list[Finding]:
     if call.ended != "complete":
         message = f"the answer did not come whole: {call.ended or 'the proxy was killed'}"
         findings.append(Finding("WARN", "incomplete_turn", message, call.number))
+    if "temperature" not in call.sent:
+        message = "the trainer named no temperature: it is the endpoint's default (give the `Model` a `Sampling`)"
+        findings.append(Finding("WARN", "unknown_sampling", message, call.number))
     truncating = [name for name, off in TRUNCATING.items() if not _is_off(call.sent.get(name), off)]
     if truncating:
         message = f"sampled with {', '.join(truncating)}: not the model's own distribution"
