@@ -48,6 +48,7 @@ CREATE TABLE IF NOT EXISTS records (
 );
 CREATE INDEX IF NOT EXISTS by_rollout ON records (rollout_id, stored_at, record_id);
 CREATE INDEX IF NOT EXISTS by_verdict ON records (verdict, stored_at, record_id) WHERE kind != 'rollout';
+CREATE INDEX IF NOT EXISTS by_reward ON records (reward, stored_at, record_id) WHERE kind = 'rollout';
 -- These two hold all that lists select, order and count by: the rows themselves are not read but for those shown.
 CREATE INDEX IF NOT EXISTS of_first ON records (
     stored_at, record_id, task_id, status, reward, agent, model, "group", trust, sandbox, turns, tokens, wall_s, kind
