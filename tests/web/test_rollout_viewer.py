@@ -253,6 +253,7 @@ def test_a_hundred_thousand_rollouts_are_listed_and_filtered(tmp_path: Path, ser
         assert len(client.get("rollouts/-/stats", params={"by": "task"}).json()["rows"]) == 200
 
 
+@pytest.mark.slow
 def test_view_serves_a_store_and_says_where(tmp_path: Path) -> None:
     with RolloutStore(tmp_path / "store") as store:
         store.add(rollout_outcome("one"), SQUARE)
@@ -269,6 +270,7 @@ def test_view_serves_a_store_and_says_where(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
