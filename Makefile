@@ -13,7 +13,7 @@ SANDBOX_PACKAGES := bubblewrap $(NPM)
 TEST_PACKAGES := $(SANDBOX_PACKAGES) docker.io runc containerd iptables iproute2 busybox-static chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help sandbox-packages test-packages clients demo test test-all check-and-others chaos test-fastmcp3 test-gradio test-ray conformance check format bench docs lock clean
+.PHONY: help sandbox-packages test-packages clients demo test test-all test-k8s check-and-others chaos test-fastmcp3 test-gradio test-ray conformance check format bench docs lock clean
 
 help: ## show what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -108,6 +108,11 @@ test-all: $(VENV)/ready test-packages clients .engine/ready ## the slow tests to
 	@scripts/beside "$(MAKE) --no-print-directory check-and-others test-ray" \
 		env WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python
 
+# K8S="-k update" chooses tests; the logs of the cluster's parts are in .k8s/logs afterwards.
+test-k8s: $(VENV)/ready ## the Kubernetes parts on a real cluster; builds it the first time (15 minutes; root on Debian 12)
+	@scripts/system-packages containerd runc iptables iproute2
+	@$(BIN)/python scripts/k8s_up.py $(BIN)/python -m pytest tests/k8s --durations=10 $(K8S)
+
 test-fastmcp3: $(CLIENTS)/mcp1/ready ## the MCP tests with the older FastMCP
 	@WORKERS=$(WORKERS) scripts/run-tests $(CLIENTS)/mcp1/bin/python -m "not slow" $(FASTMCP3_TESTS)
 
@@ -141,4 +146,4 @@ lock: ## renew requirements.lock from pyproject.toml
 	@scripts/lock
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(CLIENTS) .engine .bench site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) .engine .bench .k8s site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,158 @@
+"""Images for the cluster of `scripts/k8s_up.py`, made without a registry or an engine: an archive like `docker save`'s.
+
+Layers: `debian.tar` is a small Debian with Python, which `scripts/k8s-build` makes; `packages-*.tar` has what openenv
+needs, as requirements.lock pins it, and is kept until that changes; `source.tar` is src/openenv and gridworld.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PYTHON = "3.11"
+"""Debian 12's."""
+PACKAGES = f"usr/local/lib/python{PYTHON}/dist-packages"
+PAUSE, SANDBOX = "pause:1", "sandbox:1"
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+@dataclass(frozen=True)
+class ArchivedImage:
+    """An image of the archive."""
+
+    name: str
+    layers: Sequence[Path]
+    command: Sequence[str]
+    label: str = ""
+    """Makes images of the same files different."""
+
+
+def write_images(folder: Path, *, report: bool = True) -> Path:
+    """Write all images into one archive and return it; `folder` has `debian.tar`, and keeps the layers."""
+    base = folder / "debian.tar"
+    packages = _packages_layer(folder, report=report)
+    source = _source_layer(folder)
+    serve = ["python3", "-m", "openenv", "serve", "gridworld_env.server.app:app", "--host", "0.0.0.0", "--no-token"]
+    layers = [base, packages, source]
+    images = [
+        ArchivedImage(PAUSE, [base], ["sleep", "infinity"]),
+        ArchivedImage(SANDBOX, [base], ["/bin/sh"]),
+        ArchivedImage("gridworld:1", layers, serve, "1"),
+        ArchivedImage("gridworld:2", layers, serve, "2"),
+        ArchivedImage("gridworld:crash", layers, ["sh", "-c", "echo no such map; exit 4"]),
+    ]
+    archive = folder / "images.tar"
+    _write_archive(archive, images)
+    return archive
+
+
+def _packages_layer(folder: Path, *, report: bool) -> Path:
+    lock = (REPOSITORY / "requirements.lock").read_text()
+    pins = [line.rstrip(" \\") for line in lock.splitlines() if line[:1].isalnum()]
+    wanted = sorted(_requirements())
+    key = hashlib.sha256("\n".join([*pins, *wanted, PYTHON]).encode()).hexdigest()[:12]
+    layer = folder / f"packages-{key}.tar"
+    if layer.exists():
+        return layer
+    if report:
+        print("k8s-up: fetching the Python packages of the images", flush=True)
+    for old in folder.glob("packages-*.tar"):
+        old.unlink()
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        (Path(scratch) / "pins").write_text("\n".join(pins))
+        target = Path(scratch) / "target"
+        machine = platform.machine()
+        pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-compile"]
+        pip += ["--target", str(target), "--only-binary=:all:", "--python-version", PYTHON, "--implementation", "cp"]
+        for tag in ("manylinux_2_17", "manylinux2014", "manylinux_2_28", "manylinux_2_34"):
+            pip += ["--platform", f"{tag}_{machine}"]
+        subprocess.run([*pip, "--constraint", str(Path(scratch) / "pins"), *wanted], check=True)
+        shutil.rmtree(target / "bin", ignore_errors=True)  # scripts that name this machine's Python
+        _write_layer(Path(scratch) / "layer", {PACKAGES: target})
+        (Path(scratch) / "layer").rename(layer)
+    return layer
+
+
+def _requirements() -> list[str]:
+    """Return what openenv needs in a cluster."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    return [*project["dependencies"], *project["optional-dependencies"]["kubernetes"]]
+
+
+def _source_layer(folder: Path) -> Path:
+    layer = folder / "source.tar"
+    source, envs = REPOSITORY / "src", REPOSITORY / "envs"
+    _write_layer(
+        layer, {f"{PACKAGES}/openenv": source / "openenv", f"{PACKAGES}/gridworld_env": envs / "gridworld_env"}
+    )
+    return layer
+
+
+def _write_layer(path: Path, trees: dict[str, Path]) -> None:
+    """Write files as a layer: owned by root, of no particular time, without compiled modules."""
+
+    def tidy(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        if "__pycache__" in entry.name:
+            return None
+        entry.uid = entry.gid = entry.mtime = 0
+        entry.uname = entry.gname = "root"
+        return entry
+
+    with tarfile.open(path, "w") as tar:
+        for name, tree in trees.items():
+            tar.add(tree, name, filter=tidy)
+
+
+def _write_archive(path: Path, images: Sequence[ArchivedImage]) -> None:
+    digests = {layer: _digest(layer) for image in images for layer in image.layers}
+    entries = []
+    with tarfile.open(path, "w") as tar:
+        for layer, digest in digests.items():
+            tar.add(layer, f"{digest}.tar")
+        for image in images:
+            config = {
+                "architecture": _ARCHITECTURES[platform.machine()],
+                "os": "linux",
+                "config": {
+                    "Cmd": list(image.command),
+                    "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "PYTHONUNBUFFERED=1"],
+                    "WorkingDir": "/",
+                    "Labels": {"version": image.label},
+                },
+                "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digests[layer]}" for layer in image.layers]},
+            }
+            name = f"{image.name.replace(':', '-')}.json"
+            _add(tar, name, json.dumps(config).encode())
+            files = [f"{digests[layer]}.tar" for layer in image.layers]
+            entries.append({"Config": name, "RepoTags": [image.name], "Layers": files})
+        _add(tar, "manifest.json", json.dumps(entries).encode())
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    tar.addfile(entry, io.BytesIO(data))
+
+
+def _digest(path: Path) -> str:
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            total.update(part)
+    return total.hexdigest()
