@@ -137,12 +137,16 @@ def test_64_sessions_over_3_pods_of_which_one_dies(
         assert before - lost.keys() >= set(mirror.playing)
         for _ in range(3):  # the others go on
             mirror.step(vector.step)
-        provider.wait_for_ready(url)
+        until(lambda: [is_ready(pod) for pod in space.pods()] == [True] * 3, 120, what="three pods that are ready")
         vector.reset(seed=0, slots=list(lost))
         mirror.begin(list(lost))
         mirror.step(vector.step)
     provider.stop_container()
     assert provider.urls() == []
+
+
+def is_ready(pod: Any) -> bool:
+    return any(one.type == "Ready" and one.status == "True" for one in pod.status.conditions or ())
 
 
 def lose_some(vector: Any, mirror: Mirror) -> dict[int, OpenEnvError]:

@@ -394,7 +394,7 @@ def test_every_option_is_in_the_manifest(make: Callable[..., KubernetesProvider]
         "requests": {"cpu": "0.5", "memory": "1Gi"},
         "limits": {"cpu": "2", "memory": "2Gi", "nvidia.com/gpu": "1"},
     }
-    assert container["ports"] == [{"name": "http", "containerPort": 9000}]
+    assert container["ports"] == [{"name": "http", "containerPort": 9000, "protocol": "TCP"}]
     assert container["imagePullPolicy"] == "Always"
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,

@@ -659,6 +659,19 @@ class KubernetesDouble:
             name = item["metadata"].get("name")
             raise ApiFailure(422, "Invalid", f'{target.kind.kind} "{name}" is invalid: {"; ".join(wrong)}')
 
+    def _check_keys(self, item: Object) -> None:
+        """Refuse what the schemas of older clusters, which have no defaults, cannot merge."""
+        spec = item.get("spec", {})
+        containers = spec.get("template", {}).get("spec", {}).get("containers", [])
+        ports = [*(spec.get("ports") or []), *(port for one in containers for port in one.get("ports", []))]
+        if not self._has_schemas and any("protocol" not in port for port in ports):
+            raise ApiFailure(
+                500,
+                "InternalError",
+                "failed to create typed patch object: .spec.ports: element 0: associative list with keys has an "
+                'element that omits key field "protocol" (and doesn\'t have default value)',
+            )
+
     def _check_quota(self, pod: Object) -> None:
         used = len(self.items(self._kinds["", "v1", "pods"], pod["metadata"]["namespace"]))
         if self.pod_quota is not None and used >= self.pod_quota:
@@ -675,6 +688,7 @@ class KubernetesDouble:
             if not query.get("fieldManager"):
                 raise ApiFailure(400, "BadRequest", "fieldManager is required for apply patch")
             self._check(target, changes)
+            self._check_keys(changes)
             self.manifests.append(copy.deepcopy(changes))
             if before is None:
                 made = self._begun(target.kind, changes, target.namespace)

@@ -133,7 +133,8 @@ class ServerPods:
         container: Manifest = {
             "name": "server",
             "image": self.image,
-            "ports": [{"name": PORT_NAME, "containerPort": self.container_port}],
+            # `protocol` is a key of these lists: older clusters cannot apply an entry without it.
+            "ports": [{"name": PORT_NAME, "containerPort": self.container_port, "protocol": "TCP"}],
             "startupProbe": self._probe("/health", period_s=2, failures=max(1, math.ceil(self.startup_s / 2))),
             "livenessProbe": self._probe("/health", period_s=10, failures=6),
             "readinessProbe": self._probe(self.ready_path, period_s=5, failures=2),
@@ -229,7 +230,7 @@ class ServerManifests:
             headless: Whether its name stands for the addresses of the pods, and each pod has a name of its own.
             owner: Whether it has the owner that was given.
         """
-        port_spec = {"name": PORT_NAME, "port": port or self.pods.container_port, "targetPort": PORT_NAME}
+        port_spec = self._port(port or self.pods.container_port)
         spec: Manifest = {"selector": self.selector, "ports": [port_spec]}
         if headless:
             spec |= {"clusterIP": "None", "publishNotReadyAddresses": True}
@@ -269,7 +270,7 @@ class ServerManifests:
 
     def replica_service(self, replica: int, owner: Mapping[str, Any] | None = None) -> Manifest:
         """Return a Service in front of one pod, to which an ingress can lead."""
-        ports = [{"name": PORT_NAME, "port": self.pods.container_port, "targetPort": PORT_NAME}]
+        ports = [self._port(self.pods.container_port)]
         spec = {"selector": {**self.selector, REPLICA_LABEL: str(replica)}, "ports": ports}
         return self._object("v1", "Service", name=f"{self.name}-{replica}", spec=spec, owner=owner)
 
@@ -334,6 +335,9 @@ class ServerManifests:
             "egress": [{} if egress == "all" else names],
         }
         return self._object("networking.k8s.io/v1", "NetworkPolicy", spec=spec)
+
+    def _port(self, port: int) -> Manifest:
+        return {"name": PORT_NAME, "port": port, "targetPort": PORT_NAME, "protocol": "TCP"}
 
     def _pod_metadata(self) -> Manifest:
         metadata: Manifest = {"labels": {**self._labels(), **self.pods.labels}}
