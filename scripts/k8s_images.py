@@ -6,10 +6,12 @@ needs, as requirements.lock pins it, and is kept until that changes; `source.tar
 
 from __future__ import annotations
 
+import compileall
 import hashlib
 import io
 import json
 import platform
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -66,7 +68,7 @@ def _packages_layer(folder: Path, *, report: bool) -> Path:
     lock = (REPOSITORY / "requirements.lock").read_text()
     pins = [line.rstrip(" \\") for line in lock.splitlines() if line[:1].isalnum()]
     wanted = sorted(_requirements())
-    key = hashlib.sha256("\n".join([*pins, *wanted, PYTHON]).encode()).hexdigest()[:12]
+    key = hashlib.sha256("\n".join([*pins, *wanted, PYTHON, sys.version]).encode()).hexdigest()[:12]
     layer = folder / f"packages-{key}.tar"
     if layer.exists():
         return layer
@@ -84,6 +86,7 @@ def _packages_layer(folder: Path, *, report: bool) -> Path:
             pip += ["--platform", f"{tag}_{machine}"]
         subprocess.run([*pip, "--constraint", str(Path(scratch) / "pins"), *wanted], check=True)
         shutil.rmtree(target / "bin", ignore_errors=True)  # scripts that name this machine's Python
+        _compile(target)
         _write_layer(Path(scratch) / "layer", {PACKAGES: target})
         (Path(scratch) / "layer").rename(layer)
     return layer
@@ -97,19 +100,25 @@ def _requirements() -> list[str]:
 
 def _source_layer(folder: Path) -> Path:
     layer = folder / "source.tar"
-    source, envs = REPOSITORY / "src", REPOSITORY / "envs"
-    _write_layer(
-        layer, {f"{PACKAGES}/openenv": source / "openenv", f"{PACKAGES}/gridworld_env": envs / "gridworld_env"}
-    )
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        for package in (REPOSITORY / "src" / "openenv", REPOSITORY / "envs" / "gridworld_env"):
+            shutil.copytree(package, Path(scratch) / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+        _compile(Path(scratch))
+        _write_layer(layer, {PACKAGES: Path(scratch)})
     return layer
 
 
-def _write_layer(path: Path, trees: dict[str, Path]) -> None:
-    """Write files as a layer: owned by root, of no particular time, without compiled modules."""
+def _compile(tree: Path) -> None:
+    """Compile modules, where this is the images' Python: without that, each start of a server takes long."""
+    if "{}.{}".format(*sys.version_info) == PYTHON:
+        unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH  # layers keep no times
+        compileall.compile_dir(tree, quiet=2, invalidation_mode=unchecked, workers=0)
 
-    def tidy(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        if "__pycache__" in entry.name:
-            return None
+
+def _write_layer(path: Path, trees: dict[str, Path]) -> None:
+    """Write files as a layer: owned by root, of no particular time."""
+
+    def tidy(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid = entry.gid = entry.mtime = 0
         entry.uname = entry.gname = "root"
         return entry

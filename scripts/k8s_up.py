@@ -448,6 +448,7 @@ KUBELET = (
     f"--container-runtime-endpoint=unix://{HERE}/containerd.sock",
     f"--root-dir={HERE}/kubelet",
     f"--cert-dir={HERE}/kubelet/pki",
+    f"--seccomp-profile-root={HERE}/kubelet/seccomp",
     f"--volume-plugin-dir={HERE}/kubelet/volume-plugins",
     f"--hostname-override={NODE}",
     f"--node-ip={NODE_IP}",

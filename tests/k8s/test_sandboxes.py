@@ -21,8 +21,8 @@ if "OPENENV_TEST_CLUSTER" not in os.environ:
 from lightkube.resources.networking_v1 import NetworkPolicy
 
 from openenv.cli.__main__ import build
-from openenv.errors import SandboxGone, SandboxUnavailable
-from openenv.sandboxes import SandboxSpec, seccomp
+from openenv.errors import SandboxError, SandboxGone, SandboxUnavailable
+from openenv.sandboxes import Limits, SandboxSpec, seccomp
 from openenv.sandboxes.checks import CHECKS, CheckBench, ContractCheck, NotOffered
 from openenv.sandboxes.kubernetes import POLICY, KubernetesSandboxes
 from real_cluster import IGNORE_POLICIES, RealCluster, Space
@@ -130,7 +130,9 @@ def test_a_sandbox_ends_in_time(make: Callable[..., KubernetesSandboxes]) -> Non
 
 def test_the_clusters_words_when_none_starts(make: Callable[..., KubernetesSandboxes]) -> None:
     with pytest.raises(SandboxUnavailable, match="Insufficient cpu"):
-        make(cpu_request="900", pod_spec={}, start_timeout_s=5).open(SandboxSpec())
+        make(cpu_request=900, start_timeout_s=5).open(SandboxSpec(limits=Limits(cpus=900)))
+    with pytest.raises(SandboxError, match="must be less than or equal to memory limit"):
+        make(memory_request="4Gi").open(SandboxSpec(limits=Limits(memory_mb=100, disk_mb=100)))
 
 
 RIGHTS = [
@@ -169,12 +171,14 @@ def call(*arguments: str) -> Result:
 def test_ps_and_gc_find_the_sandbox_of_a_killed_process(
     make: Callable[..., KubernetesSandboxes], space: Space, tmp_path: Path
 ) -> None:
+    keeper = make()
+    keeper.check()  # the first use of a backend sweeps
     path = str(space.kubeconfig(tmp_path / "kubeconfig"))
     done = subprocess.run([sys.executable, "-c", OWNER, path], capture_output=True, text=True, check=False)
     orphan = done.stdout.strip()
     assert orphan, done.stderr
     options = ("--only", "kubernetes", "--kubeconfig", path)
-    with make().open(SandboxSpec(timeout_s=600)) as box:
+    with keeper.open(SandboxSpec(timeout_s=600)) as box:
         listed = {one["name"]: one for one in json.loads(call("ps", "--json", *options).stdout)["items"]}
         assert {name: one["leftover"] for name, one in listed.items()} == {orphan: True, box.sandbox_id: False}
         assert {(one["use"], one["what"]) for one in listed.values()} == {("sandbox", IMAGE)}

@@ -201,7 +201,7 @@ def test_an_update_loses_no_session_that_can_finish(deployed: Callable[..., Resu
         while mirror.playing:  # each episode ends
             mirror.step(vector.step)
         assert len(space.list(Pod)) == 6  # the old ones wait for their sessions
-        refused = until_refused(old[0])
+        refused = until(lambda: refusal_of(old[0]), what="a refusal")  # for 5 s it only leaves the Service
         assert isinstance(refused, OpenEnvError), refused
     started = time.monotonic()
     until(lambda: len(space.list(Pod)) == 3, what="the end of the old pods")
@@ -210,7 +210,7 @@ def test_an_update_loses_no_session_that_can_finish(deployed: Callable[..., Resu
     assert visitors.versions  # the Service had a pod for every one of them
 
 
-def until_refused(url: str) -> BaseException | None:
+def refusal_of(url: str) -> BaseException | None:
     """Open a session on a server that drains; return what it raises."""
     try:
         with GenericEnvClient(url, connect_timeout_s=10).sync() as client:
@@ -257,7 +257,7 @@ def test_sessions_that_do_not_finish_in_time_are_lost_with_a_typed_error(
     options = ("--max-sessions", "4", "--drain-timeout", "3")
     assert deployed("gridworld:1", *options).exit_code == 0
     (url,) = pod_urls(space, "gridworld:1")
-    with GenericEnvClient(url, reconnect_s=5).sync() as client:
+    with GenericEnvClient(url).sync() as client:
         client.reset(seed=1)
         assert deployed("gridworld:2", *options).exit_code == 0
         with pytest.raises((SessionLost, ConnectFailed)) as info:

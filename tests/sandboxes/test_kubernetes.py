@@ -20,7 +20,7 @@ pytest.importorskip("kubernetes_validate")
 
 from kubernetes_double import AGENT_SANDBOX, Image, KubernetesDouble
 from kubernetes_schemas import problems, versions
-from openenv.errors import SandboxGone, SandboxUnavailable, SandboxUnsupported
+from openenv.errors import SandboxError, SandboxGone, SandboxUnavailable, SandboxUnsupported
 from openenv.sandboxes import Limits, Mount, SandboxSnapshot, SandboxSpec, backend, seccomp
 from openenv.sandboxes.checks import CHECKS, self_check
 from openenv.sandboxes.container_cli import ContainerCli
@@ -173,6 +173,21 @@ def test_a_sandbox_that_cannot_be_started_says_why(tmp_path: Path) -> None:
         assert problems(pod, version) == []
         assert problems(policy, version) == []
     assert pod["spec"]["automountServiceAccountToken"] is False
+
+
+def test_a_sandbox_with_small_limits_asks_for_no_more_than_them(tmp_path: Path) -> None:
+    with KubernetesDouble({}) as double:
+        sandboxes = KubernetesSandboxes("x", kubeconfig=double.kubeconfig(tmp_path / "config"))
+        with pytest.raises(SandboxUnavailable, match=r"started no sandbox of 'x': ImagePullBackOff"):
+            sandboxes.open(SandboxSpec(limits=Limits(memory_mb=100, disk_mb=60, cpus=0.05)))
+        sandboxes.close()
+        larger = KubernetesSandboxes("x", kubeconfig=double.kubeconfig(tmp_path / "config"), memory_request="4Gi")
+        with pytest.raises(SandboxError, match="must be less than or equal to memory limit"):
+            larger.open(SandboxSpec(limits=Limits(memory_mb=100, disk_mb=60)))
+        larger.close()
+        (pod, *_) = [one for one in double.manifests if one["kind"] == "Pod"]
+    resources = pod["spec"]["containers"][0]["resources"]
+    assert resources["requests"] == resources["limits"] == {"cpu": "0.05", "memory": "176Mi"}
 
 
 def test_the_backend_is_found_by_name_and_its_options_are_in_the_pod(tmp_path: Path) -> None:

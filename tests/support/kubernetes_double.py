@@ -29,6 +29,7 @@ from typing import Any
 
 import uvicorn
 import yaml
+from lightkube.utils.quantity import parse_quantity
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -648,6 +649,7 @@ class KubernetesDouble:
             name = made["metadata"]["name"]
             raise ApiFailure(409, "AlreadyExists", f'{target.kind.qualified} "{name}" already exists')
         if target.kind.kind == "Pod":
+            self._check_requests(made)
             self._check_quota(made)
         self.put(target.kind, made)
         return made
@@ -671,6 +673,16 @@ class KubernetesDouble:
                 "failed to create typed patch object: .spec.ports: element 0: associative list with keys has an "
                 'element that omits key field "protocol" (and doesn\'t have default value)',
             )
+
+    def _check_requests(self, pod: Object) -> None:
+        for number, container in enumerate(pod["spec"]["containers"]):
+            resources = container.get("resources", {})
+            for key, limit in resources.get("limits", {}).items():
+                request = resources.get("requests", {}).get(key, limit)
+                if parse_quantity(request) > parse_quantity(limit):
+                    field = f'spec.containers[{number}].resources.requests: Invalid value: "{request}"'
+                    words = f"{field}: must be less than or equal to {key} limit"
+                    raise ApiFailure(422, "Invalid", f'Pod "{pod["metadata"]["name"]}" is invalid: {words}')
 
     def _check_quota(self, pod: Object) -> None:
         used = len(self.items(self._kinds["", "v1", "pods"], pod["metadata"]["namespace"]))

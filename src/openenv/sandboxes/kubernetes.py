@@ -56,6 +56,7 @@ _CLAIM_VERSION = "v1beta1"
 _POD_NAME, _CLAIM_NAME = "openenv-sandbox-", "openenv-claim-"
 _DOUBTS = 5
 _OVERHEAD_MB = 16
+_CPU_REQUEST, _MEMORY_REQUEST = "100m", "256Mi"
 _FIRST_UID, _UIDS = 200_000, 1_000_000_000
 _READY_S = 300.0
 _FOREVER_S = 10 * 365 * 86_400
@@ -101,8 +102,8 @@ class KubernetesSandboxes(Sandboxes):
         node_selector: Labels that nodes must have.
         tolerations: Taints of nodes that do not keep the pods away, as in a manifest.
         image_pull_secrets: Names of the secrets with which the image is pulled.
-        cpu_request: Processors that a node must have free for a sandbox.
-        memory_request: Memory that a node must have free for one.
+        cpu_request: Processors that a node must have free for a sandbox; by default 0.1, or its limit if that is less.
+        memory_request: Memory that a node must have free for one; by default `256Mi`, or its limit if that is less.
         start_timeout_s: How long a pod may take to start, with the time to pull its image and to find a node.
         pod_spec: Anything else of the pods' `spec`; its fields replace ours.
         check_network: Whether the first sandbox tries to reach the API server, to see that the cluster keeps network
@@ -128,8 +129,8 @@ class KubernetesSandboxes(Sandboxes):
         node_selector: Mapping[str, str] | None = None,
         tolerations: Sequence[Mapping[str, Any]] = (),
         image_pull_secrets: Sequence[str] = (),
-        cpu_request: float | str = "100m",
-        memory_request: str = "256Mi",
+        cpu_request: float | str | None = None,
+        memory_request: str | None = None,
         start_timeout_s: float = _READY_S,
         pod_spec: Mapping[str, Any] | None = None,
         check_network: bool = True,
@@ -142,7 +143,8 @@ class KubernetesSandboxes(Sandboxes):
         self._node_selector = dict(node_selector or {})
         self._tolerations = [dict(one) for one in tolerations]
         self._pull_secrets = [{"name": name} for name in image_pull_secrets]
-        self._requests = {"cpu": str(cpu_request), "memory": memory_request}
+        requests = {"cpu": cpu_request, "memory": memory_request}
+        self._requests = {key: str(value) for key, value in requests.items() if value is not None}
         self._start_timeout_s = start_timeout_s
         self._pod_spec = dict(pod_spec or {})
         self._check_network = check_network
@@ -259,6 +261,7 @@ class KubernetesSandboxes(Sandboxes):
         uid = _FIRST_UID + secrets.randbelow(_UIDS)  # its own, so that no other sandbox shares its limit of processes
         home, rest = max(1, limits.disk_mb * 3 // 4), max(1, limits.disk_mb // 8)
         memory = f"{limits.memory_mb + limits.disk_mb + _OVERHEAD_MB}Mi"  # files lie in memory, too
+        most = {"cpu": f"{limits.cpus:g}", "memory": memory}
         sizes = {"home": (spec.home, home), "tmp": ("/tmp", rest), "shm": ("/dev/shm", rest)}
         mounts: list[dict[str, Any]] = [{"name": volume, "mountPath": path} for volume, (path, _) in sizes.items()]
         mounts.append({"name": "passwd", "mountPath": "/etc/passwd", "subPath": "passwd", "readOnly": True})
@@ -269,14 +272,15 @@ class KubernetesSandboxes(Sandboxes):
         passwd = {"path": "passwd", "fieldRef": {"fieldPath": f"metadata.annotations['{_PASSWD}']"}}
         volumes.append({"name": "passwd", "downwardAPI": {"items": [passwd]}})
         seconds = max(1, math.ceil(spec.timeout_s))
-        requests = {"cpu": self._requests["cpu"], "memory": self._requests["memory"]}
+        usual = {"cpu": _smaller(_CPU_REQUEST, most["cpu"]), "memory": _smaller(_MEMORY_REQUEST, most["memory"])}
+        requests = {**usual, **self._requests}
         container = {
             "name": CONTAINER,
             "image": self.image,
             "command": ["/bin/sh", "-c", _HOLD, "sh", str(seconds)],
             "workingDir": "/",
             "env": [{"name": key, "value": "user"} for key in ("USER", "LOGNAME")],
-            "resources": {"limits": {"cpu": f"{limits.cpus:g}", "memory": memory}, "requests": requests},
+            "resources": {"limits": most, "requests": requests},
             "securityContext": {
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,
@@ -343,11 +347,12 @@ class KubernetesSandboxes(Sandboxes):
         pod = watch.wait(look, self._start_timeout_s)
         if pod is not None and pod.is_running and pod.problem is None:
             return
+        is_late = pod is None
         pod = pod or next((one for one in watch.pods if one.name == name), None)
         words = [] if pod is None else [pod.problem.text] if pod.problem else []
         words += [] if pod is None else self._cluster.warnings(pod.uid)
         reason = "; ".join(dict.fromkeys(words)) or "no pod appeared"
-        within = f" within {self._start_timeout_s:g} s" if pod is None or not pod.is_ending else ""
+        within = f" within {self._start_timeout_s:g} s" if is_late else ""
         raise SandboxUnavailable(f"The cluster started no sandbox of '{self.image}'{within}: {reason}")
 
     def _opened(self, pod: str, spec: SandboxSpec, delete: Callable[[], None]) -> KubernetesSandbox:
@@ -435,6 +440,13 @@ _LOST_CLAIM = frozenset(
     }
 )
 """Reasons that the claim's controller does not recover from."""
+
+
+def _smaller(first: str, second: str) -> str:
+    """Return the smaller of two quantities, such as `500m` and `1`, or `256Mi` and `1Gi`."""
+    from lightkube.utils.quantity import parse_quantity
+
+    return min(first, second, key=lambda quantity: parse_quantity(quantity) or 0)
 
 
 def _claim_class() -> Any:
