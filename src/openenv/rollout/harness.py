@@ -108,7 +108,7 @@ class HarnessRolloutResult:
     prompt_ids: list[int] = field(default_factory=list)
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    env_mask: list[int] = field(default_factory=list)
+    env_mask: list[int] = field(default_factory=list, kw_only=True)
     """For each completion id 1 where the model sampled it, 0 where the environment put it there."""
 
 

@@ -124,13 +124,17 @@ def _env_cls(package: str, book: Book, *, coroutine: bool) -> type[Any]:
     return counting(book, coroutine=coroutine)
 
 
-def ours(env: Any, *, slots: int = SESSIONS, idle_s: float = 4 * GRACE_S, grace_s: float = GRACE_S, **more: Any) -> Any:
+def ours(
+    env: Any, *, slots: int = SESSIONS, idle_s: float | None = None, grace_s: float | None = None, **more: Any
+) -> Any:
     """Prepare this package's server: the application, its settings, what is done first, and what counts sessions."""
     from openenv.server.app import HTTPEnvServer, new_application
     from openenv.server.fast.frame_socket import KeepAlive
     from openenv.server.run import ServeOptions, uvicorn_settings
     from openenv.sessions.manager import SessionLimits
 
+    # Read now, not with the definition: tests shorten it.
+    grace_s, idle_s = grace_s or GRACE_S, idle_s or 4 * GRACE_S
     limits = SessionLimits(sessions=slots, grace_s=grace_s, idle_s=idle_s)
     server = HTTPEnvServer(env, Move, Seen, state_cls=Inner, limits=limits, **more)
     app = new_application()
