@@ -137,6 +137,7 @@ def test_a_generator_shares_among_those_that_run_at_once(local: Sandboxes, lefto
     leftovers()
 
 
+@pytest.mark.slow
 def test_no_thread_waits_for_a_setup_while_there_are_other_tasks(local: Sandboxes) -> None:
     both = threading.Barrier(2, timeout=30)
 
@@ -202,6 +203,7 @@ def test_a_cancel_ends_the_setup_and_those_that_wait_for_it(local: Sandboxes, le
     leftovers()
 
 
+@pytest.mark.slow
 def test_a_setup_that_leaves_a_server_runs_for_each(local: Sandboxes) -> None:
     messages: list[str] = []
     outcomes = run_many(

@@ -123,6 +123,7 @@ def test_sessions_of_a_server_that_is_gone_are_lost_with_a_typed_error_and_other
     other.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_be_reached_is_waited_for_and_then_given_up(
     serve: Serve, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +241,7 @@ def test_pods_of_a_cluster_are_found_and_followed(start: Start, tmp_path: Path) 
         cluster.close()
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_sigterm_and_cuts_only_what_can_be_resumed(serve: Serve) -> None:
     servers = [serve(counting_app(name)) for name in ("red", "blue")]
     command = [sys.executable, "-m", "openenv", "gateway", *(server.url for server in servers), "--port", "0"]

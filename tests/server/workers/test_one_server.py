@@ -153,6 +153,7 @@ def test_a_client_resumes_its_session_after_a_cut_whichever_worker_gets_the_new_
     assert (server.metric("openenv_resumes_total") or 0) >= 12
 
 
+@pytest.mark.slow
 def test_a_repeated_open_gets_the_session_that_the_first_one_opened(server: WorkersServer) -> None:
     url = server.url.replace("http", "ws") + "/ws"
     nonce = "n" * 32
@@ -470,6 +471,7 @@ def test_a_killed_worker_loses_its_sessions_with_a_typed_error_and_no_others(ser
         client.close()
 
 
+@pytest.mark.slow
 def test_a_drain_finishes_running_steps_in_all_workers(server: WorkersServer) -> None:
     clients = [server.client() for _ in range(2)]
     pids = {client.reset().observation["pid"] for client in clients}
