@@ -73,7 +73,7 @@ _NOTICE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPlace:
+class RayWorkerPlace:
     """Where a worker runs, and with which version."""
 
     node_id: str
@@ -173,7 +173,7 @@ class RolloutWorker:
         self._cancellations: dict[str, Cancellation] = {}
         self._running: set[str] = set()
 
-    def start(self) -> Iterator[WorkerPlace | str]:
+    def start(self) -> Iterator[RayWorkerPlace | str]:
         """Yield where this is, then check the sandboxes and install the agent, with messages about that.
 
         Raises:
@@ -181,11 +181,11 @@ class RolloutWorker:
         """
         yield from _stream(self._start)
 
-    def _start(self, emit: Callable[[WorkerPlace | str], None]) -> None:
+    def _start(self, emit: Callable[[RayWorkerPlace | str], None]) -> None:
         import ray
 
         node_id = ray.get_runtime_context().get_node_id()
-        emit(WorkerPlace(node_id, ray.util.get_node_ip_address(), os.getpid(), load_package_version()))
+        emit(RayWorkerPlace(node_id, ray.util.get_node_ip_address(), os.getpid(), load_package_version()))
         with ExitStack() as stack:
             self._outbox = Outbox(stack.enter_context(scratch()), has_store=self._has_store)
             options: EngineOptions = {**self._options, "on_install": emit, "store": self._outbox}
@@ -278,7 +278,7 @@ class _Worker:
 
     actor: Any
     starts_left: int
-    place: WorkerPlace | None = None
+    place: RayWorkerPlace | None = None
     is_ready: bool = False
     load: int = 0
     """How many rollouts run there."""
@@ -544,7 +544,7 @@ class RayEngine:
         try:
             for reference in worker.actor.start.options(num_returns="streaming").remote():
                 part = self._ray.get(reference)
-                if isinstance(part, WorkerPlace):
+                if isinstance(part, RayWorkerPlace):
                     worker.place = part
                     self._check_place(part)
                 else:
@@ -566,7 +566,7 @@ class RayEngine:
                 self._last_ready_at = time.monotonic()
                 self._changed.notify_all()
 
-    def _check_place(self, place: WorkerPlace) -> None:
+    def _check_place(self, place: RayWorkerPlace) -> None:
         if place.version != (own := load_package_version()):
             raise RolloutError(
                 f"Node {place.address} has openenv {place.version}, this process {own}: install the same"

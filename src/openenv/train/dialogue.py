@@ -16,7 +16,7 @@ _FRAME = frozenset({"done", "reward", "metadata", "terminated", "truncated", "re
 
 
 class AnswerRefused(ValueError):
-    """An answer of the model that is no action; the text is what the model is told."""
+    """An answer of the model that is no action; the text is for the model."""
 
 
 class Dialogue(ABC):

@@ -20,7 +20,7 @@ from ...telemetry.prometheus import CONTENT_TYPE, Family, merge, render
 from ...telemetry.server_metrics import MERGED_BY
 from ..workers.routing import RequestHead
 from .backends import Backends, BackendSource
-from .relay import AUTHORIZATION, COOKIE, JoinedSocket, Relay, refusal, response
+from .relay import AUTHORIZATION, COOKIE, JoinedSocket, RelayedConnection, refusal, response
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +38,13 @@ class Gateway:
 
     def __init__(self, backends: Backends) -> None:
         self.backends = backends
-        self.relays: set[Relay] = set()
+        self.relays: set[RelayedConnection] = set()
         self.sockets: set[JoinedSocket] = set()
         self.is_closing = False
 
-    def connection(self) -> Relay:
+    def connection(self) -> RelayedConnection:
         """Return the protocol of a new connection."""
-        return Relay(self)
+        return RelayedConnection(self)
 
     async def drain(self, limit_s: float) -> None:
         """End all connections: those of protocol v2 at once, for their clients go on through another gateway.

@@ -4,7 +4,7 @@ A client's connection has one to each server that its requests went to. Heads ar
 see where they end; nothing is changed but the number of workers in the answer to a v2 handshake. A WebSocket is routed
 once, by its handshake or with protocol v2 by its first message, and from then on bytes are copied unread (`Pipe`).
 
-    client ──> Relay ── HTTP ───────────> Upstream: the server that has the session ──> its response ──> client
+    client ──> RelayedConnection ── HTTP ─> Upstream: the server that has the session ──> its response ──> client
                  ├── WebSocket, v1 ─────> Pipe ══ the server of the session, or the least loaded one
                  └── WebSocket, v2 ─────> handshake with the least loaded one, then
                        ├ open(resume) ──> Pipe ══ the server of the session, after the same handshake
@@ -264,7 +264,7 @@ class HeldStream(asyncio.Protocol):
 class Upstream(asyncio.Protocol):
     """A connection to a server for the HTTP requests of one client."""
 
-    def __init__(self, relay: Relay, backend: Backend, opened: set[asyncio.Transport]) -> None:
+    def __init__(self, relay: RelayedConnection, backend: Backend, opened: set[asyncio.Transport]) -> None:
         self.backend = backend
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._opened = opened
@@ -308,7 +308,7 @@ class Upstream(asyncio.Protocol):
         self._relay.upstream_lost(self)
 
 
-class Relay(HeldStream):
+class RelayedConnection(HeldStream):
     """A client's connection.
 
     Args:
