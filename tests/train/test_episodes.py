@@ -168,3 +168,16 @@ def test_tools_are_called_until_the_model_answers_without_one() -> None:
 def test_arguments_are_checked(guess: str, options: dict[str, Any], text: str) -> None:
     with model_of() as server, pytest.raises(ValueError, match=text):
         groups_of(guess, server, **options)
+
+
+def test_a_stream_that_failed_fails_for_every_reader(guess: str) -> None:
+    async def read() -> None:
+        with model_of(Turn(text="no", failures=(StatusFailure(status=500, attempts=None),))) as server:
+            model = Model(**server.model())
+            async with play(guess, model, range(100), samples=1, retries=0, concurrency=2) as stream:
+                for _ in range(2):
+                    with pytest.raises(RolloutError, match="the model endpoint answered 5"):
+                        while True:
+                            await anext(stream)
+
+    asyncio.run(asyncio.wait_for(read(), 60))

@@ -235,11 +235,9 @@ class EpisodeStream:
     async def __anext__(self) -> SampleGroup:
         while True:
             group = await self._done.get()
-            if group is None:
-                self._done.put_nowait(None)  # for a further reader
-                raise StopAsyncIteration
-            if isinstance(group, BaseException):
-                raise group
+            if group is None or isinstance(group, BaseException):
+                self._done.put_nowait(group)  # for a further reader: nothing else comes any more
+                raise StopAsyncIteration if group is None else group
             if self._is_stale(group):
                 self.counts.stale_groups += 1
             elif self._options.keep is not None and not self._options.keep(group):
