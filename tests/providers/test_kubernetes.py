@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -235,6 +236,34 @@ def test_a_cluster_with_tls_and_a_token(tmp_path: Path) -> None:
             KubernetesProvider(kubeconfig=double.kubeconfig(tmp_path / "wrong", token="wrong")).start_container(
                 "tiny:1"
             )
+
+
+def test_a_stream_is_read_while_it_is_written_and_closing_it_ends_the_read(tmp_path: Path) -> None:
+    """With TLS 1.3 a server sends session tickets after the handshake, for which a reader begins to read."""
+    with KubernetesDouble(tls=True) as double:
+        cluster = Cluster(ClusterAddress(double.kubeconfig(tmp_path / "config")))
+        context = cluster._tls
+        assert context is not None
+        for _ in range(20):
+            raw = socket.create_connection(("127.0.0.1", double.port))
+            stream = context.wrap_socket(raw, server_hostname="127.0.0.1")
+            parts: list[bytes] = []
+
+            def read(stream: Any = stream, parts: list[bytes] = parts) -> None:
+                with contextlib.suppress(OSError):
+                    while part := stream.recv(1 << 16):
+                        parts.append(part)
+
+            reader = threading.Thread(target=read, daemon=True)
+            reader.start()
+            stream.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+            deadline = time.monotonic() + 10
+            while b"}" not in b"".join(parts):
+                assert time.monotonic() < deadline, parts
+                time.sleep(0.001)
+            stream.close()  # the reader waits for more
+            reader.join(10)
+            assert not reader.is_alive()
 
 
 def test_without_a_cluster_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import select
+import socket
 import ssl
 import threading
 import time
@@ -276,7 +278,9 @@ class Cluster:
         if not self.server.startswith("https:"):
             return None
         assert self.config.user is not None
-        return verify_cluster(self.config.cluster, self.config.user, self.config.abs_file)
+        context = verify_cluster(self.config.cluster, self.config.user, self.config.abs_file)
+        context.sslsocket_class = StreamSocket
+        return context
 
     def _stream_url(self, pod: str, action: str, parameters: list[tuple[str, str]]) -> str:
         base = self.server.rstrip("/").replace("http", "ws", 1)
@@ -316,7 +320,7 @@ class Cluster:
         refusal = ""
         for headers in self._credentials():
             try:
-                socket = connect(
+                connection = connect(
                     url,
                     ssl=self._tls,
                     additional_headers=headers,
@@ -327,7 +331,7 @@ class Cluster:
                     ping_timeout=None,  # a server whose command does not read its input answers no ping either
                     max_size=None,
                 )
-                return socket.__enter__()  # the caller closes it; newer versions connect only here
+                return connection.__enter__()  # the caller closes it; newer versions connect only here
             except InvalidStatus as error:
                 refusal = _refusal(error)
                 if error.response.status_code != 401:
@@ -371,6 +375,63 @@ class Cluster:
             except WebSocketException as error:
                 raise ConnectionError(message_of(error)) from error
         raise ConnectionRefusedError(f"the cluster refused a port-forward to pod {pod}: {refusal}")
+
+
+class StreamSocket(ssl.SSLSocket):
+    """A TLS socket that one thread may read while another writes, and whose `close` ends a read.
+
+    The blocking client of websockets does both. OpenSSL forbids it: with TLS 1.3 a server sends session tickets after
+    the handshake, and a write while the other thread reads them waits for a handshake that never comes. So each call
+    takes a turn and does not block; the waiting is between turns.
+    """
+
+    _turn: threading.Lock | None = None
+    _limit: float | None = None
+
+    def do_handshake(self, block: bool = False) -> None:
+        """Finish the handshake, after which calls take turns."""
+        super().do_handshake(block)
+        self._limit, self._turn = self.gettimeout(), threading.Lock()
+        super().settimeout(0)
+
+    def settimeout(self, value: float | None) -> None:
+        """Set how long a call may take."""
+        if self._turn is None:
+            super().settimeout(value)
+        self._limit = value
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        """Read some bytes; none at the end."""
+        return self._call(lambda: ssl.SSLSocket.recv(self, buflen, flags))
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        """Write all bytes."""
+        view = memoryview(data).cast("B")
+        while view:
+            part = view[:_CHUNK]
+            view = view[self._call(lambda part=part: ssl.SSLSocket.send(self, part, flags)) :]  # type: ignore[misc]
+
+    def _call(self, call: Callable[[], T]) -> T:
+        deadline = None if self._limit is None else time.monotonic() + self._limit
+        while True:
+            with self._turn or contextlib.nullcontext():
+                try:
+                    return call()
+                except (ssl.SSLWantReadError, BlockingIOError):
+                    event = select.POLLIN
+                except ssl.SSLWantWriteError:
+                    event = select.POLLOUT
+            left = None if deadline is None else deadline - time.monotonic()
+            ready = select.poll()
+            ready.register(self, event)
+            if (left is not None and left <= 0) or not ready.poll(None if left is None else left * 1000):
+                raise TimeoutError("the API server takes too long")
+
+    def close(self) -> None:
+        """Shut the connection down, which ends a read of another thread, and close it."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self, socket.SHUT_RDWR)
+        super().close()
 
 
 def _refusal(error: Any) -> str:

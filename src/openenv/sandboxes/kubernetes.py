@@ -533,7 +533,7 @@ class KubernetesSandbox(ShellSandbox):
         return channel
 
     def _why_gone(self) -> str | None:
-        for _ in range(_DOUBTS):
+        for doubt in range(_DOUBTS):
             pod = self._cluster.pod(self.sandbox_id)
             if pod is None or pod.is_ending or not pod.is_running:
                 if time.monotonic() > self._expires - 2:
@@ -544,7 +544,10 @@ class KubernetesSandbox(ShellSandbox):
             with contextlib.suppress(SandboxError):
                 if self._answers():
                     return None
-            time.sleep(0.2)  # it is too full for another command, or the cluster has not yet noticed that it is dead
+            if time.monotonic() > self._expires:
+                return "expired"
+            # It is too full for another command, or the cluster has not noticed for seconds that it is dead.
+            time.sleep(0.2 * 2**doubt)
         return None
 
     def _answers(self) -> bool:
