@@ -246,7 +246,9 @@ def test_a_process_that_outlives_a_line_does_not_choose_the_reward(roll: Callabl
 @pytest.mark.parametrize("end", ["kill -9 $PPID; sleep 9", "exit 3", "rm -rf ~/logs; touch ~/logs", f"mkfifo {REWARD}"])
 def test_a_line_that_cannot_write_its_reward_is_not_worth_more(roll: Callable[..., Outcome], end: str) -> None:
     line = f"sh go.sh || exit 1; echo 0.1 > {REWARD}"
-    outcome = roll(end, line, "test -e go.sh", "test -e go.sh", files={"go.sh": "true\n"})
+    limit_s = 8  # for the line that waits at a pipe
+    files = {"go.sh": "true\n"}
+    outcome = roll(end, line, "test -e go.sh", "test -e go.sh", files=files, verify_timeout_s=limit_s)
     assert (outcome.status, outcome.reward) == ("ok", 0.0)
 
 
