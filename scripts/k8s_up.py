@@ -310,6 +310,8 @@ class LocalCluster:
         self.call("mount", "--make-rshared", "/")  # as a kubelet expects it
         self.call("ip", "link", "set", "lo", "up")
         self.call("ip", "address", "add", f"{NODE_IP}/32", "dev", "lo")
+        # Before kube-proxy can turn a Service's address into a pod's, there must be some way to it.
+        self.call("ip", "route", "add", SERVICES, "dev", "lo", "src", NODE_IP)
         for hierarchy in hierarchies():
             (hierarchy / self.group.lstrip("/")).mkdir(exist_ok=True)
 

@@ -55,7 +55,7 @@ class RealCluster:
         try:
             until(lambda: space.find(ServiceAccount, "default"), what="the namespace's account")
             yield space
-            until(lambda: not space.left(), what=f"the end of {space.left()}")
+            until(lambda: not space.left(), 180, what=f"the end of {space.left()}")
         finally:
             self.client.delete(Namespace, name)
 
