@@ -146,7 +146,9 @@ def remove_leftovers() -> None:
 
 def remove_run(run: Path, within_s: float = 20.0) -> list[str]:
     """Remove the control groups and the folder of a run; return what could not be removed."""
-    groups = [one / f"{GROUP}{run.name.removeprefix('run-')}" for one in hierarchies()]
+    # runc makes groups in the hierarchy of version 2 as well, where there are both.
+    places = [*hierarchies(), Path("/sys/fs/cgroup/unified")]
+    groups = [one / f"{GROUP}{run.name.removeprefix('run-')}" for one in places]
     deadline = time.monotonic() + within_s
     while groups and time.monotonic() < deadline:
         for group in groups:
