@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -279,17 +279,13 @@ def application(policy: Policy, name: str) -> Starlette:
         figures = ("version", "sampled_s", "updated_s", "sampled_tokens", "batches")
         return JSONResponse({figure: getattr(policy, figure) for figure in figures})
 
-    @contextlib.asynccontextmanager
-    async def life(app: Starlette) -> AsyncIterator[None]:
-        yield
-
     routes = [
         Route("/v1/chat/completions", complete, methods=["POST"]),
         Route("/v1/models", lambda request: JSONResponse({"object": "list", "data": [{"id": name}]})),
         Route("/update", update, methods=["POST"]),
         Route("/stats", stats),
     ]
-    return Starlette(routes=routes, lifespan=life)
+    return Starlette(routes=routes)
 
 
 def main() -> None:

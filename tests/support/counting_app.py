@@ -1,4 +1,4 @@
-"""The environment of the tests of workers: it counts its steps, and says which process it is in."""
+"""The environment of the tests of workers and gateways: it counts its steps, and says where it is."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class Count(Action):
 
     by: int = 1
     sleep_s: float = 0.0
+    padding: str = ""
 
 
 class Counted(Observation):
@@ -23,6 +24,8 @@ class Counted(Observation):
 
     total: int = 0
     pid: int = 0
+    server: str = ""
+    padding: str = ""
 
 
 class Adder(ToolSource):
@@ -46,9 +49,10 @@ class Adder(ToolSource):
 
 
 class Counting(Environment[Count, Counted, State]):
-    """Counts."""
+    """Counts; `server` is the name that it gives itself."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
+    server = ""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,10 +70,10 @@ class Counting(Environment[Count, Counted, State]):
         time.sleep(action.sleep_s)
         self._steps += 1
         self._total += action.by
-        return self._counted(reward=float(action.by))
+        return self._counted(reward=float(action.by), padding=action.padding)
 
-    def _counted(self, reward: float | None = None) -> Counted:
-        return Counted(total=self._total, pid=os.getpid(), reward=reward)
+    def _counted(self, reward: float | None = None, padding: str = "") -> Counted:
+        return Counted(total=self._total, pid=os.getpid(), server=self.server, padding=padding, reward=reward)
 
     def add(self, by: int) -> int:
         """Add a number."""

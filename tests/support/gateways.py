@@ -10,82 +10,14 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from openenv import Action, Environment, Observation, State, create_app
-from openenv.env.tools.source import ToolOutcome, ToolRequest, ToolSource
+from counting_app import Count, Counted, Counting
+from openenv import create_app
 from openenv.server.app import PageArguments
 from openenv.server.gateway.backends import BackendSource
 from openenv.server.gateway.gateway import Gateway, run_gateway
 from openenv.web.web_page import add_page
 
 PATIENCE_S = 60.0
-
-
-class Count(Action):
-    """Counts on."""
-
-    by: int = 1
-    padding: str = ""
-
-
-class Counted(Observation):
-    """What has been counted, and by which server."""
-
-    total: int = 0
-    server: str = ""
-    padding: str = ""
-
-
-class Adder(ToolSource):
-    """The tool `add` of one environment."""
-
-    def __init__(self, env: Counting) -> None:
-        self._env = env
-
-    async def describe(self) -> list[dict[str, Any]]:
-        """List it."""
-        schema = {"type": "object", "properties": {"by": {"type": "integer"}}}
-        return [{"name": "add", "description": "Add a number.", "inputSchema": schema}]
-
-    async def call(self, request: ToolRequest) -> ToolOutcome:
-        """Add a number to what the environment has counted."""
-        return ToolOutcome.of_text(str(self._env.add(int(request.arguments["by"]))))
-
-    async def ask_server(self, work: Any) -> Any:
-        """There is none."""
-        raise NotImplementedError
-
-
-class Counting(Environment[Count, Counted, State]):
-    """Counts; each server has a subclass with its own name."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    server = ""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._total = 0
-        self._steps = 0
-        self.tools = Adder(self)
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Counted:
-        """Begin at 0."""
-        self._total = self._steps = 0
-        return Counted(server=self.server)
-
-    def step(self, action: Count, timeout_s: float | None = None, **kwargs: Any) -> Counted:
-        """Count on."""
-        self._steps += 1
-        return Counted(total=self.add(action.by), server=self.server, padding=action.padding, reward=1.0)
-
-    def add(self, by: int) -> int:
-        """Add a number."""
-        self._total += by
-        return self._total
-
-    @property
-    def state(self) -> State:
-        """Return the steps taken."""
-        return State(step_count=self._steps)
 
 
 def counting_app(name: str, **options: Any) -> Any:

@@ -233,14 +233,14 @@ def list_rollouts(
         return
     with _opened(store) as opened:
         filters = {"status": status, "task": task, "agent": agent, "model": model, "group": group, "since": since}
-        filters |= {"min. trust": min_trust, "verdict": None if verdict == "first" else verdict}
-        where = _filter(opened, **{**filters, "verdict": verdict})
+        where = _filter(opened, **filters, min_trust=min_trust, verdict=verdict)
         rows = opened.find(where, limit=limit)
         lost = opened.interrupted()
         if as_json:
             typer.echo(json.dumps({"rollouts": [_row_document(row) for row in rows], "interrupted": lost}, indent=2))
             return
         if not rows:
+            filters |= {"min. trust": min_trust, "verdict": None if verdict == "first" else verdict}
             of = "".join(f", {name} {value!r}" for name, value in filters.items() if value is not None)
             typer.echo(f"No rollouts in {opened.root}{of}.")
         else:
@@ -310,7 +310,7 @@ def export(
 
     with _opened(store) as opened:
         filters = {"status": status, "task": task, "agent": agent, "model": model, "group": group, "since": since}
-        where = _filter(opened, **filters, **{"min. trust": min_trust, "verdict": verdict})
+        where = _filter(opened, **filters, min_trust=min_trust, verdict=verdict)
         count = export_rollouts(opened, target, messages=messages, where=where)
         what = "row" if target.suffix == ".parquet" else "rollout"
         typer.echo(f"{count} {what}{'' if count == 1 else 's'} in {target}")
@@ -344,7 +344,7 @@ def show_stats(
     """
     with _opened(store) as opened:
         filters = {"status": status, "task": task, "agent": agent, "model": model, "group": group, "since": since}
-        where = _filter(opened, **filters, **{"min. trust": min_trust, "verdict": verdict})
+        where = _filter(opened, **filters, min_trust=min_trust, verdict=verdict)
         figures = opened.stats(where, by=_GROUPINGS[by])
         whole = opened.stats(where)
     if as_json:
@@ -511,20 +511,30 @@ def _repeated(task: Task, count: int) -> list[Task]:
     return [task] * count
 
 
-def _filter(store: RolloutStore, **options: str | None) -> RolloutFilter:
+def _filter(
+    store: RolloutStore,
+    *,
+    status: str | None,
+    task: str | None,
+    agent: str | None,
+    model: str | None,
+    group: str | None,
+    since: str | None,
+    min_trust: str | None,
+    verdict: str,
+) -> RolloutFilter:
     """Return what the options of a command select."""
     from ..rollout.rollout_index import RolloutFilter
 
-    since = options["since"]
     return RolloutFilter(
-        status=options["status"],
-        task_id=options["task"],
-        agent=options["agent"],
-        model=options["model"],
-        group=options["group"],
+        status=status,
+        task_id=task,
+        agent=agent,
+        model=model,
+        group=group,
         since=None if since is None else _time_of(since, now=time.time()),
-        min_trust=cast("Trust | None", options["min. trust"]),
-        verdict=store.resolve_verdict(options["verdict"] or "first"),
+        min_trust=cast("Trust | None", min_trust),
+        verdict=store.resolve_verdict(verdict),
     )
 
 

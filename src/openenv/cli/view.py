@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,8 @@ from .command import failure, tidy_on_sigterm
 from .serve import is_loopback
 
 if TYPE_CHECKING:
+    import socket
+
     from ..server.access import AccessPolicy
 
 
@@ -55,6 +56,8 @@ def view(
     """
     import uvicorn
 
+    from ..server.loading import TargetError
+    from ..server.run import bound_socket
     from ..web.viewer_app import viewer_app
 
     if no_token and token:
@@ -62,7 +65,11 @@ def view(
     folders = _folders(stores)
     spare = secrets.token_urlsafe(24) if not is_loopback(host) and not no_token and not token else None
     access = _access(token, spare)
-    listener = _listen(host, port)
+    try:
+        listener = bound_socket(host, port)
+    except TargetError as exc:
+        raise failure(exc) from None
+    listener.listen(128)  # before the address is shown
     place = _address(listener)
     shown = f"#token={spare}" if spare is not None and not settings.orchestrator_tokens() else ""
     typer.echo(f"Rollouts of {', '.join(folders)}", err=True)
@@ -78,11 +85,15 @@ def view(
 
 def _folders(stores: list[Path]) -> dict[str, Path]:
     """Return the stores by the names under which they are shown."""
+    from ..errors import StoreError
+    from ..rollout.store import require_store
+
     chosen = stores or [settings.rollout_store()]
     for folder in chosen:
-        if not (folder / "shards").is_dir():
-            what = "is no store of rollouts" if folder.exists() else "does not exist"
-            raise failure(f"There are no rollouts in {folder}: it {what}")
+        try:
+            require_store(folder)
+        except StoreError as exc:
+            raise failure(exc) from None
     return {str(folder): folder for folder in chosen}
 
 
@@ -96,19 +107,6 @@ def _access(token: str | None, spare: str | None) -> AccessPolicy:
         return AccessPolicy(orchestrator=spare) if own.is_open and spare is not None else own
     except ValueError as exc:
         raise failure(exc) from None
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as exc:
-        listener.close()
-        raise failure(f"{host}:{port} cannot be listened on: {exc.strerror}; --port 0 takes any free port") from None
-    listener.listen(128)
-    return listener
 
 
 def _address(listener: socket.socket) -> str:

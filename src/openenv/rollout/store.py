@@ -227,6 +227,17 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return [event for event in events if isinstance(event, dict)]
 
 
+def require_store(root: Path) -> None:
+    """Check that a folder is a store of rollouts.
+
+    Raises:
+        StoreError: it is none, or is not there.
+    """
+    if not (root / "shards").is_dir():
+        what = "is no store of rollouts" if root.exists() else "does not exist"
+        raise StoreError(f"There are no rollouts in {root}: it {what}")
+
+
 class RolloutStore:
     """A folder of rollouts; a context manager, usable from any thread.
 
@@ -245,9 +256,8 @@ class RolloutStore:
         self._begun = self.root / "running"
         self.captures = self.root / "captures"
         """The folder of the recorded model calls."""
-        if not create and not self._shards.is_dir():
-            what = "is no store of rollouts" if self.root.exists() else "does not exist"
-            raise StoreError(f"There are no rollouts in {self.root}: it {what}")
+        if not create:
+            require_store(self.root)
         with _as_store_error("opened"):
             for folder in (self._shards, self._rollouts, self.captures):
                 folder.mkdir(parents=True, exist_ok=True)

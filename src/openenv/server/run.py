@@ -368,15 +368,25 @@ def _listed(tokens: str | None) -> list[str]:
 
 def check_port(options: ServeOptions) -> None:
     """Fail early, and in one line, if a port is not available."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((options.host, options.port))
-        except OSError as exc:
-            foreign = isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL
-            advice = "give an address of this machine as --host" if foreign else "choose another --port, or 0 for any"
-            raise TargetError(f"cannot listen on {options.host}:{options.port} ({exc.strerror}); {advice}") from exc
+    bound_socket(options.host, options.port).close()
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Take a port; it is not listened to yet.
+
+    Raises:
+        TargetError: It is not available; the text says what to do.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as exc:
+        sock.close()
+        foreign = isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL
+        advice = "give an address of this machine as --host" if foreign else "choose another --port, or 0 for any"
+        raise TargetError(f"cannot listen on {host}:{port} ({exc.strerror}); {advice}") from exc
+    return sock
 
 
 # `openenv serve --reload`: one process watches the sources, another serves them and is restarted. While the sources

@@ -81,7 +81,6 @@ class PlayOptions:
 class _OpenGroup:
     """A group of which episodes are still played."""
 
-    number: int
     name: str
     start: Mapping[str, Any]
     size: int
@@ -465,7 +464,7 @@ def _work(starts: Iterable[Start], samples: int) -> Iterator[tuple[_OpenGroup, i
     for number, start in enumerate(starts):
         arguments = {"seed": start} if isinstance(start, int) else dict(start)
         name = f"seed-{start}" if isinstance(start, int) else str(arguments.get("episode_id") or f"start-{number}")
-        group = _OpenGroup(number, name, arguments, samples)
+        group = _OpenGroup(name, arguments, samples)
         for index in range(samples):
             yield group, index
 

@@ -31,7 +31,7 @@ from ...backoff import Backoff
 from ...sessions.peers import new_boot
 from ...telemetry.prometheus import counters, merge
 from ..loading import TargetError
-from ..run import SAME_SIGNAL_S, UNCLOSED_EXIT, ServeOptions, log_config
+from ..run import SAME_SIGNAL_S, UNCLOSED_EXIT, ServeOptions, bound_socket, log_config
 from .board import MOST_WORKERS, STARTING, Board, WorkerPlace
 from .channel import PeerChannel, PeerMessageKind, message_pair, receive
 from .worker import ServerWorkerSetup, receive_control, send_control
@@ -86,7 +86,10 @@ class Supervisor:
         self._count = options.workers
         self._boot = new_boot()
         self._board = Board(self._count)
-        self._listening = [_listen(options)]
+        # It is listened to when the workers are ready: until then clients are refused, and try again.
+        listener = bound_socket(options.host, options.port)
+        listener.setblocking(False)
+        self._listening = [listener]
         self._pairs = [message_pair() for _ in range(self._count)]
         self._selector = selectors.DefaultSelector()
         self._running: dict[int, WorkerHandle] = {}
@@ -354,20 +357,6 @@ class Supervisor:
                 signal.signal(number, handler)
             ours.close()
             theirs.close()
-
-
-def _listen(options: ServeOptions) -> socket.socket:
-    """Take the port. It is listened to when the workers are ready: until then clients are refused, and try again."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((options.host, options.port))
-    except OSError as exc:  # another process was faster than `check_port`
-        sock.close()
-        raise TargetError(f"cannot listen on {options.host}:{options.port} ({exc.strerror})") from exc
-    sock.setblocking(False)
-    return sock
 
 
 def serve_workers(target: str, options: ServeOptions, on_started: Callable[[Any, int], None]) -> None:
