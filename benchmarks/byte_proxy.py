@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import signal
 import sys
+from typing import cast
 
 
 class BytePipe(asyncio.Protocol):
@@ -24,8 +25,7 @@ class BytePipe(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send what came before."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its type
         if self.other is not None:
             self.other.join(self)
 
