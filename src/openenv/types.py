@@ -24,6 +24,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self
 
+from openenv.notebook import html_table
+
 ActT = TypeVar("ActT", bound="Action")
 ObsT = TypeVar("ObsT", bound="Observation")
 StateT = TypeVar("StateT", bound="State")
@@ -133,6 +135,10 @@ class StepResult(Generic[_Obs]):
     reward: bool | int | float | None = None
     done: bool = False
     metadata: dict[str, Any] | None = None
+
+    def _repr_html_(self) -> str:
+        rows = [("reward", self.reward), ("done", self.done), ("observation", self.observation)]
+        return html_table("StepResult", [*rows, ("metadata", self.metadata)] if self.metadata else rows)
 
 
 class ResetRequest(BaseModel):

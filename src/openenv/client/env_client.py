@@ -19,6 +19,7 @@ from typing_extensions import Self
 
 from ..backoff import Backoff
 from ..errors import AccessDenied, SessionLost
+from ..notebook import add_hints
 from ..protocol.client_sessions import SUBPROTOCOL_JSON, ResumableSession
 from ..settings import client_mode
 from ..types import StepResult
@@ -151,6 +152,7 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
         self._last_reset: dict[str, Any] = {}
         self._children: list[EnvClient[ActT, ObsT, StateT]] = []
         self._mode = self._checked_mode(mode)
+        add_hints()
 
     @classmethod
     def _checked_mode(cls, mode: str | None) -> str:

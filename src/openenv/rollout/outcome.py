@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from openenv.notebook import html_table
 from openenv.rollout.trust import Trust
 
 Status = Literal["ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled"]
@@ -113,6 +114,24 @@ class Outcome(BaseModel):
     wall_s: float = 0.0
     phase_s: dict[str, float] = Field(default_factory=dict)
     metadata: _Document = Field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        phases = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self.phase_s.items())
+        checks = "\n".join(
+            f"{'ok    ' if check.exit_code == 0 else 'failed'} {check.cmd}" for check in self.verify_results
+        )
+        tokens = sum(len(turn.completion_token_ids) for turn in self.turns)
+        rows = {
+            "status": self.status if self.reason is None else f"{self.status}: {self.reason}",
+            "reward": self.reward if self.trust is None else f"{self.reward} ({self.trust})",
+            "task": self.task_id,
+            "agent, model": f"{self.agent}, {self.model}",
+            "model calls": f"{len(self.turns)}, {tokens:,} tokens sampled",
+            "checks": checks,
+            "files": "\n".join([*self.files, *self.files_extra]),
+            "time": f"{self.wall_s:.1f} s ({phases})" if phases else f"{self.wall_s:.1f} s",
+        }
+        return html_table(f"Outcome {self.rollout_id}", [(name, value) for name, value in rows.items() if value != ""])
 
 
 class Progress(BaseModel):

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from inspect import iscoroutine, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from openenv.notebook import html_table
+
 T = TypeVar("T")
 
 ForwardPreHook = Callable[["Rubric", Any, Any], object]
@@ -174,6 +176,10 @@ class Rubric(RubricNode, ABC):
             if name == path:
                 return rubric
         raise KeyError(f"no rubric at path {path!r} in {type(self).__name__}")
+
+    def _repr_html_(self) -> str:
+        rows = [("score", self.last_score), *((path, rubric.last_score) for path, rubric in self.named_rubrics())]
+        return html_table(f"{type(self).__name__}: last scores", rows)
 
     def reset(self) -> None:
         """Forget the state of the episode, here and in the children."""
