@@ -139,8 +139,9 @@ bench: $(VENV)/ready test-packages ## measure beside the published package and D
 	@$(BIN)/python benchmarks/capture.py --out benchmarks/CAPTURE.md
 
 docs: $(VENV)/ready ## build the documentation into site/
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "zensical>=0.0.20"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "zensical>=0.0.40" "mkdocstrings-python>=2.0"
 	@$(BIN)/zensical build --clean
+	@$(BIN)/python scripts/llms_txt.py site
 
 lock: ## renew requirements.lock from pyproject.toml
 	@scripts/lock

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from openenv.cli.__main__ import build
 from openenv.client.env_client import EnvClient
 from openenv.errors import OpenEnvError
 from openenv.protocol import json_values as codec
+from openenv.rollout.task import Task
 from openenv.server.options import ServerArguments
 from openenv.types import Action, Observation, WSErrorCode
 
@@ -143,3 +147,24 @@ def test_versions_agree() -> None:
     versions = {re.search(r'^version = "(.+)"', path.read_text("utf-8"), re.MULTILINE)[1] for path in projects}  # type: ignore[index]
     assert len(versions) == 1
     assert f"## [{versions.pop()}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_every_field_of_a_task_is_documented() -> None:
+    documented = set(re.findall(r"^\| `(\w+)`", page("reference/tasks.md"), re.MULTILINE)) - {
+        "files_from"
+    }  # files only
+    assert documented == set(Task.model_fields)
+
+
+def test_every_page_is_listed_for_language_models(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "scripts" / "llms_txt.py", tmp_path], check=True)
+    text = (tmp_path / "llms.txt").read_text(encoding="utf-8")
+    assert "- [Write an environment](howto/environment/): " in text
+    assert len(re.findall(r"^- \[.+\]\(.*\): .+$", text, re.MULTILINE)) == text.count("\n- ")
+    assert "class GuessTheNumber" in (tmp_path / "llms-full.txt").read_text(encoding="utf-8")
+
+
+def test_what_the_python_pages_name_is_there() -> None:
+    for file in (DOCS / "reference" / "python").glob("*.md"):
+        for name in re.findall(r"^::: (\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE):
+            assert pkgutil.resolve_name(name) is not None
