@@ -25,6 +25,7 @@ _EXPORTS = {
     "SyncEnvClient": "openenv.client.env_client",
     "GenericEnvClient": "openenv.client.env_client",
     "GenericAction": "openenv.client.env_client",
+    "connect": "openenv.client.schema_client",
     "HTTPEnvClient": "openenv.client.http_client",
     "MCPToolClient": "openenv.client.mcp_client",
     "VectorEnv": "openenv.client.vector.vector_env",
@@ -44,6 +45,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.client.env_client import SyncEnvClient as SyncEnvClient
     from openenv.client.http_client import HTTPEnvClient as HTTPEnvClient
     from openenv.client.mcp_client import MCPToolClient as MCPToolClient
+    from openenv.client.schema_client import connect as connect
     from openenv.client.vector.vector_env import AsyncVectorEnv as AsyncVectorEnv
     from openenv.client.vector.vector_env import VectorEnv as VectorEnv
     from openenv.env.environment import Environment as Environment

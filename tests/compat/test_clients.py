@@ -127,7 +127,7 @@ def test_a_client_without_its_hooks_cannot_be_made() -> None:
             return {}
 
     with pytest.raises(TypeError):
-        Half(base_url="http://h")  # type: ignore[abstract]
+        Half(base_url="http://h")
 
 
 def test_a_sync_client_knows_its_client() -> None:

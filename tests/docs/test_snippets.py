@@ -60,6 +60,7 @@ WITH_WORD_SERVER = {
     "use_http.py": "2 True\n",
     "use_many.py": "16 episodes, mean reward 1.0\n",
     "use_resume.py": "1.0 2\n",
+    "use_connect.py": ".=.== 5\n",
     "use_sync.py": ".=.== 0.0 False\n1\n",
     "use_vector.py": "mean reward 1.0\n",
     "use_vector_async.py": "16\n",

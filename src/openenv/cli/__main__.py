@@ -12,7 +12,7 @@ from ..sandboxes.descriptors import raise_file_limit
 from .command import HelpCommand, HelpGroup
 
 COMMANDS = (
-    *("init", "serve", "gateway", "validate", "build", "deploy", "mcp", "top", "ps", "gc"),
+    *("init", "serve", "client", "gateway", "validate", "build", "deploy", "mcp", "top", "ps", "gc"),
     *("play", "rollouts", "view", "sandboxes", "doctor"),
 )
 """Each is a function, or a Typer group, in the module of its name."""
@@ -22,6 +22,7 @@ Write an RL environment once, serve it, step it from fast typed clients.
 
   openenv init my_env              make a new environment package
   openenv serve my_env.py          serve the environment in a file
+  openenv client URL               write a typed client of a server
   openenv top                      watch the server on this machine
   openenv ps                       list the servers and sandboxes that run
   openenv play URL --model NAME    let a model play a served environment

@@ -1,7 +1,7 @@
 """`EnvClient`: a typed client for one session; `SyncEnvClient` is its blocking twin, `GenericEnvClient` has no models.
 
 Inside a running event loop each method of an `EnvClient` returns a coroutine; outside it blocks and returns the value.
-The first use decides, and one object keeps to it. Knows flows; a subclass knows its models.
+The first use decides, and one object keeps to it. Knows flows; `hooks` knows models.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Generator, Mapping
 from math import isfinite
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal
 
 from pydantic import BaseModel
 from typing_extensions import Self
@@ -38,11 +37,8 @@ from .flows import (
     request,
     require_v2,
 )
+from .hooks import ActT, ClientHooks, ObsT, StateT
 from .network import PROTOCOLS, ConnectionOptions, ProtocolChoice, socket_url, with_token
-
-ActT = TypeVar("ActT")
-ObsT = TypeVar("ObsT")
-StateT = TypeVar("StateT")
 
 OnSessionLost = Literal["raise", "reset"]
 
@@ -53,26 +49,11 @@ _LOSS_POLICIES = ("raise", "reset")
 _GRACE_S = 1.0
 
 
-class ClientHooks(ABC, Generic[ActT, ObsT, StateT]):
-    """What a client of an environment writes: how its models become JSON, and JSON its models."""
-
-    @abstractmethod
-    def _step_payload(self, action: ActT) -> dict[str, Any]:
-        """Turn an action into JSON-able fields."""
-
-    @abstractmethod
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
-        """Turn a reply to reset or step into a result."""
-
-    @abstractmethod
-    def _parse_state(self, payload: dict[str, Any]) -> StateT:
-        """Turn a reply to state into a state."""
-
-
 class EnvClient(ClientHooks[ActT, ObsT, StateT]):
     """A client for one session of a served environment.
 
-    Subclasses write three pure hooks: `_step_payload`, `_parse_result` and `_parse_state`.
+    A subclass names its models: `class WordEnv(EnvClient[WordAction, WordObservation, WordState]): pass`. It may
+    override the hooks `_step_payload`, `_parse_result` and `_parse_state` where the wire has another shape.
 
     Args:
         base_url: Where the server is: `http(s)://`, `ws(s)://` or a bare host.

@@ -31,7 +31,7 @@ from ..protocol.client_sessions import error_from_frame, field_errors
 from ..protocol.json_values import decode, encode
 from ..types import StepResult
 from .bootstrap import provide_container, stop_provider, stop_quietly
-from .env_client import ClientHooks
+from .hooks import ClientHooks
 from .network import http_url, parse_ws_url, socket_url, with_token
 
 ActT = TypeVar("ActT")
@@ -48,7 +48,7 @@ _ABSENT_S = 2.0  # how long a server that is not there may be just starting
 class HTTPEnvClient(ClientHooks[ActT, ObsT, StateT]):
     """A blocking client for one episode over HTTP.
 
-    Subclasses write the three hooks of `EnvClient`: `_step_payload`, `_parse_result` and `_parse_state`.
+    A subclass names its models, as those of `EnvClient` do, or overrides the three hooks.
 
     Args:
         base_url: Where the server is.

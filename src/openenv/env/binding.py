@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 
+from ..generics import generic_arguments
 from ..types import Action, Observation, State
 from .environment import Environment
 
@@ -203,31 +204,8 @@ def declared_action(env_cls: type[Any]) -> type[Any] | None:
 
 
 def _generic_arguments(env_cls: type[Any]) -> dict[str, Any]:
-    """Resolve `Environment[A, O, S]` through the class hierarchy.
-
-    Example: with `class Base(Environment[A, Obs, State], Generic[A])` and `class Own(Base[Move])`, the action of `Own`
-    is `Move`: the search passes `{A: Move}` down to the bases of `Base`.
-    """
-    names = ("action", "observation", "state")
-
-    def search(cls: type[Any], known: dict[Any, Any]) -> dict[str, Any]:
-        for base in getattr(cls, "__orig_bases__", ()):
-            origin = typing.get_origin(base)
-            if not isinstance(origin, type) or not issubclass(origin, Environment):
-                continue
-            arguments = [known.get(argument, argument) for argument in typing.get_args(base)]
-            if origin is Environment:
-                return dict(zip(names, arguments, strict=False))
-            parameters = getattr(origin, "__parameters__", ())
-            result = search(origin, dict(zip(parameters, arguments, strict=False)))
-            if result:
-                return result
-        for parent in cls.__bases__:
-            if parent is not object and (result := search(parent, {})):
-                return result
-        return {}
-
-    return search(env_cls, {})
+    """Return the arguments of `Environment[A, O, S]` by what they are."""
+    return dict(zip(("action", "observation", "state"), generic_arguments(env_cls, Environment), strict=False))
 
 
 def _annotation(env_cls: type[Any], member: str, name: str) -> type[Any] | None:

@@ -6,6 +6,7 @@ Knows pydantic models; must not know which environment they belong to.
 from __future__ import annotations
 
 import functools
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,16 +29,44 @@ _TOOL_SHAPES = (
 )
 
 
+ARRAY_KEY = "x-openenv-array"
+"""In the schema of an array, which travels as nested lists: the type of its numbers, such as `uint8`, or null."""
+_ARRAY_CLASSES = ("numpy.ndarray", "torch.Tensor", "torch._tensor.Tensor")
+
+
 class _TolerantSchema(GenerateJsonSchema):
     """Describes a type that JSON schema cannot express as 'anything' instead of failing as a whole."""
 
     def handle_invalid_for_json_schema(self, schema: CoreSchema, error_info: str) -> JsonSchemaValue:
+        if class_path(schema.get("cls")) in _ARRAY_CLASSES:
+            return {"description": "An array, as nested lists", "items": {}, ARRAY_KEY: None}
         return {"description": f"not expressible as JSON schema: {error_info}"}
 
 
 def json_schema(model: type[Any]) -> dict[str, Any]:
     """Return the JSON schema of a model class."""
-    return TypeAdapter(model).json_schema(schema_generator=_TolerantSchema)
+    schema = TypeAdapter(model).json_schema(schema_generator=_TolerantSchema)
+    fields = getattr(model, "model_fields", {})
+    for name, described in schema.get("properties", {}).items():
+        for part in (described, *described.get("anyOf", ())):
+            if ARRAY_KEY in part and name in fields:  # pydantic forgets what an array holds
+                part[ARRAY_KEY] = array_dtype(fields[name].annotation)
+    return schema
+
+
+def class_path(cls: Any) -> str:
+    """Return the name of a class with its module, without importing that."""
+    return f"{getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', '')}"
+
+
+def array_dtype(annotation: Any) -> str | None:
+    """Return the type of numbers that an annotation such as `NDArray[np.uint8]` names, optional or not."""
+    for kind in (annotation, *typing.get_args(annotation)):
+        arguments = typing.get_args(kind)
+        if class_path(typing.get_origin(kind)) == "numpy.ndarray" and len(arguments) == 2:
+            number = next(iter(typing.get_args(arguments[1])), None)
+            return number.__name__ if isinstance(number, type) else None
+    return None
 
 
 def takes_tool_actions(action_cls: type[Any] | None) -> bool:

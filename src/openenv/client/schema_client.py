@@ -1,0 +1,166 @@
+"""`connect`: a client for any server, whose models are made from the schemas that the server publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import Self
+
+from ..errors import AccessDenied, ConnectFailed, ProtocolError, RequestValidationError, message_of
+from ..types import StepResult
+from .env_client import EnvClient
+from .flows import Flow, RunBlocking
+from .hooks import ModelParser, model_parser
+from .network import ConnectionOptions, http_url, parse_ws_url, socket_url
+from .schema_models import ModelTypes, SchemaUnreadable, build_types, read_models
+
+
+def connect(base_url: str, **options: Any) -> SchemaEnvClient:
+    """Return a client of the server at an address, with models from its `/schema`.
+
+    Use it as any other client: `with openenv.connect(url).sync() as env`, or `async with openenv.connect(url) as env`.
+    Its `Action`, `Observation` and `State` are classes; actions may also be dicts. Arrays come back as NumPy arrays
+    where that is installed.
+
+    Args:
+        base_url: Where the server is.
+        options: Those of `EnvClient`.
+    """
+    return SchemaEnvClient(base_url, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class _LearnedModels:
+    types: ModelTypes
+    actions: TypeAdapter[Any]
+    observation: ModelParser
+    state: ModelParser
+
+
+class SchemaEnvClient(EnvClient[Any, Any, Any]):
+    """A client whose models are those of the server; it asks for them when it connects."""
+
+    _learned: _LearnedModels | None = None
+
+    @property
+    def Action(self) -> Any:
+        """The class of actions."""
+        return self._models.types.action
+
+    @property
+    def Observation(self) -> Any:
+        """The class of observations."""
+        return self._models.types.observation
+
+    @property
+    def State(self) -> Any:
+        """The class of states."""
+        return self._models.types.state
+
+    @property
+    def _models(self) -> _LearnedModels:
+        if self._learned is None:
+            raise RuntimeError(
+                "The models are known once the client is connected: use it in a with block, or connect()"
+            )
+        return self._learned
+
+    # -- hooks ----------------------------------------------------------------------------------------------------
+
+    def _step_payload(self, action: Any) -> dict[str, Any]:
+        if isinstance(action, Mapping):
+            try:
+                action = self._models.actions.validate_python(dict(action))
+            except ValidationError as exc:
+                errors = exc.errors(include_url=False, include_context=False)
+                raise RequestValidationError(f"Invalid action: {exc}", details={"errors": errors}) from exc
+        return super()._step_payload(action)
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
+        return self._models.observation.parse_result(payload)
+
+    def _parse_state(self, payload: dict[str, Any]) -> Any:
+        return self._models.state.parse(dict(payload))
+
+    # -- flows ----------------------------------------------------------------------------------------------------
+
+    def _connect_flow(self) -> Flow[Self]:
+        yield from super()._connect_flow()
+        yield from self._learn()
+        return self
+
+    def _reset_flow(self, kwargs: dict[str, Any]) -> Flow[StepResult[Any]]:
+        yield from self._learn()
+        return (yield from super()._reset_flow(kwargs))
+
+    def _step_flow(self, action: Any, kwargs: dict[str, Any]) -> Flow[StepResult[Any]]:
+        yield from self._learn()
+        return (yield from super()._step_flow(action, kwargs))
+
+    def _state_flow(self) -> Flow[Any]:
+        yield from self._learn()
+        return (yield from super()._state_flow())
+
+    def _learn(self) -> Flow[None]:
+        if self._learned is not None:
+            return
+        yield from super()._connect_flow()  # which waits for a server that is just starting
+        url, options = str(self.base_url), self._options
+        schemas = yield RunBlocking(lambda: read_schemas(url, options))
+        types = learn_types(schemas, url)
+        adapter: TypeAdapter[Any] = TypeAdapter(types.action)
+        self._learned = _LearnedModels(types, adapter, model_parser(types.observation), model_parser(types.state))
+
+    def _clone(self) -> Self:
+        clone = super()._clone()
+        clone._learned = self._learned
+        return clone
+
+
+def read_schemas(base_url: str, options: ConnectionOptions) -> Mapping[str, Any]:
+    """Ask a server for its schemas.
+
+    Raises:
+        ConnectFailed: It does not answer.
+        AccessDenied: It requires another token.
+        ProtocolError: The reply is something else.
+    """
+    return ask(base_url, "/schema", options)
+
+
+def ask(base_url: str, path: str, options: ConnectionOptions) -> Mapping[str, Any]:
+    """Return the JSON object that a server answers `GET` with; raises as `read_schemas` does."""
+    url = http_url(base_url) + path
+    is_local = parse_ws_url(socket_url(base_url)).is_local
+    timeout_s = options.connect_timeout_s
+    try:
+        reply = httpx2.get(url, headers=dict(options.headers), timeout=timeout_s, trust_env=not is_local)
+    except httpx2.HTTPError as exc:
+        raise ConnectFailed(f"GET {url}: {type(exc).__name__}: {message_of(exc)}. Does the server run?") from exc
+    if reply.status_code in (401, 403):
+        raise AccessDenied(f"GET {url} requires another token: token=..., or OPENENV_TOKEN")
+    try:
+        data = reply.raise_for_status().json()
+    except (httpx2.HTTPError, ValueError) as exc:
+        raise ProtocolError(
+            f"GET {url} was answered {reply.status_code}, without JSON: is this an environment?"
+        ) from exc
+    if not isinstance(data, dict):
+        raise ProtocolError(f"GET {url}: the reply is no object; is this an environment?")
+    return data
+
+
+def learn_types(schemas: Mapping[str, Any], url: str) -> ModelTypes:
+    """Make the types of a server's schemas.
+
+    Raises:
+        ProtocolError: They are none.
+    """
+    try:
+        return build_types(read_models(schemas))
+    except SchemaUnreadable as exc:
+        raise ProtocolError(f"The schemas of {url} cannot be read: {exc}") from exc
