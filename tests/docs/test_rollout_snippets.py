@@ -26,6 +26,7 @@ PRINTED = {
     "use_checks.py": "['judged', 'judged']\n1.0 judged\n0.0\n",
     "use_rollout.py": "ok 1.0\nok 0.0 [1, 1]\n",
     "use_rollouts.py": "8.0\n[0.5, 1.0]\n",
+    "use_stream.py": "search-2 [1.0, 1.0] 2 530\nsearch-1 [1.0, 1.0] 2 530\n0 failed\n",
 }
 
 
@@ -36,7 +37,11 @@ def test_a_snippet_about_rollouts_prints_what_it_should(file: str, run_snippet: 
         backend("local").check()
     except SandboxUnavailable as exc:
         pytest.skip(f"no local sandboxes here: {exc}")
-    if file == "readme_rollout.py" and shutil.which("npm") is None and shutil.which("opencode") is None:
+    if (
+        file in ("readme_rollout.py", "use_stream.py")
+        and shutil.which("npm") is None
+        and shutil.which("opencode") is None
+    ):
         pytest.skip("OpenCode is not here, and without npm it cannot be installed")
     assert run_snippet(file) == PRINTED[file]
 

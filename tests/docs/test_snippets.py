@@ -117,6 +117,7 @@ ELSEWHERE = {
     "use_rollout.py",
     "use_rollouts.py",
     "use_sandbox.py",
+    "use_stream.py",
     "use_token.py",
     "word_app.py",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,9 +29,12 @@ class Hint(Observation):
 
 
 class Guess(Idle):
-    """Ends with the word `yes`; each other word costs. The word `crash` fails, in the first `crashes` episodes."""
+    """Ends with the word `yes`; each other word costs. In the first `crashes` episodes the word `crash` fails, in the
+    first `hangs` the word `hang` does not return."""
 
     crashes: ClassVar[int] = 0
+    hangs: ClassVar[int] = 0
+    released: ClassVar[threading.Event] = threading.Event()
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Hint:
         return Hint(hint=f"Begin {seed}.")
@@ -39,6 +43,9 @@ class Guess(Idle):
         if action.text == "crash" and type(self).crashes > 0:
             type(self).crashes -= 1
             raise RuntimeError("the environment is broken")
+        if action.text == "hang" and type(self).hangs > 0:
+            type(self).hangs -= 1
+            type(self).released.wait(30)
         is_right = action.text == "yes"
         return Hint(hint=f"{action.text} is wrong.", reward=1.0 if is_right else -0.25, done=is_right)
 
@@ -130,12 +137,51 @@ def test_groups_that_are_not_wanted_or_stale_are_counted(guess: str) -> None:
                 names = [group.name async for group in stream]
                 assert names == ["seed-1"]
                 filtered = stream.counts.filtered_groups
+            server.set_header("x-policy-version", "4")
             async with play(guess, model, [1], samples=1, max_staleness=0) as stream:
-                stream.policy_version = 5  # the scripted model names no version, so nothing is known to be fresh
+                stream.policy_version = 5
                 assert [group async for group in stream] == []
                 return filtered, stream.counts.stale_groups
 
     assert asyncio.run(counts()) == (1, 1)
+
+
+def test_staleness_needs_versions_that_are_numbers(guess: str) -> None:
+    with model_of() as server, pytest.raises(RolloutError, match="max_staleness needs a number"):
+        groups_of(guess, server, max_staleness=1)
+
+
+def test_a_group_does_not_wait_for_episodes_that_it_began_too_many(guess: str, tmp_path: Path) -> None:
+    async def play_one() -> tuple[SampleGroup, int]:
+        with model_of(Turn(text="hang")) as server, RolloutStore(tmp_path) as store:
+            options: dict[str, Any] = {"samples": 2, "oversample": 1, "concurrency": 3, "store": store}
+            async with play(guess, Model(**server.model()), [1], **options) as stream:
+                (group,) = [group async for group in stream]
+                assert [row.status for row in store.find(status="cancelled")] == ["cancelled"]
+                return group, stream.counts.surplus
+
+    Guess.hangs = 1
+    try:
+        group, surplus = asyncio.run(asyncio.wait_for(play_one(), 60))
+    finally:
+        Guess.released.set()
+    assert group.rewards == [0.75, 0.75]
+    assert surplus == 1
+
+
+def test_a_full_server_is_played_with_fewer_sessions() -> None:
+    async def counts() -> tuple[int, int]:
+        with serve(create_app(Guess, Word, Hint, max_concurrent_envs=2)) as served, model_of() as server:
+            model = Model(**server.model())
+            options: dict[str, Any] = {"samples": 2, "concurrency": 6}
+            async with play(served.url, model, range(20), **options) as stream:
+                rewards = [reward async for group in stream for reward in group.rewards]
+                assert rewards == [1.0] * 40
+                return stream.counts.full, stream.counts.failed
+
+    full, failed = asyncio.run(asyncio.wait_for(counts(), 60))
+    assert full > 0
+    assert failed == 0
 
 
 def test_while_paused_no_call_is_made(guess: str) -> None:

@@ -47,6 +47,7 @@ from openenv.rollout.scratch import scratch
 from openenv.rollout.shared_setup import SetupGroup, SharedSetups, setup_key
 from openenv.rollout.store import EventLog, Record, RolloutStore, check_verdict_name
 from openenv.rollout.task import Budget, Check, Model, Task
+from openenv.rollout.training import Sequence as TokenSequence
 from openenv.rollout.trust import Trust
 from openenv.rollout.verifier import Verdict, merge_for, verify
 from openenv.rollout.worktree import MAX_BYTES, UnusableWorktree
@@ -54,7 +55,7 @@ from openenv.sandboxes.base import HOME, WORKDIR, Sandboxes
 
 if TYPE_CHECKING:
     from openenv.ray_cluster import RayCluster
-    from openenv.rollout.capture.capture_server import CaptureServer
+    from openenv.rollout.capture.capture_server import Capture, CaptureServer
     from openenv.rollout.ray_engine import RayEngine
 
 
@@ -191,6 +192,11 @@ class Engine:
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
 
+    @property
+    def capture(self) -> CaptureServer | None:
+        """The capture proxy that the agents' calls go through, once the engine is entered."""
+        return self._capture
+
     def require_trust(self, task: Task) -> None:
         """Return if a task's checks can be trusted as far as it and this engine ask; nothing is run.
 
@@ -275,7 +281,9 @@ class Engine:
                 rollout = RolloutRun(plan, access, reporter=reporter, cancel=cancel)
                 with capture:
                     outcome = rollout.run()
-                if self.store is not None:
+                if self.store is None:
+                    outcome.keep_sequences(_sequences(capture))
+                else:
                     self.store.keep_capture(plan.rollout_id, capture.path)
         if self.store is not None:
             with reporter.during("store", "storing"):
@@ -285,6 +293,15 @@ class Engine:
         reporter.phase = "done"
         reporter.say(f"{outcome.status}, reward {outcome.reward}")
         return outcome
+
+
+def _sequences(capture: Capture) -> list[TokenSequence]:
+    """Return what was sampled in a rollout whose outcome is there, whatever can be read of it."""
+    try:
+        return capture.sequences()
+    except Exception:  # an agent writes a part of what is read
+        logger.exception("the model calls of rollout %s cannot be read", capture.rollout_id)
+        return []
 
 
 def run_rollout(
@@ -316,10 +333,10 @@ def run_rollout(
 async def run_rollout_async(task: Task, *, cancel: Cancellation | None = None, **arguments: Any) -> Outcome:
     """Run a task once, off the event loop; cancelling the coroutine ends the rollout and frees everything first."""
     cancel = cancel or Cancellation()
-    return await _in_thread(lambda: run_rollout(task, cancel=cancel, **arguments), cancel)
+    return await in_thread(lambda: run_rollout(task, cancel=cancel, **arguments), cancel)
 
 
-async def _in_thread(work: Callable[[], _T], cancel: Cancellation) -> _T:
+async def in_thread(work: Callable[[], _T], cancel: Cancellation) -> _T:
     """Run blocking work in a thread; a cancelled coroutine cancels the work and waits for its end.
 
     The thread is a daemon and not one of the loop's executor: a rollout takes minutes, and many of them would leave no
@@ -421,7 +438,7 @@ def run_many(
             shared, concurrency = stack.enter_context(Engine(**engine)), concurrency or CONCURRENCY
             setups = stack.enter_context(SharedSetups(known)) if share_setup else None
         else:
-            shared = stack.enter_context(_ray_engine(on, concurrency, retries, share_setup, engine))
+            shared = stack.enter_context(cluster_engine(on, concurrency, retries, share_setup, engine))
             concurrency = shared.concurrency
         pool = stack.enter_context(ThreadPoolExecutor(concurrency, "openenv-rollout"))
         for task in known or ():
@@ -451,7 +468,7 @@ def run_many(
     return [outcome for _, outcome in sorted(batch.outcomes.items())]
 
 
-def _ray_engine(
+def cluster_engine(
     on: Literal["ray"] | RayCluster,
     concurrency: int | None,
     retries: int | None,
@@ -477,7 +494,7 @@ async def run_many_async(
 ) -> list[Outcome]:
     """Run tasks off the event loop; cancelling the coroutine ends all of them and frees everything first."""
     cancel = cancel or Cancellation()
-    return await _in_thread(lambda: run_many(tasks, cancel=cancel, **arguments), cancel)
+    return await in_thread(lambda: run_many(tasks, cancel=cancel, **arguments), cancel)
 
 
 @dataclass(slots=True)

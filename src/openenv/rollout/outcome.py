@@ -5,12 +5,15 @@ Knows values only. `CommandResult` and `RolloutTurn` are shapes that existing tr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
 
 from openenv.notebook import html_table
+from openenv.rollout.training import Sequence
 from openenv.rollout.trust import Trust
 
 Status = Literal["ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled"]
@@ -114,6 +117,29 @@ class Outcome(BaseModel):
     wall_s: float = 0.0
     phase_s: dict[str, float] = Field(default_factory=dict)
     metadata: _Document = Field(default_factory=dict)
+    # Not fields: what was captured is written once, as records of calls, and tokens of all rollouts fill the memory.
+    _sequences: list[Sequence] = PrivateAttr(default_factory=list)
+    _records: Path | None = PrivateAttr(default=None)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The token sequences of its model calls, from the store if there is one; not in JSON.
+
+        Raises:
+            CaptureError: the records in the store cannot be read.
+        """
+        if self._records is None or not self._records.is_dir():
+            return self._sequences
+        from openenv.rollout.capture import export, records  # they read outcomes
+
+        return export.sequences(records.read(self._records))
+
+    def keep_sequences(self, source: Iterable[Sequence] | Path) -> None:
+        """Set the sequences: themselves, or the folder of the records that they are read from."""
+        if isinstance(source, Path):
+            self._records = source
+        else:
+            self._sequences = list(source)
 
     def _repr_html_(self) -> str:
         phases = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self.phase_s.items())

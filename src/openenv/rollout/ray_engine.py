@@ -30,7 +30,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
@@ -41,7 +41,7 @@ from urllib.parse import urlsplit
 from typing_extensions import Unpack
 
 from openenv._version import load_package_version
-from openenv.errors import RolloutCancelled, RolloutError
+from openenv.errors import CaptureError, RolloutCancelled, RolloutError
 from openenv.ray_cluster import RayCluster
 from openenv.rollout.agents.base import agent as agent_by_name
 from openenv.rollout.engine import Engine, EngineOptions, check_rollout_id, named_backend, new_rollout_id
@@ -140,7 +140,13 @@ class Outbox:
         baseline: Path | None = None,
         agent_log: Path | None = None,
     ) -> None:
-        """Send a rollout's files; those that do not exist are left out."""
+        """Send a rollout's files; those that do not exist are left out. Without a store, its sequences go with it."""
+        records = self.captures / outcome.rollout_id
+        if not self._has_store and records.is_dir():
+            from openenv.rollout.capture import export, read  # agents without a model need none
+
+            with suppress(CaptureError):
+                outcome.keep_sequences(export.sequences(read(records)))
         for name, path in (("worktree.tar", worktree), ("baseline.tar", baseline), ("agent.log", agent_log)):
             if path is not None and path.exists():
                 self._send(outcome.rollout_id, path, name)

@@ -324,7 +324,9 @@ class RolloutStore:
                 for name, source in sources.items():
                     if source is not None and source.exists():
                         _copy(source, folder / name)
-                return self._append("rollout", outcome, task)
+                record = self._append("rollout", outcome, task)
+                outcome.keep_sequences(self.captures / rollout_id)
+                return record
         except StoreError:
             # Without a record the folder would count as an interrupted rollout, which it is not: it ended.
             shutil.rmtree(folder, ignore_errors=True)
@@ -507,9 +509,11 @@ class RolloutStore:
         try:
             with (self._shards / row.shard).open("rb") as file:
                 file.seek(row.offset)
-                return Record.model_validate(json.loads(file.read(row.length)), context=AS_STORED)
+                record = Record.model_validate(json.loads(file.read(row.length)), context=AS_STORED)
         except (OSError, ValueError) as exc:
             raise StoreError(f"The record of rollout '{row.rollout_id}' cannot be read: {exc}") from exc
+        record.outcome.keep_sequences(self.captures / record.rollout_id)
+        return record
 
     def records(
         self, where: RolloutFilter | None = None, *, limit: int | None = None, **conditions: Any

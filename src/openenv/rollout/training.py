@@ -1,4 +1,5 @@
-"""What a trainer gets of an agent that runs its own loop: a `TrainingTrace`, a checked `TrainingTurn` per model call.
+"""What a trainer gets of captured calls: a `Sequence` per conversation; a `TrainingTrace` of an agent that runs its own
+loop, with a checked `TrainingTurn` per model call.
 
 Strict where a trainer cannot be: a turn whose log-probabilities are missing, not finite or positive, or whose mask does
 not fit its tokens, is refused and never repaired. Values only; must not know where they were captured.
@@ -12,15 +13,79 @@ not fit its tokens, is refused and never repaired. Values only; must not know wh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import abc
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self, TypedDict
 
+Severity = Literal["FATAL", "WARN", "INFO"]
 FATAL, WARN, INFO = "FATAL", "WARN", "INFO"
 """How serious a finding is: what is FATAL cannot be trained on."""
+Role = Literal["agent", "auxiliary", "discarded"]
+"""`agent`: the agent's own conversation, and those with its system text and tools. `auxiliary`: any other, such as one
+that made a title; trained on as well. `discarded`: an answer that the agent did not go on from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a trainer should know."""
+
+    severity: Severity
+    code: str
+    message: str
+    call: int | None = None
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One path of calls as a training example: three lists of one length."""
+
+    role: Role
+    root_id: int
+    node_ids: list[int]
+    """The numbers of the calls, oldest first."""
+    prompt_len: int
+    turn_lengths: list[int]
+    input_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    policy_versions: list[str | None]
+    sampling: list[dict[str, Any]] = field(default_factory=list)
+    """How each call was sampled: the parameters that were sent."""
+    validation: list[Finding] = field(default_factory=list)
+
+    @property
+    def n_turns(self) -> int:
+        """Return how many calls it has."""
+        return len(self.node_ids)
+
+    @property
+    def n_trainable(self) -> int:
+        """Return how many of its tokens are to be trained on."""
+        return sum(self.loss_mask)
+
+    @property
+    def trainable(self) -> bool:
+        """Say whether it may be trained on."""
+        fatal = any(finding.severity == "FATAL" for finding in self.validation)
+        return self.role != "discarded" and self.n_trainable > 0 and not fatal
+
+    def sampled_with(self, parameter: str) -> Any:
+        """Return a parameter of all calls; None where it was not sent, or not the same in all."""
+        values = [parameters.get(parameter) for parameters in self.sampling]
+        return values[0] if values and all(value == values[0] for value in values) else None
+
+    def document(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {
+            **asdict(self),
+            "n_turns": self.n_turns,
+            "n_trainable": self.n_trainable,
+            "trainable": self.trainable,
+        }
 
 
 @dataclass(frozen=True)
@@ -69,9 +134,9 @@ class CaptureReport:
 
 
 def check_turn(
-    prompt_ids: Sequence[int] | None,
-    sampled_ids: Sequence[int] | None,
-    logprobs: Sequence[float] | None,
+    prompt_ids: abc.Sequence[int] | None,
+    sampled_ids: abc.Sequence[int] | None,
+    logprobs: abc.Sequence[float] | None,
     *,
     finish_reason: str | None = None,
     index: int = 0,
@@ -103,7 +168,7 @@ def check_turn(
     return report
 
 
-def _check_logprobs(report: CaptureReport, logprobs: Sequence[float], count: int, index: int) -> None:
+def _check_logprobs(report: CaptureReport, logprobs: abc.Sequence[float], count: int, index: int) -> None:
     if len(logprobs) != count:
         text = f"turn {index}: {len(logprobs)} log-probabilities for {count} sampled ids"
         report.add(FATAL, "logprob_misalign", text)
@@ -122,10 +187,10 @@ def _is_finite(value: object) -> bool:
 
 
 def validate_training_turn(
-    prompt_ids: Sequence[int],
-    sampled_ids: Sequence[int],
-    logprobs: Sequence[float],
-    loss_mask: Sequence[int],
+    prompt_ids: abc.Sequence[int],
+    sampled_ids: abc.Sequence[int],
+    logprobs: abc.Sequence[float],
+    loss_mask: abc.Sequence[int],
 ) -> None:
     """Check a turn as a trainer gets it.
 

@@ -1,4 +1,4 @@
-"""What a trainer needs of played episodes: groups of samples, advantages, batches. Imports no training framework."""
+"""What a trainer needs of episodes and rollouts: groups, advantages, batches. Imports no training framework."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from openenv._lazy import lazy_exports
 
 _EXPORTS = {
+    "Curriculum": "openenv.train.curriculum",
     "Dialogue": "openenv.train.dialogue",
     "EpisodeSample": "openenv.train.groups",
     "EpisodeStream": "openenv.train.episodes",
+    "RolloutStream": "openenv.train.tasks",
     "SampleGroup": "openenv.train.groups",
     "TextDialogue": "openenv.train.dialogue",
     "ToolDialogue": "openenv.train.dialogue",
@@ -17,10 +19,14 @@ _EXPORTS = {
     "advantages": "openenv.train.baselines",
     "collate": "openenv.train.groups",
     "play": "openenv.train.episodes",
+    "rollouts": "openenv.train.tasks",
+    "shuffled": "openenv.train.curriculum",
 }
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
     from openenv.train.baselines import advantages as advantages
+    from openenv.train.curriculum import Curriculum as Curriculum
+    from openenv.train.curriculum import shuffled as shuffled
     from openenv.train.dialogue import Dialogue as Dialogue
     from openenv.train.dialogue import TextDialogue as TextDialogue
     from openenv.train.dialogue import ToolDialogue as ToolDialogue
@@ -30,5 +36,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.train.groups import SampleGroup as SampleGroup
     from openenv.train.groups import TrainingBatch as TrainingBatch
     from openenv.train.groups import collate as collate
+    from openenv.train.tasks import RolloutStream as RolloutStream
+    from openenv.train.tasks import rollouts as rollouts
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

@@ -1,8 +1,6 @@
 """`play`: a model plays episodes of a served environment, many at once, and every token of it is captured.
 
-    starts ──> workers, each with a session ──> model calls through a capture proxy ──> samples ──> groups, as they end
-                     │                                                                      ▲
-                     └── the server or the endpoint failed: played again, at most `retries` times ┘
+    starts ──> workers, each with a session ──> model calls through a capture proxy ──> samples ──> groups (`stream`)
 
 A failure of the server or the endpoint never becomes a reward: such an episode has none, and counts in no baseline.
 """
@@ -14,30 +12,37 @@ import contextlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx2
 
 from openenv.client.env_client import GenericEnvClient
-from openenv.errors import ExecutionError, OpenEnvError, RequestValidationError, RolloutError, ToolCallError, message_of
+from openenv.errors import (
+    ExecutionError,
+    OpenEnvError,
+    RequestValidationError,
+    RolloutError,
+    SessionCapacityError,
+    ToolCallError,
+    message_of,
+)
 from openenv.rollout.capture import Capture, CaptureServer, export
 from openenv.rollout.engine import new_rollout_id
-from openenv.rollout.outcome import Outcome, Status
+from openenv.rollout.outcome import Outcome, RolloutTurn, Status
 from openenv.rollout.store import RolloutStore
 from openenv.rollout.task import Model, Task
 
 from .dialogue import AnswerRefused, Dialogue, Json, TextDialogue, ToolDialogue
 from .groups import EpisodeSample, SampleGroup
+from .stream import GroupStream, OpenGroup, StreamOptions, model_to_train
 
 Start = int | Mapping[str, Any]
 """Where the episodes of a group begin: a seed, or arguments of `reset`."""
 RewardRule = Literal["sum", "last"]
 
 _CALL_TIMEOUT_S = 660.0
-_HOPELESS = 4
-"""How many episodes have to fail in a row, at least, for the whole run to end."""
 _PROMPT_REFUSED = frozenset({400, 413, 422})
 """Statuses about the request: the conversation is too long for the model, so the episode ends there."""
 
@@ -48,44 +53,13 @@ class EndpointFailed(OpenEnvError):
     code = "ENDPOINT_FAILED"
 
 
-@dataclass(slots=True)
-class PlayCounts:
-    """What a stream has seen until now."""
-
-    episodes: int = 0
-    failed: int = 0
-    """Episodes that failed for reasons that are not the policy's."""
-    stale_groups: int = 0
-    """Groups that were sampled by versions older than `max_staleness` allows."""
-    filtered_groups: int = 0
-    """Groups that `keep` did not want."""
-    environment_s: float = 0.0
-    """Time in which episodes waited for the environment, added up."""
-    model_s: float = 0.0
-    """Time in which they waited for the model, added up."""
-
-
 @dataclass(frozen=True, slots=True)
-class PlayOptions:
+class EpisodeOptions:
     """How episodes are played."""
 
     max_turns: int
     max_tokens: int | None
     reward: RewardRule
-    retries: int
-    max_staleness: int | None
-    keep: Callable[[SampleGroup], bool] | None
-
-
-@dataclass(slots=True)
-class _OpenGroup:
-    """A group of which episodes are still played."""
-
-    name: str
-    start: Mapping[str, Any]
-    size: int
-    samples: list[EpisodeSample] = field(default_factory=list)
-    failed: list[EpisodeSample] = field(default_factory=list)
 
 
 @contextlib.asynccontextmanager
@@ -102,6 +76,7 @@ async def play(
     max_tokens: int | None = None,
     reward: RewardRule = "sum",
     retries: int = 2,
+    oversample: int = 0,
     max_staleness: int | None = None,
     keep: Callable[[SampleGroup], bool] | None = None,
     store: RolloutStore | None = None,
@@ -111,33 +86,36 @@ async def play(
 
     Args:
         url: The server, or several over which the sessions are spread.
-        model: The endpoint; `sampling` and all else about calls is decided there.
-        starts: A group for each, taken as they are needed: it may be endless.
+        model: The endpoint; `sampling` and all else about calls is decided there. One that names no sampling samples
+            from its own distribution (`Sampling()`).
+        starts: A group for each, taken as they are needed: it may be endless, or a `Curriculum`.
         samples: How many episodes a group has.
-        concurrency: How many episodes are played at once.
+        concurrency: How many episodes are played at once; fewer where the server has no room for as many sessions.
         system: What the model is asked to do.
         dialogue: How it talks with the environment; by default tools where the environment has them, else texts.
         max_turns: How many answers an episode has at most; one that is not over then counts with its reward so far.
         max_tokens: How many tokens an answer has at most.
         reward: `sum` of all rewards of an episode, or the `last` one.
         retries: How often an episode is played again that failed for reasons that are not the policy's.
+        oversample: How many more episodes a group begins with; when `samples` of them have a reward, the others are
+            cancelled. Saves the wait for the slowest, and prefers short episodes.
         max_staleness: By how many versions (`stream.policy_version`, numbers that the endpoint names) the policy that
             sampled a group may be behind; older groups are left out, and counted.
-        keep: Says of a group whether it is wanted, such as `lambda group: len(set(group.rewards)) > 1`.
+        keep: Says of a group whether it is wanted, such as `lambda group: group.spread > 0`.
         store: Where outcomes and records are kept; by default nothing is.
         client_options: Further arguments of the clients, such as `token`.
 
     Raises:
         ValueError: an argument is out of range.
         RolloutError: there is no such environment; while playing, as many episodes failed in a row as are played at
-            once (at least 4), with all their retries: the last reason is named.
+            once (at least 4, of 3 groups), with all their retries, or all failed: the last reason is named.
     """
-    if min(samples, concurrency, max_turns) < 1 or retries < 0:
-        raise ValueError("samples, concurrency and max_turns must be at least 1, retries at least 0")
+    options = StreamOptions(samples, concurrency, oversample, retries, max_staleness, keep)
+    if max_turns < 1:
+        raise ValueError("max_turns must be at least 1")
     if reward not in ("sum", "last"):
         raise ValueError(f"reward must be 'sum' or 'last', not {reward!r}")
     urls = [url] if isinstance(url, str) else list(url)
-    options = PlayOptions(max_turns, max_tokens, reward, retries, max_staleness, keep)
     clients = dict(client_options or {})
     with contextlib.ExitStack() as stack:
         root = store.captures if store is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -147,12 +125,20 @@ async def play(
             limits = httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
             http = httpx2.AsyncClient(base_url=proxy.url, trust_env=False, timeout=_CALL_TIMEOUT_S, limits=limits)
             async with http:
-                stream = EpisodeStream(urls, model, chosen, options, proxy, http, store, clients)
-                try:
-                    stream.begin(starts, samples, concurrency)
+                stream = EpisodeStream(
+                    starts,
+                    options,
+                    urls=urls,
+                    model=model_to_train(model),
+                    dialogue=chosen,
+                    episodes=EpisodeOptions(max_turns, max_tokens, reward),
+                    proxy=proxy,
+                    http=http,
+                    store=store,
+                    client_options=clients,
+                )
+                async with stream:
                     yield stream
-                finally:
-                    await stream.end()
         finally:
             await asyncio.to_thread(proxy.stop)
 
@@ -174,186 +160,103 @@ async def _suitable_dialogue(url: str, system: str, client_options: Mapping[str,
     return ToolDialogue(listed.observation.get("tools") or [], system)
 
 
-class EpisodeStream:
+class EpisodeStream(GroupStream[Start]):
     """Groups of episodes, as they end: `async for group in stream`. Made by `play`."""
 
     def __init__(
         self,
+        starts: Iterable[Start],
+        options: StreamOptions,
+        *,
         urls: Sequence[str],
         model: Model,
         dialogue: Dialogue,
-        options: PlayOptions,
+        episodes: EpisodeOptions,
         proxy: CaptureServer,
         http: httpx2.AsyncClient,
         store: RolloutStore | None,
         client_options: Mapping[str, Any],
     ) -> None:
+        super().__init__(starts, options, proxy)
         self._urls = urls
         self._model = model
         self._dialogue = dialogue
-        self._options = options
-        self._proxy = proxy
+        self._episodes = episodes
+        self._open_capture = proxy.open
         self._http = http
         self._store = store
         self._client_options = client_options
-        self._workers: list[asyncio.Task[None]] = []
-        self._work: Iterator[tuple[_OpenGroup, int]] = iter(())
-        self._done: asyncio.Queue[SampleGroup | BaseException | None] = asyncio.Queue(maxsize=1)
-        self._free = asyncio.Event()
-        self._free.set()
-        self._failures_in_a_row = 0
-        self.counts = PlayCounts()
-        self.policy_version: int | None = None
-        """The version that is trained now; set it after each update where `max_staleness` is used."""
+        self._clients: dict[int, GenericEnvClient] = {}
 
-    def begin(self, starts: Iterable[Start], samples: int, concurrency: int) -> None:
-        """Start to play."""
-        self._work = _work(starts, samples)
-        # Groups that were not taken yet: as many as are being played. More would only grow stale.
-        self._done = asyncio.Queue(maxsize=max(1, concurrency // samples))
-        self._workers = [asyncio.create_task(self._play_on(number)) for number in range(concurrency)]
-        self._workers.append(asyncio.create_task(self._watch(self._workers[:])))
+    def name_of(self, item: Start, number: int) -> str:
+        if isinstance(item, int):
+            return f"seed-{item}"
+        return str(item.get("episode_id") or f"start-{number}")
 
-    async def end(self) -> None:
-        """Stop; episodes under way are given up, their sessions closed."""
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+    def whole(self, group: OpenGroup[Start]) -> SampleGroup:
+        return SampleGroup(group.name, _arguments(group.item), group.chosen(), group.failed)
 
-    def pause(self) -> None:
-        """Make no further model call until `resume`: those under way are finished."""
-        self._free.clear()
+    async def release(self, worker: int) -> None:
+        await super().release(worker)
+        client = self._clients.pop(worker, None)
+        if client is not None:
+            with contextlib.suppress(OpenEnvError, OSError):
+                await client.close()
 
-    def resume(self) -> None:
-        """Go on after `pause`."""
-        self._free.set()
+    def _client(self, worker: int) -> GenericEnvClient:
+        """Return the worker's session, which `reset` opens."""
+        if worker not in self._clients:
+            self._clients[worker] = GenericEnvClient(self._urls[worker % len(self._urls)], **self._client_options)
+        return self._clients[worker]
 
-    def __aiter__(self) -> EpisodeStream:
-        return self
-
-    async def __anext__(self) -> SampleGroup:
-        while True:
-            group = await self._done.get()
-            if group is None or isinstance(group, BaseException):
-                self._done.put_nowait(group)  # for a further reader: nothing else comes any more
-                raise StopAsyncIteration if group is None else group
-            if self._is_stale(group):
-                self.counts.stale_groups += 1
-            elif self._options.keep is not None and not self._options.keep(group):
-                self.counts.filtered_groups += 1
-            else:
-                return group
-
-    def _is_stale(self, group: SampleGroup) -> bool:
-        if self._options.max_staleness is None or self.policy_version is None:
-            return False
-        versions = {version for sample in group.samples for version in sample.policy_versions}
+    async def sample(self, worker: int, group: OpenGroup[Start], index: int, attempt: int) -> EpisodeSample:
+        labels = {**group.labels(index, attempt), "start": _arguments(group.item)}
+        episode = _Episode(new_rollout_id(), group.name, labels, self._episodes.reward)
+        client = self._client(worker)
         try:
-            oldest = min(map(int, versions), default=None)
-        except ValueError:
-            raise RolloutError(
-                f"max_staleness needs versions that are numbers; the endpoint names {versions}"
-            ) from None
-        return oldest is None or oldest < self.policy_version - self._options.max_staleness
-
-    # Workers
-
-    async def _watch(self, workers: Sequence[asyncio.Task[None]]) -> None:
-        """Pass on the first failure of a worker, or that all are done."""
-        try:
-            await asyncio.gather(*workers)
-        except asyncio.CancelledError:
+            with episode.waits_for_environment():
+                first = await client.reset(**_arguments(group.item))
+        except SessionCapacityError:
+            await self.release(worker)
             raise
-        except BaseException as exc:
-            for worker in workers:
-                worker.cancel()
-            await self._done.put(exc)
-            return
-        await self._done.put(None)
-
-    async def _play_on(self, number: int) -> None:
-        """Play episode after episode with one session."""
-        url = self._urls[number % len(self._urls)]
-        client: GenericEnvClient | None = None
-        try:
-            for group, index in self._work:
-                for attempt in range(self._options.retries + 1):
-                    if client is None:
-                        client = GenericEnvClient(url, **self._client_options)
-                    sample = await self._episode(client, group, index, attempt)
-                    if sample.outcome.status != "env_failed":
-                        break
-                    await _closed(client)  # what is left of that session cannot be trusted
-                    client = None
-                    self._failed(sample, is_last=attempt == self._options.retries)
-                    if attempt < self._options.retries:
-                        group.failed.append(sample)
-                await self._add(group, sample)
-        finally:
-            if client is not None:
-                await _closed(client)
-
-    def _failed(self, sample: EpisodeSample, *, is_last: bool) -> None:
-        self.counts.failed += 1
-        self._failures_in_a_row += is_last
-        if self._failures_in_a_row >= max(_HOPELESS, len(self._workers) - 1):
-            raise RolloutError(
-                f"{self._failures_in_a_row} episodes in a row failed {self._options.retries + 1} times each; the last "
-                f"one: {sample.outcome.reason}"
-            )
-
-    async def _add(self, group: _OpenGroup, sample: EpisodeSample) -> None:
-        self.counts.episodes += 1
-        if sample.reward is not None:
-            self._failures_in_a_row = 0
-        group.samples.append(sample)
-        if len(group.samples) == group.size:
-            group.samples.sort(key=lambda one: int(one.outcome.metadata["sample"]))
-            await self._done.put(SampleGroup(group.name, group.start, group.samples, group.failed))
-
-    # One episode
-
-    async def _episode(self, client: GenericEnvClient, group: _OpenGroup, index: int, attempt: int) -> EpisodeSample:
-        began = time.time()
-        rollout_id = new_rollout_id()
-        metadata = {"group": group.name, "sample": index, "attempt": attempt, "start": dict(group.start)}
-        capture = self._proxy.open(rollout_id, self._model, metadata=metadata)
-        episode = _Episode(self._options)
-        try:
-            await self._run(client, group, episode, capture)
         except (OpenEnvError, OSError) as exc:
-            episode.finish("env_failed", f"{type(exc).__name__}: {message_of(exc)}")
-        finally:
-            await asyncio.to_thread(capture.close)
-        self.counts.environment_s += episode.environment_s
-        self.counts.model_s += episode.model_s
-        recording = capture.recording()
-        outcome = Outcome(
-            rollout_id=rollout_id,
-            task_id=group.name,
-            status=episode.status,
-            reason=episode.reason,
-            reward=episode.reward,
-            agent="play",
-            model=self._model.name,
-            turns=export.turns(recording),
-            started_at=began,
-            wall_s=time.time() - began,
-            phase_s={"environment": episode.environment_s, "model": episode.model_s},
-            metadata=metadata,
-        )
-        if self._store is not None:
-            task = Task(task_id=group.name, instruction=episode.instruction or group.name)
-            await asyncio.to_thread(self._store.add, outcome, task)
-        return EpisodeSample(outcome, export.sequences(recording))
-
-    async def _run(self, client: GenericEnvClient, group: _OpenGroup, episode: _Episode, capture: Capture) -> None:
-        """Play until the episode is over, the model stops, or the turns are used up."""
-        with episode.waits_for_environment():
-            first = await client.reset(**group.start)
+            episode.fail(exc)
+            return await self._stored(episode)
+        self.settled.add(worker)
         messages = self._dialogue.opening(first.observation)
         episode.instruction = "\n\n".join(str(message["content"]) for message in messages)
-        for _ in range(self._options.max_turns):
+        if self._store is not None:  # an episode of a process that dies is listed as interrupted
+            about = {"agent": "play", "model": self._model.name, "group": group.label}
+            await asyncio.to_thread(self._store.begin, episode.rollout_id, episode.task(), about=about)
+        capture = self._open_capture(episode.rollout_id, self._model, metadata=labels)
+        try:
+            await self._run(client, messages, episode, capture)
+        except (OpenEnvError, OSError) as exc:
+            episode.fail(exc)
+        except asyncio.CancelledError:
+            episode.finish("cancelled", "the episode was no longer needed")
+            await asyncio.to_thread(capture.close)
+            await self._stored(episode, capture)
+            raise
+        await asyncio.to_thread(capture.close)
+        return await self._stored(episode, capture)
+
+    async def _stored(self, episode: _Episode, capture: Capture | None = None) -> EpisodeSample:
+        """Store an episode that has ended, and return it as a sample."""
+        self.counts.environment_s += episode.environment_s
+        self.counts.model_s += episode.model_s
+        recording = None if capture is None else capture.recording()
+        outcome = episode.outcome(self._model.name, [] if recording is None else export.turns(recording))
+        sequences = [] if recording is None else export.sequences(recording)
+        if self._store is None:
+            outcome.keep_sequences(sequences)
+        else:
+            await asyncio.to_thread(self._store.add, outcome, episode.task())
+        return EpisodeSample(outcome, sequences)
+
+    async def _run(self, client: GenericEnvClient, messages: list[Json], episode: _Episode, capture: Capture) -> None:
+        """Play until the episode is over, the model stops, or the turns are used up."""
+        for _ in range(self._episodes.max_turns):
             answer = await self._ask(messages, episode, capture)
             if answer is None:
                 return
@@ -370,7 +273,7 @@ class EpisodeStream:
             if episode.is_over:
                 return
             messages += self._dialogue.reply(answer, results)
-        episode.finish("truncated", f"the episode was not over after {self._options.max_turns} answers")
+        episode.finish("truncated", f"the episode was not over after {self._episodes.max_turns} answers")
 
     async def _step(self, client: GenericEnvClient, action: Json, episode: _Episode) -> str:
         """Take one action, and return what the model sees of it."""
@@ -394,10 +297,10 @@ class EpisodeStream:
         Raises:
             EndpointFailed: it does not answer.
         """
-        await self._free.wait()
+        await self.is_free.wait()
         body: Json = {"model": self._model.name, "messages": messages}
-        if self._options.max_tokens is not None:
-            body["max_tokens"] = self._options.max_tokens
+        if self._episodes.max_tokens is not None:
+            body["max_tokens"] = self._episodes.max_tokens
         if self._dialogue.tools:
             body["tools"] = self._dialogue.tools
         began = time.perf_counter()
@@ -425,9 +328,13 @@ class EpisodeStream:
 class _Episode:
     """The state of an episode: its reward so far, and how it ended."""
 
-    def __init__(self, options: PlayOptions) -> None:
-        self._rule = options.reward
+    def __init__(self, rollout_id: str, name: str, labels: Json, rule: RewardRule) -> None:
+        self.rollout_id = rollout_id
+        self._name = name
+        self._labels = labels
+        self._rule = rule
         self._reward = 0.0
+        self._began = time.time()
         self.status: Status = "ok"
         self.reason: str | None = None
         self.is_over = False
@@ -437,8 +344,8 @@ class _Episode:
 
     @property
     def reward(self) -> float | None:
-        """The reward; None where something failed that is not the policy."""
-        return None if self.status == "env_failed" else self._reward
+        """The reward; None where something failed that is not the policy, or the episode was given up."""
+        return None if self.status in ("env_failed", "cancelled") else self._reward
 
     def add_reward(self, reward: float | None) -> None:
         """Count the reward of a step; None is no reward."""
@@ -448,6 +355,31 @@ class _Episode:
     def finish(self, status: Status, reason: str | None = None) -> None:
         """End the episode."""
         self.status, self.reason, self.is_over = status, reason, True
+
+    def fail(self, exc: BaseException) -> None:
+        """End it because something failed that is not the policy."""
+        self.finish("env_failed", f"{type(exc).__name__}: {message_of(exc)}")
+
+    def task(self) -> Task:
+        """Return what the store keeps as its task."""
+        return Task(task_id=self._name, instruction=self.instruction or self._name)
+
+    def outcome(self, model: str, turns: Sequence[RolloutTurn] = ()) -> Outcome:
+        """Return how it ended."""
+        return Outcome(
+            rollout_id=self.rollout_id,
+            task_id=self._name,
+            status=self.status,
+            reason=self.reason,
+            reward=self.reward,
+            agent="play",
+            model=model,
+            turns=list(turns),
+            started_at=self._began,
+            wall_s=time.time() - self._began,
+            phase_s={"environment": self.environment_s, "model": self.model_s},
+            metadata=self._labels,
+        )
 
     @contextlib.contextmanager
     def waits_for_environment(self) -> Iterator[None]:
@@ -459,16 +391,6 @@ class _Episode:
             self.environment_s += time.perf_counter() - began
 
 
-def _work(starts: Iterable[Start], samples: int) -> Iterator[tuple[_OpenGroup, int]]:
-    """Yield what is to be played: each sample of each group."""
-    for number, start in enumerate(starts):
-        arguments = {"seed": start} if isinstance(start, int) else dict(start)
-        name = f"seed-{start}" if isinstance(start, int) else str(arguments.get("episode_id") or f"start-{number}")
-        group = _OpenGroup(name, arguments, samples)
-        for index in range(samples):
-            yield group, index
-
-
-async def _closed(client: GenericEnvClient) -> None:
-    with contextlib.suppress(OpenEnvError, OSError):
-        await client.close()
+def _arguments(start: Start) -> Json:
+    """Return the arguments of `reset`."""
+    return {"seed": start} if isinstance(start, int) else dict(start)

@@ -1,4 +1,4 @@
-"""Samples of one start, and batches of them as lists or tensors.
+"""Samples of one start or task, and batches of them as lists or tensors.
 
     samples ──advantages──> one number per sample ──collate──> rows of one length (padded) or one long row (packed)
 
@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from openenv.rollout import capture
 from openenv.rollout.outcome import Outcome
+from openenv.rollout.task import Task
 
 from .baselines import Method, advantages
 
@@ -49,15 +50,23 @@ class SampleGroup:
 
     name: str
     start: Mapping[str, Any]
-    """The arguments of `reset`."""
+    """The arguments of `reset`; empty for samples of a task."""
     samples: list[EpisodeSample]
     failed: list[EpisodeSample] = field(default_factory=list)
     """Episodes that failed for reasons that are not the policy's and were played again; in no baseline."""
+    task: Task | None = None
+    """What the samples of `rollouts` have in common; `play` has `start`."""
 
     @property
     def rewards(self) -> list[float | None]:
         """The rewards of the samples."""
         return [sample.reward for sample in self.samples]
+
+    @property
+    def spread(self) -> float:
+        """The distance of the lowest reward from the highest; a group in which it is 0 teaches nothing."""
+        known = [reward for reward in self.rewards if reward is not None]
+        return max(known) - min(known) if known else 0.0
 
     def advantages(self, method: Method = "grpo") -> list[float | None]:
         """Return the advantages of the samples within this group."""

@@ -8,10 +8,10 @@ _EXPORTS = {
     "Call": "openenv.rollout.capture.records",
     "Capture": "openenv.rollout.capture.capture_server",
     "CaptureServer": "openenv.rollout.capture.capture_server",
-    "Finding": "openenv.rollout.capture.export",
+    "Finding": "openenv.rollout.training",
     "JournalFull": "openenv.rollout.capture.records",
     "Recording": "openenv.rollout.capture.records",
-    "Sequence": "openenv.rollout.capture.export",
+    "Sequence": "openenv.rollout.training",
     "Stats": "openenv.rollout.capture.captured_rollout",
     "read": "openenv.rollout.capture.records",
 }

@@ -26,13 +26,13 @@ from openenv.errors import CaptureError
 from ..outcome import RolloutTurn
 from ..parameters import asked_limit
 from ..task import Budget, Model
+from ..training import Sequence
 from . import export
 from .captured_rollout import CapturedRollout, RolloutRegistry, Spending, Stats, key_digest
 from .control_routes import ControlRoutes
 from .dialects import BRIDGES, DIALECTS, Route, route
 from .dialects.dialect import MALFORMED
 from .encoding import Json, loads
-from .export import Sequence
 from .inbound import AgentConnections, AgentReply, AgentRequest, InboundLimits, RequestRefused
 from .model_call import CallRequest, ProxiedCall, Services, ask_endpoint, send_final_answer
 from .outbound import Endpoints
@@ -405,8 +405,12 @@ class CaptureServer:
         """
         self.run(self._pause())
 
+    def hold(self) -> None:
+        """Hold new calls back until `resume`, and do not wait for those under way."""
+        self._agent_routes.is_paused = True
+
     def resume(self) -> None:
-        """Let the calls go that `pause` held back."""
+        """Let the calls go that `pause` or `hold` held back."""
         self.run(self._resume())
 
     @contextlib.contextmanager

@@ -16,24 +16,20 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 from ..outcome import RolloutTurn
 from ..parameters import NEUTRAL_SAMPLING, SAMPLING_PARAMETERS
-from ..training import TraceEntry, TrainingTrace, TrainingTurn
+from ..training import Finding, Role, Sequence, Severity, TraceEntry, TrainingTrace, TrainingTurn
 from .dialects.dialect import LOGPROBS, TOKEN_IDS
 from .encoding import Json, dumps
 from .graph import CallGraph, CallNode, build, setting_of
 from .records import Call, Recording
 
-Role = Literal["agent", "auxiliary", "discarded"]
-"""`agent`: the agent's own conversation, and those with its system text and tools. `auxiliary`: any other, such as one
-that made a title; trained on as well. `discarded`: an answer that the agent did not go on from."""
 Level = Literal["tokens", "logprobs", "text"]
 """What an engine names of what it samples: ids and log-probabilities, log-probabilities, or neither."""
-Severity = Literal["FATAL", "WARN", "INFO"]
 
 TRUNCATING = {
     "top_p": 1,
@@ -54,65 +50,6 @@ TRUNCATING = {
 
 
 _ROWS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that a trainer should know."""
-
-    severity: Severity
-    code: str
-    message: str
-    call: int | None = None
-
-
-@dataclass(slots=True)
-class Sequence:
-    """One path of calls as a training example: three lists of one length."""
-
-    role: Role
-    root_id: int
-    node_ids: list[int]
-    """The numbers of the calls, oldest first."""
-    prompt_len: int
-    turn_lengths: list[int]
-    input_ids: list[int]
-    loss_mask: list[int]
-    logprobs: list[float]
-    policy_versions: list[str | None]
-    sampling: list[Json] = field(default_factory=list)
-    """How each call was sampled: the parameters that were sent."""
-    validation: list[Finding] = field(default_factory=list)
-
-    @property
-    def n_turns(self) -> int:
-        """Return how many calls it has."""
-        return len(self.node_ids)
-
-    @property
-    def n_trainable(self) -> int:
-        """Return how many of its tokens are to be trained on."""
-        return sum(self.loss_mask)
-
-    @property
-    def trainable(self) -> bool:
-        """Say whether it may be trained on."""
-        fatal = any(finding.severity == "FATAL" for finding in self.validation)
-        return self.role != "discarded" and self.n_trainable > 0 and not fatal
-
-    def sampled_with(self, parameter: str) -> Any:
-        """Return a parameter of all calls; None where it was not sent, or not the same in all."""
-        values = [parameters.get(parameter) for parameters in self.sampling]
-        return values[0] if values and all(value == values[0] for value in values) else None
-
-    def document(self) -> Json:
-        """Return it as plain values."""
-        return {
-            **asdict(self),
-            "n_turns": self.n_turns,
-            "n_trainable": self.n_trainable,
-            "trainable": self.trainable,
-        }
 
 
 def turns(recording: Recording) -> list[RolloutTurn]:

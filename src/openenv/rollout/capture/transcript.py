@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..parameters import Dialect
+from ..training import Finding, Sequence
 from .dialects.dialect import MALFORMED, as_dict, as_list, dicts_in
 from .encoding import Json
-from .export import Finding, Level, Sequence, graph_sequences, level, main_setting, rollout_findings
+from .export import Level, graph_sequences, level, main_setting, rollout_findings
 from .graph import CallGraph, CallNode, build, setting_of
 from .records import Call, Recording
 

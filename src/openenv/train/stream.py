@@ -1,0 +1,428 @@
+"""`GroupStream`: samples of one start become a group, groups a stream. What `play` and `rollouts` have in common.
+
+    items ──> groups of `samples` ──> workers: a sample at a time ──> whole groups ──> stale? wanted? ──> trainer
+                                         │      ▲
+                                         └──────┘ it failed, and not by the policy: again, at most `retries` times
+
+A failure that is not the policy's never becomes a reward: such a sample has none and counts in no baseline. Where all
+fail, the stream raises. Knows nothing of how a sample is made: a subclass does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from openenv.backoff import Backoff
+from openenv.errors import RolloutError, SessionCapacityError, message_of
+from openenv.rollout.capture import CaptureServer
+from openenv.rollout.outcome import Status
+from openenv.rollout.task import Model, Sampling
+
+from .curriculum import Curriculum
+from .groups import EpisodeSample, SampleGroup
+
+logger = logging.getLogger(__name__)
+ItemT = TypeVar("ItemT")
+
+INFRASTRUCTURE: frozenset[Status] = frozenset({"env_failed", "sandbox_failed", "grader_failed"})
+"""How samples end that failed for reasons that are not the policy's."""
+_HOPELESS, _HOPELESS_GROUPS = 4, 3
+"""How many samples have to fail in a row, at least, and of how many groups, for the whole run to end: the items of one
+group may be broken while all others are sound."""
+_NO_ROOM_S = 60.0
+"""How long a server may be full while it serves none of the stream's sessions."""
+_END = object()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """How samples become groups.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    samples: int
+    concurrency: int
+    oversample: int = 0
+    retries: int = 2
+    max_staleness: int | None = None
+    keep: Callable[[SampleGroup], bool] | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.samples, self.concurrency) < 1:
+            raise ValueError("samples and concurrency must be at least 1")
+        if min(self.oversample, self.retries, self.max_staleness or 0) < 0:
+            raise ValueError("oversample, retries and max_staleness must be at least 0")
+
+
+@dataclass(slots=True)
+class StreamCounts:
+    """What a stream has seen until now."""
+
+    episodes: int = 0
+    """Samples that ended."""
+    failed: int = 0
+    """Attempts that failed for reasons that are not the policy's."""
+    failed_groups: int = 0
+    """Groups without any reward."""
+    stale_groups: int = 0
+    """Groups that were sampled by versions older than `max_staleness` allows."""
+    filtered_groups: int = 0
+    """Groups that `keep` did not want."""
+    surplus: int = 0
+    """Samples that `oversample` began and the group did not need: they were cancelled."""
+    full: int = 0
+    """How often a session was refused because the server had no room for it."""
+    environment_s: float = 0.0
+    """Time in which episodes waited for the environment, added up; of `play`."""
+    model_s: float = 0.0
+    """Time in which they waited for the model, added up; of `play`."""
+
+
+@dataclass(slots=True)
+class OpenGroup(Generic[ItemT]):
+    """A group of which samples are still made."""
+
+    number: int
+    """Which of the stream's items it begins with."""
+    name: str
+    label: str
+    """The name in the store, which no other group has."""
+    item: ItemT
+    size: int
+    planned: int
+    """With those that `oversample` adds."""
+    samples: list[EpisodeSample] = field(default_factory=list)
+    failed: list[EpisodeSample] = field(default_factory=list)
+    running: set[asyncio.Task[EpisodeSample]] = field(default_factory=set)
+    is_done: bool = False
+
+    def has_enough(self) -> bool:
+        """Return whether there are rewards enough, or nothing more comes."""
+        rewards = sum(sample.reward is not None for sample in self.samples)
+        return rewards >= self.size or len(self.samples) >= self.planned
+
+    def chosen(self) -> list[EpisodeSample]:
+        """Return the samples of the whole group in their order: those with a reward, as far as there are enough."""
+        ranked = sorted(self.samples, key=lambda sample: sample.reward is None)[: self.size]
+        return sorted(ranked, key=lambda sample: int(sample.outcome.metadata["sample"]))
+
+    def labels(self, index: int, attempt: int) -> dict[str, Any]:
+        """Return what the store says of a sample."""
+        return {"group": self.label, "sample": index, "attempt": attempt}
+
+
+class GroupStream(ABC, Generic[ItemT]):
+    """Groups of samples, as they end: `async for group in stream`. Works while it is entered (`async with`).
+
+    Args:
+        items: What groups begin with, taken as they are needed.
+        options: How samples become groups.
+        proxy: What the model calls go through; None where that is elsewhere.
+    """
+
+    def __init__(self, items: Iterable[ItemT], options: StreamOptions, proxy: CaptureServer | None) -> None:
+        self.options = options
+        self.counts = StreamCounts()
+        self.policy_version: int | None = None
+        """The version that is trained now; set it after each update. By default the newest that has been seen."""
+        self.settled: set[int] = set()
+        """The workers that have all they need to make samples, such as a session."""
+        self.is_free = asyncio.Event()
+        """Whether model calls may be made."""
+        self.is_free.set()
+        self._proxy = proxy
+        self._source = items
+        self._items: Iterator[ItemT] = iter(items)
+        self._stream_id = secrets.token_hex(3)
+        self._names: Counter[str] = Counter()
+        self._taking = asyncio.Lock()
+        self._current: tuple[OpenGroup[ItemT], Iterator[int]] | None = None
+        self._returned: deque[tuple[OpenGroup[ItemT], int]] = deque()
+        self._groups: list[OpenGroup[ItemT]] = []
+        self._workers: list[asyncio.Task[None]] = []
+        # Groups that were not taken yet: as many as are being made. More would only grow stale.
+        size = max(1, options.concurrency // options.samples)
+        self._done: asyncio.Queue[SampleGroup | BaseException | None] = asyncio.Queue(maxsize=size)
+        self._failing: list[str] = []  # the groups of the samples that failed since the last one that did not
+        self._last_failure: str | None = None
+        self._has_reward = False
+        self._newest: int | None = None
+        self._full_since: float | None = None
+        self._pause = Backoff()
+
+    # What a subclass writes
+
+    @abstractmethod
+    async def sample(self, worker: int, group: OpenGroup[ItemT], index: int, attempt: int) -> EpisodeSample:
+        """Make a sample; a failure that is not the policy's is a status of its outcome (`INFRASTRUCTURE`).
+
+        Raises:
+            SessionCapacityError: there is no room for this worker now; the sample is left to another one.
+        """
+
+    @abstractmethod
+    def name_of(self, item: ItemT, number: int) -> str:
+        """Return the name of a group."""
+
+    @abstractmethod
+    def whole(self, group: OpenGroup[ItemT]) -> SampleGroup:
+        """Return a group whose samples have ended."""
+
+    async def release(self, worker: int) -> None:
+        """Free what a worker holds: it has ended, or what it holds cannot be trusted any more."""
+        self.settled.discard(worker)
+
+    async def finish_group(self, group: OpenGroup[ItemT]) -> None:
+        """Free what the samples of a group share."""
+
+    # What a trainer calls
+
+    async def __aenter__(self) -> GroupStream[ItemT]:
+        makers = [asyncio.create_task(self._work(number)) for number in range(self.options.concurrency)]
+        self._workers = [*makers, asyncio.create_task(self._watch(makers))]
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        for group in self._groups:
+            await self.finish_group(group)
+
+    def pause(self) -> None:
+        """Make no further model call until `resume`: those under way are finished."""
+        self.is_free.clear()
+        self._known_proxy().hold()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._known_proxy().resume()
+        self.is_free.set()
+
+    @contextlib.asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Hold model calls back while the block updates the weights; it begins when those under way have ended."""
+        self.pause()
+        try:
+            await asyncio.to_thread(self._known_proxy().pause)
+            yield
+        finally:
+            self.resume()
+
+    def _known_proxy(self) -> CaptureServer:
+        if self._proxy is None:
+            raise RolloutError("Model calls cannot be paused here: they go through no proxy of this process")
+        return self._proxy
+
+    async def take(self, count: int) -> list[SampleGroup]:
+        """Return the next groups; fewer where the stream ends. Those that are not wanted or stale do not count."""
+        groups: list[SampleGroup] = []
+        while len(groups) < count and (group := await anext(self, None)) is not None:
+            groups.append(group)
+        return groups
+
+    def __aiter__(self) -> GroupStream[ItemT]:
+        return self
+
+    async def __anext__(self) -> SampleGroup:
+        while True:
+            group = await self._done.get()
+            if group is None or isinstance(group, BaseException):
+                self._done.put_nowait(group)  # for a further reader: nothing else comes any more
+                raise StopAsyncIteration if group is None else group
+            if all(reward is None for reward in group.rewards):
+                self.counts.failed_groups += 1
+            elif self._is_stale(group):
+                self.counts.stale_groups += 1
+            elif self.options.keep is not None and not self.options.keep(group):
+                self.counts.filtered_groups += 1
+            else:
+                return group
+
+    def _is_stale(self, group: SampleGroup) -> bool:
+        """Return whether a group is too old.
+
+        Raises:
+            RolloutError: that cannot be told, because the endpoint does not number its versions.
+        """
+        if self.options.max_staleness is None:
+            return False
+        versions = [one for sample in group.samples for item in sample.trainable for one in item.policy_versions]
+        try:
+            numbers = [int(str(version)) for version in versions]
+        except ValueError:
+            raise RolloutError(
+                f"max_staleness needs a number as the policy's version with each answer, not {set(versions)}: by the "
+                "header x-policy-version, SGLang's weight_version, or Model(policy_url=...)"
+            ) from None
+        if not numbers:
+            return False
+        self._newest = max(*numbers, self._newest or 0)
+        current = self._newest if self.policy_version is None else self.policy_version
+        return min(numbers) < current - self.options.max_staleness
+
+    # Workers
+
+    async def _watch(self, workers: list[asyncio.Task[None]]) -> None:
+        """Pass on the first failure of a worker, or that all are done."""
+        try:
+            await asyncio.gather(*workers)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as exc:
+            for worker in workers:
+                worker.cancel()
+            await self._done.put(exc)
+            return
+        is_lost = self._last_failure is not None and not self._has_reward
+        await self._done.put(RolloutError(f"No sample has a reward: {self._last_failure}") if is_lost else None)
+
+    async def _work(self, worker: int) -> None:
+        """Make sample after sample."""
+        try:
+            while (place := await self._next_place()) is not None:
+                try:
+                    await self._fill(worker, *place)
+                except SessionCapacityError as exc:
+                    self._returned.append(place)
+                    await self._wait_for_room(exc)
+        finally:
+            await self.release(worker)
+
+    async def _next_place(self) -> tuple[OpenGroup[ItemT], int] | None:
+        """Return the next sample that is wanted: its group and its number in it."""
+        async with self._taking:  # an item may take time to come, and its group is to be one group
+            while True:
+                while self._returned:
+                    place = self._returned.popleft()
+                    if not place[0].is_done:
+                        return place
+                if self._current is not None:
+                    group, numbers = self._current
+                    index = None if group.is_done else next(numbers, None)
+                    if index is not None:
+                        return group, index
+                # In a thread: a list of tasks may be read from a server, page by page.
+                item: Any = await asyncio.to_thread(next, self._items, _END)
+                if item is _END:
+                    return None
+                opened = self._open(item)
+                self._groups.append(opened)
+                self._current = opened, iter(range(opened.planned))
+
+    def _open(self, item: ItemT) -> OpenGroup[ItemT]:
+        number = sum(self._names.values())
+        name = self.name_of(item, number)
+        self._names[name] += 1
+        if self._names[name] > 1:  # as in a second epoch
+            name = f"{name}.{self._names[name]}"
+        planned = self.options.samples + self.options.oversample
+        return OpenGroup(number, name, f"{name}-{self._stream_id}", item, self.options.samples, planned)
+
+    async def _wait_for_room(self, refusal: SessionCapacityError) -> None:
+        """Wait a while, because the server is full; the workers that have a session go on.
+
+        Raises:
+            RolloutError: no worker has one, and that for long.
+        """
+        self.counts.full += 1
+        now = time.monotonic()
+        if self._full_since is None:
+            self._full_since = now
+            logger.warning("the server is full, so fewer episodes are played at once: %s", refusal)
+        if self.settled:
+            self._full_since = now
+        elif now - self._full_since > _NO_ROOM_S:
+            raise RolloutError(f"The server has had no room for {_NO_ROOM_S:g} s: {message_of(refusal)}")
+        await asyncio.sleep(min(refusal.retry_after_s or 0.5, 2.0))
+
+    async def _fill(self, worker: int, group: OpenGroup[ItemT], index: int) -> None:
+        """Make one sample of a group, again where something failed that is not the policy."""
+        for attempt in range(self.options.retries + 1):
+            sample = await self._attempt(worker, group, index, attempt)
+            if sample is None:
+                return
+            has_failed = sample.outcome.status in INFRASTRUCTURE
+            if has_failed:
+                await self.release(worker)
+                self.counts.failed += 1
+            if not has_failed or attempt == self.options.retries:
+                self._judge(group, sample)
+                await self._add(group, sample)
+                return
+            group.failed.append(sample)
+            await asyncio.sleep(self._pause.pause_s(attempt))
+
+    async def _attempt(self, worker: int, group: OpenGroup[ItemT], index: int, attempt: int) -> EpisodeSample | None:
+        """Make a sample; None where the group is complete without it."""
+        making = asyncio.create_task(self.sample(worker, group, index, attempt))
+        group.running.add(making)
+        try:
+            await asyncio.wait({making})
+        finally:
+            group.running.discard(making)
+            if not making.done():  # the stream ends
+                making.cancel()
+                await asyncio.gather(making, return_exceptions=True)
+        if making.cancelled():
+            self.counts.surplus += 1
+            await self.release(worker)
+            return None
+        return making.result()
+
+    def _judge(self, group: OpenGroup[ItemT], sample: EpisodeSample) -> None:
+        """Count samples that fail one after the other.
+
+        Raises:
+            RolloutError: there are so many that the rest will fail, too.
+        """
+        if sample.outcome.status not in INFRASTRUCTURE:
+            self._failing.clear()
+            return
+        self._failing.append(group.name)
+        self._last_failure = sample.outcome.reason or sample.outcome.status
+        enough = max(_HOPELESS, self.options.concurrency)
+        if len(self._failing) >= enough and len(set(self._failing)) >= _HOPELESS_GROUPS:
+            raise RolloutError(
+                f"{len(self._failing)} samples in a row failed {self.options.retries + 1} times each; the last one: "
+                f"{sample.outcome.reason}"
+            )
+
+    async def _add(self, group: OpenGroup[ItemT], sample: EpisodeSample) -> None:
+        if group.is_done:  # it ended in the moment in which it was no longer wanted
+            self.counts.surplus += 1
+            return
+        self.counts.episodes += 1
+        self._has_reward |= sample.reward is not None
+        group.samples.append(sample)
+        if not group.has_enough():
+            return
+        group.is_done = True
+        if surplus := set(group.running):
+            for making in surplus:
+                making.cancel()
+            await asyncio.wait(surplus)
+        self._groups.remove(group)
+        await self.finish_group(group)
+        if isinstance(self._source, Curriculum):
+            self._source.update(group.number, [each.reward for each in group.samples])
+        await self._done.put(self.whole(group))
+
+
+def model_to_train(model: Model) -> Model:
+    """Return a model whose answers may be trained on: one that names no sampling samples from its own distribution."""
+    if model.sampling:
+        return model
+    sampling = Sampling().parameters(model.dialect, model.engine)
+    return model.model_copy(update={"sampling": sampling})
