@@ -50,6 +50,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(600))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def episode_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep what servers record out of the user's own data folder."""
+    before = os.environ.get("OPENENV_EPISODES")
+    folder = tmp_path_factory.mktemp("episodes")
+    os.environ["OPENENV_EPISODES"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["OPENENV_EPISODES"]
+    else:
+        os.environ["OPENENV_EPISODES"] = before
+
+
 @pytest.fixture
 def serve() -> Iterator[Callable[..., RunningServer]]:
     """Start servers; all are stopped when the test ends."""

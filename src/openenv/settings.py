@@ -81,6 +81,14 @@ max_batch = Setting("OPENENV_MAX_BATCH", int)
 """How many requests one batch may hold."""
 max_unread_mb = Setting("OPENENV_MAX_UNREAD_MB", float)
 """How much the clients of a server may leave unread, all together."""
+record = Setting("OPENENV_RECORD", str.lower)
+"""Whose episodes a server writes to disk: `page`, `all` or `off`."""
+episodes = Setting("OPENENV_EPISODES", Path)
+"""The folder of recorded episodes."""
+record_episodes = Setting("OPENENV_RECORD_EPISODES", int)
+"""How many recorded episodes are kept."""
+record_mb = Setting("OPENENV_RECORD_MB", float)
+"""How much disk the recorded episodes may take."""
 log_format = Setting("OPENENV_LOG_FORMAT", str.lower)
 """`text` or `json`."""
 
@@ -217,6 +225,11 @@ def rollout_store(environ: Mapping[str, str] | None = None) -> Path:
     return (
         Path(path).expanduser() if path else _user_folder("XDG_DATA_HOME", ".local/share", environ) / "openenv/rollouts"
     )
+
+
+def episode_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the folder that has one of recorded episodes for each environment, in the user's data folder."""
+    return _user_folder("XDG_DATA_HOME", ".local/share", environ) / "openenv/episodes"
 
 
 def _user_folder(name: str, default: str, environ: Mapping[str, str] | None) -> Path:

@@ -13,7 +13,7 @@ from .command import HelpCommand, HelpGroup
 
 COMMANDS = (
     *("init", "serve", "client", "gateway", "validate", "build", "deploy", "mcp", "top", "ps", "gc"),
-    *("play", "rollouts", "view", "sandboxes", "doctor"),
+    *("play", "replay", "rollouts", "view", "sandboxes", "doctor"),
 )
 """Each is a function, or a Typer group, in the module of its name."""
 
@@ -26,6 +26,7 @@ Write an RL environment once, serve it, step it from fast typed clients.
   openenv top                      watch the server on this machine
   openenv ps                       list the servers and sandboxes that run
   openenv play URL --model NAME    let a model play a served environment
+  openenv replay FILE URL          play a recorded episode again, and compare
   openenv rollouts run task.yaml   let a coding agent work on a task
   openenv view                     look at what it did, in the browser
   openenv doctor                   show what is missing on this machine

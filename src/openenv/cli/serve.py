@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..server.app import HTTPEnvServer
 
 _of_sessions = partial(typer.Option, None, rich_help_panel="Sessions")
+_of_episodes = partial(typer.Option, None, rich_help_panel="Episodes")
 _of_access = partial(typer.Option, rich_help_panel="Access")
 _of_logs = partial(typer.Option, rich_help_panel="Logs")
 
@@ -103,6 +105,19 @@ def serve(
     max_agent_sessions: int | None = _of_sessions(
         metavar="N", min=0, help="How many of the sessions agents may open; by default all but one."
     ),
+    record: str | None = _of_episodes(
+        metavar="WHOSE",
+        help="Whose episodes are kept on disk, for the Episodes tab and openenv replay: page (those played on the web "
+        "page, the default), all, or off.",
+    ),
+    record_dir: Path | None = _of_episodes(
+        metavar="FOLDER",
+        help="Where; by default OPENENV_EPISODES, else a folder of the environment in your data folder.",
+    ),
+    record_episodes: int | None = _of_episodes(metavar="N", min=1, help="How many are kept; by default 1000."),
+    record_mb: float | None = _of_episodes(
+        metavar="MB", min=0.001, help="How much disk they may take; by default 256. The oldest are deleted."
+    ),
     token: str | None = _of_access(
         None,
         metavar="TOKEN",
@@ -156,6 +171,9 @@ def serve(
     log_format = log_format or settings.log_format() or "text"
     check_choice("--log-format", log_format, ("text", "json"))
     check_choice("--log-level", log_level, ("critical", "error", "warning", "info", "debug", "trace"))
+    check_choice("--record", record, ("page", "all", "off"))
+    if web is False and record in ("page", "all"):
+        raise typer.BadParameter("recorded episodes are shown on the web page", param_hint="--record, --no-web")
     count = _worker_count(workers)
     if reload and count > 1:
         raise typer.BadParameter("--reload serves with one process", param_hint="--workers")
@@ -176,6 +194,10 @@ def serve(
         "max_message_bytes": in_bytes(max_message_mb),
         "max_batch": max_batch,
         "max_unread_bytes": in_bytes(max_unread_mb),
+        "record": record,
+        "record_dir": record_dir,
+        "record_episodes": record_episodes,
+        "record_bytes": in_bytes(record_mb),
     }
     options = ServeOptions(
         host,

@@ -87,7 +87,7 @@ _LOOKED_AT = frozenset({"/metadata", "/schema", "/metrics", "/state", "/sessions
 # The page itself holds no secrets, and a visitor without a token must find the form that takes one.
 _PAGE = frozenset({"/", "/web", "/web/", "/web/static/{file}", "/web/login", "/web/logout"})
 _LOOKED_AT_ON_PAGE = frozenset({"/web/page", "/web/metadata", "/web/state", "/web/sessions"})
-_ROLLOUTS = "/web/rollouts"
+_STORED = ("/web/rollouts", "/web/episodes")
 _REQUESTS: Mapping[Role, frozenset[str]] = {
     Role.AGENT: frozenset({"open", "mcp", "close", "batch", "cancel", "ping"}),
     Role.OBSERVER: frozenset({"state", "ping"}),
@@ -111,7 +111,7 @@ def area_of(path: str, methods: Iterable[str] | None) -> Area:
         return Area.CONTROL
     if path in _PROBED:
         return Area.OPEN
-    is_seen = path in _LOOKED_AT or path in _LOOKED_AT_ON_PAGE or path.startswith(_ROLLOUTS)
+    is_seen = path in _LOOKED_AT or path in _LOOKED_AT_ON_PAGE or path.startswith(_STORED)
     return Area.LOOK if is_seen else Area.CONTROL
 
 

@@ -175,8 +175,10 @@ class HTTPEnvServer:
         Raises:
             ConcurrencyConfigurationError: The class does not support so many sessions.
             RuntimeError: Sessions are open.
+            ValueError: A value makes no sense, or not in this mode.
         """
         options = self.service.options.merged(overrides)
+        options.recorded(self.service.mode)
         self.service.reconfigure(options)
         sessions, timeout_s = overrides.get("sessions"), overrides.get("session_timeout_s")
         changes = {"max_concurrent_envs": sessions, "session_timeout": timeout_s}
@@ -189,9 +191,10 @@ class HTTPEnvServer:
         """Add the routes of a mode to an application, and the drain to its shutdown.
 
         Raises:
-            ValueError: There is no such mode.
+            ValueError: There is no such mode, or it excludes an option.
         """
         self.service.mode = mode = parse_mode(mode)
+        self.service.options.recorded(mode)  # raises where they exclude each other
         known = {id(route) for route in app.router.routes}
         if mode is ServerMode.SIMULATION:
             app.router.routes += gym_routes(self.service, self._gym_routes())
@@ -221,6 +224,8 @@ class HTTPEnvServer:
         @asynccontextmanager
         async def lifespan(application: Any) -> AsyncIterator[Any]:
             self._stop_warning()
+            if self.service.options.record in ("page", "all") and not hasattr(application.state, "openenv_web"):
+                raise ValueError(f"record={self.service.options.record!r} needs the web page, which shows the episodes")
             self.manager.resume()
             if not self.manager.peers.is_shared:
                 self.manager.share(peers_of_process(self.manager.peers.boot))

@@ -7,9 +7,11 @@ is a field and a keyword here, a variable in `settings.py`, and an option of the
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from typing_extensions import TypedDict
@@ -18,7 +20,7 @@ from .. import settings
 from ..protocol.server_v2 import DEFAULT_MAX_BATCH
 from ..runners import ProcessOptions, Runner
 from ..sessions.lifetime import SessionLimits
-from ..types import ConcurrencyConfig
+from ..types import ConcurrencyConfig, ServerMode
 from .access import AccessPolicy
 from .unread import DEFAULT_MAX_UNREAD_BYTES
 
@@ -39,7 +41,10 @@ class ServerArguments(TypedDict, total=False):
     running calls end). `max_agent_sessions` limits the sessions that agents open, so that some are left for the
     orchestrator (all but one). `env_processes` and `sessions_per_process` are for the `process`
     runner: over how many processes sessions are spread (one per core), and how many one process may hold (any number).
-    `fast` serves on the bare transport where possible (see `server/fast`). `limits` sets all limits at once.
+    `fast` serves on the bare transport where possible (see `server/fast`). `limits` sets all limits at once. `record`
+    says whose episodes are written to disk: `page` (those of the web page's visitors, the default where there is a
+    page), `all` or `off`; `record_dir` is their folder, `record_episodes` how many are kept (1000) and `record_bytes`
+    how many bytes they may have (256 MiB).
     """
 
     runner: Runner | str | None
@@ -56,6 +61,10 @@ class ServerArguments(TypedDict, total=False):
     sessions_per_process: int | None
     fast: bool | None
     limits: SessionLimits | None
+    record: str | None
+    record_dir: Path | str | None
+    record_episodes: int | None
+    record_bytes: int | None
 
 
 class ServerOverrides(ServerArguments, total=False):
@@ -98,7 +107,15 @@ _SETTINGS: Final[Mapping[str, Callable[[], object]]] = {
     "max_batch": settings.max_batch,
     "max_unread_bytes": lambda: in_bytes(settings.max_unread_mb()),
     "fast": settings.fast_enabled,
+    "record": settings.record,
+    "record_dir": settings.episodes,
+    "record_episodes": settings.record_episodes,
+    "record_bytes": lambda: in_bytes(settings.record_mb()),
 }
+RECORDED: Final = ("page", "all", "off")
+DEFAULT_RECORD_EPISODES: Final = 1000
+DEFAULT_RECORD_BYTES: Final = 256 * 1024 * 1024
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 # Options that are a field of `SessionLimits` or `ProcessOptions`.
 _LIMITS: Final = {
     "sessions": "sessions",
@@ -127,8 +144,14 @@ class ServerOptions:
     max_batch: int = DEFAULT_MAX_BATCH
     max_unread_bytes: int = DEFAULT_MAX_UNREAD_BYTES
     fast: bool = True
+    record: str | None = None
+    record_dir: Path | str | None = None
+    record_episodes: int = DEFAULT_RECORD_EPISODES
+    record_bytes: int = DEFAULT_RECORD_BYTES
 
     def __post_init__(self) -> None:
+        if self.record is not None and self.record not in RECORDED:
+            raise ValueError(f"record must be one of {', '.join(RECORDED)}, not {self.record!r}")
         grace_s, agents = self.limits.grace_s, self.limits.agents
         if not (grace_s >= 0 and isfinite(grace_s)):
             raise ValueError(f"the grace period must be a number of seconds, not {grace_s!r}")
@@ -138,9 +161,27 @@ class ServerOptions:
             raise ValueError(f"the drain timeout must be a number of seconds, not {self.limits.finish_s!r}")
         if agents is not None and agents < 0:
             raise ValueError(f"max_agent_sessions must not be negative, not {agents}")
-        for name in ("max_message_bytes", "max_batch", "max_unread_bytes"):
+        for name in ("max_message_bytes", "max_batch", "max_unread_bytes", "record_episodes", "record_bytes"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+
+    def recorded(self, mode: ServerMode) -> str:
+        """Say whose episodes a server with a page records in a mode.
+
+        Raises:
+            ValueError: Production mode, which has no episodes, and a recording exclude each other.
+        """
+        if mode is ServerMode.PRODUCTION:
+            if self.record not in (None, "off"):
+                raise ValueError(f"record={self.record!r} and production mode exclude each other: it has no episodes")
+            return "off"
+        return self.record or "page"
+
+    def episode_folder(self, env_name: str) -> Path:
+        """Return where the episodes of an environment are kept."""
+        if self.record_dir is not None:
+            return Path(self.record_dir).expanduser()
+        return settings.episode_folder() / (_NOT_IN_NAMES.sub("-", env_name).strip(".-") or "environment")
 
     @classmethod
     def build(

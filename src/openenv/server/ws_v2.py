@@ -316,9 +316,14 @@ class V2Connection:
                 executor = session.lane.host
                 group = groups.get(executor)
                 if group is None:
-                    observe = self.manager.observe_step
                     group = groups[executor] = StepGroup(
-                        operation, self.writer.observed, sent, self.dispatcher, replies.put_group, observe
+                        operation,
+                        self.writer.observed,
+                        sent,
+                        self.dispatcher,
+                        replies.put_group,
+                        self.manager.observe_step,
+                        self.manager.observe_group,
                     )
                 request_id, action, ledger = step["id"], step["data"], session.ledger
                 if request_id > ledger.last_id and session.begin_step(group, operation, action):

@@ -24,6 +24,10 @@ Write = Callable[[Any, int, str], bytes]
 """Writes a reply: from an observation, the id of the request and that of the session."""
 
 
+ObserveGroup = Callable[["StepGroup"], None]
+"""Takes a group whose outcomes are delivered, on the loop."""
+
+
 class StepGroup:
     """Runs its steps one after the other, then delivers all outcomes on the loop.
 
@@ -37,6 +41,7 @@ class StepGroup:
         dispatcher: Delivers the outcomes on its loop.
         done: Called with the group when all steps are done.
         observe: Takes how long each step waited, ran, and was on its way back; None without telemetry.
+        observe_group: Takes the group once its outcomes are delivered; None where nothing records them.
     """
 
     __slots__ = (
@@ -44,6 +49,7 @@ class StepGroup:
         "_dispatcher",
         "_done",
         "_observe",
+        "_observe_group",
         "_times",
         "_write",
         "actions",
@@ -65,6 +71,7 @@ class StepGroup:
         dispatcher: Dispatcher,
         done: Callable[[StepGroup], None],
         observe: ObserveStep | None = None,
+        observe_group: ObserveGroup | None = None,
     ) -> None:
         self.operation = operation
         self._write = write
@@ -72,6 +79,7 @@ class StepGroup:
         self._dispatcher = dispatcher
         self._done = done
         self._observe = observe
+        self._observe_group = observe_group
         self._times = None if observe is None else [perf_counter()]  # when it was made, began, and ended each step
         self._cancelled: set[Session] = set()
         self.sessions: list[Session] = []
@@ -120,6 +128,8 @@ class StepGroup:
     def deliver(self) -> None:
         """Hand the outcomes over; called on the loop."""
         self._done(self)
+        if self._observe_group is not None:
+            self._observe_group(self)
         if self._observe is not None and self._times is not None:
             made, *began = self._times
             now = perf_counter()

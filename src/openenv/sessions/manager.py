@@ -31,6 +31,7 @@ from ..errors import (
 from ..runners import Lane, ProcessOptions, Runner, current_dispatcher, make_runner
 from ..types import SessionInfo
 from .events import SessionEvent, SessionListener
+from .group import ObserveGroup
 from .lifetime import (
     CANCELLED,
     RESTORE_FAILED,
@@ -97,6 +98,7 @@ class SessionManager:
         self.wants_origins = False
         self._make_call: CallFactory = SessionCall
         self.observe_step: ObserveStep | None = None
+        self.observe_group: ObserveGroup | None = None  # takes groups of steps when they are done, for a recording
         self._clock = clock or time.monotonic
         self._wall_clock = wall_clock or clock or time.time
         self._lock = threading.Lock()
@@ -363,7 +365,7 @@ class SessionManager:
             on_closing=self._on_closing,
         )
         session.on_dropped = self._closed_environments.add
-        session.make_call, session.observe_step = self._make_call, self.observe_step
+        session.make_calls_with(self._make_call, self.observe_step)
         session.lane.on_lost(session.close)
         return session
 
@@ -583,7 +585,7 @@ class SessionManager:
         self.wants_origins = self.wants_origins or with_origins
         self._make_call, self.observe_step = factory, observe_step
         for session in self.slots.all():
-            session.make_call, session.observe_step = factory, observe_step
+            session.make_calls_with(factory, observe_step)
 
     # -- what sessions report, from any thread ------------------------------------------------------------------
 

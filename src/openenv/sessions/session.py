@@ -208,6 +208,8 @@ class ClosingCall(SessionCall):
 
 
 CallFactory = Callable[["Session", Operation, Any, Done, Dispatcher, "RequestOrigin | None"], SessionCall]
+WrapFactory = Callable[[CallFactory], CallFactory]
+"""Makes a factory of calls that does more than another one, for a recording."""
 ObserveStep = Callable[[float, float, float], None]
 """Takes the seconds that a step has waited, run, and been on its way back."""
 
@@ -242,6 +244,7 @@ class Session:
     __slots__ = (
         "__weakref__",
         "_async_kinds",
+        "_base_factory",
         "_clock",
         "_close_after_detach",
         "_dispatcher",
@@ -254,7 +257,9 @@ class Session:
         "_running",
         "_steps_in_loop",
         "_waiting",
+        "_wrap_factory",
         "by_agent",
+        "calls_alone",
         "client_left",
         "close_began_at",
         "close_reason",
@@ -311,6 +316,7 @@ class Session:
         self.was_reset = False
         self.restored_from: Session | None = None  # while it is
         self.make_call: CallFactory = SessionCall
+        self.calls_alone = False  # whether calls are watched one by one, so that steps cannot run in groups
         self.observe_step: ObserveStep | None = None
         self.on_dropped: Callable[[Any], None] | None = None  # takes the environment once it is closed
         self._clock = clock
@@ -326,6 +332,8 @@ class Session:
         self._waiting: deque[SessionCall] = deque()
         self._async_kinds: frozenset[str] = frozenset()
         self._steps_in_loop = False
+        self._base_factory: CallFactory = SessionCall
+        self._wrap_factory: WrapFactory | None = None
         self._lock = threading.Lock()
 
     @property
@@ -464,12 +472,23 @@ class Session:
         else:
             call.launch()
 
+    def make_calls_with(self, factory: CallFactory, observe_step: ObserveStep | None) -> None:
+        """Make calls in another way from now on, for telemetry."""
+        self._base_factory, self.observe_step = factory, observe_step
+        self.calls_alone = factory is not SessionCall and observe_step is None
+        self.make_call = factory if self._wrap_factory is None else self._wrap_factory(factory)
+
+    def wrap_calls(self, wrap: WrapFactory | None) -> None:
+        """Have calls made by what `wrap` makes of the factory, from now on; None ends that."""
+        self._wrap_factory = wrap
+        self.make_call = self._base_factory if wrap is None else wrap(self._base_factory)
+
     def begin_step(self, group: Cancellable, operation: Operation, action: Any) -> bool:
         """Reserve the session for a step of a group; return False where the step has to be a call of its own.
 
         That is so if its code does not block, if calls are watched one by one, or if the session is busy or ending.
         """
-        if self.make_call is not SessionCall and self.observe_step is None:
+        if self.calls_alone:
             return False
         if self._steps_in_loop and not (operation.prefers_lane and operation.prefers_lane(self.env, action)):
             return False

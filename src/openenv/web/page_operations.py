@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..env.binding import RemoteEnvironment
 from ..env.tools.source import EVENTS, ToolEvents
+from ..protocol.codec import MSGPACK
 from ..protocol.json_values import decode, encode, encode_state, split_observation
 from ..sessions.operations import Operation, build_operations, interrupt_tools, step_only_blocks
 
@@ -49,6 +50,34 @@ def encode_observation(observation: Any) -> EncodedObservation:
     return EncodedObservation(parts.fields, reward, parts.metadata, parts.done)
 
 
+def observation_of(result: Any) -> dict[str, Any]:
+    """Return `{"observation", "reward", "done"[, "metadata"]}` from the result of a reset or step on any surface.
+
+    Results are a frame of protocol v1 or v2 (JSON or MessagePack), the body of an HTTP answer, what the page gets, or
+    an observation that is not encoded yet.
+    """
+    if isinstance(result, EncodedObservation):
+        return decode_object(result.payload)
+    if isinstance(result, dict) and "observation" in result:
+        return result
+    if isinstance(result, bytes):
+        read = decode_object(result) if result[:1] == b"{" else MSGPACK.decode(result, binary=True)
+        data = read["data"] if isinstance(read.get("data"), dict) and "observation" in read["data"] else read
+        return data if result[:1] == b"{" else decode_object(encode(data))
+    inner = getattr(result, "observation", None)
+    if inner is not None and hasattr(result, "reward") and hasattr(result, "done") and not hasattr(result, "metadata"):
+        # A tool call that was a step: reward and end are kept beside what the agent sees.
+        parts = decode_object(encode_observation(inner).payload)
+        return {**parts, "reward": result.reward, "done": result.done}
+    return decode_object(encode_observation(result).payload)
+
+
+def decode_object(raw: bytes) -> dict[str, Any]:
+    """Parse JSON text that is an object."""
+    value: dict[str, Any] = decode(raw)
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """An action, and the listeners to its progress and log."""
@@ -80,16 +109,7 @@ def render_of(env: Any, outcome: EncodedObservation) -> Render:
     if not isinstance(observation, dict):
         return Render()
     observation |= {"reward": decode(outcome.reward), "done": outcome.done}
-    html, actions = None, []
-    try:
-        draw = getattr(env, "render_web", None)
-        html = None if draw is None else draw(dict(observation))
-        if html is not None and not isinstance(html, str):
-            raise TypeError(f"render_web returned a {type(html).__name__}, not text")
-        encode(html)  # raises for text that cannot be sent, such as lone surrogates
-    except Exception:
-        logger.exception("%s.render_web failed", type(env).__name__)
-        html = None
+    html, actions = _picture(env, observation), []
     try:
         offer = None if outcome.done else getattr(env, "web_actions", None)
         offered = [] if offer is None else offer(dict(observation))
@@ -99,6 +119,28 @@ def render_of(env: Any, outcome: EncodedObservation) -> Render:
         logger.exception("%s.web_actions failed", type(env).__name__)
         actions = []
     return Render(html, actions)
+
+
+def draw(env: Any, result: Any) -> Render:
+    """Call an environment's `render_web`, in its lane, for what a reset or step on any surface has returned."""
+    outcome = observation_of(result)
+    observation = outcome["observation"]
+    if not isinstance(observation, dict):
+        return Render()
+    return Render(_picture(env, {**observation, "reward": outcome.get("reward"), "done": outcome.get("done")}))
+
+
+def _picture(env: Any, observation: dict[str, Any]) -> str | None:
+    try:
+        render = getattr(env, "render_web", None)
+        html = None if render is None else render(dict(observation))
+        if html is not None and not isinstance(html, str):
+            raise TypeError(f"render_web returned a {type(html).__name__}, not text")
+        encode(html)  # raises for text that cannot be sent, such as lone surrogates
+    except Exception:
+        logger.exception("%s.render_web failed", type(env).__name__)
+        return None
+    return html
 
 
 def _button(label: Any, action: Any) -> dict[str, Any]:
@@ -137,3 +179,4 @@ RESET = _PLAIN.reset
 STATE = _PLAIN.state
 STEP = Operation("step", _step, _step_async, _step_only_blocks, interrupt_tools)
 RENDER = Operation("call", render_of)
+DRAW = Operation("call", draw)

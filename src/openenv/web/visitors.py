@@ -234,6 +234,7 @@ class Visitor:
         def note(session: Session) -> None:  # a constructor may hang, and an operator end its session
             reserved.append(session)
             self._visitors.by_session[session.id] = self
+            self._visitors.on_session(session)
 
         self._gone = asyncio.Event()
         try:
@@ -352,11 +353,23 @@ class Visitor:
 
 
 class Visitors:
-    """All visitors of one server; `by_session` has those of open sessions, by session id."""
+    """All visitors of one server; `by_session` has those of open sessions, by session id.
 
-    def __init__(self, manager: SessionManager, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        manager: Its sessions.
+        clock: A steady clock.
+        on_session: Called with each session that a visitor gets, before its environment is built.
+    """
+
+    def __init__(
+        self,
+        manager: SessionManager,
+        clock: Callable[[], float] = time.monotonic,
+        on_session: Callable[[Session], object] = lambda session: None,
+    ) -> None:
         self.manager = manager
         self.clock = clock
+        self.on_session = on_session
         self._known: OrderedDict[bytes, Visitor] = OrderedDict()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None

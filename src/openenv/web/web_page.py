@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from ..server.app import HTTPEnvServer, PageArguments, create_app
 from ..server.asgi import Handler, HeaderList, Receive, Scope, Send, cookie, header, respond_json
 from ..server.routes import DocumentedRoute
 from ..types import EnvironmentMetadata, ServerMode
+from .episode_recorder import EpisodeRecorder
+from .episode_routes import EpisodeRoutes
 from .page_description import PageDescription
 from .page_routes import SESSIONS, PageLogin, PageRoutes, UiEndpoint, is_https
 from .visitor_actions import VisitorActions
@@ -58,13 +61,15 @@ class WebPage:
         service = server.service
         self.service = service
         self.arguments = arguments
-        self.visitors = Visitors(service.manager)
+        self.recorder = EpisodeRecorder(service)
+        self.visitors = Visitors(service.manager, on_session=self.recorder.record_visitor)
         self.actions = VisitorActions(service)
         description = PageDescription(service, self.actions, arguments, folder)
         self._routes = PageRoutes(service, self.visitors, self.actions, description, lambda: server.access)
         service.manager.answers[SESSIONS] = self._routes.encoded_sessions
         self._login = PageLogin(lambda: server.access, service.manager.report_error)
         self._rollouts = _rollout_routes(arguments)
+        self._episodes = EpisodeRoutes(service, self.recorder, self.visitors)
         framed_by = {origin for origin in settings.allowed_origins() if origin != "*"}
         if settings.space_host():
             framed_by |= {"https://huggingface.co", "https://*.hf.space"}
@@ -89,6 +94,7 @@ class WebPage:
         ]
         if self._rollouts is not None:
             hidden += (("GET", path, handler) for path, handler in self._rollouts.handlers())
+        hidden += (("GET", path, handler) for path, handler in self._episodes.handlers())
         return [
             *(route for route in self._documented() if plays or route.path not in _PLAY_ROUTES),
             *(HiddenRoute(method, path, handler) for method, path, handler in hidden),
@@ -100,6 +106,14 @@ class WebPage:
         self.visitors.shut_down()
         if self._rollouts is not None:
             self._rollouts.close()
+
+    def start(self) -> None:
+        """Begin to record episodes; the server runs."""
+        self.recorder.start()
+
+    async def stopped(self) -> None:
+        """Write the ends of the last episodes; all sessions are closed."""
+        await asyncio.get_running_loop().run_in_executor(None, self.recorder.stop)
 
     def _documented(self) -> list[DocumentedRoute]:
         page = self._routes
@@ -145,7 +159,9 @@ def attach_web(app: FastAPI, arguments: PageArguments | None = None, *, folder: 
     app.router.routes += added
     app.state.openenv_web = page
     app.openapi_schema = None
-    wrap_lifespan(app, on_stop=page.shut_down)  # before the manager closes their sessions
+    wrap_lifespan(
+        app, on_start=page.start, on_stop=page.shut_down, on_stopped=page.stopped
+    )  # on_stop: before the manager closes sessions
     return page
 
 
@@ -188,21 +204,29 @@ create_web_interface_app = _with_page(create_app)
 
 
 def wrap_lifespan(
-    app: FastAPI, *, on_start: Callable[[], object] | None = None, on_stop: Callable[[], object] | None = None
+    app: FastAPI,
+    *,
+    on_start: Callable[[], object] | None = None,
+    on_stop: Callable[[], object] | None = None,
+    on_stopped: Callable[[], Awaitable[object]] | None = None,
 ) -> None:
-    """Call functions on the server's loop when the application has started, and before it stops."""
+    """Call functions on the server's loop when the application has started, before it stops, and at the very end."""
     inner = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(application: Any) -> AsyncIterator[Any]:
-        async with inner(application) as state:
-            if on_start is not None:
-                on_start()
-            try:
-                yield state
-            finally:
-                if on_stop is not None:
-                    on_stop()
+        try:
+            async with inner(application) as state:
+                if on_start is not None:
+                    on_start()
+                try:
+                    yield state
+                finally:
+                    if on_stop is not None:
+                        on_stop()
+        finally:
+            if on_stopped is not None:
+                await on_stopped()
 
     app.router.lifespan_context = lifespan
 
