@@ -39,6 +39,8 @@ _EXPORTS = {
 }
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
+    from openenv.auto.auto_action import AutoAction as AutoAction
+    from openenv.auto.auto_env import AutoEnv as AutoEnv
     from openenv.client.env_client import EnvClient as EnvClient
     from openenv.client.env_client import GenericAction as GenericAction
     from openenv.client.env_client import GenericEnvClient as GenericEnvClient
@@ -68,8 +70,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     __version__: str
 else:
     _lazy_getattr, __dir__, _names = lazy_exports(__name__, _EXPORTS)
-    # A star import takes what there is; these two say themselves what is missing.
-    __all__ = ["__version__", *(name for name in _names if name not in ("AutoEnv", "AutoAction"))]
+    __all__ = ["__version__", *_names]
 
     def __getattr__(name: str) -> Any:
         if name == "__version__":

@@ -219,6 +219,11 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     return Path(path).expanduser() if path else _user_folder("XDG_CACHE_HOME", ".cache", environ) / "openenv"
 
 
+def trust_remote_code(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether environments of the Hub are installed without a question: `OPENENV_TRUST_REMOTE_CODE`."""
+    return _text("OPENENV_TRUST_REMOTE_CODE", environ).lower() in _TRUE
+
+
 def rollout_store(environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder of stored rollouts: `OPENENV_ROLLOUTS`, or `openenv/rollouts` in the user's data folder."""
     path = _text("OPENENV_ROLLOUTS", environ)

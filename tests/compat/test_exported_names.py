@@ -48,7 +48,7 @@ EXPORTS = {
     "openenv": """
         __version__ Action Observation State StepResult Environment MCPEnvironment Transform Rubric create_app
         create_fastapi_app EnvClient SyncEnvClient GenericEnvClient GenericAction HTTPEnvClient MCPToolClient LocalEnv
-        VectorEnv AsyncVectorEnv
+        VectorEnv AsyncVectorEnv AutoEnv AutoAction connect
         core cli errors
     """,
     "openenv.core": f"{CLIENTS} {ENV_SERVER}",
@@ -115,6 +115,7 @@ EXPORTS = {
     "openenv.core.llm_client": f"""
         {LLM_CLIENTS} _clean_mcp_schema _mcp_tools_to_anthropic _mcp_tools_to_openai _openai_msgs_to_anthropic
     """,
+    "openenv.auto": "AutoAction AutoEnv",
     "openenv.core.containers.runtime": (
         "ContainerProvider DockerSwarmProvider KubernetesProvider LocalDockerProvider RuntimeProvider UVProvider"
     ),
@@ -130,8 +131,6 @@ EXPORTS = {
 }
 
 LATER = {
-    "openenv": ("AutoEnv AutoAction", "discover environments"),
-    "openenv.auto": ("AutoEnv AutoAction", "discover environments"),
     "openenv.core.evals": ("EvalConfig EvalHarness EvalResult InspectAIHarness", "Evaluation harnesses"),
     "openenv.core.tools": ("GitServerClient PyExecutor RepoInfo", "Environment tools"),
     "openenv.core.harness": (

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from .network import hf_space_subdomain
@@ -127,11 +128,19 @@ def _stop_unless_stopped(client: Any, provided: Provided, stop: Callable[[Any], 
         (stop or stop_quietly)(provided.provider)
 
 
-def provide_container(image: str, provider: Any, kwargs: dict[str, Any]) -> Provided:
+def provide_container(
+    image: str, provider: Any, kwargs: dict[str, Any], ready_timeout_s: float | None = None
+) -> Provided:
     """Start a container and wait until it answers; a start that fails leaves no container behind."""
     if provider is None:
         provider = load_provider("LocalDockerProvider")()
-    return _provided(provider, lambda: _start_container(provider, image, **kwargs))
+    return _provided(provider, lambda: _start_container(provider, image, ready_timeout_s=ready_timeout_s, **kwargs))
+
+
+def provide_process(target: str | Path, env_vars: dict[str, str] | None, ready_timeout_s: float) -> Provided:
+    """Serve what `openenv serve` serves, in a process of its own, and wait until it answers."""
+    provider = load_provider("ProcessProvider")(target, env_vars=env_vars, ready_timeout_s=ready_timeout_s)
+    return _provided(provider, lambda: _start_runtime(provider))
 
 
 def provide_space(repo_id: str, *, use_docker: bool, provider: Any, kwargs: dict[str, Any]) -> Provided:
@@ -155,9 +164,9 @@ def _provided(provider: Any, start: Callable[[], str]) -> Provided:
         raise
 
 
-def _start_container(provider: Any, *image: str, **kwargs: Any) -> str:
+def _start_container(provider: Any, *image: str, ready_timeout_s: float | None = None, **kwargs: Any) -> str:
     base_url: str = provider.start_container(*image, **kwargs)
-    provider.wait_for_ready(base_url)
+    provider.wait_for_ready(base_url, **({} if ready_timeout_s is None else {"timeout_s": ready_timeout_s}))
     return base_url
 
 
