@@ -171,8 +171,16 @@ kubernetes_service_host = Setting("KUBERNETES_SERVICE_HOST", str)
 
 # -- rollouts and sandboxes -----------------------------------------------------------------------------------------
 
+
+def allow_raw_logprobs(environ: Mapping[str, str] | None = None) -> bool:
+    """Say whether log-probabilities from before temperature count as ones to train on."""
+    return _text("OPENENV_ALLOW_RAW_LOGPROBS", environ).lower() in _TRUE
+
+
 capture_admin_key = Setting("OPENENV_CAPTURE_ADMIN_KEY", str)
 """Opens the control routes of the capture proxy."""
+llm_api_key = Setting("OPENENV_LLM_API_KEY", str)
+"""The key of the endpoint behind a capture server of the published interface."""
 model_key = Setting("OPENENV_MODEL_KEY", str)
 """The key of the model endpoint that rollouts are run with."""
 sandbox_name = Setting("OPENENV_SANDBOX", str)

@@ -107,7 +107,46 @@ EXPORTS = {
         build_harness_rollout_func
     """,
     "openenv.core.harness.training": "TrainingTrace TrainingTurn validate_training_turn",
-    "openenv.core.harness.capture.upstream": "training_sampling",
+    "openenv.core.harness.capture": """
+        APIType CaptureServer InferenceClient LLMReport RolloutGraph TurnNode UpstreamError detect
+        measure_retokenization_skew require_llm to_trace_entries to_training_trace to_turn_records validate_llm
+    """,
+    "openenv.core.harness.capture.compat": "ParamFix behaviour_warnings diagnose",
+    "openenv.core.harness.capture.contract": """
+        RolloutGraph TrainingTrace TurnNode check_turn measure_retokenization_skew to_trace_entries
+        to_training_trace to_turn_records validate_training_turn
+    """,
+    "openenv.core.harness.capture.detection": "APIType detect extract_model",
+    "openenv.core.harness.capture.export": "check_rollout check_sequence export_session summarise",
+    "openenv.core.harness.capture.graph": "RolloutGraph TrainingSequence TurnNode common_prefix_len",
+    "openenv.core.harness.capture.providers": """
+        ProviderConversionError UpstreamRequestError anthropic_request anthropic_response
+        openai_chat_content_to_anthropic_blocks replay_anthropic
+    """,
+    "openenv.core.harness.capture.runner": "CaptureServer create_app",
+    "openenv.core.harness.capture.server": """
+        APIType InferenceClient SessionRegistry TurnNode Upstream UpstreamError UpstreamHTTPError UpstreamPool
+        UpstreamRequestError check_turn check_turn_eval create_app detect evaluation_sampling export_session
+        extract_api_key extract_harness_session main rollout_type_for to_trace_entries training_sampling
+        truncating_params
+    """,
+    "openenv.core.harness.capture.sessions": """
+        RolloutGraph Session SessionRegistry Upstream clean_session_id evaluation_sampling extract_api_key
+        extract_harness_session rollout_type_for training_sampling
+    """,
+    "openenv.core.harness.capture.upstream": """
+        InferenceClient ParamFix UpstreamError UpstreamHTTPError UpstreamRequestError UpstreamTimeoutError
+        UpstreamTransportError auth_headers diagnose normalise_engine_base normalize_response openai_api_base
+        prepare_request training_sampling truncating_params
+    """,
+    "openenv.core.harness.capture.validate": """
+        Finding Report check_rollout check_sequence check_turn check_turn_eval check_upstream_response
+        validate_training_turn
+    """,
+    "openenv.core.harness.capture.validate_llm": """
+        LLMReport auth_headers behaviour_warnings check_upstream_response diagnose list_models normalise_engine_base
+        normalize_response openai_api_base probe_logprobs_mode probe_tool_support require_llm validate_llm
+    """,
     "openenv.core.env_server.web_interface": """
         ActionLog EpisodeState WebInterfaceManager create_web_interface_app get_quick_start_markdown
         load_environment_metadata

@@ -22,6 +22,7 @@ ALONE = {
         "tokens True 5\n['unknown_sampling', 'budget_stop']\n"
     ),
     "capture_sampling.py": ("1.0 7 ('temperature', 'grammar') () 5\n1.0 None () ('tool_choice: forced tool',) 0\n"),
+    "capture_sessions.py": "Two.\nTrue 5 5\n",
     "use_capture.py": "Two. False\ncomplete 10 5\nTrue 5\n",
     "async_env.py": "{'answer': 'WHY?'}\n",
     "fork_external.py": "['tea', 'cup'] ['tea', 'pot']\n",

@@ -372,21 +372,23 @@ def training_sampling(sampling: Mapping[str, Any] | None) -> dict[str, float | i
     """
     if sampling is None:
         return {}
+    if not isinstance(sampling, Mapping):
+        raise ValueError("sampling must be a JSON object")
     unknown = sorted(set(sampling) - {"temperature", *NEUTRAL_SAMPLING})
     if unknown:
         raise ValueError(f"unsupported training sampling fields: {', '.join(unknown)}")
-    temperature = _number(sampling.get("temperature"))
+    temperature = finite_number(sampling.get("temperature"))
     if temperature is None or temperature <= 0:
         shown = sampling.get("temperature")
         raise ValueError(f"training sampling requires a finite positive temperature, not {shown!r}")
     for name, neutral in NEUTRAL_SAMPLING.items():
         value = sampling.get(name)
-        if value is not None and _number(value) not in ((neutral, 0) if name == "top_k" else (neutral,)):
+        if value is not None and finite_number(value) not in ((neutral, 0) if name == "top_k" else (neutral,)):
             raise ValueError(f"training sampling requires {name}={neutral}, not {value!r}")
     return {"temperature": temperature, **NEUTRAL_SAMPLING}
 
 
-def _number(value: object) -> float | None:
+def finite_number(value: object) -> float | None:
     """Read a finite number; None for anything that is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None

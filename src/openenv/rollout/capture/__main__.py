@@ -17,7 +17,8 @@ from openenv import settings
 from openenv.errors import CaptureError
 from openenv.sandboxes.descriptors import raise_file_limit
 
-from .capture_server import CaptureServer, is_loopback
+from .capture_server import CaptureServer
+from .listener import is_loopback
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """The capture proxy as a server in a thread of its own: `CaptureServer` opens rollouts, agents call it.
 
-Knows threads, listeners and folders, and which requests agents may make; `control_routes` has those of the admin key.
+Knows rollouts and folders, and which requests agents may make; `control_routes` has those of the admin key.
 """
 
 from __future__ import annotations
@@ -8,18 +8,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import ipaddress
-import os
 import re
 import secrets
-import shutil
-import socket
 import ssl
-import tempfile
-import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from openenv.errors import CaptureError
 
@@ -33,12 +27,11 @@ from .control_routes import ControlRoutes
 from .dialects import BRIDGES, DIALECTS, Route, route
 from .dialects.dialect import MALFORMED
 from .encoding import Json, loads
-from .inbound import AgentConnections, AgentReply, AgentRequest, InboundLimits, RequestRefused
+from .inbound import AgentReply, AgentRequest, InboundLimits, RequestRefused
+from .listener import ProxyListener, is_loopback
 from .model_call import CallRequest, ProxiedCall, Services, ask_endpoint, send_final_answer
 from .outbound import Endpoints
 from .records import FILE, ITEM_LISTS, Call, JournalFull, Recorder, Recording, RecordsTooLarge, read
-
-T = TypeVar("T")
 
 MAX_ACTIVE_CALLS = 64
 """How many calls of one rollout may be under way."""
@@ -137,13 +130,19 @@ class AgentRoutes:
             elif target is None or request.method != "POST":
                 raise RequestRefused(404, f"there is no {request.method} {path} here")
             else:
-                await self._post(request, reply, rollout, target)
+                await self.post(request, reply, rollout, target)
         except RequestRefused as exc:
             await reply.send_json(dialect.error(exc.status, str(exc)), exc.status)
         except JournalFull as exc:
             await reply.send_json(dialect.error(507, f"this call could not be recorded: {exc}"), 507)
 
-    async def _post(self, request: AgentRequest, reply: AgentReply, rollout: CapturedRollout, target: Route) -> None:
+    async def post(self, request: AgentRequest, reply: AgentReply, rollout: CapturedRollout, target: Route) -> None:
+        """Answer a model call, or count the tokens of one.
+
+        Raises:
+            RequestRefused: it cannot be answered.
+            JournalFull: it cannot be recorded.
+        """
         dialect = target.dialect
         body = _parsed(request)
         if target.kind == "count":
@@ -234,7 +233,7 @@ def _model(rollout: CapturedRollout) -> Json:
     return {"id": name, "object": "model", "type": "model", "display_name": name, "created": 0, "owned_by": "openenv"}
 
 
-class CaptureServer:
+class CaptureServer(ProxyListener):
     """The proxy between agents and model endpoints.
 
     Args:
@@ -267,21 +266,13 @@ class CaptureServer:
         if not admin_key and not is_loopback(host):
             raise CaptureError(f"{host} is not a loopback address: give an admin_key to listen there.")
         self.root = Path(root)
-        self._host = host
-        self._port = port
         self._registry = RolloutRegistry(closed_ttl_s)
         self._endpoints = Endpoints(tls)
         self._services = Services(self._endpoints, policy_header.lower(), backoff_s)
         self._agent_routes = AgentRoutes(self._registry, self._services)
         self._control_routes = ControlRoutes(self, admin_key) if admin_key else None
-        limits = InboundLimits(body=max_body)
-        self._agents = AgentConnections(limits, is_known=lambda key: self._registry.by_key(key) is not None)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._servers: list[asyncio.Server] = []
-        self._socket_parent = sockets
-        self._folder: Path | None = None
         self._sweeper: asyncio.Task[None] | None = None
+        super().__init__(host, port, InboundLimits(body=max_body), sockets)
 
     # life
 
@@ -291,51 +282,14 @@ class CaptureServer:
         Raises:
             CaptureError: it cannot.
         """
-        if self._thread is not None:
-            raise CaptureError("The capture server runs already.")
-        started: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._main, args=(started,), name="openenv-capture", daemon=True)
-        self._thread.start()
-        try:
-            started.result()
-        except OSError as exc:
-            self._thread.join()
-            self._thread = None
-            raise CaptureError(f"The capture proxy cannot listen on {self._host}:{self._port}: {exc}") from exc
+        self.listen()
         return self
-
-    def stop(self) -> None:
-        """End all calls, write them down, and stop listening."""
-        if self._thread is None or self._loop is None:
-            return
-        self.run(self._shut())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._thread = None
 
     def __enter__(self) -> CaptureServer:
         return self.start()
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
-
-    @property
-    def url(self) -> str:
-        """Return the address for agents that reach TCP, without `/v1`."""
-        host = "127.0.0.1" if self._host in ("0.0.0.0", "::", "") else self._host
-        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
-
-    @property
-    def port(self) -> int:
-        """Return the TCP port."""
-        return self._port
-
-    @property
-    def socket(self) -> Path:
-        """Return the unix socket: it has the agents' routes only."""
-        if self._folder is None:
-            raise CaptureError("The capture server does not run.")
-        return self._folder / SOCKET_NAME
 
     # rollouts
 
@@ -461,61 +415,27 @@ class CaptureServer:
         if rollout.closed_at is None:
             rollout.close()
 
-    # the thread
+    # what the listener asks for
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the server's loop from another thread, and wait for it."""
-        return self._submit(work).result()
+    def is_known(self, key: str) -> bool:
+        """Say whether a rollout has this key."""
+        return self._registry.by_key(key) is not None
 
-    def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        if self._thread is None or self._loop is None or self._loop.is_closed():
-            work.close()
-            raise CaptureError("The capture server does not run.")
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise CaptureError("This would wait for itself: call it from another thread.")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def _main(self, started: concurrent.futures.Future[None]) -> None:
-        loop = _new_loop()
-        asyncio.set_event_loop(loop)
-        self._loop = loop
-        try:
-            loop.run_until_complete(self._listen())
-        except BaseException as exc:
-            loop.run_until_complete(self._shut())
-            loop.close()
-            started.set_exception(exc)
-            return
-        started.set_result(None)
-        try:
-            loop.run_forever()
-        finally:
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
-
-    async def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tcp = await loop.create_server(lambda: self._agents.accept(self._on_tcp), self._host, self._port, backlog=1024)
-        self._servers.append(tcp)
-        self._port = tcp.sockets[0].getsockname()[1]
-        if hasattr(socket, "AF_UNIX"):
-            self._folder = make_socket_folder(self._socket_parent)
-            path = self._folder / SOCKET_NAME
-            unix = await loop.create_unix_server(
-                lambda: self._agents.accept(self._agent_routes.handle), str(path), backlog=1024
-            )
-            self._servers.append(unix)
-            os.chmod(path, 0o666)  # agents run as other users; the folder and the key decide who gets through
-            os.chmod(self._folder, 0o711)
-        self._sweeper = loop.create_task(self._sweep())
-
-    async def _on_tcp(self, request: AgentRequest, reply: AgentReply) -> None:
+    async def answer(self, request: AgentRequest, reply: AgentReply) -> None:
+        """Answer an agent, or the holder of the admin key."""
         if self._control_routes is not None and self._control_routes.owns(request):
             await self._control_routes.handle(request, reply)
         else:
             await self._agent_routes.handle(request, reply)
+
+    async def answer_sandbox(self, request: AgentRequest, reply: AgentReply) -> None:
+        """Answer an agent."""
+        await self._agent_routes.handle(request, reply)
+
+    async def on_listening(self) -> None:
+        """Begin to sweep."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def _sweep(self) -> None:
         while True:
@@ -523,68 +443,10 @@ class CaptureServer:
             self._endpoints.sweep()
             self._registry.sweep()
 
-    async def _shut(self) -> None:
+    async def on_stop(self) -> None:
+        """End all rollouts."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for server in self._servers:
-            server.close()
         for rollout in self._registry.all():
             await self.finish(rollout)
-        self._agents.close()
         self._endpoints.close()
-        await asyncio.sleep(0)
-        self._agents.close(abort=True)
-        await asyncio.sleep(0.01)  # for the transports' connection_lost
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # not there on every platform
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether an address can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-# The agents' unix socket has a folder of its own, whose path is short enough for a socket: the kernel takes little more
-# than 100 bytes. The folder of a proxy that was killed is removed by the next one that starts.
-
-FOLDER_PREFIX = "openenv-capture-"
-SOCKET_NAME = "agents.sock"
-_PATH_LIMIT = 100
-
-
-def make_socket_folder(parent: Path | None = None) -> Path:
-    """Make a folder for a socket, below `parent` if that path is short enough, and remove abandoned ones there."""
-    parents = [path for path in (parent, Path(tempfile.gettempdir())) if path is not None]
-    room = _PATH_LIMIT - len(f"/{FOLDER_PREFIX}12345678/{SOCKET_NAME}")
-    short = next((path for path in parents if len(str(path)) <= room), Path("/tmp"))
-    for folder in short.glob(f"{FOLDER_PREFIX}*"):
-        if _is_abandoned(folder / SOCKET_NAME):
-            shutil.rmtree(folder, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=short))
-
-
-def _is_abandoned(path: Path) -> bool:
-    """Say whether a socket has no listener any more."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-        if not path.is_socket():
-            return False
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return True
-    return False

@@ -17,14 +17,18 @@ where the engine names no ids, the one whose conversation and reply are the begi
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from .dialects.dialect import MALFORMED
 from .encoding import dumps
 from .records import Call
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -92,57 +96,73 @@ def build(calls: Iterable[Call]) -> CallGraph:
 
 
 def _link(nodes: list[CallNode], marks_of: Callable[[CallNode], tuple[bytes, bytes]]) -> None:
-    """Find each node's parent by digests of beginnings.
-
-    Comparing every node with every other would take n * n prompts of up to a million tokens. Instead the ends of all
-    calls (question and answer) go into a table by digest, and each question is digested once from its start: at every
-    length that some end has, one lookup says whether a call ended exactly there.
-    """
+    """Find each node's parent by what questions begin with."""
     pieces = [marks_of(node) for node in nodes]
-    ends: dict[bytes, list[CallNode]] = {}
-    lengths: set[int] = set()
+    ends: EndTable[CallNode] = EndTable()
     for node, (question, answer) in zip(nodes, pieces, strict=True):
         if answer:
-            ends.setdefault(_digest(question + answer), []).append(node)
-            lengths.add(len(question) + len(answer))
-    ordered = sorted(lengths)
+            ends.add(question + answer, node)
     for node, (question, _) in zip(nodes, pieces, strict=True):
-        node.parent = _longest(node, question, ordered, ends)
-
-
-def _longest(node: CallNode, question: bytes, lengths: list[int], ends: dict[bytes, list[CallNode]]) -> CallNode | None:
-    running = hashlib.blake2b(digest_size=16)
-    view = memoryview(question)
-    position = 0
-    best: CallNode | None = None
-    for length in lengths:
-        if length > len(view):
-            break
-        running.update(view[position:length])
-        position = length
-        candidates = ends.get(running.digest())
-        if candidates:
+        for candidates in ends.beginnings_of(question):
             earlier = [other for other in candidates if other.number < node.number]
-            best = earlier[-1] if earlier else candidates[0]
-    return best
+            node.parent = earlier[-1] if earlier else candidates[0]  # the last ones are the longest
+
+
+class EndTable(Generic[T]):
+    """Finds the calls whose question and answer are the beginning of another question.
+
+    Comparing every call with every other would take n * n prompts of up to a million tokens. Instead the ends of all
+    calls (question and answer) are in a table by digest, and each question is digested once from its start: at every
+    length that some end has, one lookup says whether a call ended exactly there.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[bytes, list[T]] = {}
+        self._lengths: list[int] = []
+
+    def add(self, end: bytes, value: T) -> None:
+        """Add a call by its question and answer."""
+        self._ends.setdefault(digest(end), []).append(value)
+        index = bisect.bisect_left(self._lengths, len(end))
+        if index == len(self._lengths) or self._lengths[index] != len(end):
+            self._lengths.insert(index, len(end))
+
+    def beginnings_of(self, question: bytes) -> Iterator[list[T]]:
+        """Yield the calls with which a question begins, those of one length together, the shortest first."""
+        running = hashlib.blake2b(digest_size=16)
+        view = memoryview(question)
+        position = 0
+        for length in self._lengths:
+            if length > len(view):
+                break
+            running.update(view[position:length])
+            position = length
+            candidates = self._ends.get(running.digest())
+            if candidates:
+                yield candidates
 
 
 def _token_marks(node: CallNode) -> tuple[bytes, bytes]:
     """Return prompt and completion as bytes: 8 per token, so that a beginning of ids is a beginning of bytes."""
     done = node.call.completion
     sampled = [token if token is not None else -1 for token in done.sampled.ids]
-    return array("q", done.prompt_ids or ()).tobytes(), array("q", sampled).tobytes()
+    return token_bytes(done.prompt_ids or ()), token_bytes(sampled)
 
 
 def _message_marks(node: CallNode) -> tuple[bytes, bytes]:
     """Return conversation and reply as bytes: a digest per item, so that all items have one length."""
     call = node.call
     try:
-        question = [_digest(dumps(item)) for item in call.reader.items(call.sent)]
-        answer = [_digest(dumps(item)) for item in call.reader.reply_items(call.response or {})]
+        question = [digest(dumps(item)) for item in call.reader.items(call.sent)]
+        answer = [digest(dumps(item)) for item in call.reader.reply_items(call.response or {})]
     except MALFORMED:  # a conversation that makes no sense is linked to none
-        return _digest(dumps([call.number])), b""
+        return digest(dumps([call.number])), b""
     return b"".join(question), b"".join(answer)
+
+
+def token_bytes(ids: Iterable[int]) -> bytes:
+    """Return ids as bytes, so that a beginning of ids is a beginning of bytes."""
+    return array("q", ids).tobytes()
 
 
 def setting_of(call: Call) -> bytes:
@@ -153,14 +173,15 @@ def setting_of(call: Call) -> bytes:
         return b""
 
 
-def _digest(data: bytes) -> bytes:
+def digest(data: bytes) -> bytes:
+    """Return a short name of bytes."""
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _question(node: CallNode) -> bytes:
     if node.has_tokens:
-        return b"t" + _digest(_token_marks(node)[0])
-    return b"m" + setting_of(node.call) + _digest(_message_marks(node)[0])
+        return b"t" + digest(_token_marks(node)[0])
+    return b"m" + setting_of(node.call) + digest(_message_marks(node)[0])
 
 
 def _mark_discarded(nodes: list[CallNode]) -> None:

@@ -731,7 +731,7 @@ def endpoint_headers(model: Model, passed_on: Mapping[str, str]) -> dict[str, st
     if model.dialect == "anthropic":
         headers["x-api-key"] = key
         headers.setdefault("anthropic-version", "2023-06-01")
-    else:
+    elif key:  # one that is empty is in `extra_headers`, or there is none
         headers["authorization"] = f"Bearer {key}"
     headers.update({name.lower(): value for name, value in model.extra_headers.items()})
     return headers

@@ -403,12 +403,8 @@ class JournalEntry:
     payload: bytes = b""
 
 
-def _read_entries(path: Path) -> tuple[list[JournalEntry], int]:
-    """Return the entries of a file, and how many bytes at its end are no whole entry."""
-    try:
-        data = path.read_bytes()
-    except OSError as exc:
-        raise CaptureError(f"Cannot read {path}: {exc}") from exc
+def _entries_in(data: bytes) -> tuple[list[JournalEntry], int]:
+    """Return the entries in the bytes of a file, and how many bytes they have: the rest is no whole entry."""
     entries: list[JournalEntry] = []
     position = 0
     while position < len(data):
@@ -426,7 +422,7 @@ def _read_entries(path: Path) -> tuple[list[JournalEntry], int]:
         else:
             entries.append(JournalEntry(head))
             position = start
-    return entries, len(data) - position
+    return entries, position
 
 
 def read(path: Path | str) -> Recording:
@@ -435,43 +431,94 @@ def read(path: Path | str) -> Recording:
     Raises:
         CaptureError: there are none, or they are not such records.
     """
-    file = Path(path)
-    file = file / FILE if file.is_dir() else file
-    entries, torn_bytes = _read_entries(file)
-    if not entries or entries[0].head.get("k") != "open":
-        raise CaptureError(f"{file} does not hold records of a rollout.")
-    opening = entries[0].head
-    recording = Recording(
-        rollout_id=str(opening.get("rollout_id", "")),
-        path=file,
-        opened_at=opening.get("at", 0.0),
-        metadata=opening.get("metadata") or {},
-        model=opening.get("model") or {},
-        budget=opening.get("budget") or {},
-        torn_bytes=torn_bytes,
-    )
-    items: list[Any] = []
-    drafts: dict[int, _Draft] = {}
-    for entry in entries[1:]:
+    reader = RecordingReader(path)
+    ended = {call.number: call for call in reader.advance()}
+    recording = reader.recording
+    calls = ended | {call.number: call for call in reader.unfinished()}
+    recording.calls = [calls[number] for number in sorted(calls)]
+    return recording
+
+
+class RecordingReader:
+    """Reads the records of a rollout, and later what was added to them since.
+
+    Raises:
+        CaptureError: there are none, or they are not such records.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        file = Path(path)
+        self._file = file / FILE if file.is_dir() else file
+        self._position = 0
+        self._items: list[Any] = []
+        self._drafts: dict[int, _Draft] = {}
+        self._prompts: dict[int, list[int]] = {}  # of all calls: later ones name the beginnings that they share
+        self._recording: Recording | None = None
+
+    @property
+    def recording(self) -> Recording:
+        """Return what belongs to no single call; `calls` is left empty here."""
+        if self._recording is None:
+            raise CaptureError(f"{self._file} does not hold records of a rollout.")
+        return self._recording
+
+    def advance(self) -> list[Call]:
+        """Read what is new, and return the calls that ended in it."""
+        try:
+            with self._file.open("rb") as file:
+                file.seek(self._position)
+                data = file.read()
+        except OSError as exc:
+            raise CaptureError(f"Cannot read {self._file}: {exc}") from exc
+        entries, size = _entries_in(data)
+        self._position += size
+        if self._recording is None:
+            if not entries or entries[0].head.get("k") != "open":
+                raise CaptureError(f"{self._file} does not hold records of a rollout.")
+            self._recording = _opened(entries.pop(0).head, self._file)
+        self._recording.torn_bytes = len(data) - size
+        ended = [number for number in map(self._take, entries) if number is not None]
+        return [self._finished(self._drafts.pop(number)) for number in ended]
+
+    def unfinished(self) -> list[Call]:
+        """Return the calls that have no end yet, as far as they got."""
+        return [self._finished(draft) for draft in self._drafts.values()]
+
+    def _take(self, entry: JournalEntry) -> int | None:
+        """Take one entry, and return the number of the call that it ends."""
         kind, number = entry.head.get("k"), entry.head.get("n")
         if kind == "call":
-            drafts[entry.head["n"]] = _Draft(_call(entry, items))
+            self._drafts[entry.head["n"]] = _Draft(_call(entry, self._items))
         elif kind == "stop":
-            recording.stops.append(entry.head)
+            self.recording.stops.append(entry.head)
         elif kind == "note":
-            recording.notes.append(entry.head)
+            self.recording.notes.append(entry.head)
         elif kind == "prompt":
-            base = drafts.get(entry.head["base"])  # 0, which no call has: the prompt shares nothing
-            shared = (base.prompt_ids or [])[: entry.head["keep"]] if base is not None else []
-            drafts[entry.head["n"]].take_prompt(entry, shared)
-        elif number in drafts and kind == "resent":
-            _resend(drafts[number].call, loads(entry.payload), items)
-        elif number in drafts:
-            drafts[number].feed(entry)
-    recording.calls = [draft.finished() for draft in drafts.values()]
-    for call in recording.calls:
-        call.not_trainable += unasked_sampling(recording.model.get("sampling") or {}, call.sent)
-    return recording
+            # The base is 0, which no call has, where the prompt shares nothing.
+            shared = self._prompts.get(entry.head["base"], [])[: entry.head["keep"]]
+            self._prompts[entry.head["n"]] = self._drafts[entry.head["n"]].take_prompt(entry, shared)
+        elif number in self._drafts and kind == "resent":
+            _resend(self._drafts[number].call, loads(entry.payload), self._items)
+        elif number in self._drafts:
+            self._drafts[number].feed(entry)
+            return int(entry.head["n"]) if kind == "end" else None
+        return None
+
+    def _finished(self, draft: _Draft) -> Call:
+        call = draft.finished()
+        call.not_trainable += unasked_sampling(self.recording.model.get("sampling") or {}, call.sent)
+        return call
+
+
+def _opened(head: Json, file: Path) -> Recording:
+    return Recording(
+        rollout_id=str(head.get("rollout_id", "")),
+        path=file,
+        opened_at=head.get("at", 0.0),
+        metadata=head.get("metadata") or {},
+        model=head.get("model") or {},
+        budget=head.get("budget") or {},
+    )
 
 
 def _call(entry: JournalEntry, items: list[Any]) -> Call:
@@ -527,9 +574,10 @@ class _Draft:
         self._body: bytes | None = None
         self._last_at = call.started_at
 
-    def take_prompt(self, entry: JournalEntry, shared: list[int]) -> None:
+    def take_prompt(self, entry: JournalEntry, shared: list[int]) -> list[int]:
         self.prompt_ids = shared + entry.head["ids"]
         self.call.prompt_ids_asked = bool(entry.head.get("asked"))
+        return self.prompt_ids
 
     def feed(self, entry: JournalEntry) -> None:
         head, call = entry.head, self.call

@@ -136,6 +136,7 @@ class CallOptions:
     """What a request to the endpoint has beyond what the agent asks."""
 
     model: str
+    """The endpoint's name of the model; empty for the agent's."""
     top_logprobs: int = 5
     return_token_ids: bool = True
     max_tokens: int | None = None
@@ -153,7 +154,7 @@ class CallOptions:
         trainers = {
             name: value for name, value in self.sampling.items() if name not in body or name not in self.agent_may_set
         }
-        return {**body, **trainers, "model": self.model}
+        return {**body, **trainers, "model": self.model or body.get("model")}
 
     def without(self, parameter: str) -> CallOptions:
         """Return the same options, less one parameter."""

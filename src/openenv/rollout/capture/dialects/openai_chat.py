@@ -10,6 +10,7 @@ Ids of prompt and completion are in other places with each engine:
 from __future__ import annotations
 
 import functools
+import json
 import time
 import uuid
 from typing import Any
@@ -365,14 +366,24 @@ def _leading(messages: list[Json]) -> int:
 
 
 def _reduced(message: Json) -> list[Any]:
-    # Agents send back what they parsed: a text as a list of one part, calls with new ids, without the thoughts.
+    # Agents send back what they parsed: a text as a list of one part, calls with new ids and with arguments that were
+    # written again ({"a": 1} for {"a":1}), without the thoughts.
     content = message.get("content")
     if isinstance(content, list):
         texts = [part.get("text") for part in dicts_in(content) if part.get("type") == "text"]
         content = "".join(text for text in texts if isinstance(text, str)) if len(texts) == len(content) else content
     functions = [call.get("function") or {} for call in dicts_in(message.get("tool_calls"))]
-    calls = [[function.get("name"), function.get("arguments")] for function in functions]
-    return [message.get("role"), content or "", calls, message.get("tool_call_id")]
+    calls = [[function.get("name"), _canonical(function.get("arguments"))] for function in functions]
+    return [message.get("role"), content.strip() if isinstance(content, str) else content or "", calls]
+
+
+def _canonical(arguments: Any) -> str:
+    """Return the arguments of a call as text that does not depend on how they were written."""
+    try:
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return json.dumps(parsed, sort_keys=True)
+    except (ValueError, RecursionError):
+        return str(arguments).strip()
 
 
 def _first_list(choice: Json, keys: tuple[str, ...]) -> list[int]:

@@ -1,0 +1,10 @@
+"""Facade: the dialect of a request, on the module path that existing code imports. No logic lives here."""
+
+from __future__ import annotations
+
+from openenv._lazy import export_imports
+from openenv.rollout.capture.published.detection import APIType as APIType
+from openenv.rollout.capture.published.detection import detect as detect
+from openenv.rollout.capture.published.detection import extract_model as extract_model
+
+export_imports(__name__)

@@ -1,0 +1,11 @@
+"""Facade: the document of a captured rollout, on the module path that existing code imports. No logic lives here."""
+
+from __future__ import annotations
+
+from openenv._lazy import export_imports
+from openenv.rollout.capture.published.capture_checks import check_rollout as check_rollout
+from openenv.rollout.capture.published.capture_checks import check_sequence as check_sequence
+from openenv.rollout.capture.published.documents import export_session as export_session
+from openenv.rollout.capture.published.documents import summarise as summarise
+
+export_imports(__name__)

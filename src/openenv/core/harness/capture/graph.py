@@ -1,0 +1,11 @@
+"""Facade: the calls of a rollout, linked, on the module path that existing code imports. No logic lives here."""
+
+from __future__ import annotations
+
+from openenv._lazy import export_imports
+from openenv.rollout.capture.published.turn_graph import RolloutGraph as RolloutGraph
+from openenv.rollout.capture.published.turn_graph import TrainingSequence as TrainingSequence
+from openenv.rollout.capture.published.turn_graph import TurnNode as TurnNode
+from openenv.rollout.capture.published.turn_graph import common_prefix_len as common_prefix_len
+
+export_imports(__name__)

@@ -1,0 +1,15 @@
+"""Facade: endpoints that speak Anthropic messages. On the module path that existing code imports; no logic."""
+
+from __future__ import annotations
+
+from openenv._lazy import export_imports
+from openenv.rollout.capture.dialects.content import (
+    openai_chat_content_to_anthropic_blocks as openai_chat_content_to_anthropic_blocks,
+)
+from openenv.rollout.capture.published.native_anthropic import ProviderConversionError as ProviderConversionError
+from openenv.rollout.capture.published.native_anthropic import anthropic_request as anthropic_request
+from openenv.rollout.capture.published.native_anthropic import anthropic_response as anthropic_response
+from openenv.rollout.capture.published.native_anthropic import replay_anthropic as replay_anthropic
+from openenv.rollout.capture.published.upstream_errors import UpstreamRequestError as UpstreamRequestError
+
+export_imports(__name__)

@@ -1,0 +1,36 @@
+"""Facade: the capture server, on the module path that existing code imports, and a command: no logic lives here."""
+
+from __future__ import annotations
+
+import sys as _sys
+
+from openenv._lazy import export_imports
+from openenv.rollout.capture.published.capture_checks import check_turn_eval as check_turn_eval
+from openenv.rollout.capture.published.capture_sessions import SessionRegistry as SessionRegistry
+from openenv.rollout.capture.published.capture_sessions import UpstreamAddress as _UpstreamAddress
+from openenv.rollout.capture.published.capture_sessions import evaluation_sampling as evaluation_sampling
+from openenv.rollout.capture.published.capture_sessions import extract_api_key as extract_api_key
+from openenv.rollout.capture.published.capture_sessions import extract_harness_session as extract_harness_session
+from openenv.rollout.capture.published.capture_sessions import rollout_type_for as rollout_type_for
+from openenv.rollout.capture.published.detection import APIType as APIType
+from openenv.rollout.capture.published.detection import detect as detect
+from openenv.rollout.capture.published.documents import export_session as export_session
+from openenv.rollout.capture.published.documents import to_trace_entries as to_trace_entries
+from openenv.rollout.capture.published.engine_client import InferenceClient as InferenceClient
+from openenv.rollout.capture.published.engine_client import truncating_params as truncating_params
+from openenv.rollout.capture.published.session_app import UpstreamPool as UpstreamPool
+from openenv.rollout.capture.published.session_app import create_app as create_app
+from openenv.rollout.capture.published.session_app import main as main
+from openenv.rollout.capture.published.turn_graph import TurnNode as TurnNode
+from openenv.rollout.capture.published.upstream_errors import UpstreamError as UpstreamError
+from openenv.rollout.capture.published.upstream_errors import UpstreamHTTPError as UpstreamHTTPError
+from openenv.rollout.capture.published.upstream_errors import UpstreamRequestError as UpstreamRequestError
+from openenv.rollout.parameters import training_sampling as training_sampling
+from openenv.rollout.training import check_turn as check_turn
+
+Upstream = _UpstreamAddress
+
+export_imports(__name__)
+
+if __name__ == "__main__":
+    _sys.exit(main())

@@ -1,0 +1,42 @@
+"""The dialect of a request: by its path, else by a header, else by its body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+
+class APIType(str, Enum):
+    """The dialects that agents speak."""
+
+    ANTHROPIC = "anthropic"
+    OPENAI_CHAT = "openai_chat"
+    OPENAI_RESPONSES = "openai_responses"
+    GOOGLE = "google"
+
+
+_PATHS = {
+    "/v1/messages": APIType.ANTHROPIC,
+    "/v1/chat/completions": APIType.OPENAI_CHAT,
+    "/v1/responses": APIType.OPENAI_RESPONSES,
+    "generatecontent": APIType.GOOGLE,  # :generateContent and :streamGenerateContent
+}
+
+
+def detect(path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> APIType:
+    """Return the dialect of a request; chat completions where nothing tells."""
+    for part, dialect in _PATHS.items():
+        if part in (path.lower() if dialect is APIType.GOOGLE else path):
+            return dialect
+    if any(name.lower() == "anthropic-version" for name in headers):
+        return APIType.ANTHROPIC
+    if "contents" in body:
+        return APIType.GOOGLE
+    return APIType.OPENAI_RESPONSES if "input" in body and "instructions" in body else APIType.OPENAI_CHAT
+
+
+def extract_model(api_type: APIType, body: Mapping[str, Any]) -> str:
+    """Return the model that a request names."""
+    name = body.get("model", "gemini-pro" if api_type is APIType.GOOGLE else "unknown")
+    return str(name)

@@ -1,0 +1,276 @@
+"""The calls of one rollout as nodes that are added in any order, and linked by what their prompts begin with.
+
+A node continues the longest node whose prompt and sampled tokens are, token for token, the beginning of its prompt; one
+without ids, the node whose messages and answer are the beginning of its messages (`graph` draws it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..dialects.dialect import MALFORMED
+from ..dialects.openai_chat import OpenAIChat
+from ..encoding import Json, dumps
+from ..graph import EndTable, digest, token_bytes
+
+_CHAT = OpenAIChat()
+
+
+def common_prefix_len(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many leading tokens two lists share."""
+    for position, (one, other) in enumerate(zip(a, b, strict=False)):
+        if one != other:
+            return position
+    return min(len(a), len(b))
+
+
+@dataclass
+class TurnNode:
+    """One model call."""
+
+    node_id: str
+    prompt_ids: list[int]
+    sampled_ids: list[int]
+    sampled_logprobs: list[float] | None = None
+    """One for each sampled id; None where the call cannot be trained on."""
+    parent_id: str | None = None
+    index: int = 0
+    """Its place in the order in which calls were added."""
+    model: str | None = None
+    finish_reason: str | None = None
+    harness_session_id: str | None = None
+    """The agent's own name of the conversation, where it sends one."""
+    system_digest: str | None = None
+    n_tools: int = 0
+    request_messages: list[Json] = field(default_factory=list)
+    request_tools: list[Json] | None = None
+    sampling_params: Json = field(default_factory=dict)
+    """What was sent to the endpoint."""
+    requested_sampling_params: Json = field(default_factory=dict)
+    """What the agent asked for."""
+    response_message: Json = field(default_factory=dict)
+    trainable: bool = True
+    """Whether what was sampled is the policy's own choice; a forced tool, for one, is not."""
+
+    @property
+    def end_ids(self) -> list[int]:
+        """Return prompt and sampled tokens."""
+        return self.prompt_ids + self.sampled_ids
+
+    def context_ids(self, parent: TurnNode | None) -> list[int]:
+        """Return the tokens between the end of a parent and what was sampled here."""
+        skipped = 0 if parent is None else len(parent.prompt_ids) + len(parent.sampled_ids)
+        return self.prompt_ids[skipped:]
+
+    @property
+    def is_target(self) -> bool:
+        """Say whether its sampled tokens may be trained on."""
+        return (
+            self.trainable and self.sampled_logprobs is not None and len(self.sampled_logprobs) == len(self.sampled_ids)
+        )
+
+
+@dataclass
+class TrainingSequence:
+    """A path from a root to a leaf as a training example: three lists of one length."""
+
+    input_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    node_ids: list[str]
+    prompt_len: int
+    root_id: str
+    n_turns: int
+
+    @property
+    def n_trainable(self) -> int:
+        """Return how many tokens are to be trained on."""
+        return sum(self.loss_mask)
+
+    def turn_lengths(self) -> list[int]:
+        """Return the lengths of the runs of tokens that are to be trained on."""
+        edges = [0, *self.loss_mask, 0]
+        starts = [place for place in range(1, len(edges)) if edges[place] and not edges[place - 1]]
+        ends = [place for place in range(1, len(edges)) if edges[place - 1] and not edges[place]]
+        return [end - start for start, end in zip(starts, ends, strict=True)]
+
+
+class RolloutGraph:
+    """The calls of one rollout, linked as they are added."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, TurnNode] = {}
+        self._children: dict[str, list[str]] = {}
+        self._prompts: dict[str, bytes] = {}
+        self._token_ends: EndTable[TurnNode] = EndTable()
+        self._message_ends: EndTable[TurnNode] = EndTable()
+
+    def add_turn(self, node: TurnNode) -> TurnNode:
+        """Add a call, set its `index` and `parent_id`, and link calls that came before the one that they continue."""
+        prompt, end = _token_marks(node)
+        messages, reply = _message_marks(node)
+        parent = self._token_parent(node, prompt) if node.prompt_ids else self._message_parent(messages)
+        node.index = len(self._nodes)
+        node.parent_id = None if parent is None else parent.node_id
+        self._nodes[node.node_id] = node
+        self._children[node.node_id] = []
+        self._prompts[node.node_id] = prompt
+        if parent is not None:
+            self._children[parent.node_id].append(node.node_id)
+        if end:
+            self._adopt(node, end)
+            self._token_ends.add(end, node)
+        if messages or reply:
+            self._message_ends.add(messages + reply, node)
+        return node
+
+    def _token_parent(self, node: TurnNode, prompt: bytes) -> TurnNode | None:
+        found: TurnNode | None = None
+        for candidates in self._token_ends.beginnings_of(prompt):
+            shorter = [other for other in candidates if len(other.prompt_ids) < len(node.prompt_ids)]
+            found = shorter[0] if shorter else found
+        return found
+
+    def _message_parent(self, messages: bytes) -> TurnNode | None:
+        found: TurnNode | None = None
+        for candidates in self._message_ends.beginnings_of(messages):
+            found = candidates[0]
+        return found
+
+    def _adopt(self, node: TurnNode, end: bytes) -> None:
+        """Link the calls that came before this one and continue it: agents make several calls at once."""
+        size = len(node.prompt_ids) + len(node.sampled_ids)
+        for other_id, prompt in self._prompts.items():
+            other = self._nodes[other_id]
+            if other is node or len(other.prompt_ids) <= len(node.prompt_ids) or not prompt.startswith(end):
+                continue
+            if other.parent_id is not None:
+                parent = self._nodes[other.parent_id]
+                if len(parent.prompt_ids) + len(parent.sampled_ids) >= size:
+                    continue  # it continues a longer one
+                self._children[other.parent_id].remove(other_id)
+            other.parent_id = node.node_id
+            self._children[node.node_id].append(other_id)
+
+    def nodes(self) -> list[TurnNode]:
+        """Return all calls in the order in which they were added."""
+        return list(self._nodes.values())
+
+    def get(self, node_id: str) -> TurnNode:
+        """Return a call.
+
+        Raises:
+            KeyError: there is none of this id.
+        """
+        return self._nodes[node_id]
+
+    def children(self, node_id: str) -> list[TurnNode]:
+        """Return the calls that continue a call."""
+        return [self._nodes[child] for child in self._children.get(node_id, ())]
+
+    def roots(self) -> list[TurnNode]:
+        """Return where conversations begin."""
+        return [node for node in self._nodes.values() if node.parent_id is None]
+
+    def leaves(self) -> list[TurnNode]:
+        """Return the calls that none continues."""
+        return [node for node in self._nodes.values() if not self._children[node.node_id]]
+
+    def root_of(self, node_id: str) -> str:
+        """Return the id of the call with which a call's conversation begins."""
+        return self.path_to(node_id)[0].node_id
+
+    def path_to(self, leaf_id: str) -> list[TurnNode]:
+        """Return the calls from the root to a call."""
+        path = [self._nodes[leaf_id]]
+        while path[-1].parent_id is not None:
+            path.append(self._nodes[path[-1].parent_id])
+        return path[::-1]
+
+    def paths(self) -> Iterator[list[TurnNode]]:
+        """Yield the path to each leaf."""
+        for leaf in self.leaves():
+            yield self.path_to(leaf.node_id)
+
+    def forks(self) -> list[tuple[str, list[str]]]:
+        """Return the calls that several continue, each with the ids of those."""
+        return [(node_id, children) for node_id, children in self._children.items() if len(children) > 1]
+
+    def discarded_nodes(self) -> list[TurnNode]:
+        """Return the answers that the agent did not go on from, where it went on from another one.
+
+        Answers to one question are the children of one call, or roots of one prompt.
+        """
+        groups = [children for _, children in self.forks()]
+        by_prompt: dict[bytes, list[str]] = {}
+        for root in self.roots():
+            if root.prompt_ids:
+                by_prompt.setdefault(self._prompts[root.node_id], []).append(root.node_id)
+        groups += by_prompt.values()
+        return [
+            self._nodes[node_id]
+            for group in groups
+            if any(self._children[other] for other in group)
+            for node_id in group
+            if not self._children[node_id]
+        ]
+
+    def sequence_for(self, leaf_id: str) -> TrainingSequence:
+        """Return the path to a call as a training example; a call without proper log-probabilities is context in it."""
+        path = self.path_to(leaf_id)
+        ids: list[int] = []
+        mask: list[int] = []
+        logprobs: list[float] = []
+        parent: TurnNode | None = None
+        for node in path:
+            context = node.context_ids(parent)
+            count = len(node.sampled_ids)
+            sampled_logprobs = node.sampled_logprobs if node.is_target else None
+            ids += context + node.sampled_ids
+            mask += [0] * len(context) + [int(sampled_logprobs is not None)] * count
+            logprobs += [0.0] * len(context) + (sampled_logprobs or [0.0] * count)
+            parent = node
+        return TrainingSequence(
+            input_ids=ids,
+            loss_mask=mask,
+            logprobs=logprobs,
+            node_ids=[node.node_id for node in path],
+            prompt_len=len(path[0].prompt_ids),
+            root_id=path[0].node_id,
+            n_turns=len(path),
+        )
+
+    def sequences(self) -> list[TrainingSequence]:
+        """Return a training example for each leaf."""
+        return [self.sequence_for(leaf.node_id) for leaf in self.leaves()]
+
+    def stats(self) -> dict[str, int]:
+        """Return how many calls, roots, leaves, forks and discarded answers there are."""
+        return {
+            "n_turns": len(self._nodes),
+            "n_roots": len(self.roots()),
+            "n_leaves": len(self.leaves()),
+            "n_forks": len(self.forks()),
+            "n_discarded": len(self.discarded_nodes()),
+        }
+
+
+def _token_marks(node: TurnNode) -> tuple[bytes, bytes]:
+    """Return the prompt as bytes, and prompt with completion; empty for what are no ids."""
+    try:
+        prompt = token_bytes(node.prompt_ids)
+        return prompt, prompt + token_bytes(node.sampled_ids)
+    except (TypeError, OverflowError, ValueError):  # recorded as it came, and linked to none
+        return b"", b""
+
+
+def _message_marks(node: TurnNode) -> tuple[bytes, bytes]:
+    """Return the conversation without its system texts, and the answer, as a digest for each message."""
+    try:
+        question = [digest(dumps(item)) for item in _CHAT.items({"messages": node.request_messages})]
+        message = {"role": "assistant", **node.response_message}
+        answer = [digest(dumps(item)) for item in _CHAT.reply_items({"choices": [{"message": message}]})]
+    except MALFORMED:
+        return b"", b""
+    return b"".join(question), b"".join(answer if node.response_message else ())
