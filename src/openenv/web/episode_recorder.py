@@ -34,7 +34,7 @@ from ..sessions.events import RequestOrigin, SessionEvent
 from ..sessions.group import StepGroup
 from ..sessions.lifetime import client_reason
 from ..sessions.operations import Operation, StepInput
-from ..sessions.session import CallFactory, Done, Session, SessionCall
+from ..sessions.session import CallFactory, Done, Session, SessionCall, SessionKind
 from .episode_files import INTERRUPTED, VERSION, EpisodeFiles, EpisodeSummary, new_id
 from .page_operations import DRAW, RENDER, Move, Render, observation_of
 
@@ -59,6 +59,14 @@ _WATCH_S: Final = 15.0
 _DRAW_SHARE: Final = 0.1  # of the time of an episode, for pictures that no visitor has asked for
 _DRAW_FREE_S: Final = 0.25
 _PACKAGE: Final = str(Path(__file__).resolve().parents[1]) + os.sep
+
+_OPENERS: Final = {
+    SessionKind.SOCKET: "WebSocket client",
+    SessionKind.RESUMABLE: "WebSocket client",
+    SessionKind.HTTP: "HTTP client",
+    SessionKind.SOFT: "HTTP or MCP client without a session",
+    SessionKind.ONCE: "single request",
+}
 
 RowKind = Literal["reset", "step", "call", "picture", "end"]
 
@@ -596,8 +604,8 @@ def _authors_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 def opener_of(session: Session) -> str:
-    """Name what has opened a session: an agent, or the kind of its client."""
-    return f"agent ({session.kind.value})" if session.by_agent else session.kind.value
+    """Name what has opened a session, as the page shows it."""
+    return "agent" if session.by_agent else _OPENERS.get(session.kind, session.kind.value)
 
 
 def _row_kind(operation: Operation, argument: Any) -> Any:

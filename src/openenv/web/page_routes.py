@@ -43,6 +43,7 @@ from ..server.service import EnvService
 from ..server.sockets import Socket
 from ..sessions.session import Session, SessionState
 from ..types import WSErrorCode
+from .episode_recorder import opener_of
 from .page_description import PageDescription
 from .quickstart import DEFAULT_URL
 from .visitor_actions import NoState, UnfitAction, VisitorActions
@@ -212,6 +213,7 @@ class PageRoutes:
             "session_id": session.id,
             "state": session.state.value,
             "kind": "page" if visitor is not None else session.kind.value,
+            "opened_by": "page" if visitor is not None else opener_of(session),
             "episode_id": None if visitor is None else visitor.episode.episode_id,
             "step_count": session.step_count,
             "created_at": info.created_at,

@@ -43,6 +43,11 @@ export const api = {
   page: () => request("GET", "page"),
   state: () => request("GET", "state"),
   sessions: () => request("GET", "sessions"),
+  /** @param {string} id */
+  watch: (id) => request("GET", `sessions/${encodeURIComponent(id)}/watch`),
+  episodes: () => request("GET", "episodes"),
+  /** @param {string} id */
+  episode: (id) => request("GET", `episodes/${encodeURIComponent(id)}`),
   /** @param {Record<string, any>} options */
   reset: (options) => request("POST", "reset", options),
   /** @param {Record<string, any>} body - `{action}` or `{message}`. */

@@ -6,15 +6,16 @@ import { aboutNode } from "./about.js";
 import { ApiError, address, api } from "./api.js";
 import { el, fill } from "./element.js";
 import { Episode } from "./episode.js";
+import { Episodes } from "./episodes.js";
 import { Header } from "./header.js";
 import { History } from "./history.js";
 import { listenToKeys } from "./keyboard.js";
 import { Live } from "./live.js";
 import { refusal, showLogin, tokenFromAddress } from "./login.js";
 import { showConnection } from "./notices.js";
+import { pageAddress, pagePlace } from "./places.js";
 import { Play } from "./play.js";
 import { Player } from "./player.js";
-import { isOfRollouts } from "./rollout_address.js";
 import { Sessions } from "./sessions.js";
 import { Tabs } from "./tabs.js";
 import { Tools } from "./tools.js";
@@ -52,7 +53,7 @@ class Application {
       reset: () => this.player.canAct && page.mode !== "production" && this.header.reset(),
       press: (number) => this.tabs.chosen === "play" && this.play.action.moves.press(number),
     });
-    this.moved = () => page.has_rollouts && isOfRollouts(location.hash) && this.tabs.select("rollouts");
+    this.moved = () => this.tabs.has(pagePlace(location.hash).tab) && this.tabs.select(pagePlace(location.hash).tab);
     addEventListener("hashchange", this.moved);
     document.title = page.title || page.name;
     const isAlone = page.custom_tab?.only;
@@ -84,7 +85,12 @@ class Application {
   #tabs() {
     const { page } = this;
     const history = new History(this.episode, { name: page.name, reuse: (action) => this.#reuse(action) });
-    const sessions = new Sessions({ canEnd: page.role !== "observer", refused: (error) => this.refused(error) });
+    const sessions = new Sessions({
+      canAct: page.role !== "observer",
+      canWatch: page.mode !== "production",
+      refused: (error) => this.refused(error),
+    });
+    const episodes = new Episodes({ refused: (error) => this.refused(error) });
     this.tools = page.tools
       ? new Tools(page.tools, this.player, { needsToken: page.asks_for_token, canReset: page.mode !== "production" })
       : null;
@@ -98,6 +104,12 @@ class Application {
         title: "History",
         node: history.node,
         onShow: (/** @type {boolean} */ isShown) => history.show(isShown),
+      },
+      canPlay && {
+        id: "episodes",
+        title: "Episodes",
+        node: episodes.node,
+        onShow: (/** @type {boolean} */ isShown) => episodes.show(isShown),
       },
       {
         id: "sessions",
@@ -114,19 +126,14 @@ class Application {
         : page.custom_tab?.primary
           ? [custom, ...standard]
           : [...standard, custom];
-    const first =
-      page.has_rollouts && isOfRollouts(location.hash)
-        ? "rollouts"
-        : page.custom_tab?.primary || page.custom_tab?.only
-          ? "custom"
-          : page.role === "observer"
-            ? "sessions"
-            : canPlay
-              ? "play"
-              : "tools";
-    return new Tabs(/** @type {any[]} */ (all.filter(Boolean)), first, {
+    const isFirst = page.custom_tab?.primary || page.custom_tab?.only;
+    const usual = isFirst ? "custom" : page.role === "observer" ? "sessions" : canPlay ? "play" : "tools";
+    const { tab } = pagePlace(location.hash);
+    const tabs = /** @type {any[]} */ (all.filter(Boolean));
+    return new Tabs(tabs, tabs.some(({ id }) => id === tab) ? tab : usual, {
       onSelect: (id) => {
-        if (id !== "rollouts" && isOfRollouts(location.hash)) window.history.replaceState(null, "", location.pathname);
+        // Those with addresses of their own have set one when they were shown.
+        if (pagePlace(location.hash).tab !== id) window.history.pushState(null, "", pageAddress(id));
       },
     });
   }

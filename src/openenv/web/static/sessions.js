@@ -4,7 +4,9 @@
 
 import { api } from "./api.js";
 import { el, fill, focusOn } from "./element.js";
+import { pageAddress, pagePlace } from "./places.js";
 import { formatSeconds } from "./values.js";
+import { Watch } from "./watch.js";
 
 const EVERY_MS = 2000;
 const MOST_SHOWN = 200;
@@ -13,11 +15,13 @@ const MOST_SHOWN = 200;
 export class Sessions {
   /**
    * @param {object} options
-   * @param {boolean} options.canEnd
+   * @param {boolean} options.canAct - Whether sessions may be ended and watched.
+   * @param {boolean} options.canWatch - Whether there is anything to watch.
    * @param {(error: any) => boolean} options.refused
    */
-  constructor({ canEnd, refused }) {
-    this.canEnd = canEnd;
+  constructor({ canAct, canWatch, refused }) {
+    this.canEnd = canAct;
+    this.canWatch = canAct && canWatch;
     this.refused = refused;
     this.timer = 0;
     this.isShown = false;
@@ -39,21 +43,35 @@ export class Sessions {
     );
     this.empty = el("p.empty-line", {}, "There are no sessions now.");
     const head = el("div.toolbar", {}, this.capacity, this.meter);
+    this.watch = new Watch({ refused });
     this.node = el(
-      "section.card",
+      "div.stack.is-tight",
       {},
-      el("h2.unseen", {}, "Sessions"),
-      head,
-      this.problem,
-      this.empty,
-      el("div.scroll", {}, this.table),
+      this.watch.node,
+      el(
+        "section.card",
+        {},
+        el("h2.unseen", {}, "Sessions"),
+        head,
+        this.problem,
+        this.empty,
+        el("div.scroll", { tabindex: 0, role: "group", "aria-label": "Table of sessions" }, this.table),
+      ),
     );
+    addEventListener("hashchange", () => this.isShown && this.#route());
+  }
+
+  /** Watch the session that the address names, if it names one. */
+  #route() {
+    const { tab, parts } = pagePlace(location.hash);
+    this.watch.show(this.canWatch && this.isShown && tab === "sessions" ? (parts[0] ?? null) : null);
   }
 
   /** @param {boolean} isShown */
   show(isShown) {
     this.isShown = isShown;
     clearTimeout(this.timer);
+    this.#route();
     if (isShown) this.#refresh();
   }
 
@@ -105,12 +123,17 @@ export class Sessions {
         session.is_mine && el("span.badge", {}, "yours"),
       ),
       el("td", {}, session.state),
-      el("td", {}, session.kind ?? ""),
+      el("td", {}, session.opened_by ?? session.kind ?? ""),
       el("td.mono", { title: session.episode_id ?? "" }, String(session.episode_id ?? "–").slice(0, 12)),
       el("td.number", {}, session.step_count ?? 0),
       el("td.number", {}, formatSeconds(session.age_s)),
       el("td.number", {}, formatSeconds(session.idle_s)),
-      el("td.number", {}, this.canEnd && this.#endButton(id)),
+      el(
+        "td.number.row-actions",
+        {},
+        this.canWatch && el("a.button.small", { href: pageAddress("sessions", [id]), title: `Watch ${id}` }, "Watch"),
+        this.canEnd && this.#endButton(id),
+      ),
     );
   }
 

@@ -66,6 +66,11 @@ export class Tabs {
     this.select(tabs.some((tab) => tab.id === first) ? first : tabs[0].id);
   }
 
+  /** Whether there is such a tab. @param {string} id */
+  has(id) {
+    return this.tabs.some((tab) => tab.id === id);
+  }
+
   /** @param {string} id */
   select(id) {
     if (id === this.chosen) return;
