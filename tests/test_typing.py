@@ -10,6 +10,8 @@ import openenv
 import openenv.core
 import openenv.core.containers.runtime
 import openenv.core.env_server
+import openenv.core.harness
+import openenv.harness
 import openenv.providers
 import openenv.rollout
 import openenv.sandboxes
@@ -20,6 +22,8 @@ PACKAGES = (
     openenv.core,
     openenv.core.containers.runtime,
     openenv.core.env_server,
+    openenv.core.harness,
+    openenv.harness,
     openenv.providers,
     openenv.rollout,
     openenv.sandboxes,
@@ -83,7 +87,9 @@ from openenv.sandboxes import Sandbx  # says: has no attribute "Sandbx"
 
 def test_a_type_checker_knows_every_exported_name_and_no_other(tmp_path: Path) -> None:
     imports = [
-        f"from {package.__name__} import {name} as all_{name}" for package in PACKAGES for name in package.__all__
+        f"from {package.__name__} import {name} as all_{number}_{name}"
+        for number, package in enumerate(PACKAGES)
+        for name in package.__all__
     ]
     code = USER_CODE + "\n".join(imports) + "\n"
     (tmp_path / "user.py").write_text(code)

@@ -47,6 +47,10 @@
     │   ├── StoreError                     STORE_ERROR         not stored, not found: disk full, unknown id
     │   ├── TrustError                     TRUST_TOO_LOW       a check of the task is weaker than `min_trust`
     │   └── RolloutCancelled               ROLLOUT_CANCELLED
+    ├── HarnessError (RuntimeError)        HARNESS_ERROR       a turn-based agent failed
+    │   ├── HarnessStartupError            HARNESS_STARTUP     it did not start
+    │   ├── HarnessNotRunningError         HARNESS_NOT_RUNNING no episode, or its process has ended
+    │   └── HarnessTurnTimeoutError (TimeoutError) HARNESS_TURN_TIMEOUT
     └── SessionLost (ConnectionError)      SESSION_LOST        only `reset` begins a new episode
 
 Knows nothing of transports; `protocol.client_sessions` builds these from error frames, `protocol.server_v1` and
@@ -493,3 +497,27 @@ class RolloutCancelled(RolloutError):
     """The rollout was cancelled."""
 
     code = "ROLLOUT_CANCELLED"
+
+
+class HarnessError(OpenEnvError, RuntimeError):
+    """A turn-based agent, or what connects it with its environment, failed."""
+
+    code = "HARNESS_ERROR"
+
+
+class HarnessStartupError(HarnessError):
+    """The agent's process did not start, or was not ready in time."""
+
+    code = "HARNESS_STARTUP"
+
+
+class HarnessNotRunningError(HarnessError):
+    """A message came before `reset`, or after the agent's process had ended."""
+
+    code = "HARNESS_NOT_RUNNING"
+
+
+class HarnessTurnTimeoutError(HarnessError, TimeoutError):
+    """The agent did not end its turn in time; its episode is over."""
+
+    code = "HARNESS_TURN_TIMEOUT"

@@ -262,3 +262,15 @@ def child_environment(
 ) -> dict[str, str]:
     """Return what a child process gets: this process's variables, and more."""
     return {**_environ(environ), **(extra or {})}
+
+
+def untrusted_environment(
+    extra: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return what an agent's process gets: this process's variables without the server's own secrets, and more."""
+    own = {
+        name: value
+        for name, value in _environ(environ).items()
+        if not (name.startswith("OPENENV_") and name.endswith(("TOKEN", "TOKENS", "KEY")))
+    }
+    return {**own, **(extra or {})}

@@ -5,6 +5,7 @@ Run by interpreters with this package and with the published one.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import json
@@ -68,7 +69,13 @@ CALLABLES = {
         ToolResult VerifyResult RolloutEvent ToolTraceEntry ModelStepResult HarnessRolloutResult HarnessRunLimits
         ResourceSession.call_tool ResourceSession.verify ResourceSessionFactory.create HarnessAdapter.run_white_box
         HarnessAdapter.run_black_box StepEnvSessionAdapter SessionMCPBridge CLIHarnessAdapter
-        build_harness_rollout_func
+        build_harness_rollout_func AgenticHarnessAdapter AgenticHarnessAdapter.start AgenticHarnessAdapter.stop
+        AgenticHarnessAdapter.inject_tools AgenticHarnessAdapter.send_message AgenticHarnessAdapter.is_alive
+        AgenticHarnessAdapter.send_message_streaming HarnessConfig HarnessEvent HarnessResponse HarnessClientMessage
+        HarnessAction HarnessEnvironment HarnessEnvironment.reset HarnessEnvironment.reset_async
+        HarnessEnvironment.step_async HarnessProcess HarnessProcess.start HarnessProcess.stop HarnessProcess.read_line
+        HarnessProcess.write_line HarnessProcess.drain_stderr HarnessProcess.is_running HarnessMCPBridge
+        HarnessMCPBridge.start HarnessMCPBridge.stop build_bridge_server resolve_tool_conflicts events_to_metadata
     """,
 }
 NAMES = [f"{module}.{name}" for module, names in CALLABLES.items() for name in names.split()]
@@ -229,6 +236,135 @@ def rubrics_are_found_by_their_names() -> Any:
     score = whole("a", "o")
     scores = {name: rubric.last_score for name, rubric in whole.named_rubrics()}
     return score, log, scores, whole.get_rubric("rest.rubric_1.rubric_0").last_score, whole.state_dict()
+
+
+def _turn_based_agent() -> tuple[Any, Any]:
+    """Write an adapter as authors of the published package do; return it and its environment."""
+    from fastmcp import FastMCP
+
+    from openenv.core.harness import (
+        AgenticHarnessAdapter,
+        HarnessConfig,
+        HarnessEnvironment,
+        HarnessEvent,
+        HarnessEventType,
+        HarnessNotRunningError,
+    )
+
+    class Adapter(AgenticHarnessAdapter):
+        BUILTIN_TOOL_NAMES = frozenset({"bash"})
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.log: list[Any] = []
+
+        async def start(self, working_directory: str) -> None:
+            self.log.append(["start", working_directory])
+
+        async def stop(self) -> None:
+            self.log.append(["stop"])
+
+        async def inject_tools(self, tools: Any, bridge_url: str | None = None) -> None:
+            self.log.append(["inject", [tool.name for tool in tools], bridge_url is not None])
+
+        async def is_alive(self) -> bool:
+            return ["send", "die"] not in self.log
+
+        async def send_message_streaming(self, message: str) -> Any:
+            self.log.append(["send", message])
+            if message == "crash":
+                raise HarnessNotRunningError("gone")
+            yield HarnessEvent(type=HarnessEventType.TEXT_OUTPUT, data={"text": message})
+            if message == "slow":
+                await asyncio.sleep(30)
+            if message != "cut":
+                done = message == "bye"
+                yield HarnessEvent(
+                    type=HarnessEventType.TURN_COMPLETE, data={"response": message.upper(), "done": done}
+                )
+
+    tools = FastMCP("tools")
+
+    @tools.tool
+    def bash(command: str) -> str:
+        return command
+
+    @tools.tool
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    adapter = Adapter(HarnessConfig(name="sample", command=["none"], session_timeout_s=0.5))
+    return adapter, HarnessEnvironment(adapter, mcp=tools)
+
+
+def _without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        unsure = {"timestamp", "session_id", "episode_id"}
+        return {key: _without_times(each) for key, each in value.items() if key not in unsure}
+    return [_without_times(each) for each in value] if isinstance(value, list) else value
+
+
+@value
+def turns_of_an_agent() -> Any:
+    from openenv.core.harness import HarnessAction, HarnessNotRunningError
+
+    async def talk() -> Any:
+        adapter, env = _turn_based_agent()
+        said: list[Any] = []
+        try:
+            await env.step_async(HarnessAction(message="early"))
+        except HarnessNotRunningError as exc:
+            said.append(str(exc))
+        said.append((await env.reset_async(episode_id="e")).metadata)
+        for message in ("hello", "bye"):
+            turn = await env.step_async(HarnessAction(message=message))
+            said.append([turn.done, turn.reward, turn.metadata])
+        said.append([env.state.episode_id, env.state.step_count, len(env.trajectory)])
+        for message in ("slow", "crash", "cut"):
+            await env.reset_async()
+            turn = await env.step_async(HarnessAction(message=message))
+            said.append(
+                [turn.done, turn.metadata["error"], turn.metadata["error_type"], turn.metadata["turn_events"][-1]]
+            )
+        env.close()
+        await asyncio.sleep(0.2)
+        return said, adapter.log[:5]
+
+    return _without_times(json.loads(json.dumps(asyncio.run(talk()))))
+
+
+@value
+def frames_of_a_conversation() -> Any:
+    from fastapi.testclient import TestClient
+
+    from openenv.core.env_server import Observation, create_app
+    from openenv.core.harness import HarnessAction
+
+    def conversation(client: Any, *frames: str) -> Any:
+        said: list[Any] = []
+        with client.websocket_connect("/harness") as socket:
+            said.append(socket.receive_json())
+            for frame in frames:
+                socket.send_text(frame)
+                while not said or said[-1]["type"] not in ("turn_complete", "protocol_error", "error"):
+                    said.append(socket.receive_json())
+                said.append({"type": "next"})
+        return [[each["type"], {k: v for k, v in each.get("data", {}).items() if k != "message"}] for each in said]
+
+    def message(text: str) -> str:
+        return json.dumps({"type": "message", "content": text})
+
+    app = create_app(lambda: _turn_based_agent()[1], HarnessAction, Observation, mode="production")
+    with TestClient(app) as client:
+        return _without_times(
+            [
+                conversation(client, message("hello"), "no json", "[]", '{"type": "step"}', message("bye")),
+                conversation(client, message("slow")),
+                conversation(client, message("crash")),
+                conversation(client, message("cut")),
+                conversation(client, message("die"), message("hello")),
+            ]
+        )
 
 
 def main() -> None:

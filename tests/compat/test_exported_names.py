@@ -99,7 +99,22 @@ EXPORTS = {
         Message ModelStep ModelStepResult RESERVED_TOOL_NAMES ResourceSession ResourceSessionFactory RolloutEvent
         SessionMCPBridge StepEnvSessionAdapter ToolResult ToolTraceEntry TraceEntry TrainableSession TrainingTrace
         TrainingTurn VerifyResult build_harness_rollout_func
+        AgenticHarnessAdapter HarnessAction HarnessClientMessage HarnessConfig HarnessEnvironment HarnessError
+        HarnessEvent HarnessEventType HarnessMCPBridge HarnessNotRunningError HarnessProcess HarnessResponse
+        HarnessStartupError HarnessTransport HarnessTurnTimeoutError build_bridge_server events_to_metadata
+        resolve_tool_conflicts
     """,
+    "openenv.core.harness.adapter": """
+        AgenticHarnessAdapter HarnessError HarnessNotRunningError HarnessStartupError HarnessTurnTimeoutError
+    """,
+    "openenv.core.harness.bridge": "HarnessMCPBridge build_bridge_server",
+    "openenv.core.harness.config": "HarnessConfig HarnessTransport",
+    "openenv.core.harness.environment": "HarnessAction HarnessEnvironment",
+    "openenv.core.harness.events": """
+        HarnessClientMessage HarnessEvent HarnessEventType HarnessProtocolError HarnessResponse events_to_metadata
+    """,
+    "openenv.core.harness.process": "HarnessProcess",
+    "openenv.core.harness.tools": "resolve_tool_conflicts",
     "openenv.core.harness.rollout": """
         CLIHarnessAdapter HarnessAdapter HarnessRolloutResult HarnessRunLimits LoopOwningSession MCPHarnessAdapter
         Message ModelStep ModelStepResult RESERVED_TOOL_NAMES ResourceSession ResourceSessionFactory RolloutEvent
@@ -172,12 +187,6 @@ EXPORTS = {
 LATER = {
     "openenv.core.evals": ("EvalConfig EvalHarness EvalResult InspectAIHarness", "Evaluation harnesses"),
     "openenv.core.tools": ("GitServerClient PyExecutor RepoInfo", "Environment tools"),
-    "openenv.core.harness": (
-        """
-        AgenticHarnessAdapter HarnessEnvironment HarnessConfig HarnessEvent resolve_tool_conflicts
-        """,
-        "Turn-based harnesses",
-    ),
 }
 MISSING = [(module, name, feature) for module, (names, feature) in LATER.items() for name in names.split()]
 

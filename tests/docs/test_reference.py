@@ -22,6 +22,7 @@ from openenv.protocol import json_values as codec
 from openenv.rollout.task import Task
 from openenv.server.options import ServerArguments
 from openenv.types import Action, Observation, WSErrorCode
+from turn_environments import talking_app
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -61,7 +62,8 @@ def test_pages_name_no_variable_that_is_not_read() -> None:
     read = set(re.findall(r'"(OPENENV_\w+)"', inspect.getsource(settings)))
     for file in PAGES:
         named = set(re.findall(r"\b(OPENENV_[A-Z_]+)\b", file.read_text(encoding="utf-8")))
-        assert named <= read | {"OPENENV_ENGINE_PYTHON"}, file.name  # of a test that needs an engine
+        others = {"OPENENV_ENGINE_PYTHON", "OPENENV_MCP_URL"}  # of a test that needs an engine; for agents to read
+        assert named <= read | others, file.name
 
 
 def test_pages_name_no_option_that_a_command_does_not_have() -> None:
@@ -92,8 +94,9 @@ def test_every_error_code_is_documented() -> None:
 def test_every_route_is_documented_and_every_documented_route_is_there() -> None:
     from openenv import create_app
 
-    application = create_app(Idle, Action, Observation)
-    paths = {route.path for route in application.routes} - {"/docs/oauth2-redirect"}  # type: ignore[attr-defined]
+    applications = [create_app(Idle, Action, Observation), talking_app()]  # one has turns
+    routes = [route for application in applications for route in application.routes]
+    paths = {route.path for route in routes} - {"/docs/oauth2-redirect"}  # type: ignore[attr-defined]
     section = (
         page("reference/protocol.md").partition("## Routes")[2].partition("\n## ")[0].replace("{name}", "{env_name}")
     )

@@ -40,6 +40,7 @@ ALONE = {
     "scripted_model.py": (
         "I write the file. write {'path': '/home/user/note.txt', 'text': 'for Ada'}\nDone: 12 bytes\nTrue\n"
     ),
+    "turn_program.py": "1 HELLO\n2 GOOD BYE\n",
     "tree_search.py": "[0, 0, 2] 0\n",
     "use_play.py": "".join(f"seed-{seed} [1.0, 1.0, 1.0, 1.0]\n" for seed in (1, 2, 3))
     + "12 sequences, 204 tokens to train on\n",
@@ -120,7 +121,9 @@ ELSEWHERE = {
     "use_rollouts.py",
     "use_sandbox.py",
     "use_stream.py",
+    "turn_app.py",
     "use_token.py",
+    "use_turns.py",
     "word_app.py",
 }
 
@@ -178,6 +181,15 @@ def test_the_example_with_tokens_prints_what_it_should(
     for token, status in [("trainer-1c7f", 200), ("agent-9a2b", 401)]:
         answer = http_calls.get(f"{url}/words", headers={"Authorization": f"Bearer {token}"}, trust_env=False)
         assert answer.status_code == status
+
+
+def test_the_example_with_turns_prints_what_it_should(
+    run_snippet: RunSnippet, serve_snippet: Callable[[str], str]
+) -> None:
+    page = (ROOT / "docs" / "howto" / "harness.md").read_text("utf-8")
+    shown = re.search(r"```\n(clerk\n.*?)```", page, re.DOTALL)
+    assert shown is not None
+    assert run_snippet("use_turns.py", serve_snippet("turn_app.py")) == shown[1]
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ from .routes import Documents, MetricsRoutes, TaskRoutes, add_info_routes, gym_r
 from .service import EnvService
 from .unread import PartialRequests, UnreadReplies
 from .ws import WsEndpoint
+from .ws_harness import HarnessEndpoint, may_serve_turns
 
 logger = logging.getLogger(__name__)
 
@@ -202,6 +203,8 @@ class HTTPEnvServer:
         add_info_routes(app, self.service, self._mcp)
         app.router.routes += self.monitoring.routes()
         app.router.routes.append(WebSocketRoute("/ws", WsEndpoint(self.service), name="ws"))
+        if mode is ServerMode.PRODUCTION and may_serve_turns(self.manager.env_cls):
+            app.router.routes.append(WebSocketRoute("/harness", HarnessEndpoint(self.service), name="harness"))
         TaskRoutes(self.service).register(app)
         # Last of all. Other routes of an application are its own business, but for the documents about these.
         documents = Documents.paths(app)

@@ -18,6 +18,7 @@ from ..errors import (
     AccessDenied,
     EnvironmentFactoryError,
     ExecutionError,
+    HarnessTurnTimeoutError,
     NotForkable,
     OpenEnvError,
     RequestCancelled,
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 _SHOWN = (
     AccessDenied,
     EnvironmentFactoryError,  # says what `explain` has said
+    HarnessTurnTimeoutError,
     RequestCancelled,
     SessionCapacityError,
     SessionClosedError,

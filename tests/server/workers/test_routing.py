@@ -136,6 +136,7 @@ def test_websockets_are_placed_by_their_handshake_or_with_v2_by_their_first_mess
     assert upgrade(router, f"/ws?session_id={NAME}") == TO_HELD
     assert upgrade(router, "/ws", "Sec-WebSocket-Protocol: openenv.v2.msgpack, openenv.v2.json") == STAYS
     assert upgrade(router, "/mcp") == TO_EMPTY
+    assert upgrade(router, "/harness") == TO_EMPTY
     assert upgrade(router, "/ws/ui", f"Cookie: openenv_visitor={NAME}") == TO_HELD
     assert upgrade(router, "/elsewhere") == STAYS
 

@@ -256,7 +256,7 @@ class Router:
             return self._of_visitor(visitor) if visitor else self._first_serving()
         if head.path.startswith(_GRADIO):
             return self._first_serving()
-        if head.path not in ("/ws", "/mcp"):
+        if head.path not in ("/ws", "/mcp", "/harness"):
             return self._stay
         choice = self._by_query(head.query) if head.query else None
         if choice is not None:

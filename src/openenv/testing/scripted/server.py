@@ -13,7 +13,8 @@ from typing import Any, TypedDict
 from pydantic_core import from_json, to_json
 from starlette.types import Receive, Scope, Send
 
-from ..thread_server import ThreadServer
+from openenv.thread_server import ThreadServer
+
 from . import vocabulary
 from .player import Player, SampledToken, ScriptedAnswer, prompt_ids
 from .script import PREFIX, CutFailure, HangFailure, Script, Scripts, StatusFailure, load_scripts

@@ -1,6 +1,6 @@
 """An ASGI application that a thread of this process serves.
 
-Knows uvicorn and sockets. Must not know what is served: scripted models and environments both use it.
+Knows uvicorn and sockets. Must not know what is served: tests and the tools of turn-based agents use it.
 """
 
 from __future__ import annotations
@@ -51,25 +51,32 @@ class ThreadServer:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
-    def start(self) -> None:
+    def start(self, timeout_s: float = _START_S) -> None:
         """Start the thread; return once requests are answered.
+
+        Args:
+            timeout_s: How long that may take.
 
         Raises:
             RuntimeError: The application did not start.
         """
         self._thread.start()
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + timeout_s
         while not self._server.started and self._thread.is_alive() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         if not self._server.started:
             self.close()
             raise RuntimeError(f"the server on port {self.port} did not start")
 
-    def close(self) -> None:
-        """Stop serving; return once the port is closed."""
+    def close(self, timeout_s: float = _STOP_S) -> None:
+        """Stop serving; return once the port is closed.
+
+        Args:
+            timeout_s: How long connections may take to end.
+        """
         self._server.should_exit = True
         if self._thread.ident is not None:
-            self._thread.join(_STOP_S)
+            self._thread.join(timeout_s)
         self._socket.close()
 
     def _run(self) -> None:
