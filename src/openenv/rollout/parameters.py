@@ -21,6 +21,8 @@ from typing import Any, Literal
 
 Dialect = Literal["openai_chat", "openai_responses", "anthropic"]
 """The wire format of a model endpoint."""
+AgentDialectName = Literal["openai_chat", "openai_responses", "anthropic", "google"]
+"""The wire format of an agent's requests."""
 Engine = Literal["vllm", "sglang", "llamacpp", "openai", "anthropic"]
 """What answers at a model endpoint."""
 
@@ -29,7 +31,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-AGENT_PARAMETERS: Mapping[Dialect, frozenset[str]] = {
+AGENT_PARAMETERS: Mapping[AgentDialectName, frozenset[str]] = {
     "openai_chat": _names(
         "model messages tools tool_choice functions function_call parallel_tool_calls stream stream_options max_tokens"
         " max_completion_tokens logprobs top_logprobs return_token_ids reasoning_effort"
@@ -40,6 +42,9 @@ AGENT_PARAMETERS: Mapping[Dialect, frozenset[str]] = {
     ),
     "anthropic": _names(
         "model system messages tools tool_choice stream max_tokens thinking output_config cache_control"
+    ),
+    "google": _names(
+        "model contents systemInstruction system_instruction tools toolConfig tool_config stream generationConfig"
     ),
 }
 """What an agent decides, whatever the engine: what it asks, and in which shape it wants the answer."""
@@ -54,6 +59,7 @@ INNER_PARAMETERS: Mapping[str, frozenset[str]] = {
     "text": _names("verbosity"),  # its `format` is a grammar
     "output_config": _names("effort"),  # likewise
     "thinking": _names("type budget_tokens display"),
+    "generationConfig": _names("maxOutputTokens thinkingConfig candidateCount"),
 }
 """What an agent decides inside of a parameter that is an object."""
 CLIENT_TOOLS = (
@@ -79,7 +85,7 @@ OUTPUT_LIMITS = (
     "max_length",
 )
 """What engines call the limit of an answer's tokens; of several, the first counts."""
-OUTPUT_LIMIT: Mapping[Dialect, str] = {
+OUTPUT_LIMIT: Mapping[AgentDialectName, str] = {
     "openai_chat": "max_tokens",
     "openai_responses": "max_output_tokens",
     "anthropic": "max_tokens",
@@ -164,7 +170,7 @@ class AllowedRequest:
 
 
 def allow(
-    dialect: Dialect, body: Mapping[str, Any], *, engine: Engine | None = None, may_set: Collection[str] = ()
+    dialect: AgentDialectName, body: Mapping[str, Any], *, engine: Engine | None = None, may_set: Collection[str] = ()
 ) -> AllowedRequest:
     """Remove from an agent's request what the agent does not decide; values that stay are the same objects.
 
@@ -189,7 +195,7 @@ def allow(
         removed += [name for name in ("tool_choice", "parallel_tool_calls") if kept.pop(name, None) is not None]
         kept.pop("tools", None)
     limit = asked_limit(body)
-    if limit is not None and not any(name in kept for name in OUTPUT_LIMITS):
+    if limit is not None and dialect in OUTPUT_LIMIT and not any(name in kept for name in OUTPUT_LIMITS):
         kept[OUTPUT_LIMIT[dialect]] = limit
     shown = [name[:_NAME_LENGTH] for name in dict.fromkeys(removed)]
     return AllowedRequest(kept, tuple(shown[:_NAMES_KEPT]))
@@ -197,7 +203,10 @@ def allow(
 
 def asked_limit(body: Mapping[str, Any]) -> int | None:
     """Return how many tokens a request wants at most, whatever it calls that."""
-    return next((limit for limit in (token_limit(body.get(name)) for name in OUTPUT_LIMITS) if limit is not None), None)
+    config = body.get("generationConfig")
+    values = [body.get(name) for name in OUTPUT_LIMITS]
+    values.append(config.get("maxOutputTokens") if isinstance(config, Mapping) else None)
+    return next((limit for limit in map(token_limit, values) if limit is not None), None)
 
 
 def token_limit(value: object) -> int | None:
@@ -205,7 +214,7 @@ def token_limit(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def _cleaned(dialect: Dialect, name: str, value: Any, may_set: Collection[str], removed: list[str]) -> Any:
+def _cleaned(dialect: AgentDialectName, name: str, value: Any, may_set: Collection[str], removed: list[str]) -> Any:
     """Return a parameter's value without what the agent does not decide in it, None where nothing is left.
 
     Adds the names of what it leaves out to `removed`.
@@ -235,7 +244,7 @@ def _without(value: Any, keys: Collection[str], name: str, removed: list[str]) -
     return {key: item for key, item in value.items() if key not in keys}
 
 
-def _tool(dialect: Dialect, tool: Any, may_set: Collection[str], removed: list[str]) -> Any:
+def _tool(dialect: AgentDialectName, tool: Any, may_set: Collection[str], removed: list[str]) -> Any:
     """Return a tool as the endpoint gets it, None for one that it does not get."""
     if not isinstance(tool, dict):
         return tool

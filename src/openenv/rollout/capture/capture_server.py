@@ -25,7 +25,7 @@ from . import export
 from .captured_rollout import CapturedRollout, RolloutRegistry, Spending, Stats, key_digest
 from .control_routes import ControlRoutes
 from .dialects import BRIDGES, DIALECTS, Route, route
-from .dialects.dialect import MALFORMED
+from .dialects.dialect import MALFORMED, AgentDialect
 from .encoding import Json, loads
 from .inbound import AgentReply, AgentRequest, InboundLimits, RequestRefused
 from .listener import ProxyListener, is_loopback
@@ -115,7 +115,7 @@ class AgentRoutes:
         target = route(path)
         # A path that belongs to no dialect has only its headers to show which errors the agent can read.
         by_headers = DIALECTS["anthropic"] if "anthropic-version" in request.headers else DIALECTS["openai_chat"]
-        dialect = target.dialect if target is not None else by_headers
+        dialect: AgentDialect = target.dialect if target is not None else by_headers
         try:
             if request.method == "GET" and path in ("/health", "/healthz"):
                 await reply.send_json({"status": "ok"})
@@ -144,7 +144,7 @@ class AgentRoutes:
             JournalFull: it cannot be recorded.
         """
         dialect = target.dialect
-        body = _parsed(request)
+        body = dialect.read(request.path.partition("?")[0], _parsed(request))
         if target.kind == "count":
             await reply.send_json(dialect.count_tokens(body))
             return
@@ -225,7 +225,10 @@ def _parsed(request: AgentRequest) -> Json:
 
 def _models(rollout: CapturedRollout) -> Json:
     model = _model(rollout)
-    return {"object": "list", "data": [model], "has_more": False, "first_id": model["id"], "last_id": model["id"]}
+    ends: Json = {"has_more": False, "first_id": model["id"], "last_id": model["id"]}
+    googles = {"name": f"models/{model['id']}", "displayName": model["id"]}
+    googles["supportedGenerationMethods"] = ["generateContent", "countTokens"]
+    return {"object": "list", "data": [model], **ends, "models": [googles]}
 
 
 def _model(rollout: CapturedRollout) -> Json:

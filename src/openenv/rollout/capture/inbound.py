@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
+from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
@@ -48,11 +49,17 @@ class AgentRequest:
 
     @property
     def key(self) -> str:
-        """Return the API key, from the header that OpenAI's or Anthropic's clients send it in."""
+        """Return the API key, from where OpenAI's, Anthropic's or Google's clients put it."""
         scheme, _, token = self.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and token.strip():
             return token.strip()
-        return self.headers.get("x-api-key", "") or self.headers.get("api-key", "")
+        named = (self.headers.get(name, "") for name in ("x-api-key", "api-key", "x-goog-api-key"))
+        return next(filter(None, named), "") or self._key_in_query
+
+    @property
+    def _key_in_query(self) -> str:
+        values = parse_qs(self.path.partition("?")[2]).get("key") if "key=" in self.path else None
+        return values[0] if values else ""
 
 
 class RequestRefused(Exception):

@@ -39,6 +39,7 @@ from .dialects.dialect import (
     MALFORMED,
     STREAM,
     TOKEN_IDS,
+    AgentDialect,
     Bridge,
     CallOptions,
     Completion,
@@ -259,7 +260,7 @@ class Services:
 class CallRequest:
     """An agent's request, its dialect, and the dialect of the endpoint."""
 
-    dialect: ModelDialect
+    dialect: AgentDialect
     path: str
     body: Json
     headers: Mapping[str, str]
@@ -706,7 +707,7 @@ class ProxiedCall:
         return next((str(value) for value in values if value is not None), None)
 
 
-async def send_final_answer(reply: AgentReply, dialect: ModelDialect, body: Json) -> None:
+async def send_final_answer(reply: AgentReply, dialect: AgentDialect, body: Json) -> None:
     """Answer as a model that ends its turn: agents stop at that, where an error would make them try again."""
     answer = dialect.final_answer(body, EXHAUSTED)
     if body.get("stream") is True:

@@ -33,7 +33,7 @@ from typing import Any, cast
 
 from openenv.errors import CaptureError
 
-from ..parameters import Dialect, steering, unasked_sampling
+from ..parameters import AgentDialectName, Dialect, steering, unasked_sampling
 from .dialects import DIALECTS
 from .dialects.dialect import MALFORMED, Completion, ModelDialect
 from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object, loads
@@ -51,7 +51,7 @@ _REFERENCE_COST = 8
 # An agent sends its whole conversation with every call: call n repeats what call n-1 sent, and adds a message or two.
 # Written as it comes, the file would grow with the square of the calls. The parts of requests in which dialects have
 # what repeats are written as items, each of them once.
-ITEM_LISTS = ("messages", "input", "tools", "system")
+ITEM_LISTS = ("messages", "input", "contents", "tools", "system")
 ITEM_TEXTS = ("instructions", "system", "input")
 ITEM_FIELDS = frozenset((*ITEM_LISTS, *ITEM_TEXTS))
 _TEXT_LIMIT = 200  # a shorter text takes hardly more room than its number
@@ -332,7 +332,7 @@ class Call:
 
     number: int
     """From 1, in the order in which the calls came."""
-    dialect: Dialect
+    dialect: AgentDialectName
     """The agent's."""
     endpoint_dialect: Dialect
     """The endpoint's; `sent` and `response` are in this one."""
@@ -527,7 +527,7 @@ def _call(entry: JournalEntry, items: list[Any]) -> Call:
     request = _unpack(body["asked"], items)
     call = Call(
         number=head["n"],
-        dialect=cast("Dialect", head["dialect"]),
+        dialect=cast("AgentDialectName", head["dialect"]),
         endpoint_dialect=cast("Dialect", head["to"]),
         path=head.get("path", ""),
         streamed=bool(head.get("stream")),

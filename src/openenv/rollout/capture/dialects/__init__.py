@@ -1,14 +1,15 @@
-"""Dialects of model endpoints: which there are, which bridges lead from one to another, and what a path asks for."""
+"""Dialects of agents and endpoints: which there are, which bridges lead to another, and what a path asks for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
-from ...task import Dialect
+from ...parameters import AgentDialectName, Dialect
 from .anthropic import AnthropicMessages
 from .anthropic_over_chat import ANTHROPIC_OVER_CHAT
-from .dialect import Bridge, ModelDialect
+from .dialect import AgentDialect, Bridge, ModelDialect
+from .google import ACTIONS, GOOGLE_OVER_CHAT, GoogleGenerate, action_of
 from .openai_chat import OpenAIChat
 from .openai_responses import OpenAIResponses
 from .responses_over_chat import RESPONSES_OVER_CHAT
@@ -18,9 +19,14 @@ DIALECTS: dict[Dialect, ModelDialect] = {
     "openai_responses": OpenAIResponses(),
     "anthropic": AnthropicMessages(),
 }
-BRIDGES: dict[tuple[Dialect, Dialect], Bridge] = {
+AGENT_DIALECTS: dict[AgentDialectName, AgentDialect] = {
+    **{dialect.name: dialect for dialect in DIALECTS.values()},
+    "google": GoogleGenerate(),
+}
+BRIDGES: dict[tuple[AgentDialectName, Dialect], Bridge] = {
     ("anthropic", "openai_chat"): ANTHROPIC_OVER_CHAT,
     ("openai_responses", "openai_chat"): RESPONSES_OVER_CHAT,
+    ("google", "openai_chat"): GOOGLE_OVER_CHAT,
 }
 """By the dialects of the agent and of the endpoint."""
 
@@ -29,7 +35,7 @@ BRIDGES: dict[tuple[Dialect, Dialect], Bridge] = {
 class Route:
     """What a path asks for."""
 
-    dialect: ModelDialect
+    dialect: AgentDialect
     kind: Literal["call", "count"] = "call"
 
 
@@ -41,4 +47,7 @@ def route(path: str) -> Route | None:
             return Route(dialect)
         if dialect.count_path is not None and path.endswith(dialect.count_path):
             return Route(dialect, "count")
-    return None
+    action = action_of(path)
+    return (
+        None if action is None else Route(AGENT_DIALECTS["google"], cast("Literal['call', 'count']", ACTIONS[action]))
+    )

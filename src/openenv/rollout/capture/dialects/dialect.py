@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
-from ...parameters import Dialect, token_limit
+from ...parameters import AgentDialectName, Dialect, token_limit
 from ..encoding import Json, dumps, event_bytes
 
 _ID_PREFIX = "token_id:"
@@ -198,16 +198,42 @@ class Assembler(Protocol):
         """Return the response that a call without streaming would have had, as far as the stream got."""
 
 
-class ModelDialect(Protocol):
-    """One dialect. `body` and `forced` are those of a request; values that are passed in stay as they are."""
+class AgentDialect(Protocol):
+    """What an agent speaks. `body` is that of a request; values that are passed in stay as they are."""
+
+    name: ClassVar[AgentDialectName]
+    counted_fields: ClassVar[tuple[str, ...]]
+    """The parts of a request whose tokens are counted."""
+
+    def read(self, path: str, body: Json) -> Json:
+        """Return a request with what its path says about it, such as the model, in the body."""
+        return body
+
+    def error(self, status: int, message: str) -> Json:
+        """Return an error in the dialect's shape."""
+
+    def error_event(self, status: int, message: str) -> bytes:
+        """Return an error as an event of a stream that has begun."""
+
+    def final_answer(self, body: Json, text: str) -> Json:
+        """Return a response that ends the agent's turn with a text, as if the model had said it."""
+
+    def stream(self, body: Json, response: Json) -> list[bytes]:
+        """Return a whole response as the events of the stream that a request asked for."""
+
+    def count_tokens(self, body: Json) -> Json:
+        """Return an estimate in the shape of the dialect's token-count route: a token for every four characters."""
+        return {"input_tokens": max(1, sum(text_length(body.get(name)) for name in self.counted_fields) // 4)}
+
+
+class ModelDialect(AgentDialect, Protocol):
+    """What agents and endpoints speak. `forced` names what was forced into a request."""
 
     name: ClassVar[Dialect]
     path: ClassVar[str]
     """Where an endpoint of this dialect answers, below `/v1`."""
     count_path: ClassVar[str | None] = None
     """Where it counts tokens, if it has such a route."""
-    counted_fields: ClassVar[tuple[str, ...]]
-    """The parts of a request whose tokens are counted."""
     assembler: ClassVar[type[Assembler]]
 
     def rewrite(self, body: Json, options: CallOptions) -> RewrittenRequest:
@@ -241,22 +267,6 @@ class ModelDialect(Protocol):
         """Cut the prompt's ids out of an event or a response, in place, and return them."""
         return None
 
-    def error(self, status: int, message: str) -> Json:
-        """Return an error in the dialect's shape."""
-
-    def error_event(self, status: int, message: str) -> bytes:
-        """Return an error as an event of a stream that has begun."""
-
-    def final_answer(self, body: Json, text: str) -> Json:
-        """Return a response that ends the agent's turn with a text, as if the model had said it."""
-
-    def stream(self, body: Json, response: Json) -> list[bytes]:
-        """Return a whole response as the events of the stream that a request asked for."""
-
-    def count_tokens(self, body: Json) -> Json:
-        """Return an estimate in the shape of the dialect's token-count route: a token for every four characters."""
-        return {"input_tokens": max(1, sum(_text_length(body.get(name)) for name in self.counted_fields) // 4)}
-
     def setting(self, body: Json) -> list[Any]:
         """Return what makes two conversations those of one agent: its system texts and the names of its tools."""
 
@@ -276,14 +286,14 @@ class StreamTranslator:
         chunks   {"content":"Hel"}     {"content":"lo"}    {"tool_calls":[{"index":0,...}]}     the end
         events   open text, delta      delta               close text, open call, delta         close call, end
 
-    A subclass writes the events with `_emit`, and keeps `whole` up to date.
+    A subclass adds the events with `_emit`, and keeps `whole` up to date.
     """
 
     whole: Json
     """The response in the other dialect, as it stands; items are in it once they are closed."""
 
     def __init__(self) -> None:
-        self._out: list[bytes] = []
+        self._out: list[Json] = []
         self._started = False
         self._finish: str | None = None
         self._usage: Json = {}
@@ -294,6 +304,18 @@ class StreamTranslator:
 
     def feed(self, chunk: Json) -> bytes:
         """Take one chunk, and return the events that follow from it."""
+        return b"".join(map(self.encode, self.events_of(chunk)))
+
+    def end(self) -> bytes:
+        """Return the events that end the stream."""
+        return b"".join(map(self.encode, self.end_events()))
+
+    def encode(self, event: Json) -> bytes:
+        """Return an event as it is sent."""
+        return typed_event(event)
+
+    def events_of(self, chunk: Json) -> list[Json]:
+        """Take one chunk, and return the events that follow from it as values."""
         self._start_once()
         if chunk.get("error"):
             error = chunk["error"]
@@ -312,8 +334,8 @@ class StreamTranslator:
             self._finish = choice.get("finish_reason") or self._finish
         return self._take_events()
 
-    def end(self) -> bytes:
-        """Return the events that end the stream."""
+    def end_events(self) -> list[Json]:
+        """Return the events that end the stream as values."""
         self._start_once()
         self._close()
         self._end()
@@ -326,8 +348,8 @@ class StreamTranslator:
         # The index distinguishes tool calls in a stream; in a whole answer it is missing, or null (SGLang).
         message["tool_calls"] = [{**call, "index": index} for index, call in enumerate(message.get("tool_calls") or ())]
         end = {"delta": message, "finish_reason": choice.get("finish_reason")}
-        self.feed({"choices": [end], "usage": response.get("usage"), "error": response.get("error")})
-        self.end()
+        self.events_of({"choices": [end], "usage": response.get("usage"), "error": response.get("error")})
+        self.end_events()
         return self.whole
 
     def _start_once(self) -> None:
@@ -348,11 +370,11 @@ class StreamTranslator:
             self._item_closed(self._item, "".join(self._pieces))
 
     def _emit(self, kind: str, **fields: Any) -> None:
-        self._out.append(typed_event({"type": kind, **fields}))
+        self._out.append({"type": kind, **fields})
 
-    def _take_events(self) -> bytes:
+    def _take_events(self) -> list[Json]:
         out, self._out = self._out, []
-        return b"".join(out)
+        return out
 
     # a subclass has these
 
@@ -418,12 +440,13 @@ def size_of(*texts: object) -> int:
     return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts if isinstance(text, str))
 
 
-def _text_length(value: object) -> int:
+def text_length(value: object) -> int:
+    """Return how many characters the texts in a value have."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return sum(_text_length(item) for item in value.values())
-    return sum(_text_length(item) for item in as_list(value))
+        return sum(text_length(item) for item in value.values())
+    return sum(text_length(item) for item in as_list(value))
 
 
 def count_in(usage: object, name: str) -> int:

@@ -21,7 +21,14 @@ from .turn_graph import TurnNode
 
 SAMPLING_KEYS = ("temperature", *NEUTRAL_SAMPLING)
 FAILURES = ("failed", "unreachable", "timeout", "broken", "record_failed")
-_AGENTS = frozenset().union(*SAMPLING.values()) - {"tool_choice", "parallel_tool_calls"}
+_GOOGLES = (
+    "temperature topP topK stopSequences seed presencePenalty frequencyPenalty responseMimeType responseSchema"
+    " responseJsonSchema responseFormat"
+)
+_AGENTS = frozenset().union(*SAMPLING.values(), (f"generationConfig.{name}" for name in _GOOGLES.split())) - {
+    "tool_choice",
+    "parallel_tool_calls",
+}
 """What agents decide where no trainer does."""
 
 

@@ -39,11 +39,9 @@ from starlette.types import Receive, Scope, Send
 from openenv import settings
 from openenv.errors import CaptureError
 
-from ...parameters import Dialect
 from ..capture_server import AgentRoutes
 from ..captured_rollout import RolloutRegistry
-from ..dialects import DIALECTS, Route, route
-from ..dialects.dialect import ModelDialect
+from ..dialects import AGENT_DIALECTS, Route, route
 from ..encoding import Json, load_object
 from ..inbound import AgentReply, AgentRequest, InboundLimits, RequestRefused
 from ..listener import ProxyListener, is_loopback
@@ -235,7 +233,7 @@ class SessionRoutes:
         """
         self._loop = asyncio.get_running_loop()
         path = request.path.partition("?")[0]
-        dialect: ModelDialect = DIALECTS["openai_chat"]
+        dialect = AGENT_DIALECTS["openai_chat"]
         try:
             if path == "/sessions" or path.startswith("/sessions/"):
                 if is_sandbox:
@@ -253,7 +251,7 @@ class SessionRoutes:
                     raise RequestRefused(400, "body must be a JSON object")
                 target = route(path)
                 if target is None:
-                    target = Route(DIALECTS[cast("Dialect", detect(path, request.headers, body).value)])
+                    target = Route(AGENT_DIALECTS[detect(path, request.headers, body).value])
                 dialect = target.dialect
                 await self._call(request, reply, body, target)
         except RequestRefused as exc:
@@ -267,7 +265,7 @@ class SessionRoutes:
         if target.kind == "count":
             await reply.send_json(target.dialect.count_tokens(body))
             return
-        session = self.registry.resolve(request.headers, body)
+        session = self.registry.resolve({**request.headers, "authorization": f"Bearer {request.key}"}, body)
         if session is None:
             raise RequestRefused(401, "unknown API key; register a session via POST /sessions")
         live = await self._live_session(session)
