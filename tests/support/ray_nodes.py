@@ -79,7 +79,7 @@ def descendants(roots: set[int]) -> set[int]:
 @contextlib.contextmanager
 def ray_nodes(count: int = 2, cpus: int = 2) -> Iterator[RayNodes]:
     """Run a cluster with so many nodes."""
-    with tempfile.TemporaryDirectory(prefix="oe-ray-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="oe-ray-", ignore_cleanup_errors=True) as folder, address_file_in(folder):
         nodes = RayNodes(folder, cpus)
         try:
             for _ in range(count):
@@ -87,6 +87,23 @@ def ray_nodes(count: int = 2, cpus: int = 2) -> Iterator[RayNodes]:
             yield nodes
         finally:
             nodes.close()
+
+
+@contextlib.contextmanager
+def address_file_in(folder: str) -> Iterator[None]:
+    """Let Ray note the cluster's address here: in its default place it may be that of the user's own cluster.
+
+    Where no Ray has run yet, that place is missing, and `Cluster` fails.
+    """
+    before = os.environ.get("RAY_TMPDIR")
+    (Path(folder) / "ray").mkdir()
+    os.environ["RAY_TMPDIR"] = folder
+    try:
+        yield
+    finally:
+        del os.environ["RAY_TMPDIR"]
+        if before is not None:
+            os.environ["RAY_TMPDIR"] = before
 
 
 def processes_with(text: str) -> list[int]:
