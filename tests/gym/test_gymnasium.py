@@ -24,7 +24,7 @@ from openenv.client.vector.vector_env import VectorEnv
 from openenv.env.binding import infer_models
 from openenv.errors import ClientModeError, RequestValidationError
 from openenv.gym import GymnasiumEnv, GymnasiumVectorEnv, gymnasium_environment
-from openenv.gym.spaces import UnsupportedSpace, checked, derive, describe, from_wire, schema_of, space_of, to_wire
+from openenv.gym.spaces import UnsupportedSpace, checker, derive, describe, from_wire, schema_of, space_of, to_wire
 from openenv.local import LocalEnv
 from openenv.protocol.codec import MSGPACK
 from openenv.protocol.json_values import decode, encode
@@ -115,7 +115,7 @@ def test_values_survive_both_encodings(name: str) -> None:
         value = space.sample()
         plain = decode(encode({"v": to_wire(space, value)}))["v"]
         packed = MSGPACK.decode(MSGPACK.encode({"v": to_wire(space, value)}), binary=True)["v"]
-        for back in (checked(space, plain), checked(space, packed)):
+        for back in (checker(space)(plain), checker(space)(packed)):
             assert same(back, value)
 
 
@@ -123,7 +123,7 @@ def test_values_survive_both_encodings(name: str) -> None:
 def test_what_is_no_value_is_a_value_error(junk: Any) -> None:
     for space in SPACES.values():
         try:
-            assert space.contains(checked(space, junk))
+            assert space.contains(checker(space)(junk))
         except ValueError:
             pass
 
@@ -132,10 +132,10 @@ def test_what_is_no_value_is_a_value_error(junk: Any) -> None:
 def test_a_number_that_is_no_byte_does_not_become_one(junk: Any) -> None:
     space = spaces.Box(0, 255, (1,), np.uint8)
     if junk is True:
-        assert checked(space, [junk]) == [1]
+        assert checker(space)([junk]) == [1]
     else:
         with pytest.raises(ValueError):
-            checked(space, [junk])
+            checker(space)([junk])
 
 
 def test_numbers_that_json_lost_are_nan() -> None:
@@ -400,6 +400,17 @@ def test_the_class_says_which_models_it_has() -> None:
     cls = gymnasium_environment("CartPole-v1")
     models = infer_models(cls)
     assert (models.action, models.observation) == (cls.action_cls, cls.observation_cls)
+
+
+def test_environments_that_answer_at_once_run_inline(serve: Callable[..., Any]) -> None:
+    quick, other = (
+        gymnasium_environment("CartPole-v1"),
+        gymnasium_environment(lambda **kwargs: Mirror(SPACES["box"], **kwargs)),
+    )
+    assert (quick.RUNS_INLINE, other.RUNS_INLINE) == (True, False)
+    for cls, runner, expected in ((quick, "auto", "inline"), (quick, "thread", "thread"), (other, "auto", "thread")):
+        server = serve(create_app(cls, cls.action_cls, cls.observation_cls, runner=runner))
+        assert server.manager.runner.name == expected
 
 
 def test_the_class_works_without_a_server() -> None:

@@ -103,6 +103,14 @@ def test_msgpack_is_the_documented_extension() -> None:
     assert msgpack.unpackb(raw["a"].data) == ["|u1", [1, 2], b"\x01\x02"]
 
 
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 65_535, 65_536])
+def test_arrays_of_every_length_are_written_as_the_packer_writes_them(size: int) -> None:
+    array = np.zeros((size, 1), "<f2")
+    (value,) = msgpack.unpackb(MSGPACK.encode({"a": array})).values()
+    assert value.data == msgpack.packb(["<f2", [size, 1], array.tobytes()])
+    assert MSGPACK.decode(MSGPACK.encode({"a": array}), binary=True)["a"].shape == (size, 1)
+
+
 @pytest.mark.parametrize(
     "parts",
     [
@@ -121,6 +129,7 @@ def test_msgpack_is_the_documented_extension() -> None:
     ids=str,
 )
 def test_an_array_that_does_not_fit_together_is_refused(parts: Any) -> None:
+    MSGPACK.decode(MSGPACK.encode({"a": np.zeros(1, "|u1")}), binary=True)  # one that looks like it is known already
     payload = msgpack.packb({"a": msgpack.ExtType(1, msgpack.packb(parts))})
     with pytest.raises(ValueError):
         MSGPACK.decode(payload, binary=True)

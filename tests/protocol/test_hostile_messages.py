@@ -291,3 +291,23 @@ def test_a_batch_of_steps_is_read_in_one_pass_up_to_the_limit(codec: Codec) -> N
         assert isinstance(parsed, Batch) is is_batch
         if codec is JSON:
             assert (protocol.parse_batch(raw) is not None) is is_batch
+
+
+@pytest.mark.parametrize("codec", [JSON, MSGPACK], ids=["json", "msgpack"])
+def test_resets_among_steps_are_read_in_one_pass_too(codec: Codec) -> None:
+    protocol = ServerProtocolV2(Say)
+    step = {"type": "step", "id": 1, "session": "a", "data": {"message": "x"}}
+    reset = {"type": "reset", "id": 7, "session": "b", "data": {"seed": 3}}
+    for extra, is_plain in ((reset, True), ({**reset, "timeout_s": 1.0}, False), ({**reset, "data": 5}, False)):
+        raw = codec.encode({"type": "batch", "id": 1, "requests": [step, extra]})
+        parsed = protocol.parse_map(codec.decode(raw, binary=codec.is_binary))
+        assert isinstance(parsed, Batch)
+        assert (parsed.steps is not None) is is_plain
+        first, second = parsed.in_full()
+        assert isinstance(first, Request)
+        assert first.data == Say(message="x")
+        if extra["data"] == 5:
+            assert not isinstance(second, Request)
+        else:
+            assert isinstance(second, Request)
+            assert (second.type, second.id, second.session, second.data) == ("reset", 7, "b", {"seed": 3})

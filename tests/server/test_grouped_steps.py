@@ -98,6 +98,20 @@ def totals(message: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
+def test_a_reset_among_steps_is_answered_in_its_place(dial: Dial, runner: str) -> None:
+    peer = dial(runner)
+    peer.ask(type="batch", id=1, requests=peer.steps(1, {"amount": 1}, {"amount": 2}, {"amount": 3}))
+    first, second, third = peer.steps(2, {"amount": 1}, {"amount": 2}, {"amount": 3})
+    reset = {"type": "reset", "id": 2, "session": peer.sessions[1], "data": {}}
+    after = {**second, "id": 3}  # of the same session: it must not overtake the reset
+    reply = peer.ask(type="batch", id=2, requests=[first, reset, after, third])
+    assert totals(reply) == [2, 0, 2, 6]
+    assert [(one["id"], one["session"]) for one in reply["replies"]] == [
+        (2, peer.sessions[0]), (2, peer.sessions[1]), (3, peer.sessions[1]), (2, peer.sessions[2]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
 def test_each_step_has_its_own_outcome(dial: Dial, runner: str) -> None:
     peer = dial(runner)
     reply = peer.ask(type="batch", id=1, requests=peer.steps(1, {"amount": 1}, {"fail": True}, {"amount": 3}))

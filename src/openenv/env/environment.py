@@ -98,12 +98,15 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
 
     Override `reset_async` / `step_async` instead when the work is asynchronous. Set `SUPPORTS_CONCURRENT_SESSIONS`
     when instances share nothing, and `REQUIRES_SINGLE_THREAD_EXECUTOR` when all instances need one and the same thread.
+    Set `RUNS_INLINE` when every call answers within microseconds and waits for nothing: the runner `auto` then runs
+    them on the event loop, without a hand-over to a thread.
     Set `HAS_EXTERNAL_STATE` when an episode changes what is not in the memory of this object: files, a database,
     another process. Such an environment is copied by `snapshot` and `restore` alone.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = False
     REQUIRES_SINGLE_THREAD_EXECUTOR: ClassVar[bool] = False
+    RUNS_INLINE: ClassVar[bool] = False
     HAS_EXTERNAL_STATE: ClassVar[bool] = False
 
     rubric: Rubric | None = None

@@ -23,7 +23,17 @@ from ..client.vector.results import Autoreset, SlotResult, VectorResult
 from ..client.vector.vector_env import VectorEnv
 from ..errors import SlotsFailed
 from .served_gymnasium import RENDER_KEY
-from .spaces import SPACE_KEY, SomeSpace, SpaceCodec, UnsupportedSpace, derive, from_wire, space_of, to_wire
+from .spaces import (
+    SPACE_KEY,
+    SomeSpace,
+    SpaceCodec,
+    UnsupportedSpace,
+    derive,
+    from_wire,
+    is_of_arrays,
+    space_of,
+    wire_writer,
+)
 
 _TIMEOUT_S = 30.0
 
@@ -71,9 +81,10 @@ def _codec(schemas: Mapping[str, Any], name: str, override: SomeSpace | None) ->
                 f"pass {name}_space=, and {'to_action' if name == 'action' else 'from_observation'}= to translate"
             ) from exc
     space = space_of(description) if override is None else override
+    write = wire_writer(space)
     return SpaceCodec(
         space,
-        lambda value: {name: to_wire(space, value)},
+        lambda value: {name: write(value)},
         lambda fields: from_wire(space, fields[name]),
     )
 
@@ -263,12 +274,16 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def _batch(self, observations: Sequence[Any]) -> Any:
         values = [self._observations.read(fields) for fields in observations]
         space = self.single_observation_space
+        if is_of_arrays(space):
+            return np.array(values, space.dtype)
         empty: Any = create_empty_array(space, self.num_envs)
         return concatenate(space, values, empty)
 
     def _infos(self, result: VectorResult[Any]) -> dict[str, Any]:
         infos: dict[str, Any] = {}
         for slot, (info, final) in enumerate(zip(result.infos, result.finals, strict=True)):
+            if not info and final is None:
+                continue
             slot_info = dict(info)
             if final is not None:
                 slot_info["final_obs"] = self._observations.read(final.observation)

@@ -18,11 +18,13 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_
 
 from ..env.environment import Environment
 from ..types import Action, ActT, EnvironmentMetadata, Observation, ObsT, State
-from .spaces import SPACE_KEY, SomeSpace, UnsupportedSpace, checked, describe, schema_of, to_wire
+from .spaces import SPACE_KEY, SomeSpace, UnsupportedSpace, checker, describe, schema_of, wire_writer
 
 __all__ = ["RENDER_KEY", "GymnasiumError", "ServedGymnasium", "UnsupportedSpace", "gymnasium_environment"]
 
 RENDER_KEY: Final = "render"
+_AT_ONCE: Final = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
+"""Where environments are whose steps take a few microseconds of Python and wait for nothing."""
 
 ModelT = TypeVar("ModelT", Action, Observation)
 MakeEnv = Callable[..., "gymnasium.Env[Any, Any]"]
@@ -41,11 +43,14 @@ class ServedGymnasium(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
     action_cls: ClassVar[type[Action]]
     observation_cls: ClassVar[type[Observation]]
     observation_space: ClassVar[SomeSpace]
+    write_observation: ClassVar[Callable[[Any], Any]]
 
     def __init__(self) -> None:
         super().__init__()
         self._env = type(self).make()
-        self._state = State()
+        self._is_rendered = self._env.render_mode == "rgb_array"
+        self._episode_id: str | None = None
+        self._steps = 0
 
     def reset(
         self,
@@ -56,37 +61,39 @@ class ServedGymnasium(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
         **kwargs: Any,
     ) -> Any:
         """Begin an episode."""
-        if render is not None and render != (self._env.render_mode == "rgb_array"):
+        if render is not None and render != self._is_rendered:
             self._env.close()
             self._env = type(self).make(render_mode="rgb_array") if render else type(self).make()
+            self._is_rendered = self._env.render_mode == "rgb_array"
         observation, info = self._env.reset(seed=seed, options=options)
-        self._state = State(episode_id=episode_id or str(uuid.uuid4()))
+        self._episode_id, self._steps = episode_id or str(uuid.uuid4()), 0
         return self._observed(observation, info)
 
     def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """Take an action."""
         observation, reward, terminated, truncated, info = self._env.step(action.action)
-        self._state.step_count += 1
+        self._steps += 1
+        terminated, truncated = bool(terminated), bool(truncated)
         return self._observed(
             observation,
             info,
             reward=float(reward),
-            done=bool(terminated or truncated),
-            terminated=bool(terminated),
-            truncated=bool(truncated),
+            done=terminated or truncated,
+            terminated=terminated,
+            truncated=truncated,
         )
 
     def _observed(self, observation: Any, info: dict[str, Any], **fields: Any) -> Any:
-        metadata = {str(key): value for key, value in info.items()}
-        if self._env.render_mode == "rgb_array":
+        metadata = {str(key): value for key, value in info.items()} if info else {}
+        if self._is_rendered:
             metadata[RENDER_KEY] = _picture(self._env.render())
-        wire = to_wire(self.observation_space, observation)
+        wire = type(self).write_observation(observation)
         return self.observation_cls(observation=wire, metadata=metadata, **fields)  # type: ignore[call-arg]
 
     @property
     def state(self) -> State:
         """The episode's id and step count."""
-        return self._state
+        return State(episode_id=self._episode_id, step_count=self._steps)
 
     def get_metadata(self) -> EnvironmentMetadata:
         """Describe the environment."""
@@ -121,7 +128,7 @@ def gymnasium_environment(env: str | MakeEnv, **kwargs: Any) -> type[ServedGymna
     finally:
         sample.close()
     title = "".join(part for part in name.rpartition("/")[2].title() if part.isalnum())
-    valid_action = Annotated[Any, BeforeValidator(lambda value: checked(action_space, value))]
+    valid_action = Annotated[Any, BeforeValidator(checker(action_space))]
     action_cls = _model(Action, title, action_space, valid_action)
     observation_cls = _model(Observation, title, observation_space, Any)
     members = {
@@ -132,6 +139,8 @@ def gymnasium_environment(env: str | MakeEnv, **kwargs: Any) -> type[ServedGymna
         "action_cls": action_cls,
         "observation_cls": observation_cls,
         "observation_space": observation_space,
+        "write_observation": staticmethod(wire_writer(observation_space)),
+        "RUNS_INLINE": type(sample.unwrapped).__module__.startswith(_AT_ONCE),
     }
     base: Any = ServedGymnasium
     made: type[ServedGymnasium[Any, Any]] = new_class(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -128,22 +129,47 @@ def from_wire(space: SomeSpace, value: Any) -> Any:
     Raises:
         ValueError: It does not fit.
     """
+    # An array of MessagePack is the value already.
+    if type(value) is np.ndarray and value.dtype == space.dtype and value.shape == space.shape:
+        return value
     try:
         return _from_wire(space, value)
     except (TypeError, KeyError, OverflowError) as exc:
         raise ValueError(f"not a value of {space}: {exc}") from None
 
 
-def checked(space: SomeSpace, value: Any) -> Any:
-    """Turn JSON into a value that is in a space.
+def checker(space: SomeSpace) -> Callable[[Any], Any]:
+    """Return a function that turns JSON into a value that is in a space.
 
-    Raises:
-        ValueError: It does not fit, or is out of bounds.
+    It raises ValueError for one that does not fit, or is out of bounds.
     """
-    converted = from_wire(space, value)
-    if not space.contains(converted):
-        raise ValueError(f"{str(value)[:100]} is not in {str(space)[:200]}")
-    return converted
+
+    def check(value: Any) -> Any:
+        converted = from_wire(space, value)
+        if not space.contains(converted):
+            raise ValueError(f"{str(value)[:100]} is not in {str(space)[:200]}")
+        return converted
+
+    if not isinstance(space, spaces.Discrete):
+        return check
+    first, last = int(space.start), int(space.start + space.n - 1)
+
+    def check_choice(value: Any) -> Any:  # nearly all actions, in a third of the time
+        return np.int64(value) if type(value) is int and first <= value <= last else check(value)
+
+    return check_choice
+
+
+def wire_writer(space: SomeSpace) -> Callable[[Any], Any]:
+    """Return `to_wire` of a space; for numbers and arrays without looking at the space again."""
+    if isinstance(space, spaces.Discrete):
+        return int
+    return partial(np.asarray, dtype=space.dtype) if is_of_arrays(space) else partial(to_wire, space)
+
+
+def is_of_arrays(space: SomeSpace) -> bool:
+    """Whether the values of a space are arrays."""
+    return isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary))
 
 
 def _from_wire(space: SomeSpace, value: Any) -> Any:

@@ -14,6 +14,7 @@ As in JSON, a value that cannot be encoded never loses the step that made it. Kn
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import re
@@ -63,11 +64,17 @@ def array_parts(value: Any) -> ArrayParts | None:
         value = _from_tensor(value)
         if not isinstance(value, numpy.ndarray):
             return None
-    dtype: str = value.dtype.str
-    if value.dtype.names is not None or not _PLAIN_DTYPE.fullmatch(dtype):
+    dtype = _plain_dtype(value.dtype)
+    if dtype is None:
         return None
     shape = list(value.shape)
     return None if 0 in shape and _empty_lists(shape) > _MAX_EMPTY_LISTS else (dtype, shape, value.tobytes())
+
+
+@functools.lru_cache(maxsize=64)
+def _plain_dtype(dtype: Any) -> str | None:
+    """Return the name of a dtype that means the same on every machine; None for another."""
+    return dtype.str if dtype.names is None and _PLAIN_DTYPE.fullmatch(dtype.str) else None
 
 
 def is_array(value: Any) -> bool:
@@ -93,7 +100,15 @@ def array_of(parts: Any) -> Any:
     Raises:
         ValueError: The parts do not fit together.
     """
-    dtype, shape, data = _checked(parts)
+    if not isinstance(parts, list) or len(parts) != 3:
+        raise ValueError("an array must be [dtype, shape, bytes]")
+    dtype, shape, data = parts
+    try:
+        size = _known_bytes(dtype, *shape) if type(shape) is list else _checked_bytes(dtype, shape)
+    except TypeError:  # a list of lists
+        size = _checked_bytes(dtype, shape)
+    if not isinstance(data, bytes) or size != len(data):
+        raise ValueError(f"an array's bytes do not fit its shape {shape}")
     try:
         import numpy as np  # an optional dependency
     except ImportError:
@@ -101,19 +116,24 @@ def array_of(parts: Any) -> Any:
     return np.ndarray(shape, dtype=dtype, buffer=bytearray(data))
 
 
-def _checked(parts: Any) -> ArrayParts:
-    if not isinstance(parts, list) or len(parts) != 3:
-        raise ValueError("an array must be [dtype, shape, bytes]")
-    dtype, shape, data = parts
+def _checked_bytes(dtype: Any, shape: Any) -> int:
+    """Return how many bytes an array has.
+
+    Raises:
+        ValueError: There is no array of that type and shape.
+    """
     if not isinstance(dtype, str) or not _PLAIN_DTYPE.fullmatch(dtype):
         raise ValueError(f"unknown dtype {str(dtype)[:40]!r}")
     if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS or not all(_is_length(size) for size in shape):
         raise ValueError("the shape of an array must be a list of lengths")
-    if not isinstance(data, bytes) or math.prod(shape) * int(dtype[2:]) != len(data):
-        raise ValueError(f"an array's bytes do not fit its shape {shape}")
     if 0 in shape and _empty_lists(shape) > _MAX_EMPTY_LISTS:
         raise ValueError(f"an array without values must not have the shape {shape}")
-    return dtype, shape, data
+    return math.prod(shape) * int(dtype[2:])
+
+
+@functools.lru_cache(maxsize=256, typed=True)  # observations look alike; typed, since True is no length though it is 1
+def _known_bytes(dtype: Any, *shape: Any) -> int:
+    return _checked_bytes(dtype, list(shape))
 
 
 def _empty_lists(shape: list[int]) -> int:

@@ -6,14 +6,16 @@ must not know what messages mean. `SUBPROTOCOLS` and `choose` are the negotiatio
 
 from __future__ import annotations
 
+import struct
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json
 
-from .binary_values import ARRAY_TYPE, ArrayParts, array_of, cleaned, is_plain
+from .binary_values import ARRAY_TYPE, ArrayParts, array_of, array_parts, cleaned, is_array, is_plain
 from .json_values import TooManyValues, ValueLimit, encode
 
 try:
@@ -26,6 +28,7 @@ MAX_MESSAGE_BYTES: Final = 100 * 1024 * 1024
 _CHECKED_BYTES: Final = 4096
 # Of the lists in an array: `[dtype, shape, bytes]`, and at most that many lengths in the shape.
 _ARRAY_LIMIT: Final = ValueLimit(values=64, containers=2)
+_SMALL_ARRAY: Final = 256  # bytes
 _LEVEL: Final = 1  # text shrinks nearly as much as with 6, in a third of the time
 
 
@@ -161,12 +164,31 @@ def pack_plain(value: Any) -> bytes:
 
 
 def _pack(value: Any) -> bytes:
-    packed: bytes = msgpack.packb(value, default=lambda value: cleaned(value, _pack_array))
+    packed: bytes = msgpack.packb(value, default=_pack_other)
     return packed
 
 
+def _pack_other(value: Any) -> Any:
+    """Turn what the packer does not know into what it does; arrays first, since nearly all of these are."""
+    parts = array_parts(value) if is_array(value) else None
+    return cleaned(value, _pack_array) if parts is None else _pack_array(parts)
+
+
 def _pack_array(parts: ArrayParts) -> Any:
-    return msgpack.ExtType(ARRAY_TYPE, msgpack.packb(parts))
+    dtype, shape, data = parts
+    return msgpack.ExtType(ARRAY_TYPE, _array_head(dtype, tuple(shape), len(data)) + data)
+
+
+@lru_cache(maxsize=256)
+def _array_head(dtype: str, shape: tuple[int, ...], size: int) -> bytes:
+    """Return what stands before the bytes of an array in `[dtype, shape, bytes]`.
+
+    Written once for each kind of array: a second packer inside the first costs more than all the rest of a small
+    observation, since each allocates 256 KiB.
+    """
+    # `bin` has a length of 1, 2 or 4 bytes.
+    layout, mark = (">BB", 0xC4) if size <= 0xFF else (">BH", 0xC5) if size <= 0xFFFF else (">BI", 0xC6)
+    return b"".join((b"\x93", pack_plain(dtype), pack_plain(list(shape)), struct.pack(layout, mark, size)))
 
 
 def _unpack(payload: bytes, limit: ValueLimit | None) -> Any:
@@ -203,7 +225,9 @@ def _counting_hooks(limit: ValueLimit) -> dict[str, Any]:
 def _unpack_extension(code: int, data: bytes) -> Any:
     if code != ARRAY_TYPE:
         raise ValueError(f"unknown extension type {code}")
-    return array_of(msgpack.unpackb(data, **_counting_hooks(_ARRAY_LIMIT), max_ext_len=0))
+    # A few bytes cannot hold more lists and values than the limit by much, and counting costs more than reading them.
+    limits = {} if len(data) <= _SMALL_ARRAY else _counting_hooks(_ARRAY_LIMIT)
+    return array_of(msgpack.unpackb(data, **limits, max_ext_len=0))
 
 
 def _map_of(message: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Batch:
     requests: list[Request | RefusedRequest]
     each: bool = False
     steps: list[dict[str, Any]] | None = None
-    """Where all of them are steps, the steps as they came and were checked; `requests` is empty then."""
+    """Where all of them are steps and resets, these as they came and were checked; `requests` is empty then."""
 
     def in_full(self) -> list[Request | RefusedRequest]:
         """Return the requests, steps too."""
@@ -107,12 +107,13 @@ class ServerProtocolV2:
         self._action_cls = action_cls
         self._max_batch = max_batch
         self.limit = limit or ValueLimit.within(MAX_MESSAGE_BYTES)
-        self._step = self._batch = self._batch_map = None
+        self._step = self._steps = self._mixed = None
         if action_cls is not None and has_plain_validation(action_cls):
             step = _step_frame(action_cls)
-            batch = TypeAdapter(_batch_frame(step, max_batch)).validator
+            mixed: Any = Annotated[step | _reset_frame(), Field(discriminator="type")]
             self._step = TypeAdapter(step).validator.validate_json
-            self._batch, self._batch_map = batch.validate_json, batch.validate_python
+            self._steps = TypeAdapter(_batch_frame(step, max_batch)).validator
+            self._mixed = TypeAdapter(_batch_frame(mixed, max_batch)).validator
 
     def parse_step(self, raw: bytes) -> dict[str, Any] | None:
         """Read a step in one pass, as its checked keys; None for what only `read` understands."""
@@ -125,24 +126,26 @@ class ServerProtocolV2:
             return None
 
     def parse_batch(self, raw: bytes) -> Batch | None:
-        """Read a batch of steps in one pass; None for what only `read` understands."""
-        if self._batch is None or b'"batch"' not in raw[:40]:
+        """Read a batch of steps and resets in one pass; None for what only `read` understands."""
+        batch = self._mixed if b'"reset"' in raw else self._steps  # a union takes a tenth longer to read
+        if batch is None or b'"batch"' not in raw[:40]:
             return None
         try:
-            return _batch(self._batch(raw))
+            return _batch(batch.validate_json(raw))
         except Exception:  # as above
             return None
 
     def parse_map(self, message: dict[str, Any], *, echo_input: bool = True) -> Parsed:
-        """Read a decoded message; a batch of steps in one pass.
+        """Read a decoded message; a batch of steps and resets in one pass.
 
         Args:
             message: The message.
             echo_input: Whether errors show the values that they are about; the reply to a large message is short.
         """
-        if self._batch_map is not None and message.get("type") == "batch":
+        if self._steps is not None and self._mixed is not None and message.get("type") == "batch":
             try:
-                return _batch(self._batch_map(message))
+                is_mixed = any(request["type"] == "reset" for request in message["requests"])
+                return _batch((self._mixed if is_mixed else self._steps).validate_python(message))
             except Exception:  # as above
                 pass
         return self.read(message, echo_input=echo_input)
@@ -321,6 +324,11 @@ class _MsgPackWriter(Writer):
     def state(self, state: Any) -> bytes:
         return self.codec.encode(state_message(state))
 
+    def observed(self, observation: Any, request_id: int, session: str) -> bytes:
+        # As `message` would, with one packer instead of two.
+        data = observation_message(observation)
+        return self.codec.encode({"type": "observation", "id": request_id, "session": session, "data": data})
+
     def message(self, kind: str, request_id: int | None, session: str | None, data: bytes | None) -> bytes:
         envelope: dict[str, Any] = {"type": kind, "id": request_id}
         if session is not None:
@@ -347,10 +355,16 @@ def _step_frame(action_cls: type[BaseModel]) -> Any:
     return strict_frame("step", fields)
 
 
-def _batch_frame(step: Any, max_batch: int) -> Any:
-    # The first request that is no step ends it: the long way says what is wrong, and an error for each of a million
+def _reset_frame() -> Any:
+    # Whenever an episode of a vector is over, a reset stands among the steps of the others.
+    fields: dict[str, Any] = {"type": Literal["reset"], "id": RequestId, "session": str, "data": dict[str, Any]}
+    return strict_frame("reset", fields)
+
+
+def _batch_frame(request: Any, max_batch: int) -> Any:
+    # The first request that does not fit ends it: the long way says what is wrong, and an error for each of a million
     # empty requests would take gigabytes.
-    steps = Annotated[list[step], FailFast(), Field(max_length=max_batch)]
+    steps = Annotated[list[request], FailFast(), Field(max_length=max_batch)]
     fields = {"type": Literal["batch"], "id": RequestId, "each": NotRequired[bool], "requests": steps}
     return strict_frame("batch", fields)
 
@@ -360,8 +374,10 @@ def _batch(message: dict[str, Any]) -> Batch:
 
 
 def request_of(step: dict[str, Any]) -> Request:
-    """Return a step that was read in one pass."""
-    return Request("step", step["id"], step.get("session"), step["data"], step.get("kwargs"), step.get("timeout_s"))
+    """Return a step, or a reset, that was read in one pass."""
+    return Request(
+        step["type"], step["id"], step.get("session"), step["data"], step.get("kwargs"), step.get("timeout_s")
+    )
 
 
 def _refused(request_id: int | None, code: WSErrorCode, text: str, **details: Any) -> RefusedRequest:

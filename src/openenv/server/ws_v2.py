@@ -301,7 +301,7 @@ class V2Connection:
             replies.send()
 
     def _run_groups(self, steps: list[dict[str, Any]], replies: BatchReplies, message: SentMessage) -> None:
-        """Run steps in groups, one per thread that sessions share; what is no plain, new step runs by itself.
+        """Run steps in groups, one per thread that sessions share; what is no plain, new step runs by itself: a reset.
 
         One hand-over to each thread instead of one per step is most of what a batch gains.
         """
@@ -311,7 +311,8 @@ class V2Connection:
         apart: set[str] = set()  # sessions whose later steps must not overtake one that runs by itself
         for place, step in enumerate(steps):
             name: Any = step.get("session")
-            session = sessions.get(name) if len(step) == 4 else None  # type, id, session, data
+            # A plain step has the keys type, id, session and data.
+            session = sessions.get(name) if len(step) == 4 and step["type"] == "step" else None
             if session is not None and name not in apart:
                 executor = session.lane.host
                 group = groups.get(executor)

@@ -163,8 +163,10 @@ class SessionManager:
     def _make_runner(self) -> Runner:
         if not isinstance(self._runner_spec, str):
             return self._runner_spec
+        # Only where the class is known before the first session: a session never changes the thread that it runs on.
+        is_inline = self._runner_spec == "auto" and bool(getattr(self.env_cls, "RUNS_INLINE", False))
         return make_runner(
-            self._runner_spec,
+            "inline" if is_inline else self._runner_spec,
             max_threads=min(1024, max(64, self.limits.sessions)),
             server_processes=self.peers.processes,
             single_thread=bool(getattr(self.env_cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False)),

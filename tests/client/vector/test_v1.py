@@ -285,7 +285,7 @@ def test_old_and_new_servers_work_side_by_side(
     old: Any, adder: Any, adder_cls: Any, proxied: Callable[[int], Any]
 ) -> None:
     first, second = proxied(old.port), proxied(adder.port)
-    with VectorEnv([first.url, second.url], 6, codec="json", on_failure="mask") as env:
+    with VectorEnv([first.url, second.url], 6, connections=4, codec="json", on_failure="mask") as env:
         assert sorted(name for name in env.codecs if name) == ["openenv.v2.json"] * 2 + ["v1"] * 3
         assert (old.manager.active, adder.manager.active) == (3, 3)
         assert [bool(name) for name in env.sessions] == [False] * 3 + [True] * 3

@@ -48,6 +48,12 @@ def test_every_slot_has_a_session_of_its_own(adder: Any, codec: Any) -> None:
     adder.wait_for(lambda: adder.manager.active == 0)
 
 
+@pytest.mark.parametrize(("n", "connections"), [(1, 1), (64, 1), (65, 2), (256, 4), (1000, 4)])
+def test_few_sessions_share_one_connection(n: int, connections: int) -> None:
+    env = VectorEnv("http://127.0.0.1:9", n)
+    assert len(env.codecs) == connections
+
+
 def test_256_sessions_take_four_connections(serve: Callable[..., Any], adder_cls: Any) -> None:
     server = serve(create_app(adder_cls, sys.modules[adder_cls.__module__].Move, Observation, max_concurrent_envs=256))
     with VectorEnv(server.url, 256) as env:
@@ -126,7 +132,7 @@ def test_the_first_that_are_ready_do_not_wait_for_the_others(adder: Any, adder_c
 
 
 def test_a_timeout_loses_nothing(adder: Any, adder_cls: Any) -> None:
-    with VectorEnv(adder.url, 2) as env:
+    with VectorEnv(adder.url, 2, connections=2) as env:
         env.reset()
         with pytest.raises(RequestTimeout, match="1 slots have not answered"):
             env.step([{"add": 1, "wait": "gate"}, {"add": 2}], timeout_s=0.1)

@@ -29,7 +29,10 @@ T = TypeVar("T")
 CodecName = Literal["auto", "json", "msgpack"]
 
 _ANSWERS: Final = frozenset({"state", "fork", "restore"})
-_CONNECTIONS: Final = 4
+# Messages of several connections are encoded, run and decoded side by side, but each costs two wake-ups: 8 sessions are
+# nearly twice as fast on one connection as on two, and 128 on two as on one (benchmarks/gymnasium_vector.py).
+_MOST_CONNECTIONS: Final = 4
+_SESSIONS_EACH: Final = 64
 _UNSEEDED: Final = frozenset({"seed", "episode_id"})  # what belongs to one episode and not to those that follow it
 
 
@@ -83,8 +86,8 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         client: A client class, or an object of one, whose `_step_payload`, `_parse_result` and `_parse_state` are used;
             by default actions and observations are dicts.
         connections: How many connections to use, in all; each server gets at least one, and one for each session
-            where it speaks protocol v1. By default four, or more for a server with several workers: a connection
-            is bound to one of them.
+            where it speaks protocol v1. By default one for each 64 sessions and at most four, or more for a server
+            with several workers: a connection is bound to one of them.
         codec: `json`, `msgpack`, or `auto`: MessagePack where both sides have it, JSON for a client class of your own,
             whose hooks may count on what JSON makes of bytes and arrays.
         protocol: `v1`, `v2`, or whichever of them a server speaks, v2 rather than v1.
@@ -149,7 +152,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         )
         open_options = {"wait_s": wait_s, "compress": compress}
         self._pool = SessionPool(
-            placements(urls, n, _CONNECTIONS if connections is None else connections),
+            placements(urls, n, connections or min(_MOST_CONNECTIONS, -(-n // _SESSIONS_EACH))),
             fits_workers=connections is None,
             options=options,
             open_options={key: value for key, value in open_options.items() if value is not None},

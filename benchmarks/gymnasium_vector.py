@@ -1,0 +1,132 @@
+"""Steps per second of CartPole: served, and stepped with `GymnasiumVectorEnv`, beside Gymnasium's own vectors.
+
+Windows of a fraction of a second take turns, so that whatever else runs on the machine slows all of them alike. The
+figures are medians over the windows, and of the ratios of neighbouring ones. Actions are random and made beforehand.
+
+python benchmarks/gymnasium_vector.py --out benchmarks/GYMNASIUM.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from openenv.gym import GymnasiumVectorEnv
+from openenv.providers import wait_for_ready
+
+ENV_ID = "CartPole-v1"
+OURS, ASYNC, SYNC = "GymnasiumVectorEnv", "AsyncVectorEnv", "SyncVectorEnv"
+_HEAD = """# CartPole-v1: steps per second
+
+`python benchmarks/gymnasium_vector.py --out {out}` on {cores} cores: {windows} windows of {seconds} s for each
+vector, in turns; medians. The ratio is that of neighbouring windows, GymnasiumVectorEnv to AsyncVectorEnv.
+SyncVectorEnv steps in the process of the caller: no other process, no network.
+
+"""
+
+
+@dataclass(slots=True)
+class Contender:
+    """A vector environment under way, and the steps per second of its windows."""
+
+    name: str
+    envs: Any
+    rates: list[float] = field(default_factory=list)
+
+    def window(self, actions: list[Any], seconds: float) -> None:
+        """Step for a while, and note the rate."""
+        step, steps, clock = self.envs.step, 0, time.perf_counter
+        began = clock()
+        while (now := clock()) - began < seconds:
+            step(actions[steps % len(actions)])
+            steps += 1
+        self.rates.append(steps * self.envs.num_envs / (now - began))
+
+
+@contextmanager
+def server(python: str) -> Iterator[str]:
+    """Serve the environment from a process of this session, whose share of the processor it has (autogroups)."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [python, "-m", "openenv", "serve", f"gymnasium:{ENV_ID}", "--port", str(port), "--max-sessions", "1024"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_for_ready(url, timeout_s=60)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def compare(url: str, size: int, *, windows: int, seconds: float) -> list[Contender]:
+    """Step all vectors of one size in turns."""
+    chance = np.random.default_rng(0)
+    actions = [chance.integers(0, 2, size) for _ in range(64)]
+    makers = [lambda: gymnasium.make(ENV_ID)] * size
+    contenders = [
+        Contender(OURS, GymnasiumVectorEnv(url, size)),
+        Contender(ASYNC, gymnasium.vector.AsyncVectorEnv(makers)),
+        Contender(SYNC, gymnasium.vector.SyncVectorEnv(makers)),
+    ]
+    try:
+        for contender in contenders:
+            contender.envs.reset(seed=0)
+            contender.window(actions, seconds)
+            contender.rates.clear()
+        for _ in range(windows):
+            for contender in contenders:
+                contender.window(actions, seconds)
+    finally:
+        for contender in contenders:
+            contender.envs.close()
+    return contenders
+
+
+def row(size: int, contenders: list[Contender]) -> str:
+    """Write the figures of one size as a row of a table."""
+    ours, other, plain = (contender.rates for contender in contenders)
+    ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, other, strict=True))
+    ours_rate, other_rate, plain_rate = (f"{statistics.median(rates):,.0f}" for rates in (ours, other, plain))
+    return f"| {size} | {ours_rate} | {other_rate} | {ratio:.2f} | {plain_rate} |"
+
+
+def main() -> None:
+    """Measure, print the table, and write it where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[8, 32, 128], help="numbers of environments")
+    parser.add_argument("--windows", type=int, default=12, help="of each vector and size")
+    parser.add_argument("--seconds", type=float, default=0.25, help="of a window")
+    parser.add_argument("--out", type=Path, help="a Markdown file")
+    options = parser.parse_args()
+    lines = [
+        f"| environments | {OURS} | {ASYNC} | ratio | {SYNC} |",
+        "|---:|---:|---:|---:|---:|",
+    ]
+    print("\n".join(lines))
+    with server(sys.executable) as url:
+        for size in options.sizes:
+            lines.append(row(size, compare(url, size, windows=options.windows, seconds=options.seconds)))
+            print(lines[-1], flush=True)
+    if options.out is not None:
+        options.out.write_text(
+            _HEAD.format(cores=len(os.sched_getaffinity(0)), **vars(options)) + "\n".join(lines) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
