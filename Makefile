@@ -13,7 +13,7 @@ SANDBOX_PACKAGES := bubblewrap $(NPM)
 TEST_PACKAGES := $(SANDBOX_PACKAGES) docker.io runc containerd iptables iproute2 busybox-static chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help sandbox-packages test-packages clients demo test test-all test-k8s check-and-others chaos test-fastmcp3 test-gradio test-ray conformance check format bench docs lock clean
+.PHONY: help sandbox-packages test-packages clients demo test test-all test-k8s check-and-others chaos test-fastmcp3 test-gradio test-ray test-trainers conformance check format bench docs lock clean
 
 help: ## show what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -70,6 +70,18 @@ $(CLIENTS)/ray/ready: pyproject.toml
 	@$(@D)/bin/python $(PIP) -e ".[ray]" anyio pytest pytest-timeout pytest-xdist
 	@touch $@
 
+# Trainers, each in an environment of its own: they are large, and pin what the rest takes newer.
+TRAINERS := trl sb3
+# The packages of an environment beside PyTorch.
+TRAINER_trl := trl aiohttp
+TRAINER_sb3 := stable-baselines3
+$(TRAINERS:%=$(CLIENTS)/%/ready): $(CLIENTS)/%/ready: pyproject.toml
+	@echo "Setting up $(@D) ..."
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python $(PIP) torch==2.13.0
+	@$(@D)/bin/python $(PIP) -e ".[gymnasium]" $(ENVS:%=-e %) $(TRAINER_$*) anyio pytest pytest-timeout pytest-xdist
+	@touch $@
+
 # The published package, which tests put beside this one.
 .bench/published/complete:
 	@echo "Setting up $(@D) ..."
@@ -105,7 +117,7 @@ test: $(VENV)/ready test-packages clients ## the checks, and every test that is 
 		env WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python -m "not slow"
 
 test-all: $(VENV)/ready test-packages clients .engine/ready ## the slow tests too (STRICT=1: without a second look at failures)
-	@scripts/beside "$(MAKE) --no-print-directory check-and-others test-ray" \
+	@scripts/beside "$(MAKE) --no-print-directory check-and-others test-ray test-trainers" \
 		env WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python
 
 # K8S="-k update" chooses tests; the logs of the cluster's parts are in .k8s/logs afterwards.
@@ -121,6 +133,11 @@ test-gradio: $(CLIENTS)/gradio/ready ## the tests of pages that are made with Gr
 
 test-ray: $(CLIENTS)/ray/ready sandbox-packages ## the tests on a Ray cluster of two nodes
 	@WORKERS=1 scripts/run-tests $(CLIENTS)/ray/bin/python tests/rollout/test_ray_engine.py tests/providers/test_ray.py
+
+# One trainer after another: make test-trainers TRAINERS=trl chooses.
+test-trainers: $(TRAINERS:%=test-with-%) ## the adapters with the trainers themselves, as they are on PyPI
+test-with-%: $(CLIENTS)/%/ready sandbox-packages
+	@WORKERS=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 scripts/run-tests $(CLIENTS)/$*/bin/python tests/trainers/test_$**.py
 
 conformance: $(VENV)/ready ## run the MCP conformance suite (needs npm); writes docs/topics/mcp_conformance.md
 	@$(BIN)/python scripts/mcp_conformance.py

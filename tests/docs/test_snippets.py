@@ -104,6 +104,9 @@ ELSEWHERE = {
     "test_served_word.py",
     "test_word_env.py",
     "tool_reward.py",
+    "train_sb3.py",  # tests/trainers
+    "train_trl.py",
+    "train_trl_agents.py",
     "readme_rollout.py",
     "use_check.py",
     "use_checks.py",

@@ -1,0 +1,226 @@
+"""Rollouts as sessions of a trainer's harness: any of our agents, in any of our sandboxes, with exact tokens.
+
+`RolloutSessionFactory` is what TRL's `HarnessRolloutWorker` takes; it knows nothing of TRL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from openenv.errors import RolloutCancelled, RolloutError
+from openenv.rollout.capture import CaptureServer, export
+from openenv.rollout.capture import read as read_recording
+from openenv.rollout.engine import Engine, EngineOptions, new_rollout_id
+from openenv.rollout.harness import Message, ResourceSession, ResourceSessionFactory, ToolResult, VerifyResult
+from openenv.rollout.outcome import Outcome
+from openenv.rollout.progress import Cancellation
+from openenv.rollout.scratch import scratch
+from openenv.rollout.task import Model, Task
+from openenv.rollout.training import TrainingTrace
+from openenv.tool_types import Tool
+
+_NOT_SCORED = frozenset({"env_failed", "sandbox_failed", "grader_failed", "cancelled"})
+
+
+class RolloutSessionFactory(ResourceSessionFactory["RolloutSession"]):
+    """Makes a session of each prompt: a rollout of any of our agents in any of our sandboxes, as `run_rollout` has it.
+
+    TRL's worker calls it with the trainer's sampling; give the worker a partial of it with all else:
+    `functools.partial(RolloutSessionFactory, tasks, model=model, agent="opencode", sandbox="local")`.
+
+    Args:
+        tasks: What prompts may ask for; the last message of the user is a task's instruction.
+        model: The endpoint.
+        sampling: How answers are sampled, by the endpoint's names; it is enforced in the capture proxy.
+        engine: Further arguments of `Engine`: agent, sandbox, budget, store, ...
+
+    Raises:
+        ValueError: Two tasks have one instruction, or there is none.
+    """
+
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        *,
+        model: Model,
+        sampling: Mapping[str, Any] | None = None,
+        **engine: Any,
+    ) -> None:
+        self._tasks: dict[str, Task] = {}
+        for task in tasks:
+            if task.instruction in self._tasks:
+                raise ValueError(
+                    f"two tasks have the instruction {task.instruction[:200]!r}: prompts cannot tell them apart"
+                )
+            self._tasks[task.instruction] = task
+        if not self._tasks:
+            raise ValueError("there is no task")
+        self._model = model if sampling is None else Model(**{**dict(model), "sampling": dict(sampling)})
+        self._engine_options = EngineOptions(**engine)  # type: ignore[typeddict-item]
+        self._lock = threading.Lock()
+        self._shared: _SharedEngine | None = None
+
+    def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> RolloutSession:
+        """Start the rollout of a prompt.
+
+        Args:
+            task: A `Task`, an instruction, or the messages of a prompt.
+            seed: Kept in the outcome's metadata; agents have none.
+            episode_id: The rollout's id.
+
+        Raises:
+            ValueError: No task has this instruction.
+            OpenEnvError: Agent or sandbox cannot run here.
+        """
+        chosen = task if isinstance(task, Task) else self._task_of(task)
+        with self._lock:
+            if self._shared is None:
+                self._shared = _SharedEngine(self._model, self._engine_options)
+                # TRL does not close factories: what is open when the process ends is closed then.
+                weakref.finalize(self, self._shared.close)
+            shared = self._shared
+        return RolloutSession(shared, chosen, episode_id or new_rollout_id(), seed)
+
+    def close(self) -> None:
+        """Stop the capture proxy; close the sessions first."""
+        with self._lock:
+            shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.close()
+
+    def _task_of(self, prompt: Any) -> Task:
+        text = prompt if isinstance(prompt, str) else _last_request(prompt)
+        try:
+            return self._tasks[text]
+        except KeyError:
+            raise ValueError(f"no task has the instruction {text[:200]!r}") from None
+
+
+def _last_request(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of the last message of a user."""
+    for message in reversed(messages):
+        if message.get("role") == "user":
+            content = message.get("content")
+            if isinstance(content, list):
+                content = "".join(str(part.get("text") or "") for part in content)
+            return str(content)
+    raise ValueError("the prompt has no message of a user")
+
+
+class _SharedEngine:
+    """What the sessions of a factory share: an engine, and a capture proxy whose records can be read and removed."""
+
+    def __init__(self, model: Model, options: EngineOptions) -> None:
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(scratch())
+            store = options.get("store")
+            root: Path = folder / "captures" if store is None else store.captures
+            capture = options.get("capture") or stack.enter_context(CaptureServer(root, sockets=folder))
+            self.captures = capture.root
+            self.keeps_records = store is not None or "capture" in options
+            arguments: EngineOptions = {**options, "model": model, "capture": capture}
+            self.engine = stack.enter_context(Engine(**arguments))
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Stop the engine and its proxy."""
+        self._stack.close()
+
+
+class RolloutSession(ResourceSession):
+    """A rollout that runs: a `TrainableSession`, whose agent has its own loop. Made by `RolloutSessionFactory`."""
+
+    def __init__(self, shared: _SharedEngine, task: Task, rollout_id: str, seed: int | None) -> None:
+        self.task = task
+        self.rollout_id = rollout_id
+        self._shared = shared
+        self._cancel = Cancellation()
+        self._outcome: Future[Outcome] = Future()
+        self._trace: TrainingTrace | ValueError | None = None
+        metadata = {} if seed is None else {"seed": seed}
+        work = threading.Thread(target=self._run, args=(metadata,), name=f"openenv-{rollout_id}", daemon=True)
+        work.start()
+
+    def _run(self, metadata: dict[str, Any]) -> None:
+        try:
+            outcome = self._shared.engine.run(
+                self.task, rollout_id=self.rollout_id, cancel=self._cancel, metadata=metadata
+            )
+            self._trace = self._read_trace()
+            self._outcome.set_result(outcome)
+        except BaseException as exc:  # handed to the thread that waits
+            self._outcome.set_exception(exc)
+
+    def _read_trace(self) -> TrainingTrace | ValueError:
+        records = self._shared.captures / self.rollout_id
+        try:
+            return export.training_trace(read_recording(records))
+        except ValueError as exc:
+            return exc
+        finally:
+            if not self._shared.keeps_records:
+                shutil.rmtree(records, ignore_errors=True)
+
+    # -- TrainableSession -------------------------------------------------------------------------------------------
+
+    def wait_for_completion(self, timeout_s: float | None = None) -> int:
+        """Wait for the rollout, its verification included; return the agent's exit code.
+
+        Raises:
+            TimeoutError: The agent's time or budget ran out, or `timeout_s` is over.
+            RolloutError: The rollout failed for a reason that is not the policy's: there is no sample.
+        """
+        outcome = self._outcome.result(timeout_s)
+        if outcome.status == "cancelled":
+            raise RolloutCancelled(outcome.reason or "the session was closed")
+        if outcome.status in _NOT_SCORED:
+            raise RolloutError(f"{outcome.status}: {outcome.reason}")
+        if outcome.status == "truncated":
+            raise TimeoutError(outcome.reason)
+        return outcome.agent_exit_code or 0
+
+    def fetch_training_trace(self) -> TrainingTrace:
+        """Return the agent's own calls: exact tokens, log-probabilities and masks.
+
+        Raises:
+            ValueError: They are not to be trained on; the text says why.
+            RuntimeError: The rollout has not ended, or failed.
+        """
+        if not self._outcome.done() or self._trace is None:
+            raise RuntimeError("the rollout has not ended: call wait_for_completion first")
+        if isinstance(self._trace, ValueError):
+            raise self._trace
+        return self._trace
+
+    # -- ResourceSession --------------------------------------------------------------------------------------------
+
+    def initial_messages(self) -> list[Message]:
+        """Return the instruction."""
+        return [{"role": "user", "content": self.task.instruction}]
+
+    def list_tools(self) -> list[Tool]:
+        """Return nothing: the agent brings its own tools."""
+        return []
+
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Return an error: the agent calls its tools itself."""
+        return ToolResult(error=f"the agent runs its own tools; '{name}' cannot be called from here")
+
+    def verify(self, transcript: list[Message], final_state: Any | None = None) -> VerifyResult:
+        """Return the verdict of the task's checks; no reward where the rollout failed."""
+        outcome = self._outcome.result()
+        reward = None if outcome.status in _NOT_SCORED else outcome.reward
+        metrics = {"status": outcome.status, "trust": outcome.trust, "wall_s": outcome.wall_s}
+        return VerifyResult(env_reward=reward, done=True, metrics=metrics)
+
+    def close(self) -> None:
+        """End the rollout, and wait until its sandboxes are gone."""
+        self._cancel.cancel("the session was closed")
+        self._outcome.exception()
