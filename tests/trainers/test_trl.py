@@ -25,6 +25,7 @@ pytest.importorskip("trl", reason="TRL has an environment of its own: make test-
 from accelerate.state import PartialState
 from datasets import Dataset
 from fastmcp import FastMCP
+from trl.experimental.async_grpo import async_rollout_worker
 from trl.experimental.async_grpo.openenv_harness import HarnessRolloutWorker
 
 from environments import Tools
@@ -320,7 +321,9 @@ def test_the_first_snippet_trains(tmp_path: Path) -> None:
     assert trainer.state.log_history[0]["rewards/ToolEnvironment/mean"] == 0.0  # a random model calls no tool
 
 
-def test_the_second_snippet_makes_a_worker(local_sandboxes: LocalSandboxes) -> None:
+def test_the_second_snippet_makes_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    # vLLM serves the policy; a worker is refused without it, though making one does not need it.
+    monkeypatch.setattr(async_rollout_worker, "is_vllm_available", lambda: True)
     make = runpy.run_path(str(SNIPPETS / "train_trl_agents.py"))
     model = Model(base_url="http://127.0.0.1:1/v1", name="policy")
     worker = make["worker"](model, dataset=prompts(), reward_funcs=[], processing_class=tiny_tokenizer())

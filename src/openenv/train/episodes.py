@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx2
 
@@ -23,7 +23,6 @@ from openenv.errors import (
     ExecutionError,
     OpenEnvError,
     RequestValidationError,
-    RolloutError,
     SessionCapacityError,
     ToolCallError,
     message_of,
@@ -34,13 +33,13 @@ from openenv.rollout.outcome import Outcome, RolloutTurn, Status
 from openenv.rollout.store import RolloutStore
 from openenv.rollout.task import Model, Task
 
-from .dialogue import AnswerRefused, Dialogue, Json, TextDialogue, ToolDialogue
+from .dialogue import AnswerRefused, Dialogue, Json
 from .groups import EpisodeSample, SampleGroup
+from .served_episode import RewardRule, served_dialogue
 from .stream import GroupStream, OpenGroup, StreamOptions, model_to_train
 
 Start = int | Mapping[str, Any]
 """Where the episodes of a group begin: a seed, or arguments of `reset`."""
-RewardRule = Literal["sum", "last"]
 
 _CALL_TIMEOUT_S = 660.0
 _PROMPT_REFUSED = frozenset({400, 413, 422})
@@ -121,7 +120,7 @@ async def play(
         root = store.captures if store is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         proxy = await asyncio.to_thread(CaptureServer(root).start)
         try:
-            chosen = dialogue or await _suitable_dialogue(urls[0], system, clients)
+            chosen = dialogue or await asyncio.to_thread(served_dialogue, urls[0], system, clients)
             limits = httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
             http = httpx2.AsyncClient(base_url=proxy.url, trust_env=False, timeout=_CALL_TIMEOUT_S, limits=limits)
             async with http:
@@ -141,23 +140,6 @@ async def play(
                     yield stream
         finally:
             await asyncio.to_thread(proxy.stop)
-
-
-async def _suitable_dialogue(url: str, system: str, client_options: Mapping[str, Any]) -> Dialogue:
-    """Ask a server what its actions are."""
-    headers = {"authorization": f"Bearer {client_options['token']}"} if client_options.get("token") else {}
-    try:
-        async with httpx2.AsyncClient(trust_env=False, timeout=30, headers=headers) as http:
-            answer = (await http.get(url.rstrip("/") + "/schema")).raise_for_status()
-        schema = answer.json()["action"]
-    except (httpx2.HTTPError, ValueError, KeyError) as exc:
-        raise RolloutError(f"{url} does not say what its actions are ({message_of(exc)}). Is a server there?") from exc
-    if "tool_name" not in (schema.get("properties") or {}):
-        return TextDialogue(system, schema)
-    async with GenericEnvClient(url, **client_options) as client:
-        await client.reset()
-        listed = await client.step({"type": "list_tools"})
-    return ToolDialogue(listed.observation.get("tools") or [], system)
 
 
 class EpisodeStream(GroupStream[Start]):

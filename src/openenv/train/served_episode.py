@@ -176,7 +176,7 @@ def action_schema(url: str, client_options: Mapping[str, Any] | None = None) -> 
     """
     try:
         headers = with_token(None, (client_options or {}).get("token"))
-        answer = httpx2.get(f"{http_url(url)}/schema", headers=headers, timeout=_SCHEMA_TIMEOUT_S)
+        answer = httpx2.get(f"{http_url(url)}/schema", headers=headers, timeout=_SCHEMA_TIMEOUT_S, trust_env=False)
         schema: Json = answer.raise_for_status().json()["action"]
     except (httpx2.HTTPError, ValueError, KeyError) as exc:
         raise RolloutError(f"{url} does not say what its actions are ({message_of(exc)}). Is a server there?") from exc
