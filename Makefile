@@ -71,14 +71,14 @@ $(CLIENTS)/ray/ready: pyproject.toml
 	@touch $@
 
 # Trainers, each in an environment of its own: they are large, and pin what the rest takes newer.
-TRAINERS := trl sb3
-# The packages of an environment beside PyTorch.
-TRAINER_trl := trl aiohttp
-TRAINER_sb3 := stable-baselines3
+TRAINERS := trl sb3 skyrl
+# The packages of each environment.
+TRAINER_trl := torch==2.13.0 trl aiohttp
+TRAINER_sb3 := torch==2.13.0 stable-baselines3
+TRAINER_skyrl := skyrl-gym
 $(TRAINERS:%=$(CLIENTS)/%/ready): $(CLIENTS)/%/ready: pyproject.toml
 	@echo "Setting up $(@D) ..."
 	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python $(PIP) torch==2.13.0
 	@$(@D)/bin/python $(PIP) -e ".[gymnasium]" $(ENVS:%=-e %) $(TRAINER_$*) anyio pytest pytest-timeout pytest-xdist
 	@touch $@
 

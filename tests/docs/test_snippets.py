@@ -105,6 +105,7 @@ ELSEWHERE = {
     "test_word_env.py",
     "tool_reward.py",
     "train_sb3.py",  # tests/trainers
+    "train_skyrl.py",
     "train_trl.py",
     "train_trl_agents.py",
     "readme_rollout.py",

@@ -138,12 +138,53 @@ class ToolDialogue(Dialogue):
 
     def shown(self, observation: Any) -> str:
         """Return the result of a tool, or why it failed."""
-        if isinstance(observation, Mapping) and "tool_name" in observation:
-            error = observation.get("error")
-            result = observation.get("result")
-            if isinstance(result, Mapping) and "data" in result:  # as MCP wraps it
-                result = result["data"]
-            if error:
-                return f"Error: {error.get('message') if isinstance(error, Mapping) else error}"
-            return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
-        return super().shown(observation)
+        return _tool_result(observation) or super().shown(observation)
+
+
+class WrittenToolDialogue(TextDialogue):
+    """For environments with tools where answers are plain text: a call is a JSON object in it.
+
+    Args:
+        tools: The tools as the environment lists them; the first message names them.
+        system: What the model is asked to do.
+    """
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]], system: str = "") -> None:
+        super().__init__(system)
+        listed = [tool["function"] for tool in mcp_tools_to_openai(tools)]
+        self._request = 'Call a tool with a JSON object: {"tool_name": ..., "arguments": {...}}.'
+        self._tools_text = f"{self._request} The tools: {json.dumps(listed, ensure_ascii=False)}"
+
+    def opening(self, observation: Any) -> list[Json]:
+        *begin, first = super().opening(observation)
+        shown = "" if first["content"] == "{}" else f"{first['content']}\n\n"
+        return [*begin, {"role": "user", "content": shown + self._tools_text}]
+
+    def action(self, text: str) -> Json:
+        """Return the call in a text.
+
+        Raises:
+            AnswerRefused: there is none.
+        """
+        call = super().action(text)
+        name, arguments = call.get("tool_name") or call.get("name"), call.get("arguments") or {}
+        if not isinstance(name, str) or not isinstance(arguments, Mapping):
+            raise AnswerRefused(self._request)
+        return {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)}
+
+    def shown(self, observation: Any) -> str:
+        """Return the result of a tool, or why it failed."""
+        return _tool_result(observation) or super().shown(observation)
+
+
+def _tool_result(observation: Any) -> str | None:
+    """Return what a tool returned, or why it failed, as text; None where the observation is another."""
+    if not isinstance(observation, Mapping) or "tool_name" not in observation:
+        return None
+    error = observation.get("error")
+    result = observation.get("result")
+    if isinstance(result, Mapping) and "data" in result:  # as MCP wraps it
+        result = result["data"]
+    if error:
+        return f"Error: {error.get('message') if isinstance(error, Mapping) else error}"
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)

@@ -120,7 +120,9 @@ async def play(
         root = store.captures if store is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         proxy = await asyncio.to_thread(CaptureServer(root).start)
         try:
-            chosen = dialogue or await asyncio.to_thread(served_dialogue, urls[0], system, clients)
+            chosen = dialogue
+            if chosen is None:
+                chosen = await asyncio.to_thread(served_dialogue, urls[0], system, clients)
             limits = httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
             http = httpx2.AsyncClient(base_url=proxy.url, trust_env=False, timeout=_CALL_TIMEOUT_S, limits=limits)
             async with http:

@@ -6,7 +6,7 @@ client. A failure of the server never becomes a reward: the episode then has non
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import httpx2
@@ -24,7 +24,7 @@ from openenv.errors import (
 from openenv.tool_types import ToolErrorType
 from openenv.types import StepResult
 
-from .dialogue import Dialogue, Json, TextDialogue, ToolDialogue
+from .dialogue import Dialogue, Json, TextDialogue, ToolDialogue, WrittenToolDialogue
 
 RewardRule = Literal["sum", "last"]
 
@@ -130,6 +130,12 @@ class ServedEpisode(EpisodeRules):
         self._url = url
         self._client_options = dict(client_options or {})
         self._client = GenericEnvClient(url, **self._client_options).sync()
+        self._first: Any = None
+
+    def opening(self, **start: Any) -> list[Json]:
+        """Begin an episode, and return the messages that begin the conversation; raises as `reset` does."""
+        self.reset(**start)
+        return self.dialogue.opening(self._first)
 
     def reset(self, **start: Any) -> str:
         """Begin an episode, in a new session where the last one failed; return what the model sees.
@@ -141,10 +147,12 @@ class ServedEpisode(EpisodeRules):
             self._client.close()
             self._client = GenericEnvClient(self._url, **self._client_options).sync()
         try:
-            return self.begin(self._client.reset(**start))
+            result = self._client.reset(**start)
         except OpenEnvError as exc:
             self.fail(exc)
             raise
+        self._first = result.observation
+        return self.begin(result)
 
     def act(self, action: Json) -> str:
         """Take an action; return what the model sees of it, or reads of why it was refused.
@@ -196,12 +204,22 @@ def has_tools(schema: Mapping[str, Any]) -> bool:
     return "tool_name" in (schema.get("properties") or {})
 
 
-def served_dialogue(url: str, system: str = "", client_options: Mapping[str, Any] | None = None) -> Dialogue:
+def served_dialogue(
+    url: str, system: str = "", client_options: Mapping[str, Any] | None = None, *, calls_tools: bool = True
+) -> Dialogue:
     """Return how a model talks with a served environment: by its tools where it has them, else by texts.
+
+    Args:
+        url: The server.
+        system: What the model is asked to do.
+        client_options: Further arguments of the client, such as `token`.
+        calls_tools: Whether answers have tool calls; where not, the model writes them into its text.
 
     Raises:
         RolloutError: There is no such server.
     """
     schema = action_schema(url, client_options)
-    tools: Sequence[Json] = served_tools(url, client_options) if has_tools(schema) else ()
-    return ToolDialogue(tools, system) if has_tools(schema) else TextDialogue(system, schema)
+    if not has_tools(schema):
+        return TextDialogue(system, schema)
+    tools = served_tools(url, client_options)
+    return ToolDialogue(tools, system) if calls_tools else WrittenToolDialogue(tools, system)
