@@ -103,8 +103,8 @@ clients:
 		$(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready $(CLIENTS)/gradio/ready .bench/published/complete
 
 # Where FastMCP is called; `make test-all` and `make test-fastmcp3` run every MCP test with the older one.
-FASTMCP3_TESTS := tests/env/test_mcp*.py tests/env/tools tests/mcp
-QUICK_FASTMCP3_TESTS := tests/env/test_mcp_environment.py tests/env/test_mcp_errors.py tests/env/test_mcp_servers.py tests/env/tools/test_tool_registry.py \
+FASTMCP3_TESTS := tests/env/test_mcp*.py tests/env/tools tests/harness tests/mcp
+QUICK_FASTMCP3_TESTS := tests/harness/test_tool_bridge.py tests/env/test_mcp_environment.py tests/env/test_mcp_errors.py tests/env/test_mcp_servers.py tests/env/tools/test_tool_registry.py \
 	$(addprefix tests/mcp/test_,content.py failing_tools.py freed_environments.py mcp_sessions.py real_clients.py)
 
 # What stands beside the main run of tests, two jobs at a time.

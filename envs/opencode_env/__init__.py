@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from opencode_env.models import RolloutResult as RolloutResult
     from opencode_env.models import RolloutTurn as RolloutTurn
     from opencode_env.sandbox import E2BSandboxBackend as E2BSandboxBackend
+    from opencode_env.sandbox import HFSandboxBackend as HFSandboxBackend
     from opencode_env.sandbox import SandboxBackend as SandboxBackend
     from opencode_env.sandbox import SandboxHandle as SandboxHandle
     from opencode_env.task import OpenCodeTask as OpenCodeTask
+    from opencode_env.turns import OpenCodeAdapter as OpenCodeAdapter
     from openenv.tool_types import CallToolAction as CallToolAction
     from openenv.tool_types import ListToolsAction as ListToolsAction
 
@@ -29,7 +31,9 @@ else:
         "CallToolAction": "openenv.tool_types",
         "CommandResult": "opencode_env.models",
         "E2BSandboxBackend": "opencode_env.sandbox",
+        "HFSandboxBackend": "opencode_env.sandbox",
         "ListToolsAction": "openenv.tool_types",
+        "OpenCodeAdapter": "opencode_env.turns",
         "OpenCodeConfig": "opencode_env.config",
         "OpenCodeEnv": "opencode_env.client",
         "OpenCodeSession": "opencode_env.harness",

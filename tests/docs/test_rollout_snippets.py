@@ -19,6 +19,7 @@ from openenv.testing import all_cheats
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "rollouts.md"
 THREATS = PAGE.parents[1] / "topics" / "threat_model.md"
 PRINTED = {
+    "opencode_turns.py": "There is 1.\nA pear.\n['pear']\n",
     "own_agent.py": "ok 1.0\n['I', 't', ' is', ' ', 'P', 'ar', 'is', '.', '<|end|>']\nTrue\n",
     "own_cheat.py": "[('exit-code', None, 0.0)]\n",
     "readme_rollout.py": "ok 1.0\ntool_calls 245 245\nstop 20 20\n",
@@ -38,7 +39,7 @@ def test_a_snippet_about_rollouts_prints_what_it_should(file: str, run_snippet: 
     except SandboxUnavailable as exc:
         pytest.skip(f"no local sandboxes here: {exc}")
     if (
-        file in ("readme_rollout.py", "use_stream.py")
+        file in ("opencode_turns.py", "readme_rollout.py", "use_stream.py")
         and shutil.which("npm") is None
         and shutil.which("opencode") is None
     ):

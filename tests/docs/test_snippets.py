@@ -88,6 +88,7 @@ ELSEWHERE = {
     "fragile_app.py",
     "gradio_app.py",
     "opencode_harness.py",
+    "opencode_turns.py",
     "own_agent.py",
     "own_cheat.py",
     "own_sandbox.py",

@@ -1,0 +1,88 @@
+"""Sandboxes of Hugging Face: the real `huggingface_hub` against a double of its service, whose commands run for real.
+
+That package is not among ours; the environment of the published `openenv` has it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hf_double import TOKEN, HuggingFaceDouble
+
+ENVS = Path(__file__).parents[2] / "envs"
+STEPS = Path(__file__).with_name("hf_steps.py")
+
+
+def run(published: Any, double: HuggingFaceDouble, step: str, folder: Path) -> Any:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ENVS.parent / "src"), str(ENVS)]),
+        "HF_ENDPOINT": double.url,
+        "HF_TOKEN": TOKEN,
+        "HF_HOME": str(folder / "hf"),
+    }
+    done = subprocess.run(
+        [published.python, str(STEPS), step, str(folder)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_names_are_there_without_the_package() -> None:
+    code = (
+        "import sys; sys.modules['huggingface_hub'] = None\n"
+        "from opencode_env.sandbox import HFBgJob, HFSandboxBackend, HFSandboxHandle\n"
+        "try:\n"
+        "    HFSandboxBackend(image='python:3.12')\n"
+        "except ImportError as exc:\n"
+        "    print(exc)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ENVS, capture_output=True, text=True, check=False)
+    assert "pip install" in done.stdout, done.stderr
+
+
+@pytest.mark.published
+def test_a_sandbox_does_what_the_harness_needs(published: Any, tmp_path: Path) -> None:
+    with HuggingFaceDouble() as double:
+        double.fails_cancel = 1
+        done = run(published, double, "use", tmp_path)
+        [job] = double.jobs.values()
+    assert done.pop("waiting").endswith("runs on after 0.2 s")
+    assert done == {
+        "shapes": [True, True, True],
+        "exit": [3, "out\n", "err\n"],
+        "env": f"green xl\n{tmp_path}\n",
+        "late": True,
+        "job": 7,
+        "pid": True,
+        "killed": 137,
+        "text": "für Ada",
+        "exists": [True, False],
+        "missing": "FileNotFoundError",
+        "dead": "SANDBOX_ERROR",
+    }
+    assert job.stage == "CANCELED"  # the first try to cancel it failed
+    assert (job.spec["dockerImage"], job.spec["flavor"]) == ("python:3.12", "cpu-upgrade")
+    assert job.spec["labels"]["episode_id"] == "e-1"
+    assert job.spec["environment"]["SBX_IDLE_TIMEOUT"] == "120"
+    assert "HF_TOKEN" not in job.spec["secrets"]
+
+
+@pytest.mark.published
+def test_an_account_that_may_not_start_jobs_gets_a_typed_error(published: Any, tmp_path: Path) -> None:
+    with HuggingFaceDouble() as double:
+        double.refuses_jobs = True
+        text = run(published, double, "refused", tmp_path)
+        assert double.jobs == {}
+    assert text.startswith("Hugging Face started no sandbox")
