@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx2
 
 from openenv.rollout.capture import CaptureServer, export, read
-from openenv.rollout.task import Budget, Model
+from openenv.rollout.task import Budget, Model, Sampling
 from openenv.testing import Script, ScriptedModel, Turn
 
 root = Path(tempfile.mkdtemp())
@@ -14,7 +14,7 @@ endpoint = stack.enter_context(ScriptedModel(Script(turns=(Turn(text="Two."),)))
 proxy = stack.enter_context(CaptureServer(root))
 
 # region: budget
-model = Model(base_url=endpoint.url, name=endpoint.name)
+model = Model(base_url=endpoint.url, name=endpoint.name, sampling=Sampling())
 capture = proxy.open("rollout-1", model, budget=Budget(max_calls=1), metadata={"task": "sum"})
 ask = {"max_tokens": 100, "messages": [{"role": "user", "content": "1 + 1?"}]}
 for _ in range(2):

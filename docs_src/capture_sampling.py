@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx2
 
 from openenv.rollout.capture import CaptureServer
-from openenv.rollout.task import Model
+from openenv.rollout.task import Model, Sampling
 from openenv.testing import Script, ScriptedModel, Turn
 
 stack = contextlib.ExitStack()
@@ -17,7 +17,7 @@ model = Model(
     base_url=endpoint.url,
     name=endpoint.name,
     engine="vllm",  # checks the names in `sampling`; leave it out for any other engine
-    sampling={"temperature": 1.0, "top_k": 20},  # in every call, by the endpoint's names
+    sampling=Sampling(temperature=1.0, top_k=20),  # in every call, complete, by the endpoint's names
     agent_may_set=("seed",),  # the agent's after all, by the agent's names
 )
 capture = proxy.open("rollout-1", model)

@@ -4,7 +4,7 @@ import tempfile
 import httpx2
 
 from openenv.rollout.capture import CaptureServer
-from openenv.rollout.task import Model
+from openenv.rollout.task import Model, Sampling
 from openenv.testing import Script, ScriptedModel, Turn
 
 stack = contextlib.ExitStack()
@@ -12,7 +12,7 @@ endpoint = stack.enter_context(ScriptedModel(Script(turns=(Turn(text="Two."),)))
 proxy = stack.enter_context(CaptureServer(tempfile.mkdtemp()))
 
 # region: open
-model = Model(base_url=endpoint.url, name=endpoint.name, api_key="sk-the-real-one")
+model = Model(base_url=endpoint.url, name=endpoint.name, api_key="sk-the-real-one", sampling=Sampling(temperature=0.7))
 with proxy.open("rollout-1", model) as capture:
     reply = httpx2.post(  # what the agent does
         f"{proxy.url}/v1/chat/completions",
@@ -24,5 +24,6 @@ with proxy.open("rollout-1", model) as capture:
     print(call.ended, len(call.completion.prompt_ids), len(call.completion.sampled.ids))
     (sequence,) = capture.sequences()
     print(len(sequence.input_ids) == len(sequence.loss_mask) == len(sequence.logprobs), sequence.n_trainable)
+    print(sequence.trainable, sequence.sampled_with("temperature"))
 # endregion
 stack.close()

@@ -22,7 +22,7 @@ from typing import Any
 import httpx2
 import msgpack
 
-from openenv.rollout import Model
+from openenv.rollout import Model, Sampling
 from openenv.train import EpisodeSample, SampleGroup, collate, play
 
 SYSTEM = "Find the secret number. Answer with one number and nothing else."
@@ -35,7 +35,7 @@ def play_round(seeds: range, *, environment: str, policy: str, samples: int, max
         base_url=f"{policy}/v1",
         name="smollm2",
         engine="vllm",
-        sampling={"temperature": 1.0},
+        sampling=Sampling(),
         top_logprobs=0,
         max_tokens_cap=max_tokens,
     )

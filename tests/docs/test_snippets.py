@@ -18,12 +18,11 @@ RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 ALONE = {
     "capture_budget.py": (
-        "Two. end_turn\nStep budget exhausted; stopping. end_turn\n1 calls 1 None\n"
-        "tokens True 5\n['unknown_sampling', 'budget_stop']\n"
+        "Two. end_turn\nStep budget exhausted; stopping. end_turn\n1 calls 1 None\ntokens True 5\n['budget_stop']\n"
     ),
     "capture_sampling.py": ("1.0 7 ('temperature', 'grammar') () 5\n1.0 None () ('tool_choice: forced tool',) 0\n"),
     "capture_sessions.py": "Two.\nTrue 5 5\n",
-    "use_capture.py": "Two. False\ncomplete 10 5\nTrue 5\n",
+    "use_capture.py": "Two. False\ncomplete 10 5\nTrue 5\nTrue 0.7\n",
     "async_env.py": "{'answer': 'WHY?'}\n",
     "fork_external.py": "['tea', 'cup'] ['tea', 'pot']\n",
     "guess.py": "",

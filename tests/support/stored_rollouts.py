@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from openenv.rollout import CommandResult, Outcome, RolloutStore, Task
+from openenv.rollout import CommandResult, Outcome, RolloutStore, Sampling, Task
 from openenv.rollout.capture.export import turns
 from openenv.rollout.capture.records import FILE, Recorder, read
 from openenv.rollout.worktree import write_archive
@@ -42,7 +42,8 @@ class Talk:
 
     def __init__(self, folder: Path, rollout_id: str, *, model: str = "tiny") -> None:
         self._recorder = Recorder(folder / FILE)
-        self._recorder.create({"rollout_id": rollout_id, "metadata": {}, "model": {"name": model}, "budget": {}})
+        about = {"name": model, "sampling": Sampling().parameters()}
+        self._recorder.create({"rollout_id": rollout_id, "metadata": {}, "model": about, "budget": {}})
         self._ids = itertools.count(1)
         self._model = model
         self.path = folder
@@ -61,6 +62,7 @@ class Talk:
     ) -> tuple[dict[str, Any], list[int]]:
         """Record a call; return the assistant's message and all ids after it."""
         body: dict[str, Any] = {"model": self._model, "messages": list(messages), "logprobs": True}
+        body.update(Sampling().parameters())
         if tools:
             body["tools"] = list(tools)
         about = {"dialect": "openai_chat", "to": "openai_chat", "path": "/v1/chat/completions", "stream": False}

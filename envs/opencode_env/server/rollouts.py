@@ -23,7 +23,7 @@ from opencode_env.server.carried_agent import CarriedOpenCode
 from opencode_env.server.catalog import SCRIPTED, EndpointError, resolve_for_caller, with_version
 from opencode_env.server.settings import ServerSettings
 from openenv.errors import AgentUnavailable, OpenEnvError, SandboxError
-from openenv.rollout import Check, Model, Outcome, Progress, RolloutStore, Task, run_rollout_async
+from openenv.rollout import Check, Model, Outcome, Progress, RolloutStore, Sampling, Task, run_rollout_async
 from openenv.rollout.capture import CaptureServer, export, read
 from openenv.rollout.checks import expand
 from openenv.rollout.scratch import scratch
@@ -216,7 +216,7 @@ async def _model(request: RolloutRequest, settings: ServerSettings) -> AsyncIter
         scripted = ScriptedModel(_script(request))
         await asyncio.to_thread(scripted.start)
         try:
-            yield Model(**scripted.model(), top_logprobs=request.top_logprobs, max_tokens_cap=cap)
+            yield Model(**scripted.model(), top_logprobs=request.top_logprobs, max_tokens_cap=cap, sampling=Sampling())
         finally:
             await asyncio.shield(asyncio.to_thread(scripted.close))
         return
@@ -240,6 +240,7 @@ async def _model(request: RolloutRequest, settings: ServerSettings) -> AsyncIter
         top_logprobs=request.top_logprobs,
         max_tokens_cap=cap,
         disable_thinking=bool(thinks_not),
+        sampling=Sampling(),  # what an endpoint has by default cannot be trained on: nothing names it
     )
 
 

@@ -370,6 +370,29 @@ def unasked_sampling(wanted: Mapping[str, Any], sent: Mapping[str, Any]) -> tupl
     return tuple(reasons)
 
 
+def complete_sampling(dialect: Dialect, engine: Engine | None) -> frozenset[str]:
+    """Return the parameters that together decide the distribution at an endpoint.
+
+    One that a request does not name is as the endpoint has it by default, such as `top_k` by llama.cpp's own, or by a
+    model's `generation_config.json`.
+    """
+    if dialect == "anthropic" or engine == "anthropic":
+        return _names("temperature")  # which refuses to have others beside it; they are off by default
+    if dialect == "openai_responses":
+        return _names("temperature top_p")
+    if engine == "openai":
+        return _names("temperature top_p frequency_penalty presence_penalty")
+    names = frozenset({"temperature", *NEUTRAL_SAMPLING})
+    return names - {"repetition_penalty"} | {"repeat_penalty"} if engine == "llamacpp" else names
+
+
+def unknown_sampling(
+    wanted: Mapping[str, Any], sent: Mapping[str, Any], dialect: Dialect, engine: Engine | None
+) -> tuple[str, ...]:
+    """Return the parameters of a request's distribution that neither the trainer nor the request names."""
+    return tuple(sorted(complete_sampling(dialect, engine).difference(wanted, sent)))
+
+
 def training_sampling(sampling: Mapping[str, Any] | None) -> dict[str, float | int]:
     """Return parameters with which a model samples from its own distribution at a temperature; None for no parameters.
 

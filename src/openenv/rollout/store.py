@@ -527,6 +527,27 @@ class RolloutStore:
         path = self._folder(self.resolve(rollout_id)) / name
         return path if path.is_file() else None
 
+    def to_dataset(self, where: RolloutFilter | None = None, **conditions: Any) -> Any:
+        """Return the sequences of rollouts as a `datasets.Dataset`, with the columns of a Parquet export.
+
+        Args:
+            where: Which rollouts, by default all; each as it ended.
+            conditions: Fields of `RolloutFilter`, such as `task_id`, `status` or `verdict`.
+
+        Raises:
+            ImportError: the package `datasets` is not installed.
+            StoreError: a record cannot be read.
+        """
+        try:
+            import datasets  # type: ignore[import-not-found,import-untyped,unused-ignore]
+            import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        except ImportError as exc:
+            raise ImportError("A dataset needs the package datasets: pip install datasets") from exc
+        from openenv.rollout.capture.export import tables  # the capture proxy's part is not always needed
+
+        recordings = (recording(self, record) for record in self.records(where, **conditions))
+        return datasets.Dataset(pyarrow.concat_tables(tables(filter(None, recordings))))
+
     def interrupted(self) -> list[str]:
         """Return the rollouts that began and never ended, because their engine died."""
         self._index.sync()
@@ -706,7 +727,8 @@ def recording(store: RolloutStore, record: Record) -> Recording | None:
 def about(record: Record) -> dict[str, Any]:
     """Return what exports say of a rollout."""
     outcome = record.outcome
-    return {name: getattr(record if name in ("group", "verdict") else outcome, name) for name in ABOUT}
+    labels = {name: value for name in ("sample", "attempt") if isinstance(value := outcome.metadata.get(name), int)}
+    return {name: getattr(record if name in ("group", "verdict") else outcome, name) for name in ABOUT} | labels
 
 
 def json_lines(store: RolloutStore, where: RolloutFilter, *, messages: bool = False) -> Iterator[str]:

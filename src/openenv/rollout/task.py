@@ -163,6 +163,10 @@ class Budget(BaseModel):
     max_seconds: float | None = Field(default=None, allow_inf_nan=False)
 
 
+_COMMON_NAMES = {"repeat_penalty": "repetition_penalty"}
+"""What llama.cpp calls otherwise than the others."""
+
+
 class Sampling(BaseModel):
     """How a trainer wants answers to be sampled, in full: no default of the endpoint or of the agent counts.
 
@@ -200,7 +204,7 @@ class Sampling(BaseModel):
         elif engine == "openai":
             known = frozenset({"temperature", "top_p", "frequency_penalty", "presence_penalty", "seed"})
         for name, value in values.items():
-            if name not in known and value != NEUTRAL_SAMPLING.get(name):
+            if name not in known and value != NEUTRAL_SAMPLING.get(_COMMON_NAMES.get(name, name)):
                 raise ValueError(f"{name}={value!r} cannot be sent to {engine or dialect}")
         return {name: value for name, value in values.items() if name in known}
 

@@ -73,9 +73,29 @@ class Sequence:
         fatal = any(finding.severity == "FATAL" for finding in self.validation)
         return self.role != "discarded" and self.n_trainable > 0 and not fatal
 
+    @property
+    def not_trainable(self) -> list[str]:
+        """Say why it may not be trained on; empty where it may be."""
+        if self.trainable:
+            return []
+        reasons = [finding.message for finding in self.validation if finding.severity == "FATAL"]
+        if self.role == "discarded":
+            reasons.append("the agent did not go on from this answer")
+        if self.n_trainable == 0:
+            reasons += [finding.message for finding in self.validation if finding.severity == "WARN"]
+            reasons.append("it has no token of its own to train on")
+        return list(dict.fromkeys(reasons))
+
+    @property
+    def policy_version(self) -> str | None:
+        """Return the version that sampled all of it; None where there are several, or it is not known."""
+        return self.policy_versions[0] if len(set(self.policy_versions)) == 1 else None
+
     def sampled_with(self, parameter: str) -> Any:
         """Return a parameter of all calls; None where it was not sent, or not the same in all."""
         values = [parameters.get(parameter) for parameters in self.sampling]
+        if parameter == "repetition_penalty":  # llama.cpp has its own name for it
+            values = [parameters.get(parameter, parameters.get("repeat_penalty")) for parameters in self.sampling]
         return values[0] if values and all(value == values[0] for value in values) else None
 
     def document(self) -> dict[str, Any]:
@@ -85,6 +105,7 @@ class Sequence:
             "n_turns": self.n_turns,
             "n_trainable": self.n_trainable,
             "trainable": self.trainable,
+            "not_trainable": self.not_trainable,
         }
 
 

@@ -146,7 +146,10 @@ def collate(
         for sequence in sample.trainable
     ]
     if not rows:
-        raise ValueError("no sample of these groups has a reward and a sequence that may be trained on")
+        samples = [sample for group in groups for sample in group.samples if sample.reward is not None]
+        reasons = dict.fromkeys(text for sample in samples for one in sample.sequences for text in one.not_trainable)
+        why = "; ".join(list(reasons)[:3]) or ("nothing was captured" if samples else "no sample has a reward")
+        raise ValueError(f"no sequence of these groups may be trained on: {why}")
     if layout == "packed":
         return _packed(rows)
     if layout != "padded":

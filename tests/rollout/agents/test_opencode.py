@@ -12,7 +12,17 @@ import pytest
 
 from openenv import settings
 from openenv.errors import AgentUnavailable
-from openenv.rollout import AgentRun, Installation, Model, Outcome, RolloutStore, Task, run_many, run_rollout
+from openenv.rollout import (
+    AgentRun,
+    Installation,
+    Model,
+    Outcome,
+    RolloutStore,
+    Sampling,
+    Task,
+    run_many,
+    run_rollout,
+)
 from openenv.rollout.agents import OpenCode
 from openenv.rollout.agents.opencode import opencode_json
 from openenv.sandboxes.base import Sandboxes
@@ -98,7 +108,7 @@ def play(local: Sandboxes, opencode: OpenCode, leftovers: Callable[[], None]) ->
 
     def run(*turns: Turn, **arguments: Any) -> tuple[Outcome, ScriptedModel]:
         with ScriptedModel(Script(name="vendor", turns=turns), api_key="the-real-key") as server:
-            model = Model.model_validate({**server.model(), "api_key": "the-real-key"})
+            model = Model.model_validate({**server.model(), "api_key": "the-real-key", "sampling": Sampling()})
             options: dict[str, Any] = {"agent": opencode, "sandbox": local, "model": model, **arguments}
             outcome = run_rollout(WRITE, **options)
         leftovers()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from openenv.rollout import Model, Task, run_rollout
+from openenv.rollout import Model, Sampling, Task, run_rollout
 from openenv.sandboxes.base import Sandboxes
 from openenv.testing import Script, ScriptedCall, ScriptedModel, Turn
 
@@ -29,7 +29,7 @@ LAST = {
 def test_the_agent_does_a_task_in_its_sandbox(name: str, local: Sandboxes, leftovers: Callable[[], None]) -> None:
     turns = (Turn(text="I write it.", calls=(FIRST[name],)), Turn(text="Done.", calls=LAST.get(name, ())))
     with ScriptedModel(Script(name="script", turns=turns), api_key="the-real-key") as server:
-        model = Model.model_validate({**server.model(), "api_key": "the-real-key"})
+        model = Model.model_validate({**server.model(), "api_key": "the-real-key", "sampling": Sampling()})
         outcome = run_rollout(WRITE, agent=name, sandbox=local, model=model)
     assert (outcome.status, outcome.reward, outcome.agent_exit_code) == ("ok", 1.0, 0), outcome.agent_log_tail
     assert len(outcome.turns) == 2

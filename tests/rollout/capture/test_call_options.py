@@ -10,6 +10,7 @@ import pytest
 
 from openenv.rollout.capture.dialects import DIALECTS, route
 from openenv.rollout.capture.dialects.dialect import CallOptions
+from openenv.rollout.task import Sampling
 
 
 def rewritten(body: dict[str, Any], **options: Any) -> dict[str, Any]:
@@ -191,7 +192,7 @@ def llama(fake: Any, ids: list[int], sampled: list[int], *, completion_tokens: i
 
 def test_llama_cpp_is_asked_for_the_ids_of_the_prompt(open_agent: Any, engine: Any, fake: Any) -> None:
     engine.respond = llama(fake, [7, 8, 9], [1, 2], completion_tokens=3)
-    agent = open_agent(sampling={"temperature": 1.0})
+    agent = open_agent(sampling=Sampling())
     agent.chat_stream("hello")
     assert [request.path for request in engine.requests] == ["/v1/chat/completions", "/apply-template", "/tokenize"]
     assert engine.requests[2].body["content"] == "<|user|>hello"

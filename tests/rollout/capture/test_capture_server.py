@@ -20,7 +20,7 @@ import pytest
 import http_calls
 from openenv.errors import CaptureError
 from openenv.rollout.capture import CaptureServer, read
-from openenv.rollout.task import Budget, Model
+from openenv.rollout.task import Budget, Model, Sampling
 
 ADMIN = {"authorization": "Bearer the-admin-key"}
 
@@ -71,6 +71,7 @@ def test_sessions_are_opened_shown_exported_and_closed_over_http(server: Capture
             "model": "m",
             "metadata": {"task": "t"},
             "max_model_calls": 1,
+            "sampling": Sampling().parameters(),
         }
         opened = client.post("/sessions", json=body).json()
         assert opened["session_id"] == "s1"

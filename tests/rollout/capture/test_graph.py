@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from openenv.errors import CaptureError
+from openenv.rollout import Sampling
 from openenv.rollout.capture import export, graph, read
 from openenv.rollout.capture.records import Call
 
@@ -33,7 +34,7 @@ class Conversation:
 @pytest.fixture
 def talk(open_agent: Any, engine: Any, fake: Any) -> Conversation:
     """An agent's conversation."""
-    return Conversation(open_agent(sampling={"temperature": 1.0}), engine, fake)
+    return Conversation(open_agent(sampling=Sampling()), engine, fake)
 
 
 def parents(calls: list[Call]) -> dict[int, int | None]:
@@ -179,7 +180,7 @@ def test_missing_log_probabilities_make_tokens_untrainable_and_are_reported(
     end = fake.chat_chunk({}, finish="length")
     first = {**chunk, "prompt_token_ids": [9]}
     engine.respond = lambda request: fake.Answer.events(fake.event(first), fake.event(end), fake.DONE)
-    agent = open_agent(sampling={"temperature": 1.0, "top_p": 0.5})
+    agent = open_agent(sampling=Sampling(top_p=0.5))
     agent.chat_stream()
     (sequence,) = agent.capture.sequences()
     assert (sequence.input_ids, sequence.loss_mask) == ([9, 1, 2], [0, 1, 0])

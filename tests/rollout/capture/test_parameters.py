@@ -12,7 +12,7 @@ from openenv.rollout.capture import export
 from openenv.rollout.capture.dialects import DIALECTS
 from openenv.rollout.capture.dialects.dialect import CallOptions
 from openenv.rollout.parameters import SAMPLING, allow, steering
-from openenv.rollout.task import Model
+from openenv.rollout.task import Model, Sampling
 
 PATHS = {"openai_chat": "/chat/completions", "openai_responses": "/responses", "anthropic": "/messages"}
 ASKED: dict[str, dict[str, Any]] = {
@@ -382,7 +382,7 @@ def test_steering_that_agents_need_passes_and_is_recorded(
     sent, call = ask(dialect, body)
     assert {name: sent[name] for name in body} == body
     assert call.not_trainable == (reason,)
-    assert export.turn(call).not_trainable == [reason]
+    assert export.turn(call).not_trainable[0] == reason
 
 
 @pytest.mark.parametrize("dialect", sorted(PATHS))
@@ -503,7 +503,7 @@ def test_a_steered_turn_is_masked_and_the_others_of_its_rollout_are_trained_on(
     open_agent: Any, engine: Any, fake: Any
 ) -> None:
     engine.respond = fake.vllm([1, 2])
-    agent = open_agent()
+    agent = open_agent(sampling=Sampling())
     first = [{"role": "user", "content": "a", "ids": [7, 8]}]
     second = [
         *first,
@@ -554,8 +554,9 @@ def test_records_of_an_older_version_are_read_with_the_reason(agent: Any) -> Non
 
 @pytest.mark.parametrize("ending", ["before the first token", "after one token"])
 def test_an_agent_that_hangs_up_does_not_make_its_rollout_one_that_is_not_trained_on(
-    agent: Any, engine: Any, fake: Any, wait_for: Callable[..., None], ending: str
+    open_agent: Any, engine: Any, fake: Any, wait_for: Callable[..., None], ending: str
 ) -> None:
+    agent = open_agent(sampling=Sampling())
     agent.chat()
     chunks = [{**fake.chat_chunk({"role": "assistant", "content": ""}), "prompt_token_ids": [1, 2]}]
     if ending == "after one token":  # as llama.cpp: it names the prompt's ids after the end
@@ -577,8 +578,9 @@ def test_an_agent_that_hangs_up_does_not_make_its_rollout_one_that_is_not_traine
 
 
 def test_a_model_that_says_nothing_does_not_make_its_rollout_one_that_is_not_trained_on(
-    agent: Any, engine: Any, fake: Any
+    open_agent: Any, engine: Any, fake: Any
 ) -> None:
+    agent = open_agent(sampling=Sampling())
     agent.chat()
     end, usage = (
         fake.chat_chunk({}, finish="stop"),

@@ -6,12 +6,14 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from openenv.rollout import Model, Sampling
+from openenv.rollout import Model, Outcome, Sampling
 from openenv.rollout.capture import CaptureServer, export
+from openenv.rollout.parameters import Dialect, Engine, unknown_sampling
+from openenv.train import EpisodeSample, SampleGroup
 
 NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 
@@ -55,33 +57,89 @@ def test_a_value_that_an_endpoint_cannot_be_asked_for_is_refused() -> None:
 
 
 def test_a_turn_that_was_sampled_otherwise_is_not_trained_on(open_agent: Any, engine: Any) -> None:
-    agent = open_agent(sampling={"temperature": 1.0}, agent_may_set=("temperature", "repetition_penalty"))
+    agent = open_agent(sampling=Sampling(), agent_may_set=("temperature", "repetition_penalty"))
     agent.chat(messages=[{"role": "user", "content": "a", "ids": [7]}], temperature=1.0)
     agent.chat(messages=[{"role": "user", "content": "b", "ids": [8]}], temperature=0.3, repetition_penalty=1.2)
     first, second = agent.capture.calls()
     assert first.not_trainable == ()
     assert second.not_trainable == (
-        "repetition_penalty: 1.2, the agent's own",
+        "repetition_penalty: 1.2, not 1.0 as the trainer asked",
         "temperature: 0.3, not 1.0 as the trainer asked",
     )
     assert [sequence.trainable for sequence in agent.capture.sequences()] == [True, False]
 
 
-def test_a_trainer_that_names_no_temperature_reads_so(open_agent: Any) -> None:
-    for sampling, codes in (({}, ["unknown_sampling"]), (Sampling(), [])):
-        agent = open_agent(sampling=sampling)
-        agent.chat()
-        (sequence,) = agent.capture.sequences()
-        assert [finding.code for finding in sequence.validation] == codes
+def test_a_sequence_with_one_such_turn_is_not_trained_on_and_others_are(
+    open_agent: Any, engine: Any, fake: Any
+) -> None:
+    agent = open_agent(sampling=Sampling(), agent_may_set=("temperature",))
+    engine.respond = fake.vllm([1, 2])
+    first = [{"role": "user", "content": "a", "ids": [7]}]
+    answer = {"role": "assistant", "content": "t1 t2 ", "ids": [1, 2]}
+    agent.chat(messages=first)
+    agent.chat(messages=[*first, answer, {"role": "user", "content": "b", "ids": [8]}], temperature=0.3)
+    agent.chat(messages=[{"role": "user", "content": "c", "ids": [9]}])
+    recording = agent.capture.recording()
+    two_turns, other = sorted(export.sequences(recording), key=lambda one: -one.n_turns)
+    assert (two_turns.trainable, other.trainable) == (False, True)
+    assert two_turns.not_trainable == [
+        "not sampled as the trainer asked: temperature: 0.3, not 1.0 as the trainer asked"
+    ]
+    assert [sum(turn.loss_mask) for turn in export.training_trace(recording).turns] == [0, 0, 2]
+    document = export.document(recording)
+    assert document["trainable"]
+    assert document["stats"]["n_trainable_sequences"] == 1
+
+
+@pytest.mark.parametrize(
+    ("sampling", "unknown"),
+    [
+        ({}, "frequency_penalty, min_p, presence_penalty, repetition_penalty, temperature, top_k, top_p"),
+        ({"temperature": 1.0, "top_p": 1.0}, "frequency_penalty, min_p, presence_penalty, repetition_penalty, top_k"),
+    ],
+)
+def test_sampling_that_nothing_names_is_not_trained_on_and_all_exports_say_why(
+    open_agent: Any, tmp_path: Path, sampling: dict[str, float], unknown: str
+) -> None:
+    agent = open_agent(sampling=sampling)
+    agent.chat()
+    recording = agent.capture.recording()
+    (sequence,) = export.sequences(recording)
+    (reason,) = sequence.not_trainable
+    assert reason.startswith(f"the endpoint's defaults decided about {unknown}: ")
+    assert not sequence.trainable
+    assert export.turns(recording)[0].not_trainable == [
+        f"{name}: the endpoint's default" for name in unknown.split(", ")
+    ]
+    document = export.document(recording)
+    assert not document["trainable"]
+    assert document["sequences"][0]["not_trainable"] == [reason]
+    with pytest.raises(ValueError, match="unknown_sampling"):
+        export.training_trace(recording)
+    sample = EpisodeSample(Outcome(rollout_id="r", status="ok", reward=1.0), [sequence])
+    with pytest.raises(ValueError, match="the endpoint's defaults decided about"):
+        SampleGroup("g", {}, [sample]).collate()
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is an optional dependency")
+    export.write_parquet(tmp_path / "all.parquet", [recording])
+    [row] = parquet.read_table(tmp_path / "all.parquet").to_pylist()
+    assert (row["trainable"], row["not_trainable"]) == (False, [reason])
+
+
+@pytest.mark.parametrize("engine_name", [None, *get_args(Engine)])
+@pytest.mark.parametrize("dialect", get_args(Dialect))
+def test_a_sampling_names_all_that_an_endpoint_has(engine_name: Engine | None, dialect: Dialect) -> None:
+    parameters = Sampling().parameters(dialect, engine_name)
+    assert unknown_sampling(parameters, parameters, dialect, engine_name) == ()
 
 
 def test_sampling_is_in_columns_of_parquet(open_agent: Any, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is an optional dependency")
-    agent = open_agent(sampling=Sampling(temperature=0.5, top_k=40))
+    agent = open_agent(sampling=Sampling(temperature=0.5, top_k=40, seed=9))
     agent.chat()
     export.write_parquet(tmp_path / "all.parquet", [agent.capture.recording()])
     [row] = parquet.read_table(tmp_path / "all.parquet").to_pylist()
     assert (row["temperature"], row["top_k"], row["top_p"], row["repetition_penalty"]) == (0.5, 40.0, 1.0, 1.0)
+    assert (row["seed"], row["policy_version"], row["trainable"], row["not_trainable"]) == (9, None, True, [])
 
 
 # -- replicas -------------------------------------------------------------------------------------------------------

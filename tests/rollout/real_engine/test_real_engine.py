@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from openenv.rollout.capture import Capture, CaptureServer
-from openenv.rollout.task import Model
+from openenv.rollout.task import Model, Sampling
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ def open_capture(tmp_path: Path) -> Iterator[Callable[[str], tuple[str, Capture]
                 engine="llamacpp",
                 top_logprobs=2,
                 max_tokens_cap=48,
-                sampling={"temperature": 1.0},
+                sampling=Sampling(),
                 agent_may_set=("seed",),
             )
             return f"{server.url}/v1", server.open(f"rollout-{number}", model)

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,6 +50,10 @@ TRUNCATING = {
 
 
 _ROWS = 256
+SAMPLING_COLUMNS = ("temperature", *NEUTRAL_SAMPLING)
+"""How the tokens of a row were sampled; empty where the calls of a sequence differ."""
+_SAMPLING = ("unasked_sampling", "unknown_sampling")
+"""Findings about a sequence that say nothing of the others of its rollout."""
 
 
 def turns(recording: Recording) -> list[RolloutTurn]:
@@ -74,7 +78,7 @@ def turn(call: Call) -> RolloutTurn:
         timestamp=call.started_at,
         upstream_status=call.status,
         upstream_error=call.error,
-        not_trainable=list(call.not_trainable),
+        not_trainable=[*call.not_trainable, *(f"{name}: the endpoint's default" for name in call.unknown_sampling)],
     )
 
 
@@ -128,7 +132,8 @@ def _sequence(role: Role, leaf: CallNode, used: set[int]) -> Sequence:
 
 def sampling_of(call: Call) -> Json:
     """Return the parameters with which a call was sampled."""
-    return {name: call.sent[name] for name in sorted(SAMPLING_PARAMETERS) if call.sent.get(name) is not None}
+    names = sorted({*SAMPLING_PARAMETERS, "seed"})
+    return {name: call.sent[name] for name in names if call.sent.get(name) is not None}
 
 
 def main_setting(graph: CallGraph) -> bytes | None:
@@ -189,21 +194,37 @@ def _call_findings(call: Call) -> list[Finding]:
         message = f"nothing was sampled: {call.ended or 'the proxy was killed'}"
         return [Finding("INFO", "empty_turn", message, call.number)]
     findings = _engine_findings(call)
-    if call.not_trainable:
-        message = f"not the policy's own choice, so not trained on: {', '.join(call.not_trainable)}"
-        findings.append(Finding("WARN", "steered_turn", message, call.number))
+    findings += _sampling_findings(call)
     if call.completion.finish_reason == "length":
         findings.append(Finding("INFO", "truncated_turn", "the limit of tokens ended this turn", call.number))
     if call.ended != "complete":
         message = f"the answer did not come whole: {call.ended or 'the proxy was killed'}"
         findings.append(Finding("WARN", "incomplete_turn", message, call.number))
-    if "temperature" not in call.sent:
-        message = "the trainer named no temperature: it is the endpoint's default (give the `Model` a `Sampling`)"
-        findings.append(Finding("WARN", "unknown_sampling", message, call.number))
     truncating = [name for name, off in TRUNCATING.items() if not _is_off(call.sent.get(name), off)]
     if truncating:
         message = f"sampled with {', '.join(truncating)}: not the model's own distribution"
         findings.append(Finding("WARN", "truncated_sampling", message, call.number))
+    return findings
+
+
+def _sampling_findings(call: Call) -> list[Finding]:
+    """Return what makes the tokens of a call other than the policy's choice from the distribution that was asked for.
+
+    A steered turn is left out of the loss and stays the context of others. One of another distribution, or of one that
+    is not known, makes its whole sequence one that is not trained on.
+    """
+    findings: list[Finding] = []
+    steered = [reason for reason in call.not_trainable if reason not in call.unasked_sampling]
+    if steered:
+        message = f"not the policy's own choice, so not trained on: {', '.join(steered)}"
+        findings.append(Finding("WARN", "steered_turn", message, call.number))
+    if call.unasked_sampling:
+        message = f"not sampled as the trainer asked: {', '.join(call.unasked_sampling)}"
+        findings.append(Finding("FATAL", "unasked_sampling", message, call.number))
+    if call.unknown_sampling:
+        names = ", ".join(call.unknown_sampling)
+        message = f"the endpoint's defaults decided about {names}: give the `Model` a `Sampling`, which names them all"
+        findings.append(Finding("FATAL", "unknown_sampling", message, call.number))
     return findings
 
 
@@ -319,9 +340,10 @@ def rollout_findings(recording: Recording, graph: CallGraph, all_sequences: list
     findings: list[Finding] = []
     if not graph.nodes:
         findings.append(Finding("FATAL", "no_turns", "nothing was sampled"))
-    for node in graph.nodes:
-        if not node.discarded:
-            findings += _call_findings(node.call)
+    is_trainable = any(item.trainable for item in all_sequences)
+    for finding in (each for node in graph.nodes if not node.discarded for each in _call_findings(node.call)):
+        # Wrong sampling makes its own sequence one that is not trained on, and no other.
+        findings.append(replace(finding, severity="WARN") if is_trainable and finding.code in _SAMPLING else finding)
     roots = [root for root in graph.roots if not root.discarded]
     if len(roots) > 1:
         findings.append(Finding("INFO", "multiple_roots", f"{len(roots)} conversations"))
@@ -330,7 +352,7 @@ def rollout_findings(recording: Recording, graph: CallGraph, all_sequences: list
     discarded = sum(node.discarded for node in graph.nodes)
     if discarded:
         findings.append(Finding("INFO", "discarded_turns", f"the agent discarded {discarded} answers"))
-    if graph.nodes and not any(item.trainable for item in all_sequences):
+    if graph.nodes and not is_trainable:
         findings.append(Finding("FATAL", "nothing_trainable", "no sequence may be trained on"))
     if recording.stops:
         findings.append(Finding("INFO", "budget_stop", f"{len(recording.stops)} calls were answered by the budget"))
@@ -358,21 +380,23 @@ def training_trace(recording: Recording) -> TrainingTrace:
     if reasons:
         texts = dict.fromkeys(f"{finding.code}: {finding.message}" for finding in reasons)
         raise ValueError(f"this rollout is not trainable: {'; '.join(texts)}")
-    numbers = dict.fromkeys(number for item in listed if item.role == "agent" for number in item.node_ids)
+    mine = [item for item in listed if item.role == "agent"]
+    numbers = dict.fromkeys(number for item in mine for number in item.node_ids)
+    context = {number for item in mine if not item.trainable for number in item.node_ids}
     calls = {node.number: node.call for node in graph.nodes}
     return TrainingTrace(
         turns=[
-            _training_turn(recording, calls[number])
+            _training_turn(recording, calls[number], is_context=number in context)
             for number in numbers
             if None not in calls[number].completion.sampled.logprobs
         ]
     )
 
 
-def _training_turn(recording: Recording, call: Call) -> TrainingTurn:
+def _training_turn(recording: Recording, call: Call, *, is_context: bool) -> TrainingTurn:
     done, sampled = call.completion, call.completion.sampled
     prompt_ids = list(done.prompt_ids or ())
-    value = int(not call.not_trainable)
+    value = int(not call.not_trainable and not is_context)
     return TrainingTurn(
         node_id=str(call.number),
         prompt_token_ids=prompt_ids,
@@ -420,41 +444,73 @@ def write_parquet(path: Path | str, recordings: Iterable[Recording]) -> int:
     Raises:
         ImportError: pyarrow is not installed.
     """
-    try:
-        import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
-        import pyarrow.parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    except ImportError as exc:
-        raise ImportError("Parquet needs pyarrow: pip install pyarrow") from exc
-    string, integers = pyarrow.string(), pyarrow.list_(pyarrow.int64())
-    known = {name: string for name in ("task_id", "group", "agent", "model", "status", "trust", "verdict")}
-    known["reward"] = pyarrow.float64()
-    types = {
-        "role": string,
-        "trainable": pyarrow.bool_(),
-        "node_ids": integers,
-        "prompt_len": pyarrow.int64(),
-        "input_ids": integers,
-        "loss_mask": pyarrow.list_(pyarrow.int8()),
-        "logprobs": pyarrow.list_(pyarrow.float64()),
-        "policy_versions": pyarrow.list_(string),
-    }
-    rows = (
-        {
-            "rollout_id": recording.rollout_id,
-            **{name: recording.about.get(name) for name in known},
-            **{name: getattr(item, name) for name in types},
-            **{name: item.sampled_with(name) for name in ("temperature", *NEUTRAL_SAMPLING)},
-            "metadata": json.dumps(recording.metadata),
-        }
-        for recording in recordings
-        for item in sequences(recording)
-    )
-    sampled = {name: pyarrow.float64() for name in ("temperature", *NEUTRAL_SAMPLING)}
-    schema = pyarrow.schema({"rollout_id": string, **known, **types, **sampled, "metadata": string})
+    schema = _schema()
+    import pyarrow.parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
     count = 0
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-        # A few at a time: the sequences of a whole store need not fit into memory.
-        while batch := list(itertools.islice(rows, _ROWS)):
-            writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
-            count += len(batch)
+        for table in tables(recordings):
+            writer.write_table(table)
+            count += table.num_rows
     return count
+
+
+def tables(recordings: Iterable[Recording]) -> Iterator[Any]:
+    """Yield Arrow tables with a row per sequence, at least one table.
+
+    A few rows at a time: the sequences of a whole store need not fit into memory.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+    """
+    schema = _schema()
+    import pyarrow
+
+    rows = (_row(recording, item) for recording in recordings for item in sequences(recording))
+    yield pyarrow.Table.from_pylist(list(itertools.islice(rows, _ROWS)), schema=schema)
+    while batch := list(itertools.islice(rows, _ROWS)):
+        yield pyarrow.Table.from_pylist(batch, schema=schema)
+
+
+def _schema() -> Any:
+    try:
+        import pyarrow
+    except ImportError as exc:
+        raise ImportError("Parquet needs pyarrow: pip install pyarrow") from exc
+    string, integer, number = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
+    return pyarrow.schema(
+        {
+            "rollout_id": string,
+            **dict.fromkeys(("task_id", "group"), string),
+            **dict.fromkeys(("sample", "attempt"), integer),
+            **dict.fromkeys(("agent", "model", "status", "trust", "verdict"), string),
+            "reward": number,
+            "role": string,
+            "trainable": pyarrow.bool_(),
+            "not_trainable": pyarrow.list_(string),
+            "node_ids": pyarrow.list_(integer),
+            "prompt_len": integer,
+            "input_ids": pyarrow.list_(integer),
+            "loss_mask": pyarrow.list_(pyarrow.int8()),
+            "logprobs": pyarrow.list_(number),
+            "policy_version": string,
+            "policy_versions": pyarrow.list_(string),
+            **dict.fromkeys(SAMPLING_COLUMNS, number),
+            "seed": integer,
+            "metadata": string,
+        }
+    )
+
+
+def _row(recording: Recording, item: Sequence) -> Json:
+    """Return a sequence as the columns of a table."""
+    about = recording.about
+    own = ("role", "trainable", "not_trainable", "node_ids", "prompt_len", "input_ids", "loss_mask", "logprobs")
+    return {
+        "rollout_id": recording.rollout_id,
+        **{name: about.get(name) for name in ("task_id", "group", "agent", "model", "status", "trust", "verdict")},
+        **{name: about.get(name) for name in ("sample", "attempt", "reward")},
+        **{name: getattr(item, name) for name in (*own, "policy_version", "policy_versions")},
+        **{name: item.sampled_with(name) for name in (*SAMPLING_COLUMNS, "seed")},
+        "metadata": json.dumps(recording.metadata),
+    }

@@ -33,7 +33,7 @@ from typing import Any, cast
 
 from openenv.errors import CaptureError
 
-from ..parameters import AgentDialectName, Dialect, steering, unasked_sampling
+from ..parameters import AgentDialectName, Dialect, steering, unasked_sampling, unknown_sampling
 from .dialects import DIALECTS
 from .dialects.dialect import MALFORMED, Completion, ModelDialect
 from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object, loads
@@ -363,6 +363,10 @@ class Call:
     """What of the agent's request was not the agent's to decide, and did not reach the endpoint."""
     not_trainable: tuple[str, ...] = ()
     """Why what was sampled is not the policy's own choice, such as `tool_choice: forced tool`; empty where it is."""
+    unasked_sampling: tuple[str, ...] = ()
+    """How it was sampled otherwise than the trainer asked; among `not_trainable`, too."""
+    unknown_sampling: tuple[str, ...] = ()
+    """Parameters of its distribution that nothing names, so that they are the endpoint's defaults."""
 
     @property
     def sampled(self) -> bool:
@@ -506,7 +510,11 @@ class RecordingReader:
 
     def _finished(self, draft: _Draft) -> Call:
         call = draft.finished()
-        call.not_trainable += unasked_sampling(self.recording.model.get("sampling") or {}, call.sent)
+        model = self.recording.model
+        wanted = model.get("sampling") or {}
+        call.unasked_sampling = unasked_sampling(wanted, call.sent)
+        call.unknown_sampling = unknown_sampling(wanted, call.sent, call.endpoint_dialect, model.get("engine"))
+        call.not_trainable += call.unasked_sampling
         return call
 
 
