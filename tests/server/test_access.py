@@ -80,6 +80,7 @@ TABLE: dict[tuple[str, str], set[str]] = {
     ("POST", "/web/reset"): CONTROL,
     ("POST", "/web/step"): CONTROL,
     ("POST", "/web/close"): CONTROL,
+    ("POST", "/web/cancel"): CONTROL,
     ("POST", "/web/call"): CONTROL,
     ("DELETE", "/web/sessions/{session_id}"): CONTROL,
 }

@@ -11,9 +11,10 @@ import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from fastmcp import Context, FastMCP
+from pydantic import Field
 
 from opencode_env.client import patience
 from opencode_env.models import OpenCodeState, RolloutResult
@@ -51,26 +52,45 @@ class OpenCodeEnvironment(MCPEnvironment):
     async def run_rollout(
         self,
         ctx: Context,
-        endpoint: str = "",
-        base_url: str = "",
-        api_key: str = "",
-        model: str = "",
-        instruction: str = "",
-        setup: list[str] | None = None,
-        verify: list[str | dict[str, Any]] | None = None,
-        task_id: str = "",
-        mode: str = "transparent_proxy",
-        disable_thinking: bool | None = None,
-        max_tokens_cap: int = 4096,
-        top_logprobs: int = 5,
-        agent_timeout_s: float = 600.0,
-        template: str = "",
-        sandbox: str = "",
-        files: dict[str, str] | None = None,
-        verify_files: dict[str, str] | None = None,
-        script: dict[str, Any] | None = None,
-        sequences: bool = False,
-        reward_file: bool | None = None,
+        endpoint: Annotated[
+            str,
+            Field(description="vllm, openai, hf_router or scripted; or fill in base_url and model"),
+        ] = "",
+        base_url: Annotated[str, Field(description="The model's endpoint, ending in /v1")] = "",
+        api_key: Annotated[str, Field(description="The endpoint's key; the sandbox never sees it")] = "",
+        model: Annotated[str, Field(description="The model's id at that endpoint")] = "",
+        instruction: Annotated[
+            str,
+            Field(description="What the agent has to do, in words", json_schema_extra={"x-openenv-required": True}),
+        ] = "",
+        setup: Annotated[
+            list[str] | None, Field(description="Shell lines that run in the sandbox before the agent starts")
+        ] = None,
+        verify: Annotated[
+            list[str | dict[str, Any]] | None,
+            Field(description="Shell lines that decide the reward, in a fresh sandbox: the share that exits with 0"),
+        ] = None,
+        task_id: Annotated[str, Field(description="A name, under which rollouts of one task are found again")] = "",
+        mode: Annotated[str, Field(description="transparent_proxy; black_box leaves the turns out of the result")] = (
+            "transparent_proxy"
+        ),
+        disable_thinking: Annotated[bool | None, Field(description="Whether the model is asked not to reason")] = None,
+        max_tokens_cap: Annotated[int, Field(description="How many tokens one answer has at most")] = 4096,
+        top_logprobs: Annotated[int, Field(description="How many alternatives are recorded for each token")] = 5,
+        agent_timeout_s: Annotated[float, Field(description="How many seconds the agent may work")] = 600.0,
+        template: Annotated[str, Field(description="A template of E2B, where the operator has a key")] = "",
+        sandbox: Annotated[str, Field(description="The kind of sandbox: local, docker or e2b")] = "",
+        files: Annotated[
+            dict[str, str] | None, Field(description="Files that the agent finds: path and content")
+        ] = None,
+        verify_files: Annotated[
+            dict[str, str] | None, Field(description="Files that only the verify lines find")
+        ] = None,
+        script: Annotated[dict[str, Any] | None, Field(description="What the endpoint 'scripted' plays")] = None,
+        sequences: Annotated[bool, Field(description="Whether the result has token sequences for training")] = False,
+        reward_file: Annotated[
+            bool | None, Field(description="Whether reward.txt counts; by default where a line or a file names it")
+        ] = None,
     ) -> str:
         """Run OpenCode on a task in a sandbox, verify its work in a fresh one, and return a RolloutResult as JSON.
 

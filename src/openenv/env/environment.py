@@ -143,7 +143,10 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         return EnvironmentMetadata(name=name, description=f"{name} environment", version="1.0.0")
 
     def render_web(self, observation: dict[str, Any]) -> str | None:
-        """Draw an observation for the web page, or return None for the default view."""
+        """Draw an observation for the web page, or return None for the default view.
+
+        An override may take a second parameter `theme`: it gets `"light"` or `"dark"`, as the visitor's page is.
+        """
         return None
 
     def web_actions(self, observation: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from .. import settings
+from .._version import load_package_version
 from ..env.binding import bind, factory_name
 from ..env.environment import Environment
 from ..protocol.schema import json_schema, resolve_reference
@@ -104,6 +105,8 @@ class PageDescription:
             "tools": tools,
             "readme_html": self._html,
             "quick_start": {"text": text},
+            "openenv_version": load_package_version(),
+            "docs_url": None if asks_for_token else "../docs",
             "has_rollouts": self._arguments.rollout_store is not None,
             "custom_tab": self._custom_tab() if role is Role.ORCHESTRATOR else None,
         }

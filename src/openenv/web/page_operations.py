@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from inspect import signature
+from typing import Any, Literal, NamedTuple
 
 from ..env.binding import RemoteEnvironment
 from ..env.tools.source import EVENTS, ToolEvents
@@ -17,6 +18,8 @@ from ..protocol.json_values import decode, encode, encode_state, split_observati
 from ..sessions.operations import Operation, build_operations, interrupt_tools, step_only_blocks
 
 logger = logging.getLogger(__name__)
+
+Theme = Literal["light", "dark"]
 
 
 class EncodedObservation(NamedTuple):
@@ -103,13 +106,22 @@ class Render:
         return encode({"html": self.html, "actions": self.actions})
 
 
-def render_of(env: Any, outcome: EncodedObservation) -> Render:
+@dataclass(frozen=True, slots=True)
+class Scenery:
+    """What a visitor's picture is of, and the colours of the page that shows it."""
+
+    outcome: EncodedObservation
+    theme: Theme = "light"
+
+
+def render_of(env: Any, scenery: Scenery) -> Render:
     """Call an environment's `render_web` and `web_actions`, in its lane; their failures are only logged."""
+    outcome = scenery.outcome
     observation = decode(outcome.observation)
     if not isinstance(observation, dict):
         return Render()
     observation |= {"reward": decode(outcome.reward), "done": outcome.done}
-    html, actions = _picture(env, observation), []
+    html, actions = _picture(env, observation, scenery.theme), []
     try:
         offer = None if outcome.done else getattr(env, "web_actions", None)
         offered = [] if offer is None else offer(dict(observation))
@@ -130,10 +142,11 @@ def draw(env: Any, result: Any) -> Render:
     return Render(_picture(env, {**observation, "reward": outcome.get("reward"), "done": outcome.get("done")}))
 
 
-def _picture(env: Any, observation: dict[str, Any]) -> str | None:
+def _picture(env: Any, observation: dict[str, Any], theme: Theme = "light") -> str | None:
     try:
         render = getattr(env, "render_web", None)
-        html = None if render is None else render(dict(observation))
+        wishes = {"theme": theme} if render is not None and "theme" in signature(render).parameters else {}
+        html = None if render is None else render(dict(observation), **wishes)
         if html is not None and not isinstance(html, str):
             raise TypeError(f"render_web returned a {type(html).__name__}, not text")
         encode(html)  # raises for text that cannot be sent, such as lone surrogates

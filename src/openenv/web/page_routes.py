@@ -16,6 +16,7 @@ from .. import settings
 from ..errors import (
     EnvironmentFactoryError,
     OpenEnvError,
+    RequestCancelled,
     SessionCapacityError,
     SessionLost,
     SessionNotFoundError,
@@ -134,6 +135,7 @@ class PageRoutes:
         """Handle `POST /web/reset`."""
         kwargs = await self._object(receive)
         visitor = self.visitors.of(cookie(scope, COOKIE) or None)
+        _note_theme(scope, visitor)
         return PageAnswer((await self.actions.reset(visitor, kwargs)).payload)
 
     @_handler
@@ -156,6 +158,11 @@ class PageRoutes:
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise InvalidBody("expected the 'name' of a tool, and its 'arguments' as an object")
         return PageAnswer.of(await self.actions.call(self._visitor(scope), name, arguments))
+
+    @_handler
+    async def cancel(self, scope: Scope, receive: Receive) -> PageAnswer:
+        """Handle `POST /web/cancel`."""
+        return PageAnswer.of({"cancelled": self._visitor(scope).cancel()})
 
     @_handler
     async def close(self, scope: Scope, receive: Receive) -> PageAnswer:
@@ -226,7 +233,9 @@ class PageRoutes:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _visitor(self, scope: Scope) -> Visitor:
-        return self.visitors.find(cookie(scope, COOKIE) or None)
+        visitor = self.visitors.find(cookie(scope, COOKIE) or None)
+        _note_theme(scope, visitor)
+        return visitor
 
     async def _object(self, receive: Receive) -> dict[str, Any]:
         raw = await read_body(receive, self.service.options.max_message_bytes)
@@ -270,12 +279,21 @@ class PageRoutes:
         body = encode({"detail": text, "code": exc.code, **exc.details})
         if isinstance(exc, SessionLost):
             return PageAnswer(body, 410)
+        if isinstance(exc, RequestCancelled):
+            return PageAnswer(body, 409)
         if isinstance(exc, SessionCapacityError):
             retry_after = str(max(1, int(self.service.manager.retry_after_s))).encode()
             return PageAnswer(body, 503, [*_NO_STORE, (b"retry-after", retry_after)])
         if not isinstance(exc, EnvironmentFactoryError):
             logger.error("a request of the web page failed", exc_info=exc)
         return PageAnswer(body, 500)
+
+
+def _note_theme(scope: Scope, visitor: Visitor) -> None:
+    """Remember which colours the visitor's page shows; it says so with each action."""
+    theme = header(scope, b"x-openenv-theme")
+    if theme is not None:
+        visitor.theme = "dark" if theme == "dark" else "light"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from starlette.applications import Starlette
 
 from .. import settings
+from .._version import load_package_version
 from ..server.access import AccessGate, AccessPolicy, OriginPolicy, role_of
 from ..server.asgi import Handler, Receive, Scope, Send, respond_json
 from .page_routes import PageLogin
@@ -29,7 +30,11 @@ def viewer_app(folders: Mapping[str, Path], access: AccessPolicy | None = None) 
     login = PageLogin(lambda: policy, lambda code: None)
 
     async def page(scope: Scope, receive: Receive, send: Send) -> None:
-        about = {"role": role_of(scope).value, "asks_for_token": not policy.is_open}
+        about = {
+            "role": role_of(scope).value,
+            "openenv_version": load_package_version(),
+            "asks_for_token": not policy.is_open,
+        }
         await respond_json(send, 200, about, [(b"cache-control", b"no-store")])
 
     handlers: list[tuple[str, str, Handler]] = [

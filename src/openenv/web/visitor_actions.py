@@ -24,7 +24,7 @@ from ..server.service import EnvService
 from ..sessions.lifetime import client_reason
 from ..sessions.operations import CALL
 from ..sessions.session import Session
-from .page_operations import RENDER, RESET, STATE, STEP, EncodedObservation, Move, Render
+from .page_operations import RENDER, RESET, STATE, STEP, EncodedObservation, Move, Render, Scenery
 from .visitors import HistoryEntry, Visitor
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class VisitorActions:
     async def reset(self, visitor: Visitor, kwargs: Mapping[str, Any]) -> EncodedObservation:
         """Begin an episode, in a new session if the last one was lost."""
         async with self._turn(visitor, renew=True) as session:
-            outcome: EncodedObservation = await visitor.unless_gone(session.run(RESET, dict(kwargs)))
+            outcome: EncodedObservation = await visitor.unless_gone(session.run(RESET, dict(kwargs), cancellable=True))
             scene = await self._scene(visitor, session, outcome)
             visitor.begin(outcome, scene.render, scene.episode_id)
             return outcome
@@ -85,7 +85,8 @@ class VisitorActions:
     async def _step(self, visitor: Visitor, session: Session, action: Any) -> EncodedObservation:
         shown = _action_json(action)
         taken_at, began = self._now().isoformat(), time.perf_counter()
-        outcome: EncodedObservation = await visitor.unless_gone(session.run(STEP, Move(action, self._events(visitor))))
+        move = Move(action, self._events(visitor))
+        outcome: EncodedObservation = await visitor.unless_gone(session.run(STEP, move, cancellable=True))
         duration_ms = (time.perf_counter() - began) * 1000
         scene = await self._scene(visitor, session, outcome)
         count = visitor.episode.step_count + 1 if scene.step_count is None else scene.step_count
@@ -105,7 +106,7 @@ class VisitorActions:
             call = ToolRequest(name, arguments, events=self._events(visitor))
             result = error = None
             try:
-                value = await visitor.unless_gone(session.run(self._tools.call, call))
+                value = await visitor.unless_gone(session.run(self._tools.call, call, cancellable=True))
                 result = value.as_mcp() if isinstance(value, ToolOutcome) else decode(encode(value))
             except ToolCallError as exc:
                 error = {"type": exc.error_type, "code": exc.code, "message": str(exc)}
@@ -203,7 +204,7 @@ class VisitorActions:
         render = Render()
         try:
             if _draws(class_of(session.env)):
-                render = await visitor.unless_gone(session.run(RENDER, outcome))
+                render = await visitor.unless_gone(session.run(RENDER, Scenery(outcome, visitor.theme)))
         except Exception as exc:
             if _lost(session, exc) is not None:
                 raise

@@ -17,13 +17,13 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from ..errors import SessionLost
+from ..errors import RequestCancelled, SessionLost
 from ..protocol.json_values import encode
 from ..sessions.events import SessionEvent
 from ..sessions.lifetime import CLOSED, CLOSED_BY_CLIENT, SHUTTING_DOWN, UNKNOWN, client_reason
 from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionKind
-from .page_operations import EncodedObservation, Render
+from .page_operations import EncodedObservation, Render, Theme
 
 COOKIE = "openenv_visitor"
 # Any program can send new cookies, so the number of visitors is bounded.
@@ -35,6 +35,10 @@ _KEPT_S = 300.0
 _KEEP_PERIOD_S = 5.0
 # Episodes of visitors that left stay readable for their return, until all of them together need more than this.
 _MAX_ORPHANED_BYTES = 128 * 1024 * 1024
+_STOPPED_WAITING = (
+    "The page no longer waits. Coroutines and tools are interrupted; other code runs to its end, and the next action "
+    "comes after it."
+)
 _T = TypeVar("_T")
 
 Activity = Literal["none", "ready", "busy", "lost"]
@@ -177,10 +181,12 @@ class Visitor:
         self.session: Session | None = None
         self.lost: str | None = None  # why the last session ended, until a reset or `end`
         self._gone = asyncio.Event()  # set at the end of the session; ends every wait in `unless_gone`
+        self._cancelled = asyncio.Event()  # set by `cancel`; ends the wait for what runs now
         self.episode = VisitorEpisode()  # outlives its session, so that the page can still show it
         self.watchers: set[Watcher] = set()
         self.turn = asyncio.Lock()  # two tabs share the visitor: their actions run one after the other
         self.busy = 0
+        self.theme: Theme = "light"  # what its page shows now
         self.n = 0  # of the last frame: a page that sees a gap loads the whole state again
         self.used_at = visitors.clock()
 
@@ -251,16 +257,27 @@ class Visitor:
 
         Raises:
             SessionLost: The session ended first.
+            RequestCancelled: The visitor does not want to wait.
         """
+        self._cancelled = asyncio.Event()  # of this loop, and of this work
         running, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._gone.wait())
+        cancelled = asyncio.ensure_future(self._cancelled.wait())
         try:
-            await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():
+            await asyncio.wait((running, gone, cancelled), return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                return running.result()
+            if gone.done():
                 raise SessionLost(self.lost or CLOSED)
-            return running.result()
+            raise RequestCancelled(_STOPPED_WAITING)
         finally:
-            running.cancel()  # ends the wait only: code in the session's lane runs on until it returns
+            running.cancel()  # code in the session's lane that cannot be interrupted runs on until it returns
             gone.cancel()
+            cancelled.cancel()
+
+    def cancel(self) -> bool:
+        """Stop waiting for what runs now, and interrupt it as far as that is possible; say whether anything ran."""
+        self._cancelled.set()
+        return self.busy > 0
 
     def end(self) -> bool:
         """End the session on its visitor's request; say whether there was one."""

@@ -88,6 +88,7 @@ class WebPage:
             ("POST", "/web/logout", self._login.logout),
             ("GET", "/web/page", routes.page),
             ("POST", "/web/close", routes.close),
+            ("POST", "/web/cancel", routes.cancel),
             ("POST", "/web/call", routes.call),
             ("GET", "/web/sessions", routes.sessions),
             ("DELETE", "/web/sessions/{session_id}", routes.end_session),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from openenv.server.app import create_app
+from openenv.settings import cache_dir
 from openenv.web.web_page import attach_web
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -30,6 +32,7 @@ FLAGS = [
     "--disable-dev-shm-usage",
 ]
 TIMEOUT_MS = 30_000
+AXE = "4.10.3"
 TRIES = 5
 WATCH = "window.violations = []; addEventListener('securitypolicyviolation', e => violations.push(e.blockedURI));"
 
@@ -130,3 +133,30 @@ def site(serve: Callable[..., Any]) -> Callable[..., Any]:
         return serve(app)
 
     return start
+
+
+@pytest.fixture(scope="session")
+def serious() -> Callable[[Any], list[str]]:
+    """Ask axe-core, which comes from npm and is kept in the cache, what it finds on a page that is serious or worse."""
+    folder = cache_dir() / "tests" / f"axe-core-{AXE}"
+    source = folder / "node_modules" / "axe-core" / "axe.min.js"
+    if not source.exists():
+        if shutil.which("npm") is None:
+            pytest.skip("no npm to get axe-core with")
+        folder.mkdir(parents=True, exist_ok=True)
+        command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", f"axe-core@{AXE}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"axe-core cannot be installed: {done.stderr[-300:]}")
+    axe = source.read_text(encoding="utf-8")
+
+    def find(page: Any) -> list[str]:
+        page.evaluate(axe)  # evaluated, not loaded: the content policy allows no other script
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        return [
+            f"{each['id']}: {[node['html'][:160] for node in each['nodes']][:3]}"
+            for each in found["violations"]
+            if each["impact"] in ("serious", "critical")
+        ]
+
+    return find

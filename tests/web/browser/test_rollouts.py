@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from openenv.rollout.outcome import Progress
 from openenv.rollout.store import EventLog
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
-from openenv.settings import cache_dir
 from openenv.web.viewer_app import viewer_app
 from openenv.web.web_page import add_page
 from stored_rollouts import SQUARE, Talk, add_square, fill_store, rollout_outcome
@@ -26,7 +23,6 @@ from stored_rollouts import SQUARE, Talk, add_square, fill_store, rollout_outcom
 pytestmark = pytest.mark.slow
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright").expect
-AXE = "4.10.3"
 HOSTILE = (
     '<img src=x onerror="window.hacked=1"><script>window.hacked=2</script>\u202e\x1b[2J</pre>[x](javascript:alert(1))'
 )
@@ -43,33 +39,6 @@ def open_page(store: RolloutStore, serve: Callable[..., Any], visit: Callable[..
     """Open the viewer of the test's store."""
     server = serve(viewer_app({"store": store.root}))
     return lambda path="/web/", **options: visit(server.url, **options).page(path)
-
-
-@pytest.fixture(scope="session")
-def axe() -> str:
-    """The source of axe-core, from npm; kept in the cache."""
-    folder = cache_dir() / "tests" / f"axe-core-{AXE}"
-    source = folder / "node_modules" / "axe-core" / "axe.min.js"
-    if not source.exists():
-        if shutil.which("npm") is None:
-            pytest.skip("no npm to get axe-core with")
-        folder.mkdir(parents=True, exist_ok=True)
-        command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", f"axe-core@{AXE}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-        if done.returncode != 0:
-            pytest.skip(f"axe-core cannot be installed: {done.stderr[-300:]}")
-    return source.read_text(encoding="utf-8")
-
-
-def serious(page: Any, axe: str) -> list[str]:
-    """Return what axe-core finds that is serious or worse."""
-    page.evaluate(axe)
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    return [
-        f"{each['id']}: {[node['html'][:160] for node in each['nodes']][:3]}"
-        for each in found["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
 
 
 def test_the_list_is_filtered_counted_and_leads_to_a_rollout(
@@ -241,7 +210,12 @@ def test_a_hundred_thousand_rollouts_are_scrolled_and_filtered(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_is_for_everybody(
-    store: RolloutStore, open_page: Callable[..., Any], tmp_path: Path, axe: str, scheme: str, width: int
+    store: RolloutStore,
+    open_page: Callable[..., Any],
+    tmp_path: Path,
+    serious: Callable[..., Any],
+    scheme: str,
+    width: int,
 ) -> None:
     add_square(store, "one", folder=tmp_path)
     add_square(store, "two", folder=tmp_path, task_id="averyveryverylongword" * 12)
@@ -254,7 +228,7 @@ def test_it_is_for_everybody(
         for _ in range(2):  # what is folded inside of what is folded, too
             page.evaluate("document.querySelectorAll('#app details').forEach(each => { each.open = true; })")
             page.wait_for_timeout(400)
-        problems[part] = serious(page, axe)
+        problems[part] = serious(page)
         if page.evaluate("document.documentElement.scrollWidth") > width:
             problems[part].append("wider than the window")
     assert {part: found for part, found in problems.items() if found} == {}

@@ -7,14 +7,16 @@
 import { el, fill, icon } from "./element.js";
 import { Form } from "./form.js";
 import { Moves, derivedMoves } from "./moves.js";
+import { outcomeKind } from "./outcome.js";
 import { Progress } from "./progress.js";
+import { SUBMIT_KEY } from "./keyboard.js";
 import { isRecord, shapeOf } from "./schema.js";
 
 /** The card that acts. */
 export class ActionCard {
   list = el("select", { id: "tool-picker", on: { change: () => this.#choose(this.list.value) } });
   toolAbout = el("p.field-help");
-  over = el("p.over", { hidden: true }, "Episode over. Reset begins a new one.");
+  over = el("p.over", { hidden: true });
   /** The buttons of the running episode; when it is over they stay, and cannot be pressed. */
   offered = /** @type {import("./episode.js").Offered[]} */ ([]);
 
@@ -34,14 +36,19 @@ export class ActionCard {
     this.toolForms = new Map();
     this.form = this.tools
       ? this.#toolForm(this.tools[0])
-      : new Form(schema, { label: "Action", hints: hintsOf(page), onChange: () => this.notify() });
+      : new Form(schema, {
+          label: "Action",
+          hints: hintsOf(page),
+          onChange: () => this.notify(),
+          onSubmit: () => this.submit(),
+        });
     this.moves = new Moves((action) => this.act(action));
     this.button = el(
       "button.primary.step",
-      { type: "button", title: "Ctrl+Enter", on: { click: () => this.submit() } },
+      { type: "button", title: `${SUBMIT_KEY} + Enter, from anywhere on the page`, on: { click: () => this.submit() } },
       icon("play"),
       "Step",
-      el("kbd", { "aria-hidden": "true" }, "Ctrl ⏎"),
+      el("kbd", { "aria-hidden": "true" }, `${SUBMIT_KEY} ⏎`),
     );
     this.toggle = el("span");
     this.body = el("div");
@@ -54,7 +61,7 @@ export class ActionCard {
       this.over,
       this.moves.node,
       this.#byHand(),
-      new Progress(player.episode).node,
+      new Progress(player).node,
     );
     this.#draw();
     player.episode.subscribe(() => this.#update());
@@ -110,7 +117,12 @@ export class ActionCard {
   #toolForm(tool) {
     this.chosen = tool.name;
     const form =
-      this.toolForms.get(tool.name) ?? new Form(tool.input_schema, { label: tool.name, onChange: () => this.notify() });
+      this.toolForms.get(tool.name) ??
+      new Form(tool.input_schema, {
+        label: tool.name,
+        onChange: () => this.notify(),
+        onSubmit: () => this.submit(),
+      });
     this.toolForms.set(tool.name, form);
     return form;
   }
@@ -136,6 +148,15 @@ export class ActionCard {
     if (tool) this.toolAbout.textContent = (tool.description ?? "").split("\n")[0];
   }
 
+  /** @param {import("./episode.js").Episode} episode */
+  #drawOver({ done, reward, observation }) {
+    const kind = outcomeKind({ done, reward, truncated: observation?.truncated, terminated: observation?.terminated });
+    const text = ENDS[/** @type {keyof typeof ENDS} */ (kind)];
+    if (!text || this.over.dataset.outcome === kind) return;
+    this.over.dataset.outcome = kind;
+    this.over.textContent = `${text} Reset begins a new one.`;
+  }
+
   #update() {
     const { episode, isFree } = this.player;
     const canStep = isFree && episode.session.state !== "lost";
@@ -145,8 +166,18 @@ export class ActionCard {
     this.over.hidden = !episode.done || !this.player.canAct;
     this.button.setAttribute("aria-disabled", String(!canStep));
     this.button.classList.toggle("is-busy", episode.isBusy);
+    this.button.classList.toggle("primary", episode.isReset && !episode.done && episode.session.state !== "lost");
+    this.#drawOver(episode);
   }
 }
+
+/** How an end is said. */
+const ENDS = {
+  won: "Episode over, with a reward.",
+  lost: "Episode over, without a reward at its end.",
+  truncated: "Episode cut off by a limit.",
+  done: "Episode over.",
+};
 
 /** Whether actions are calls of tools. @param {any} schema */
 function isToolCall(schema) {

@@ -4,6 +4,8 @@
  * Paths are relative to the page's own address, so that the page works behind a proxy that adds a prefix.
  */
 
+import { currentTheme } from "./theme.js";
+
 const GET_TRIES = 3;
 const RETRY_MS = 150;
 
@@ -53,6 +55,7 @@ export const api = {
   /** @param {Record<string, any>} body - `{action}` or `{message}`. */
   step: (body) => request("POST", "step", body),
   close: () => request("POST", "close", {}),
+  cancel: () => request("POST", "cancel", {}),
   /** @param {string} name @param {Record<string, any>} args */
   call: (name, args) => request("POST", "call", { name, arguments: args }),
   /** @param {string} id */
@@ -86,7 +89,8 @@ async function request(method, path, body) {
   /** @type {RequestInit} */
   const options = { method, credentials: "same-origin", headers: { Accept: "application/json" } };
   if (body !== undefined) {
-    options.headers = { ...options.headers, "Content-Type": "application/json" };
+    // The environment may draw its picture for light or dark.
+    options.headers = { ...options.headers, "Content-Type": "application/json", "X-OpenEnv-Theme": currentTheme() };
     options.body = JSON.stringify(body);
   }
   const response = await send(address(`./${path}`), options, method === "GET" ? GET_TRIES : 1);

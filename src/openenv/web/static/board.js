@@ -20,14 +20,13 @@ const COLOURS = 12;
 export function boardOf(value, name) {
   const rows = rowsOf(value, name);
   if (!rows) return null;
-  const kinds = new Map();
-  for (const cell of rows.flat()) if (!EMPTY.has(cell) && !kinds.has(cell)) kinds.set(cell, kinds.size);
+  const kinds = new Set(rows.flat().filter((cell) => !EMPTY.has(cell)));
   if (kinds.size > MOST_KINDS) return null;
   const lines = rows.map((row) =>
     el(
       "div.board-row",
       { role: "row" },
-      row.map((cell) => cellOf(cell, kinds)),
+      row.map(cellOf),
     ),
   );
   const columns = rows[0].length;
@@ -38,19 +37,34 @@ export function boardOf(value, name) {
   return el("div.scroll", { tabindex: 0, role: "group", "aria-label": name }, board);
 }
 
-/** @param {string} cell @param {Map<string, number>} kinds */
-function cellOf(cell, kinds) {
-  const kind = kinds.get(cell);
-  const place = kind === undefined ? "none" : kindColour(cell, kind);
-  return el("span.cell", { role: "cell", data: { kind: place } }, EMPTY.has(cell) ? "" : cell);
+/** @param {string} cell */
+function cellOf(cell) {
+  const kind = EMPTY.has(cell) ? "none" : colourOf(cell);
+  return el("span.cell", { role: "cell", data: { kind } }, EMPTY.has(cell) ? "" : cell);
 }
 
-/** The same number has the same colour on every board; other things get one in the order they come. */
-function kindColour(/** @type {string} */ cell, /** @type {number} */ order) {
+/**
+ * A symbol keeps its colour on every board, whatever else is on it. Numbers have fixed ones; other symbols prefer the
+ * one that their characters give, and take the next where another symbol has that already.
+ * @param {string} cell
+ */
+function colourOf(cell) {
   if (cell === "#") return "wall";
   const number = Number(cell);
-  return String((Number.isInteger(number) && number > 0 ? number - 1 : order) % COLOURS);
+  if (Number.isInteger(number) && number > 0) return String((number - 1) % COLOURS);
+  let colour = colours.get(cell);
+  if (colour === undefined) {
+    const wish = [...cell].reduce((sum, character) => sum * 7 + (character.codePointAt(0) ?? 0), 0) % COLOURS;
+    const taken = new Set(colours.values());
+    const places = Array.from({ length: COLOURS }, (_, index) => (wish + index) % COLOURS);
+    colour = places.find((place) => !taken.has(place)) ?? wish;
+    colours.set(cell, colour);
+  }
+  return String(colour);
 }
+
+/** @type {Map<string, number>} */
+const colours = new Map();
 
 /**
  * Read a value as rows of short texts.

@@ -1,10 +1,18 @@
 /**
- * Looks after the loading of the page: where one of its files did not come, it is loaded again, a few times.
+ * Looks after the loading of the page: sets the colours that were chosen, and loads the page again, a few times, where
+ * one of its files did not come.
  *
  * A plain script, so that it runs before the modules and without them.
  */
 
 (() => {
+  try {
+    const theme = localStorage.getItem("openenv-theme");
+    if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
+  } catch {
+    // A browser that keeps nothing shows what the system prefers.
+  }
+
   const KEY = "openenv-reloads";
   const MOST = 5;
   const reloads = Number(sessionStorage.getItem(KEY) ?? 0);

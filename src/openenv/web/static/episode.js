@@ -62,6 +62,7 @@ export class Episode {
   constructor() {
     /** @type {Set<() => void>} */
     this.listeners = new Set();
+    this.isConnected = true;
     this.isScheduled = false;
     /** @type {number | null} */
     this.lastFrame = null;
@@ -265,6 +266,13 @@ export class Episode {
   /** @param {Partial<Render> | null | undefined} render */
   #setRender(render) {
     this.render = { html: render?.html ?? null, actions: Array.isArray(render?.actions) ? render.actions : [] };
+  }
+
+  /** Note whether the server can be reached. @param {boolean} isConnected */
+  setConnected(isConnected) {
+    if (isConnected === this.isConnected) return;
+    this.isConnected = isConnected;
+    this.changed();
   }
 
   /** Call the subscribers. */

@@ -112,7 +112,8 @@ export class Field {
 
   /** The mark of a required field. */
   requiredMark() {
-    return this.spec.isRequired && el("span.required", { title: "required", "aria-hidden": "true" }, "*");
+    const isRequired = this.spec.isRequired || this.shape.schema["x-openenv-required"] === true;
+    return isRequired && el("span.required", { title: "required", "aria-hidden": "true" }, "*");
   }
 
   /** Description and limits, for people who want to know more. */

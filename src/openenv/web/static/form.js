@@ -18,8 +18,9 @@ export class Form {
    * @param {string} [options.label] - What the form is for, for those who do not see it.
    * @param {Record<string, string>} [options.hints] - Kinds of inputs that the server proposes, by field.
    * @param {() => void} [options.onChange]
+   * @param {() => void} [options.onSubmit] - Called when Enter is pressed in an input of one line.
    */
-  constructor(schema, { label = "Form", hints = {}, onChange = () => {} } = {}) {
+  constructor(schema, { label = "Form", hints = {}, onChange = () => {}, onSubmit = () => {} } = {}) {
     this.schema = schema;
     this.isJson = false;
     this.onChange = onChange;
@@ -30,7 +31,12 @@ export class Form {
     this.problem = el("p.field-error", { role: "alert", hidden: true });
     this.isEmpty = this.field.children().every((field) => !field.isVisible);
     this.body = el("div.form-body");
-    this.node = el("div.form", { on: { input: () => this.#changed() } }, this.problem, this.body);
+    this.node = el(
+      "div.form",
+      { on: { input: () => this.#changed(), keydown: (/** @type {KeyboardEvent} */ event) => enter(event, onSubmit) } },
+      this.problem,
+      this.body,
+    );
     this.toggle = el(
       "button.link",
       { type: "button", "aria-pressed": "false", on: { click: () => this.#switch() } },
@@ -130,6 +136,19 @@ export class Form {
     else if (this.isEmpty) fill(this.body, el("p.hint", {}, "Nothing to fill in."), this.field.node);
     else fill(this.body, this.field.node);
   }
+}
+
+/** @param {KeyboardEvent} event @param {() => void} submit */
+function enter(event, submit) {
+  const isPlain = !event.ctrlKey && !event.metaKey && !event.altKey && !event.shiftKey && !event.isComposing;
+  const { target } = event;
+  if (event.key !== "Enter" || !isPlain || !(target instanceof HTMLElement)) return;
+  // In a text of several lines Enter begins a new one, unless that text is all there is to fill in.
+  const isOnly = target.closest(".form")?.querySelectorAll("input, textarea, select").length === 1;
+  const isSent = target instanceof HTMLInputElement || (target.matches("textarea:not(.code)") && isOnly);
+  if (!isSent) return;
+  event.preventDefault();
+  submit();
 }
 
 /**

@@ -26,7 +26,7 @@ export class Frame {
     this.html = html;
     if (html === null) return this.node.replaceChildren();
     const size = sizeOf(html);
-    this.node.classList.toggle("is-paper", size === null && !/color-scheme/.test(html));
+    this.node.classList.toggle("is-paper", size === null && !adaptsItself(html));
     this.node.style.aspectRatio = size ? `${size.width} / ${size.height}` : "";
     this.node.style.maxWidth = size ? `min(${Math.max(size.width, 440)}px, ${(58 * size.width) / size.height}vh)` : "";
     const old = /** @type {HTMLElement[]} */ ([...this.node.children]);
@@ -39,9 +39,14 @@ export class Frame {
   }
 }
 
+/** Whether HTML has colours for light and dark, so that it needs no paper below it. @param {string} html */
+function adaptsItself(html) {
+  return /color-scheme|light-dark\(/.test(html);
+}
+
 /** @param {string} html @param {boolean} isPicture */
 function documentOf(html, isPicture) {
-  const scheme = isPicture ? "light dark" : "light";
+  const scheme = isPicture || adaptsItself(html) ? "light dark" : "light";
   const more = isPicture ? "body{padding:0}body>svg{width:100%}" : "";
   return `<!doctype html><meta name="color-scheme" content="${scheme}"><style>${STYLE}${more}</style>${html}`;
 }

@@ -82,8 +82,11 @@ export class ListField extends Field {
   }
 
   read() {
-    const isUntouched = this.rows.length === 0 && !this.spec.isRequired && !this.hasDefault && !this.isFixed;
-    return isUntouched ? undefined : this.rows.map((row) => row.field.read() ?? null);
+    const values = this.rows.map((row) => row.field.read() ?? null);
+    // A line that was added and left blank means nothing; JSON can still say "".
+    const kept = this.isFixed ? values : values.filter((value) => typeof value !== "string" || value.trim() !== "");
+    const isUntouched = kept.length === 0 && !this.spec.isRequired && !this.hasDefault && !this.isFixed;
+    return isUntouched ? undefined : kept;
   }
 
   /** @param {any} value */

@@ -22,20 +22,25 @@ export class Header {
   constructor(page, player, { onOptions, onLogout }) {
     this.player = player;
     this.schema = page.reset?.schema ?? { type: "object", properties: {} };
-    this.form = new Form(this.schema, { label: "Reset", onChange: () => this.#optionsChanged(onOptions) });
+    this.form = new Form(this.schema, {
+      label: "Reset",
+      onChange: () => this.#optionsChanged(onOptions),
+      onSubmit: () => this.reset(),
+    });
     this.hasOptions = !this.form.isEmpty;
     this.said = el("span", { role: "status" });
     this.elapsed = el("span", { "aria-hidden": "true" }); // a screen reader must not announce each second
     this.chip = el("span.chip", {}, this.said, this.elapsed);
     this.resetButton = el(
-      "button.primary",
-      { type: "button", title: "Begin a new episode (r)", on: { click: () => this.reset() } },
+      "button",
+      { type: "button", title: "Begin a new episode", on: { click: () => this.reset() } },
       icon("reset"),
       "Reset",
+      el("kbd", { "aria-hidden": "true" }, "R"),
     );
     this.summary = el("span.reset-summary", {});
     this.unfold = el(
-      "button.primary.unfold",
+      "button.unfold",
       {
         type: "button",
         title: "Seed and options",
@@ -48,7 +53,7 @@ export class Header {
     );
     this.endButton = el("button", { type: "button", on: { click: () => player.end() } }, "End session");
     const begin = el(
-      "button.primary",
+      "button",
       { type: "button", on: { click: () => this.reset() } },
       icon("reset"),
       "Reset with these",
@@ -146,23 +151,42 @@ export class Header {
   }
 
   #update() {
-    const { session, busySince, isReset } = this.player.episode;
+    const { session, busySince, isReset, isConnected, failure, done } = this.player.episode;
     const seconds = (performance.now() - busySince) / 1000;
     const isQuick = session.state === "busy" && seconds < QUICK_S;
-    const state = isQuick ? "ready" : session.state;
+    const state = pillState(isQuick ? "ready" : session.state, { isConnected, hasFailed: failure !== null, done });
     const texts = {
       none: isReset ? "session ended" : "no session",
       ready: "session ready",
       busy: "working",
       lost: "session lost",
+      offline: "not connected",
+      failed: "step failed",
+      over: "episode over",
     };
     this.chip.dataset.state = state;
     if (this.said.textContent !== texts[state]) this.said.textContent = texts[state];
     this.elapsed.textContent = state === "busy" && seconds > 1 ? formatSeconds(Math.floor(seconds)) : "";
     const { isFree } = this.player;
     this.resetButton.setAttribute("aria-disabled", String(!isFree));
+    // One primary button at a time: this one where a new episode is what comes next.
+    const isNext = isReset && (done || session.state === "lost" || session.state === "none");
+    this.resetButton.classList.toggle("primary", isNext);
+    this.unfold.classList.toggle("primary", isNext);
     this.endButton.hidden = session.state !== "ready" && session.state !== "busy";
   }
+}
+
+/**
+ * What the pill shows: the same as the notices on the page.
+ * @param {"none" | "ready" | "busy" | "lost"} state
+ * @param {{isConnected: boolean, hasFailed: boolean, done: boolean}} episode
+ * @returns {"none" | "ready" | "busy" | "lost" | "offline" | "failed" | "over"}
+ */
+function pillState(state, { isConnected, hasFailed, done }) {
+  if (!isConnected) return "offline";
+  if (state !== "ready") return state;
+  return hasFailed ? "failed" : done ? "over" : "ready";
 }
 
 /**

@@ -4,6 +4,7 @@
 
 import { el, fill, focusOn, icon } from "./element.js";
 import { ObservationView } from "./observation.js";
+import { outcomeBadge, outcomeKind } from "./outcome.js";
 import { briefAction, formatDuration, formatReward, formatTime, shortJson } from "./values.js";
 import { resultNode, treeOf } from "./view.js";
 
@@ -134,7 +135,7 @@ export class History {
       el("td", {}, button),
       reward,
       el("td.number", {}, formatDuration(entry.duration_ms ?? NaN)),
-      el("td", {}, item.kind === "step" && item.entry.done ? el("span.badge.is-done", {}, "done") : ""),
+      el("td", {}, item.kind === "step" && item.entry.done ? endBadge(item.entry) : ""),
     );
     return isOpen ? [row, this.#details(item)] : [row];
   }
@@ -193,4 +194,10 @@ function callDetails(entry) {
       entry.error ? treeOf(entry.error) : resultNode(entry.result),
     ),
   ];
+}
+
+/** @param {import("./episode.js").StepEntry} entry */
+function endBadge({ done, reward, observation }) {
+  const { truncated, terminated } = observation ?? {};
+  return outcomeBadge(outcomeKind({ done, reward, truncated, terminated }), { text: "done" });
 }

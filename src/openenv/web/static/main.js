@@ -18,6 +18,7 @@ import { Play } from "./play.js";
 import { Player } from "./player.js";
 import { Sessions } from "./sessions.js";
 import { Tabs } from "./tabs.js";
+import { namePlate } from "./theme.js";
 import { Tools } from "./tools.js";
 
 const RETRY_MS = 3000;
@@ -33,7 +34,10 @@ class Application {
     this.live = new Live({
       frame: (frame, size) => this.episode.apply(frame, size),
       probe: () => api.page().then(() => {}),
-      status: (status) => showConnection(connection, status, () => this.live.retry()),
+      status: (status) => {
+        showConnection(connection, status, () => this.live.retry());
+        this.episode.setConnected(status.state === "open" || status.state === "connecting");
+      },
       refused: (error) => this.refused(error),
     });
     this.player = new Player(this.episode, {
@@ -52,12 +56,14 @@ class Application {
       submit: () => this.#submit(),
       reset: () => this.player.canAct && page.mode !== "production" && this.header.reset(),
       press: (number) => this.tabs.chosen === "play" && this.play.action.moves.press(number),
+      arrow: (key) => this.tabs.chosen === "play" && this.play.action.moves.arrow(key),
     });
     this.moved = () => this.tabs.has(pagePlace(location.hash).tab) && this.tabs.select(pagePlace(location.hash).tab);
     addEventListener("hashchange", this.moved);
     document.title = page.title || page.name;
     const isAlone = page.custom_tab?.only;
-    fill(place, !isAlone && this.header.node, !isAlone && this.tabs.list, this.tabs.body);
+    const plate = namePlate({ version: page.openenv_version, docs: page.docs_url });
+    fill(place, !isAlone && plate, !isAlone && this.header.node, !isAlone && this.tabs.list, this.tabs.body);
     document.body.classList.toggle("is-alone", Boolean(isAlone));
     this.live.open();
   }
@@ -92,7 +98,11 @@ class Application {
     });
     const episodes = new Episodes({ refused: (error) => this.refused(error) });
     this.tools = page.tools
-      ? new Tools(page.tools, this.player, { needsToken: page.asks_for_token, canReset: page.mode !== "production" })
+      ? new Tools(page.tools, this.player, {
+          needsToken: page.asks_for_token,
+          canReset: page.mode !== "production",
+          hasRollouts: page.has_rollouts,
+        })
       : null;
     const custom = page.custom_tab && { id: "custom", title: page.custom_tab.name, node: customNode(page.custom_tab) };
     const canPlay = page.mode !== "production";

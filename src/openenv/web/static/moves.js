@@ -31,7 +31,7 @@ export function derivedMoves(schema) {
   return options.map((value) => ({ label: String(value), action: { ...fixed, [name]: value } }));
 }
 
-/** A row of buttons, with keys: digits anywhere, arrows where the labels have them. */
+/** A row of buttons, with keys: digits, and arrows where the labels have them. */
 export class Moves {
   /** @param {(action: any) => void} act */
   constructor(act) {
@@ -41,7 +41,6 @@ export class Moves {
     this.shown = "";
     this.isFree = false;
     this.node = el("div.moves", { role: "group", "aria-label": "Actions", hidden: true });
-    this.node.addEventListener("keydown", (event) => this.#arrow(event));
   }
 
   /** @param {Offered[]} offered @param {boolean} isFree */
@@ -74,7 +73,8 @@ export class Moves {
     fill(
       this.node,
       this.offered.map(({ label, action }, index) => {
-        const key = index < 9 && el("kbd", { "aria-hidden": "true" }, index + 1);
+        const hint = arrowOf(label) ? [...label][0] : index < 9 ? index + 1 : null;
+        const key = hint !== null && el("kbd", { "aria-hidden": "true" }, hint);
         return el(
           "button.move",
           { type: "button", on: { click: () => this.#act(action) } },
@@ -87,13 +87,15 @@ export class Moves {
     if (button instanceof HTMLElement) button.focus();
   }
 
-  /** @param {KeyboardEvent} event */
-  #arrow(event) {
-    const found = this.offered.find(
-      ({ label }) => ARROWS[/** @type {keyof typeof ARROWS} */ ([...label][0])] === event.key,
-    );
-    if (!found || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    this.#act(found.action);
+  /** Press the button whose label begins with an arrow. @param {string} key - Such as `ArrowUp`. */
+  arrow(key) {
+    const found = this.offered.find(({ label }) => arrowOf(label) === key);
+    if (found) this.#act(found.action);
+    return Boolean(found);
   }
+}
+
+/** The key of the arrow that a label begins with. @param {string} label */
+function arrowOf(label) {
+  return ARROWS[/** @type {keyof typeof ARROWS} */ ([...label][0])];
 }

@@ -4,6 +4,11 @@
 
 import { el, fill } from "./element.js";
 
+const FAILURES = new Map([
+  ["EXECUTION_ERROR", "The environment failed"],
+  ["CANCELLED", "Cancelled"],
+]);
+
 /** What became of the session or of the last step. */
 export class Notices {
   /**
@@ -48,12 +53,12 @@ export class Notices {
   #failure({ message, code }) {
     const needsReset = /\breset\b/i.test(message);
     return el(
-      "div.notice.is-error",
+      code === "CANCELLED" ? "div.notice" : "div.notice.is-error",
       { role: "alert" },
       el(
         "p",
         {},
-        el("strong", {}, code === "EXECUTION_ERROR" ? "The environment failed" : "That did not work"),
+        el("strong", {}, FAILURES.get(code) ?? "That did not work"),
         ": ",
         el("span.pre", {}, message),
         code && el("code", {}, code),

@@ -4,12 +4,16 @@
  * Knows in which order fields are shown; which view each gets is `view`'s.
  */
 
+import { copyButton } from "./copy.js";
 import { el, fill } from "./element.js";
 import { Frame } from "./frame.js";
 import { imageOf } from "./image.js";
 import { isRecord, labelOf } from "./schema.js";
 import { Tree } from "./tree.js";
 import { isScalar, scalarText, viewOf } from "./view.js";
+
+const MOST_JSON = 200_000;
+const SPEAKING = ["message", "text", "prompt", "question", "response", "reply", "answer", "content", "result", "output"];
 
 /** @typedef {{name: string, rank: number, node: HTMLElement}} Part */
 
@@ -56,7 +60,7 @@ export class ObservationView {
   }
 
   #draw() {
-    if (this.isJson) return fill(this.views, this.#tree("$", this.shown));
+    if (this.isJson) return fill(this.views, jsonNode(this.shown));
     const parts = this.#parts(this.shown);
     if (typeof this.html !== "string") return fill(this.views, parts);
     fill(this.views, parts.length > 0 && this.#fold("Fields", parts));
@@ -67,20 +71,37 @@ export class ObservationView {
     if (!isRecord(observation)) return [this.#part("observation", observation).node];
     const { metadata, ...fields } = observation;
     const names = Object.keys(fields).filter((name) => !isUnsaid(name, fields[name]));
-    const scalars = names.filter((name) => isScalar(fields[name]));
-    const parts = names.filter((name) => !isScalar(fields[name])).map((name) => this.#part(name, fields[name]));
     const pictures = isRecord(metadata) ? picturesOf(metadata) : [];
-    parts.sort((one, other) => one.rank - other.rank);
-    const shown = [
-      ...pictures.map((picture) => picture.node),
-      ...parts.map((part) => part.node),
-      ...(scalars.length ? [table(scalars.map((name) => [name, fields[name]]))] : []),
-    ];
+    const shown = [...pictures.map((picture) => picture.node), ...this.#inOrder(names, fields)];
     const drawn = pictures.map((picture) => picture.name);
     const rest = isRecord(metadata) ? without(metadata, drawn) : metadata;
     if (!isSomething(rest)) return shown;
     if (shown.length === 0) return [this.#part("metadata", rest).node]; // it is all that there is to see
     return [...shown, this.#fold("Metadata", [this.#tree("metadata", rest)])];
+  }
+
+  /**
+   * Show fields in the order in which the environment declares them; short ones that follow each other share a table.
+   * @param {string[]} names
+   * @param {Record<string, any>} fields
+   */
+  #inOrder(names, fields) {
+    const main = mainText(names, fields);
+    const shown = [];
+    /** @type {[string, any][]} */
+    let short = [];
+    for (const name of names) {
+      if (isScalar(fields[name]) && name !== main) {
+        short.push([name, fields[name]]);
+        continue;
+      }
+      if (short.length) shown.push(table(short));
+      short = [];
+      const { node } = this.#part(name, fields[name]);
+      node.classList.toggle("is-main", name === main);
+      shown.push(node);
+    }
+    return short.length ? [...shown, table(short)] : shown;
   }
 
   /** @param {string} name @param {any} value @returns {Part} */
@@ -107,6 +128,18 @@ export class ObservationView {
   }
 }
 
+/** A value as JSON text, with a button that copies all of it. @param {any} value */
+function jsonNode(value) {
+  const text = JSON.stringify(value, null, 2) ?? "null";
+  const shown = text.length > MOST_JSON ? `${text.slice(0, MOST_JSON)}\n… ${text.length - MOST_JSON} more characters` : text;
+  return el(
+    "div.json-view",
+    {},
+    copyButton(() => text),
+    el("pre.source", { tabindex: 0, role: "region", "aria-label": "Observation as JSON" }, el("code", {}, shown)),
+  );
+}
+
 /** @param {string} label @param {HTMLElement} body */
 function section(label, body) {
   return el("section.part", {}, el("h3.part-title", {}, label), body);
@@ -119,6 +152,17 @@ function table(rows) {
     {},
     rows.map(([name, value]) => el("div", {}, el("dt", {}, labelOf(name, {})), el("dd", {}, scalarText(value)))),
   );
+}
+
+/**
+ * Find the text that an observation is about, if there is one: the field that is called so, or the only text.
+ * @param {string[]} names
+ * @param {Record<string, any>} fields
+ */
+function mainText(names, fields) {
+  const isText = (/** @type {string} */ name) => typeof fields[name] === "string" && fields[name].trim() !== "";
+  const texts = names.filter((name) => isText(name) && imageOf(fields[name], name) === null);
+  return SPEAKING.find((name) => texts.includes(name)) ?? (texts.length === 1 ? texts[0] : null);
 }
 
 /** @param {Record<string, any>} metadata */

@@ -7,6 +7,7 @@ import { Chat, chatField } from "./chat.js";
 import { el, fill, icon } from "./element.js";
 import { Notices } from "./notices.js";
 import { ObservationView } from "./observation.js";
+import { outcomeBadge, outcomeKind } from "./outcome.js";
 import { Plot } from "./plot.js";
 import { PythonBox, stepSource } from "./python.js";
 import { shapeOf, withoutDefaults } from "./schema.js";
@@ -171,6 +172,8 @@ export class Play {
     const { episode } = this;
     const { observation } = episode;
     const why = observation?.terminated ? "terminated" : observation?.truncated ? "truncated" : "";
+    const { done, reward } = episode;
+    const kind = outcomeKind({ done, reward, truncated: observation?.truncated, terminated: observation?.terminated });
     const text = JSON.stringify([hasOne, episode.stepCount, episode.reward, episode.done, why]);
     if (text === this.badgeText) return;
     this.badgeText = text;
@@ -179,7 +182,7 @@ export class Play {
       this.badges,
       hasOne && el("span.badge", {}, `step ${episode.stepCount}`),
       hasOne && episode.reward !== null && el(`span.badge${sign}`, {}, `reward ${formatReward(episode.reward)}`),
-      hasOne && episode.done && el("span.badge.is-done", {}, why ? `done · ${why}` : "done"),
+      hasOne && episode.done && outcomeBadge(kind, { text: why ? `done · ${why}` : "done" }),
     );
   }
 

@@ -65,6 +65,12 @@ export class Player {
     );
   }
 
+  /** Stop waiting for what runs, and end it as far as that is possible. */
+  async cancel() {
+    if (!this.canAct) return;
+    await api.cancel().catch((error) => this.refused(error));
+  }
+
   /** End the visitor's session, even if a step hangs in it. */
   async end() {
     if (!this.canAct) return;

@@ -2,18 +2,26 @@
  * What is going on while a step runs: for how long, and what the environment reports meanwhile.
  */
 
-import { el, fill } from "./element.js";
-import { formatSeconds, formatTime, shortJson } from "./values.js";
+import { el, fill, icon } from "./element.js";
+import { formatNumber, formatSeconds, formatTime, shortJson } from "./values.js";
 
 const SHOW_AFTER_MS = 350;
+const CANCEL_AFTER_MS = 1000;
 const TICK_MS = 100;
 const MOST_SHOWN = 50;
 
 /** A line with the elapsed time, and the events below it. */
 export class Progress {
-  /** @param {import("./episode.js").Episode} episode */
-  constructor(episode) {
+  /** @param {import("./player.js").Player} player */
+  constructor(player) {
+    const { episode } = player;
     this.episode = episode;
+    this.cancel = el(
+      "button.small",
+      { type: "button", hidden: true, on: { click: () => player.cancel() } },
+      icon("cross"),
+      "Cancel",
+    );
     this.elapsed = el("span.elapsed", {});
     this.line = el(
       "p.working",
@@ -21,6 +29,7 @@ export class Progress {
       el("span.spinner", { "aria-hidden": "true" }),
       el("span", {}, "Working"),
       this.elapsed,
+      this.cancel,
     );
     this.bar = el("progress", { hidden: true, "aria-label": "Progress" });
     this.list = el("ol.events", { role: "log", "aria-label": "Events of the running step", tabindex: 0, hidden: true });
@@ -47,6 +56,7 @@ export class Progress {
     const { isBusy, busySince } = this.episode;
     const ms = performance.now() - busySince;
     this.line.hidden = !isBusy || ms < SHOW_AFTER_MS;
+    this.cancel.hidden = ms < CANCEL_AFTER_MS;
     if (!this.line.hidden) this.elapsed.textContent = formatSeconds(ms / 1000);
   }
 
@@ -74,14 +84,16 @@ function line({ data, timestamp }) {
   return el("li", {}, el("time", {}, formatTime(timestamp)), el("span", {}, eventText(data)));
 }
 
+/** How far it is: a count where both are whole, else a percentage. @param {number} progress @param {any} total */
+function shareText(progress, total) {
+  if (typeof total !== "number" || !(total > 0)) return formatNumber(Number(progress.toPrecision(3)));
+  if (Number.isInteger(progress) && Number.isInteger(total)) return `${progress} of ${total}`;
+  return `${Math.round((100 * progress) / total)} %`;
+}
+
 /** @param {any} data */
 function eventText(data) {
-  const share =
-    typeof data?.progress === "number"
-      ? typeof data.total === "number"
-        ? `${data.progress} of ${data.total}`
-        : `${data.progress}`
-      : "";
+  const share = typeof data?.progress === "number" ? shareText(data.progress, data.total) : "";
   if (data?.event === "log") return `${data.level ?? "log"}: ${shortJson(data.data, 400)}`;
   const message = typeof data?.message === "string" ? data.message : "";
   return [share, message].filter(Boolean).join(" · ") || shortJson(data, 400);

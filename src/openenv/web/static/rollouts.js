@@ -4,7 +4,7 @@
 
 import { address } from "./api.js";
 import { el, fill } from "./element.js";
-import { isOfRollouts, listAddress, placeOf } from "./rollout_address.js";
+import { isOfRollouts, listAddress, placeOf, rolloutAddress } from "./rollout_address.js";
 import { RolloutList } from "./rollout_list.js";
 import { RolloutPage } from "./rollout_page.js";
 import { RolloutPair } from "./rollout_pair.js";
@@ -71,6 +71,13 @@ export class Rollouts {
     this.page?.close();
     this.page = null;
   }
+}
+
+/** The view of one rollout, inside of something else. @param {string} id */
+export function rolloutView(id) {
+  addStyles();
+  const page = new RolloutPage(id, { part: "", verdict: "", refused: () => false });
+  return el("div.rollouts", {}, el("p", {}, el("a", { href: rolloutAddress(id) }, "Open it in Rollouts")), page.node);
 }
 
 /** Load the styles, unless the page has done so. */

@@ -17,7 +17,7 @@ export class Tools {
   /**
    * @param {Tool[]} tools
    * @param {import("./player.js").Player} player
-   * @param {{needsToken: boolean, canReset: boolean}} setting
+   * @param {{needsToken: boolean, canReset: boolean, hasRollouts: boolean}} setting
    */
   constructor(tools, player, setting) {
     this.tools = tools;
@@ -26,7 +26,7 @@ export class Tools {
     /** @type {Map<string, ToolPanel>} */
     this.panels = new Map();
     this.python = new PythonBox("The same call in Python");
-    this.progress = new Progress(player.episode);
+    this.progress = new Progress(player);
     this.list = el("ul.tool-list", { "aria-label": "Tools" });
     this.body = el("div.tool-body");
     this.buttons = tools.map((tool) =>
@@ -53,13 +53,19 @@ export class Tools {
   choose(name) {
     const tool = this.tools.find((tool) => tool.name === name);
     if (!tool) return;
-    this.chosen = this.panels.get(name) ?? new ToolPanel(tool, this.player, () => this.#source());
+    this.chosen = this.panels.get(name) ?? this.#panel(tool);
     this.panels.set(name, this.chosen);
     this.tools.forEach((tool, index) => this.buttons[index].setAttribute("aria-current", String(tool.name === name)));
     this.chosen.node.firstElementChild?.append(this.progress.node);
     fill(this.body, this.chosen.node);
     this.#source();
     this.#update();
+  }
+
+  /** @param {Tool} tool */
+  #panel(tool) {
+    const { hasRollouts } = this.setting;
+    return new ToolPanel(tool, this.player, { onChange: () => this.#source(), hasRollouts });
   }
 
   /** Call the chosen tool. */
@@ -81,11 +87,17 @@ export class Tools {
 
 /** One tool. */
 class ToolPanel {
-  /** @param {Tool} tool @param {import("./player.js").Player} player @param {() => void} onChange */
-  constructor(tool, player, onChange) {
+  /**
+   * @param {Tool} tool
+   * @param {import("./player.js").Player} player
+   * @param {{onChange: () => void, hasRollouts: boolean}} options
+   */
+  constructor(tool, player, { onChange, hasRollouts }) {
     this.tool = tool;
+    this.hasRollouts = hasRollouts;
     this.player = player;
-    this.form = new Form(tool.input_schema ?? { type: "object" }, { label: tool.name, onChange });
+    const schema = tool.input_schema ?? { type: "object" };
+    this.form = new Form(schema, { label: tool.name, onChange, onSubmit: () => this.call() });
     this.button = el("button.primary", { type: "button", on: { click: () => this.call() } }, icon("play"), "Call");
     this.result = el("div.result", { "aria-live": "polite" }, el("p.empty-line", {}, "The result appears here."));
     const about = typeof tool.description === "string" && el("p.about", {}, tool.description);
@@ -109,6 +121,14 @@ class ToolPanel {
     this.button.setAttribute("aria-disabled", String(!isFree));
   }
 
+  /** The view of a rollout, where the result is one that this server keeps. @param {any} result */
+  async #rollout(result) {
+    const id = this.hasRollouts ? rolloutId(result) : null;
+    if (id === null) return null;
+    const { rolloutView } = await import("./rollouts.js");
+    return rolloutView(id);
+  }
+
   async call() {
     const read = this.form.read();
     if (!read || !this.player.isFree) return;
@@ -121,9 +141,23 @@ class ToolPanel {
       fill(
         this.result,
         el("p.hint", {}, `took ${took}`),
-        reply.error ? failure(textOf(reply.error)) : resultNode(reply.result),
+        reply.error ? failure(textOf(reply.error)) : ((await this.#rollout(reply.result)) ?? resultNode(reply.result)),
       );
   }
+}
+
+/** The id of the rollout that a tool has run and stored, if its result is one. @param {any} result */
+function rolloutId(result) {
+  const texts = Array.isArray(result?.content) ? result.content.map((/** @type {any} */ part) => part?.text) : [result];
+  for (const text of texts) {
+    try {
+      const value = typeof text === "string" ? JSON.parse(text) : text;
+      if (isRecord(value) && typeof value.rollout_id === "string" && value.rollout_id !== "") return value.rollout_id;
+    } catch {
+      continue; // no JSON
+    }
+  }
+  return null;
 }
 
 /** @param {string} message */

@@ -6,6 +6,7 @@ import { ApiError, api } from "./api.js";
 import { el, fill } from "./element.js";
 import { refusal, showLogin, tokenFromAddress } from "./login.js";
 import { Rollouts } from "./rollouts.js";
+import { namePlate } from "./theme.js";
 
 const place = /** @type {HTMLElement} */ (document.querySelector("#app"));
 
@@ -53,7 +54,8 @@ function show(page) {
     el("div.title", {}, el("h1", {}, "Rollouts")),
     page.asks_for_token && el("button.link", { type: "button", on: { click: logout } }, "Log out"),
   );
-  fill(place, head, el("main.viewer", { id: "content", tabindex: -1 }, rollouts.node));
+  const plate = namePlate({ version: page.openenv_version, docs: page.docs_url });
+  fill(place, plate, head, el("main.viewer", { id: "content", tabindex: -1 }, rollouts.node));
   rollouts.show(true);
 }
 
