@@ -151,3 +151,9 @@ def test_a_task_that_cannot_be_read_leaves_no_store_behind(tmp_path: Path) -> No
     assert done.exit_code == 1
     assert "nowhere.yaml" in done.stderr
     assert not (tmp_path / "store").exists()
+
+
+def test_the_whole_command_line_can_be_imported() -> None:
+    from openenv.cli.__main__ import app
+
+    assert "serve" in {command.name for command in app.registered_commands}

@@ -84,7 +84,7 @@ EXPORTS = {
         WSStateResponse WSStepMessage create_app create_fastapi_app deserialize_action register_get_endpoints
         serialize_observation
     """,
-    "openenv.core.client_types": "StepResult",
+    "openenv.core.client_types": "ObsT StateT StepResult",
     "openenv.core.env_client": "ActT EnvClient ObsT StateT StepResult convert_to_ws_url hf_space_subdomain",
     "openenv.core.sync_client": "ActT EnvClient ObsT StateT StepResult SyncEnvClient",
     "openenv.core.generic_client": "EnvClient GenericAction GenericEnvClient StepResult",

@@ -141,3 +141,16 @@ async def test_both_kinds_of_rubric_can_be_awaited() -> None:
     assert await Adder(rubric=TotalIsReward())._apply_rubric_async(Add(), Total(total=5)) == 5.0
     assert await Adder()._apply_rubric_async(Add(), Total()) == 0.0
     await Adder(rubric=TotalIsReward())._reset_rubric_async()
+
+
+@pytest.mark.anyio
+async def test_a_rubric_may_have_an_asynchronous_reset() -> None:
+    class Remembering(TotalIsReward):
+        resets = 0
+
+        async def reset_async(self) -> None:
+            self.resets += 1
+
+    rubric = Remembering()
+    await Adder(rubric=rubric)._reset_rubric_async()
+    assert rubric.resets == 1

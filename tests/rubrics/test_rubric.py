@@ -441,3 +441,14 @@ def test_typing_allows_both_kinds_of_outcome() -> None:
     outcome: float | Coroutine[Any, Any, float] = Fixed(0.5)("action", "observation")
 
     assert outcome == 0.5
+
+
+def test_a_rubric_that_is_set_past_setattr_is_no_child() -> None:
+    parent = Fixed(1.0)
+    object.__setattr__(parent, "hidden", Fixed(0.5))
+    parent.shown = Fixed(0.25)
+    assert [name for name, _ in parent.named_children()] == ["shown"]
+    assert [name for name, _ in copy.deepcopy(parent).named_children()] == ["shown"]
+    twin = copy.copy(parent)
+    del twin.shown
+    assert [name for name, _ in parent.named_children()] == ["shown"]

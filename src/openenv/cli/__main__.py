@@ -65,6 +65,13 @@ def _root(version: bool = typer.Option(False, "--version", help="Show the versio
         raise typer.Exit
 
 
+def __getattr__(name: str) -> typer.Typer:
+    """Build `app`, the whole command line, for those who import it; the program itself loads one command only."""
+    if name == "app":
+        return build()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def main() -> int:
     """Run the command line; Ctrl-C exits with 130, any failure with 1 and one line on stderr."""
     if sys.argv[1:2] != ["doctor"]:  # which reports the limit as other programs get it

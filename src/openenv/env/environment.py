@@ -198,6 +198,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
     async def _reset_rubric_async(self) -> None:
         """Make the rubric forget the last episode, from asynchronous code."""
         if self.rubric is not None:
-            done: Any = self.rubric.reset()  # type: ignore[func-returns-value]
+            reset = getattr(self.rubric, "reset_async", self.rubric.reset)
+            done: Any = reset()
             if inspect.isawaitable(done):
                 await done

@@ -681,4 +681,4 @@ def _agreed_reward(result: HarnessRolloutResult, verdict: VerifyResult, *, is_re
         raise ValueError(
             f"verify.env_reward must forward the environment reward: the last tool call brought {earned}, not {reward}"
         )
-    return reward
+    return reward if earned is None else earned  # within rounding, the tool's own number counts

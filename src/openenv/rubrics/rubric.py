@@ -44,6 +44,8 @@ class Rubric(RubricNode, ABC):
     last_score: float | None = None
     _forward_pre_hooks: tuple[ForwardPreHook, ...] = ()
     _forward_hooks: tuple[ForwardHook, ...] = ()
+    # The attributes that are children. One that was set past `__setattr__` (`object.__setattr__(self, ...)`) is not.
+    _child_names: frozenset[str] = frozenset()
     # The generation in which `is_async` was worked out, and what it was; one value, so that threads see no half of it.
     _known_is_async: tuple[object, bool] = (None, False)
     _forward_is_async: ClassVar[bool] = False
@@ -63,20 +65,23 @@ class Rubric(RubricNode, ABC):
                 self._set_child(name, value)
                 forget_trees()
                 return
-            replaces_child = isinstance(self.__dict__.get(name), RubricNode)
             super().__setattr__(name, value)
-            if replaces_child:
-                forget_trees()
+            self._forget_child(name)
 
         def __delattr__(self, name: str) -> None:
-            removes_child = isinstance(self.__dict__.get(name), RubricNode)
             super().__delattr__(name)
-            if removes_child:
-                forget_trees()
+            self._forget_child(name)
 
     def _set_child(self, name: str, rubric: Rubric) -> None:
         """Keep a rubric that was assigned to an attribute."""
         super().__setattr__(name, rubric)
+        self.__dict__["_child_names"] = self._child_names | {name}
+
+    def _forget_child(self, name: str) -> None:
+        """Note that an attribute holds no child any more."""
+        if name in self._child_names:
+            self.__dict__["_child_names"] = self._child_names - {name}
+            forget_trees()
 
     @abstractmethod
     def forward(self, action: Any, observation: Any) -> float | Awaitable[float]:
@@ -201,9 +206,8 @@ class Rubric(RubricNode, ABC):
     def _collect_children(self) -> dict[str, Rubric]:
         """Collect the direct children; overrides call `forget_trees` after each change that no attribute shows."""
         # Copied at once, because another thread's call may set an attribute meanwhile.
-        attributes = list(vars(self).items())
-        # Only rubrics are nodes, which the type checker cannot know.
-        return {name: value for name, value in attributes if isinstance(value, RubricNode)}  # type: ignore[misc]
+        attributes, names = list(vars(self).items()), self._child_names
+        return {name: value for name, value in attributes if name in names}
 
 
 def forget_trees() -> None:

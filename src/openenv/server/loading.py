@@ -29,6 +29,10 @@ _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 CLASS_SESSIONS = 256  # of a bare class that supports several; an application says for itself
 
 
+_EXTRAS = {"gradio": "gradio", "numpy": "numpy", "PIL": "images", "gymnasium": "gymnasium"}
+"""Modules that the published package brings, or that environments often import, and the extra that has them here."""
+
+
 class TargetError(Exception):
     """The target cannot be served; the text says what to do."""
 
@@ -37,7 +41,10 @@ class TargetFailed(TargetError):
     """The target's own code raised while it was loaded; `__cause__` is what it raised."""
 
     def __init__(self, label: str, cause: BaseException) -> None:
-        super().__init__(f"{label} cannot be loaded: {type(cause).__name__}: {cause}")
+        hint = ""
+        if isinstance(cause, ModuleNotFoundError) and (extra := _EXTRAS.get((cause.name or "").partition(".")[0])):
+            hint = f". Install it with: pip install 'openenv[{extra}]'"
+        super().__init__(f"{label} cannot be loaded: {type(cause).__name__}: {cause}{hint}")
         self.__cause__ = cause
 
     def report(self) -> str:
