@@ -28,6 +28,7 @@ _EXPORTS = {
     "connect": "openenv.client.schema_client",
     "HTTPEnvClient": "openenv.client.http_client",
     "MCPToolClient": "openenv.client.mcp_client",
+    "TaskClient": "openenv.client.task_client",
     "VectorEnv": "openenv.client.vector.vector_env",
     "AsyncVectorEnv": "openenv.client.vector.vector_env",
     "LocalEnv": "openenv.local",
@@ -48,6 +49,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.client.http_client import HTTPEnvClient as HTTPEnvClient
     from openenv.client.mcp_client import MCPToolClient as MCPToolClient
     from openenv.client.schema_client import connect as connect
+    from openenv.client.task_client import TaskClient as TaskClient
     from openenv.client.vector.vector_env import AsyncVectorEnv as AsyncVectorEnv
     from openenv.client.vector.vector_env import VectorEnv as VectorEnv
     from openenv.env.environment import Environment as Environment

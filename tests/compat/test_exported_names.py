@@ -48,7 +48,7 @@ EXPORTS = {
     "openenv": """
         __version__ Action Observation State StepResult Environment MCPEnvironment Transform Rubric create_app
         create_fastapi_app EnvClient SyncEnvClient GenericEnvClient GenericAction HTTPEnvClient MCPToolClient LocalEnv
-        VectorEnv AsyncVectorEnv AutoEnv AutoAction connect
+        VectorEnv AsyncVectorEnv AutoEnv AutoAction TaskClient connect
         core cli errors
     """,
     "openenv.core": f"{CLIENTS} {ENV_SERVER}",

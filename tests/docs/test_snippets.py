@@ -41,6 +41,11 @@ ALONE = {
     ),
     "turn_program.py": "1 HELLO\n2 GOOD BYE\n",
     "tree_search.py": "[0, 0, 2] 0\n",
+    "use_tasks.py": "['train', 'test'] 4\n"
+    + "".join(
+        f"{{'split': 'train', 'index': {index}, 'letters': 5}} {rewards}\n"
+        for index, rewards in enumerate(([1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]))
+    ),
     "use_play.py": "".join(f"seed-{seed} [1.0, 1.0, 1.0, 1.0]\n" for seed in (1, 2, 3))
     + "12 sequences, 204 tokens to train on\n",
     "use_auto.py": "(1, 7)\n",
