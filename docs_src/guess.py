@@ -8,12 +8,12 @@ class Guess(Action):
 
 
 class GuessTheNumber(Environment[Guess, Observation, State]):
-    state = State()
+    """Guess a number from 0 to 9."""
 
-    def reset(self, seed=0, **kwargs):
+    def reset(self, seed=None):
         self.secret = random.Random(seed).randint(0, 9)
         return Observation()
 
-    def step(self, action, **kwargs):
+    def step(self, action):
         right = action.number == self.secret
         return Observation(reward=float(right), done=right)

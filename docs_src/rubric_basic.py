@@ -4,8 +4,8 @@ from typing import Any
 
 from word_env import WordAction, WordGame, WordObservation
 
-from openenv import LocalEnv
-from openenv.core.rubrics import Rubric, WeightedSum
+from openenv import LocalEnv, Rubric
+from openenv.rubrics import WeightedSum
 
 
 class Solved(Rubric):
@@ -25,12 +25,11 @@ class ScoredWordGame(WordGame):
 
     def step(self, action: WordAction, timeout_s: float | None = None, **kwargs: Any) -> WordObservation:
         observation = super().step(action, timeout_s, **kwargs)
-        observation.reward = self._apply_rubric(action, observation)
+        observation.reward = self.rubric_reward(action, observation)
         return observation
 
 
-local = LocalEnv(ScoredWordGame)
-with local.sync() as env:
+with LocalEnv(ScoredWordGame).sync() as env:
     env.reset(seed=5)
-    print(round(env.step({"guess": "cable"}).reward, 2))
-    print({type(child).__name__: child.last_score for child in local.env.rubric.children()})
+    result = env.step({"guess": "cable"})
+    print(round(result.reward, 2), result.metadata)

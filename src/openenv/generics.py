@@ -1,4 +1,4 @@
-"""The arguments that a class gives to the type parameters of a generic base: models of environments and clients."""
+"""What classes say of themselves: their full names, and the arguments that they give to a generic base."""
 
 from __future__ import annotations
 
@@ -38,3 +38,8 @@ def _looked_up(argument: Any, cls: type[Any]) -> Any:
     if not isinstance(argument, typing.ForwardRef):
         return argument
     return getattr(sys.modules.get(cls.__module__), argument.__forward_arg__, argument)
+
+
+def class_path(cls: Any) -> str:
+    """Return the name of a class with its module, without importing that."""
+    return f"{getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', '')}"

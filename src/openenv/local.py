@@ -13,7 +13,8 @@ from typing import Any, Generic, TypeVar, cast
 from pydantic import ValidationError
 from typing_extensions import Self
 
-from .env.binding import factory_class, factory_name, infer_models
+from .author_frames import author_place
+from .env.binding import declared_concurrency, factory_class, factory_name, infer_models, shared_attributes
 from .env.environment import Environment
 from .errors import ExecutionError, NotForkable, OpenEnvError, RequestValidationError, SessionLost
 from .protocol.json_values import check_observation
@@ -168,7 +169,10 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
         return self
 
     async def _open(self, build: Callable[[], Any] | None = None) -> None:
-        self._manager = SessionManager(self._factory, SessionLimits(sessions=1), runner=InlineRunner())
+        env_cls = factory_class(self._factory)
+        separate = env_cls is not None and declared_concurrency(env_cls) is None and not shared_attributes(env_cls)
+        limits = SessionLimits(sessions=1, separate=separate)
+        self._manager = SessionManager(self._factory, limits, runner=InlineRunner())
         self._session = await self._manager.open(SessionKind.SOCKET, build=build)
 
     async def _fork(self, n: int) -> list[LocalEnv[ActT, ObsT, StateT]]:
@@ -215,7 +219,9 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
         except OpenEnvError:
             raise
         except Exception as exc:
-            raise ExecutionError(f"{type(exc).__name__}: {exc}{error_hint(self._session, operation.kind)}") from exc
+            place, hint = author_place(exc), error_hint(self._session, operation.kind)
+            at = "" if place is None else f" (at {place})"
+            raise ExecutionError(f"{type(exc).__name__}: {exc}{hint}{at}") from exc
 
     def _action(self, action: Any) -> Any:
         if not isinstance(action, Mapping):

@@ -123,4 +123,4 @@ def test_a_file_of_ones_own_is_not_replaced(serve: Callable[..., Any], tmp_path:
 def test_a_name_that_is_none_and_an_absent_server_are_plain_errors(free_port: Callable[[], int]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     absent = CliRunner().invoke(build(), ["client", url])
-    assert (absent.exit_code, "Does the server run?" in absent.output) == (1, True)
+    assert (absent.exit_code, "Is the server running" in absent.output) == (1, True)

@@ -22,6 +22,7 @@ import http_calls
 import openenv
 from openenv import GenericEnvClient
 from openenv.cli.serve import Introduction
+from openenv.errors import ExecutionError
 
 Start = Callable[..., Any]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -255,7 +256,7 @@ def test_a_wrong_option_is_a_usage_error(run: Run, folder: Path, arguments: tupl
 
 
 def test_too_many_sessions_for_the_class_is_one_line(run: Run, folder: Path) -> None:
-    (folder / "single.py").write_text(ENV.replace("SUPPORTS_CONCURRENT_SESSIONS = True", "pass"))
+    (folder / "single.py").write_text(ENV.replace("SESSIONS = True", "SESSIONS = False"))
     done = run("serve", "single.py", "--port", "0", "--max-sessions", "4")
     assert done.returncode == 1
     assert done.stderr.startswith("Error: --max-sessions 4 is too many for Walk")
@@ -280,12 +281,13 @@ def test_the_banner_notes_what_a_newcomer_has_left_out(started: Start, folder: P
         "from openenv import Environment, Observation, State\n"
         "class Bare(Environment):\n"
         "    state = State()\n"
+        "    seen = []\n"
         "    def reset(self, **kwargs): return Observation()\n"
         "    def step(self, action, **kwargs): return Observation()\n"
     )
     served = started("bare.py", "--port", "0")
     served.wait_for(lambda: "Try it:" in served.output)
-    assert "one session at a time, since Bare does not set SUPPORTS_CONCURRENT_SESSIONS = True" in served.output
+    assert "one session at a time, the web page's included: instances of Bare share seen;" in served.output
     assert "actions have no fields, since Bare names no action class" in served.output
     other = started("walk.py", "--port", "0")
     other.wait_for(lambda: "Try it:" in other.output)
@@ -297,3 +299,44 @@ def test_an_environment_that_a_file_only_names_is_suggested(run: Run, folder: Pa
     done = run("serve", "names.py", "--port", "0")
     assert done.returncode == 1
     assert "is it names.py:Stroll that you mean?" in done.stderr
+
+
+def test_an_environment_that_cannot_be_built_is_reported_at_the_start(run: Run, folder: Path) -> None:
+    (folder / "broken.py").write_text(ENV + "    def __init__(self):\n        self.maze = open('no such maze')\n")
+    done = run("serve", "broken.py", "--port", "0")
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith(
+        "Error: Walk cannot be built: FileNotFoundError: [Errno 2] No such file or directory: 'no such maze'"
+    )
+    assert "self.maze = open('no such maze')" in done.stderr
+    assert "is served" not in done.stderr
+    assert "runners/" not in done.stderr  # no frames of ours
+
+
+def test_a_class_that_says_nothing_has_separate_sessions(started: Start, folder: Path) -> None:
+    (folder / "quiet.py").write_text(ENV.replace("    SUPPORTS_CONCURRENT_SESSIONS = True\n", ""))
+    served = started("quiet.py", "--port", "0")
+    with GenericEnvClient(served.url).sync() as one, GenericEnvClient(served.url).sync() as two:
+        one.reset()
+        two.reset()
+        assert one.step({"where": "south"}).observation["place"] == "south"
+        assert [copied.close() for copied in one.fork(2)] == [None, None]
+    assert "up to 256" in served.output
+    assert "Note:" not in served.output
+
+
+def test_what_an_environment_raises_is_shown_with_its_place(started: Start, folder: Path) -> None:
+    (folder / "failing.py").write_text(
+        ENV.replace("        if action.where in", "        1 / 0\n        if action.where in")
+    )
+    line = next(n for n, text in enumerate((folder / "failing.py").read_text().splitlines(), 1) if "1 / 0" in text)
+    served = started("failing.py", "--port", "0", "--log-level", "error")
+    with GenericEnvClient(served.url).sync() as env:
+        env.reset()
+        with pytest.raises(ExecutionError) as caught:
+            env.step({"where": "south"})
+    assert f"division by zero (ZeroDivisionError at failing.py:{line}, in step)" in str(caught.value)
+    assert caught.value.details == {"exception": "ZeroDivisionError", "place": f"failing.py:{line}, in step"}
+    served.wait_for(lambda: "ZeroDivisionError" in served.output)
+    assert "ERROR:" in served.output
+    assert "sessions/operations.py" not in served.output

@@ -81,7 +81,7 @@ def test_a_new_package_passes_every_check_that_can_be_done(package: Callable[...
         "verdict",
     ]
     assert (report["signature"], report["lane"], report["policy_version"]) == ("openenv.yaml", "local", "v2")
-    assert (report["levels_run"], report["verdict"]) == ([1, 2, 3], "warn")
+    assert (report["levels_run"], report["verdict"]) == ([1, 2, 3], "pass")
     assert report["manifest"]["reward"]["range"] == [0.0, 1.0]
     by_status: dict[str, set[str]] = {}
     for result in report["results"]:
@@ -434,6 +434,7 @@ def test_a_command_that_is_ended_takes_its_server_and_its_files_with_it(
 def test_a_verdict_is_the_worst_that_follows() -> None:
     assert verdict([("static.manifest", "pass")]) == "pass"
     assert verdict([("static.manifest", "skip")]) == "warn"
+    assert verdict([("static.manifest", "skip")], {"static.manifest"}) == "pass"
     assert verdict([("static.layout", "fail"), ("static.manifest", "pass")]) == "warn"
     assert verdict([("static.layout", "fail"), ("static.manifest", "error")]) == "fail"
     assert Report(Path(), "v2", (Result("static.manifest", "fail"),)).verdict == "fail"

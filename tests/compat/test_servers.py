@@ -108,7 +108,9 @@ def test_an_environment_has_the_attributes_and_defaults_that_authors_use() -> No
     assert Env.REQUIRES_SINGLE_THREAD_EXECUTOR is False
     assert env.rubric is None
     assert env.transform is None
-    assert env.get_metadata() == types.EnvironmentMetadata(name="Env", description="Env environment", version="1.0.0")
+    assert env.get_metadata() == types.EnvironmentMetadata(
+        name="Env", description=Env.__doc__ or "Env environment", version="1.0.0"
+    )
     assert env.render_web({}) is None
     assert env.web_actions({}) == []
     assert env._apply_rubric(types.Action(), types.Observation()) == 0.0

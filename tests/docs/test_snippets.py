@@ -23,7 +23,7 @@ ALONE = {
     "capture_sampling.py": ("1.0 7 ('temperature', 'grammar') () 5\n1.0 None () ('tool_choice: forced tool',) 0\n"),
     "capture_sessions.py": "Two.\nTrue 5 5\n",
     "use_capture.py": "Two. False\ncomplete 10 5\nTrue 5\nTrue 0.7\n",
-    "async_env.py": "{'answer': 'WHY?'}\n",
+    "async_env.py": "{'answer': 'WHY?'} 1\n",
     "fork_external.py": "['tea', 'cup'] ['tea', 'pot']\n",
     "guess.py": "",
     "limits.py": "",
@@ -32,7 +32,7 @@ ALONE = {
         "{'observation': {'metadata': {}, 'raw': 'AP8=', 'pixels': [[0.0, 0.0], [0.0, 0.0]], 'depth': None}, "
         "'reward': None, 'done': False, 'metadata': {'nonfinite_reward': 'inf'}}\n"
     ),
-    "rubric_basic.py": "0.12\n{'Solved': 0.0, 'Closeness': 0.6}\n",
+    "rubric_basic.py": "0.12 {'rubric_scores': {'Solved': 0.0, 'Closeness': 0.6}}\n",
     "rubric_gate.py": "1.0\n0.0\n0.0\n",
     "rubric_judge.py": "0.8\n",
     "rubric_trajectory.py": "0.0\n0.0\n1.0\n[0.25, 0.5, 1.0]\n",

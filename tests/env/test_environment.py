@@ -91,7 +91,7 @@ def test_defaults_are_harmless() -> None:
 
 def test_metadata_is_named_after_the_class() -> None:
     metadata = Adder().get_metadata()
-    assert (metadata.name, metadata.description, metadata.version) == ("Adder", "Adder environment", "1.0.0")
+    assert (metadata.name, metadata.description, metadata.version) == ("Adder", "Adds up.", "1.0.0")
 
 
 def test_an_environment_that_does_not_call_super_init_has_no_rubric_and_no_transform() -> None:

@@ -171,7 +171,9 @@ def test_a_named_session_survives_a_failure_and_says_what_happened(http: httpx2.
     name = {SESSION: http.post("/reset", headers={SESSION: "new"}).headers[SESSION]}
     failed = http.post("/step", json={"action": {"message": "boom"}}, headers=name)
     assert failed.status_code == 500
-    assert failed.json() == {"detail": "it broke", "code": "EXECUTION_ERROR"}
+    body = failed.json()
+    assert (body["detail"], body["code"], body["exception"]) == ("it broke", "EXECUTION_ERROR", "RuntimeError")
+    assert body["place"].endswith(", in step")
     assert http.post("/step", json={"action": {"message": "a"}}, headers=name).status_code == 200
 
 

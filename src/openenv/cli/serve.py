@@ -9,12 +9,12 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -24,6 +24,7 @@ from .command import check_choice, target_failures
 if TYPE_CHECKING:
     from ..server.app import HTTPEnvServer
 
+_OptionT = TypeVar("_OptionT")
 _of_sessions = partial(typer.Option, None, rich_help_panel="Sessions")
 _of_episodes = partial(typer.Option, None, rich_help_panel="Episodes")
 _of_access = partial(typer.Option, rich_help_panel="Access")
@@ -33,8 +34,14 @@ _of_logs = partial(typer.Option, rich_help_panel="Logs")
 def serve(
     target: str = typer.Argument(".", metavar="TARGET", help="What to serve: a folder, a file or a module."),
     host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on."),
-    port: int = typer.Option(
-        8000, "--port", "-p", metavar="PORT", min=0, max=65535, help="Port; 0 takes any free one."
+    port: int | None = typer.Option(
+        None,
+        "--port",
+        "-p",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        help="Port; 0 takes any free one. By default what openenv.yaml says, else 8000.",
     ),
     workers: str | None = typer.Option(
         None,
@@ -67,8 +74,8 @@ def serve(
     max_sessions: int | None = _of_sessions(
         metavar="N",
         min=1,
-        help="Sessions held at once; by default what the application says. A bare class gets 256 if it sets "
-        "SUPPORTS_CONCURRENT_SESSIONS, else 1.",
+        help="Sessions held at once; by default what the application says. A bare class gets 256, or 1 if its "
+        "instances share something.",
     ),
     runner: str | None = _of_sessions(
         metavar="NAME",
@@ -161,10 +168,20 @@ def serve(
     """
     gc.disable()  # nothing is garbage while everything loads; `run` turns it on again
     import_fastapi()
-    from ..server.options import ServerOverrides, in_bytes  # servers load only for this command
+    from ..server.loading import manifest_settings  # servers load only for this command
+    from ..server.options import ServerOverrides, in_bytes
     from ..server.run import AccessOptions, ServeOptions, serve_reloading
     from ..server.run import serve as run
 
+    with target_failures():
+        declared = manifest_settings(target)
+    for note in declared.notes:
+        typer.secho(f"Note: {note}", fg="yellow", err=True)
+    port = declared.port if port is None else port
+    runner = _unless_set(runner, settings.runner_name, declared.runner)
+    workers = _unless_set(workers, settings.workers, declared.workers)
+    max_sessions = _unless_set(max_sessions, settings.max_sessions, declared.max_sessions)
+    session_timeout = _unless_set(session_timeout, settings.session_timeout, declared.session_timeout)
     check_choice("--runner", runner, ("auto", "thread", "inline", "process"))
     if (env_processes or sessions_per_process) and (runner or settings.runner_name()) != "process":
         raise typer.BadParameter("these need --runner process", param_hint="--env-processes, --sessions-per-process")
@@ -267,6 +284,8 @@ class Introduction:
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim")
         table.add_column(no_wrap=True)
+        if server is not None and has_page:
+            table.add_row("Web page", f"[bold]http://{place}/web[/]")
         table.add_row("WebSocket", f"ws://{place}/ws")
         table.add_row("HTTP", f"http://{place}")
         table.add_row("MCP", f"http://{place}/mcp")
@@ -275,8 +294,6 @@ class Introduction:
             table.add_row("Sessions", f"up to {server.max_concurrent_envs}, {server.manager.runner.name} runner")
         if self.workers > 1:
             table.add_row("Workers", f"{self.workers} processes, which share the sessions")
-        if server is not None and has_page:
-            table.add_row("Web page", f"http://{place}/web")
         if self.watches:
             table.add_row("Sources", "are watched; a change restarts the server")
         if not is_open:
@@ -355,6 +372,11 @@ def import_fastapi() -> None:
             del sys.modules[name]
 
 
+def _unless_set(option: _OptionT | None, setting: Callable[[], object], declared: _OptionT | None) -> _OptionT | None:
+    """Return an option, or else what the manifest declares, unless a variable says it."""
+    return declared if option is None and setting() is None else option
+
+
 def _worker_count(option: str | None) -> int:
     """Return how many processes to start, from the option or `OPENENV_WORKERS`."""
     from ..runners import cores
@@ -388,7 +410,7 @@ def is_loopback(host: str) -> bool:
 
 def _notes(server: HTTPEnvServer) -> Iterator[str]:
     """Yield notes on two settings that newcomers often forget."""
-    from ..env.binding import declared_action
+    from ..env.binding import declared_action, declared_concurrency, shared_attributes
     from ..types import Action
 
     env_cls = server.manager.env_cls
@@ -396,9 +418,16 @@ def _notes(server: HTTPEnvServer) -> Iterator[str]:
         return
     name = env_cls.__name__
     if server.max_concurrent_envs == 1 and not server.manager.is_concurrency_safe:
-        yield (
-            f"one session at a time, since {name} does not set SUPPORTS_CONCURRENT_SESSIONS = True; "
-            "the web page takes one, too"
-        )
+        shared = shared_attributes(env_cls) if declared_concurrency(env_cls) is None else []
+        if shared:
+            reason = (
+                f"instances of {name} share {', '.join(shared)}; set them in __init__, or SUPPORTS_CONCURRENT_SESSIONS "
+                "= True if they never change"
+            )
+        elif declared_concurrency(env_cls) is None:
+            reason = f"{name} does not set SUPPORTS_CONCURRENT_SESSIONS = True"
+        else:
+            reason = f"{name} sets SUPPORTS_CONCURRENT_SESSIONS = False"
+        yield f"one session at a time, the web page's included: {reason}"
     if server.action_cls is Action and declared_action(env_cls) is None:
         yield f"actions have no fields, since {name} names no action class: Environment[MyAction, MyObservation, State]"

@@ -20,7 +20,9 @@ _POLICIES = ("v1", "v2")
 
 def validate(
     target: str | None = typer.Argument(
-        None, metavar="TARGET", help="A package's folder, by default the one you are in, or a server's URL."
+        None,
+        metavar="TARGET",
+        help="A package's folder, by default the one you are in, a Python file, or a server's URL.",
     ),
     url: str | None = typer.Option(None, metavar="URL", help="The running server to check."),
     level: str = typer.Option(
@@ -41,12 +43,13 @@ def validate(
         5.0, metavar="SECONDS", min=0.1, help="With a URL: how long a reply over HTTP may take."
     ),
     token: str | None = typer.Option(None, metavar="TOKEN", help="The server's token; by default OPENENV_TOKEN."),
-    verbose: bool = typer.Option(False, "--verbose", "-v", help="Show the evidence of checks that passed, too."),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Show the evidence of all checks."),
 ) -> None:
     """Check an environment: its files, its rewards, schemas, seeds and sessions.
 
       openenv validate                         the package in this folder
       openenv validate envs/maze_env           another one
+      openenv validate guess.py                an environment in a file
       openenv validate http://localhost:8000   a running server
       openenv validate --level static          without running anything
 

@@ -21,9 +21,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from typing_extensions import Self
 
 from ..errors import ProtocolError
-from ..generics import generic_arguments
+from ..generics import class_path, generic_arguments
 from ..protocol.json_values import jsonable
-from ..protocol.schema import array_dtype, class_path
+from ..protocol.schema import array_dtype
 from ..types import State, StepResult
 
 ActT = TypeVar("ActT")

@@ -32,7 +32,7 @@ from ..protocol.json_values import decode, encode
 from ..types import StepResult
 from .bootstrap import provide_container, stop_provider, stop_quietly
 from .hooks import ClientHooks
-from .network import http_url, parse_ws_url, socket_url, with_token
+from .network import NO_SERVER, http_url, parse_ws_url, socket_url, with_token
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
@@ -239,7 +239,7 @@ class HTTPEnvClient(ClientHooks[ActT, ObsT, StateT]):
 
     def _broken(self, exc: httpx2.TransportError, *, was_sent: bool) -> Exception:
         if not was_sent:
-            return ConnectFailed(f"Failed to connect to {self._base}: {exc}")
+            return ConnectFailed(f"Failed to connect to {self._base}: {exc}. {NO_SERVER}")
         self._lost = f"connection lost: {exc}"
         return SessionLost(self._lost)
 

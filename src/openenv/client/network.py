@@ -22,6 +22,7 @@ from ..settings import client_token
 
 READ_BYTES = 65_536
 
+NO_SERVER = "Is the server running, at this address? `openenv serve` starts one."
 ProtocolChoice = Literal["auto", "v1", "v2"]
 PROTOCOLS: Final[tuple[str, ...]] = get_args(ProtocolChoice)
 
@@ -237,7 +238,8 @@ def connect_failure(address: Address, exc: BaseException, timeout_s: float) -> C
     if isinstance(exc, ConnectFailed):
         return ConnectFailed(f"Failed to connect to {address.url}: {exc}", is_transient=exc.is_transient)
     detail = str(exc) or f"no answer within {timeout_s:g} s"
-    return ConnectFailed(f"Failed to connect to {address.url}: {detail}", is_transient=_is_transient(exc))
+    asks = f". {NO_SERVER}" if isinstance(exc, ConnectionRefusedError) else ""
+    return ConnectFailed(f"Failed to connect to {address.url}: {detail}{asks}", is_transient=_is_transient(exc))
 
 
 def _is_transient(exc: BaseException) -> bool:

@@ -15,7 +15,7 @@ from ..types import StepResult
 from .env_client import EnvClient
 from .flows import Flow, RunBlocking
 from .hooks import ModelParser, model_parser
-from .network import ConnectionOptions, http_url, parse_ws_url, socket_url
+from .network import NO_SERVER, ConnectionOptions, http_url, parse_ws_url, socket_url
 from .schema_models import ModelTypes, SchemaUnreadable, build_types, read_models
 
 
@@ -140,7 +140,7 @@ def ask(base_url: str, path: str, options: ConnectionOptions) -> Mapping[str, An
     try:
         reply = httpx2.get(url, headers=dict(options.headers), timeout=timeout_s, trust_env=not is_local)
     except httpx2.HTTPError as exc:
-        raise ConnectFailed(f"GET {url}: {type(exc).__name__}: {message_of(exc)}. Does the server run?") from exc
+        raise ConnectFailed(f"GET {url}: {type(exc).__name__}: {message_of(exc)}. {NO_SERVER}") from exc
     if reply.status_code in (401, 403):
         raise AccessDenied(f"GET {url} requires another token: token=..., or OPENENV_TOKEN")
     try:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import random
 import typing
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,9 +20,9 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 
-from ..generics import generic_arguments
+from ..generics import class_path, generic_arguments
 from ..types import Action, Observation, State
-from .environment import Environment
+from .environment import CopiedState, Environment
 
 T = TypeVar("T")
 EnvFactory = Callable[[], Any]
@@ -187,6 +189,39 @@ def factory_class(factory: EnvFactory) -> type[Any] | None:
     return returned if isinstance(returned, type) and hasattr(returned, "step") and not vague else None
 
 
+def declared_concurrency(env_cls: type[Any]) -> bool | None:
+    """Return what a class says about several instances at once; None where only `Environment` says something."""
+    for cls in env_cls.__mro__:
+        if cls is Environment:
+            return None
+        if "SUPPORTS_CONCURRENT_SESSIONS" in vars(cls):
+            return bool(vars(cls)["SUPPORTS_CONCURRENT_SESSIONS"])
+    return bool(getattr(env_cls, "SUPPORTS_CONCURRENT_SESSIONS", False))  # no `Environment`
+
+
+def shared_attributes(env_cls: type[Any]) -> list[str]:
+    """Name the attributes of a class that can change and that all its instances share.
+
+    Names in capitals are constants. A `state` is copied for each instance (`CopiedState`).
+    """
+    own = [cls for cls in env_cls.__mro__ if cls is not object and not issubclass(Environment, cls)]
+    own = [cls for cls in own if cls.__module__.partition(".")[0] != __name__.partition(".")[0]]
+    return sorted(
+        {
+            name
+            for cls in own
+            for name, value in vars(cls).items()
+            if not name.startswith("__") and not name.isupper() and _can_change(value)
+        }
+    )
+
+
+def _can_change(value: Any) -> bool:
+    if isinstance(value, (list, dict, set, bytearray, deque, random.Random, BaseModel)):
+        return True
+    return class_path(type(value)) == "numpy.ndarray"
+
+
 def infer_models(env_cls: type[Any]) -> Models:
     """Find an environment's models from its generic parameters or, failing that, its annotations."""
     generic = _generic_arguments(env_cls)
@@ -214,6 +249,8 @@ def _annotation(env_cls: type[Any], member: str, name: str) -> type[Any] | None:
         function = inspect.getattr_static(env_cls, candidate, None)
         if isinstance(function, property):
             function = function.fget
+        if isinstance(function, CopiedState):
+            return _model(type(function.template))
         if function is None or function is vars(Environment).get(candidate):
             continue
         try:

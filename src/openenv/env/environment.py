@@ -1,18 +1,26 @@
-"""`Environment`: the class that authors write.
+"""`Environment`: the class that authors write, and the state of those that write none.
 
 Knows actions, observations, states and rubrics; must not know its callers or the wire.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
+from pydantic import BaseModel, ValidationError
 from typing_extensions import TypedDict
 
-from ..types import ActT, EnvironmentMetadata, ObsT, StateT
+from ..generics import generic_arguments
+from ..manifest import package_facts
+from ..types import ActT, EnvironmentMetadata, ObsT, State, StateT
 
 if TYPE_CHECKING:
     from ..rubrics.rubric import Rubric
@@ -93,15 +101,195 @@ class TaskProvider(Protocol):
         ...
 
 
-class Environment(ABC, Generic[ActT, ObsT, StateT]):
-    """Base class of environments: write `reset`, `step` and `state`.
+# -- the state of an environment --------------------------------------------------------------------------------------
+#
+#   what a class has                    env.state
+#   a property, or a method             what it returns
+#   `self.state = MyState()`            that object: it is in the instance, before the descriptor of the class
+#   `state = MyState()` in the class    a copy of it for each instance (`CopiedState`)
+#   nothing                             `EpisodeState`: a state with the episode's id that counts steps
+#
+# Only classes of the last kind, and those that set `self.state`, have their `reset` and `step` wrapped.
 
-    Override `reset_async` / `step_async` instead when the work is asynchronous. Set `SUPPORTS_CONCURRENT_SESSIONS`
-    when instances share nothing, and `REQUIRES_SINGLE_THREAD_EXECUTOR` when all instances need one and the same thread.
-    Set `RUNS_INLINE` when every call answers within microseconds and waits for nothing: the runner `auto` then runs
-    them on the event loop, without a hand-over to a thread.
-    Set `HAS_EXTERNAL_STATE` when an episode changes what is not in the memory of this object: files, a database,
-    another process. Such an environment is copied by `snapshot` and `restore` alone.
+_EPISODE: Final = "_openenv_episode"
+RUBRIC_SCORES: Final = "rubric_scores"
+"""Where the metadata of an observation has the scores of a rubric's parts."""
+
+
+@dataclass(slots=True)
+class CountedEpisode:
+    """The running episode of an environment without a state of its own."""
+
+    id: str | None = None
+    steps: int = 0
+    state: Any = None  # once someone has asked for it
+    is_inside: bool = False  # of a reset or a step, which may call another one: `super().step(...)`
+
+    def count(self) -> None:
+        """Count a step."""
+        self.steps += 1
+        fields = {} if self.state is None else vars(self.state)
+        if "step_count" in fields:
+            fields["step_count"] = self.steps  # without the validation of an assignment
+
+
+class EpisodeState:
+    """The state of an environment that has none of its own: the model it declares, counting steps."""
+
+    def __get__(self, env: Any, owner: type[Any] | None = None) -> Any:
+        if env is None:
+            return self
+        episode = _episode(env)
+        if episode.state is None:
+            episode.state = _new_state(type(env), episode)
+        return episode.state
+
+
+class CopiedState:
+    """A state that is an attribute of a class: each instance gets a copy when it first uses it."""
+
+    def __init__(self, template: Any) -> None:
+        self.template = template
+
+    def __get__(self, env: Any, owner: type[Any] | None = None) -> Any:
+        if env is None:
+            return self.template
+        state = vars(env)["state"] = copy.deepcopy(self.template)
+        return state
+
+
+_STATE_CLASSES: WeakKeyDictionary[type[Any], type[BaseModel]] = WeakKeyDictionary()
+
+
+def _episode(env: Any) -> CountedEpisode:
+    fields = vars(env)
+    if _EPISODE not in fields:
+        fields[_EPISODE] = CountedEpisode()
+    episode: CountedEpisode = fields[_EPISODE]
+    return episode
+
+
+def _new_state(env_cls: type[Any], episode: CountedEpisode) -> Any:
+    if env_cls not in _STATE_CLASSES:
+        declared = generic_arguments(env_cls, Environment)[2:3]
+        is_model = bool(declared) and isinstance(declared[0], type) and issubclass(declared[0], BaseModel)
+        _STATE_CLASSES[env_cls] = declared[0] if is_model else State
+    model = _STATE_CLASSES[env_cls]
+    values = {"episode_id": episode.id, "step_count": episode.steps}
+    try:
+        return model(**{name: value for name, value in values.items() if name in model.model_fields})
+    except ValidationError as exc:
+        raise TypeError(
+            f"{env_cls.__name__} has no state, and {model.__name__} cannot be made without values: set "
+            f"`self.state = {model.__name__}(...)` in reset, or write a property `state`"
+        ) from exc
+
+
+def _count_episodes(cls: type[Any]) -> None:
+    """Wrap those of a class's `reset` and `step` functions that sessions may call, so that its state counts."""
+    for name, wrap in (("reset", _beginning), ("step", _counting)):
+        own = [each for each in (name, f"{name}_async") if each in vars(cls)]
+        for each in own or (name, f"{name}_async"):  # inherited from a class that does not count, such as a mixin
+            function = inspect.getattr_static(cls, each, None)
+            if inspect.isfunction(function) and not hasattr(function, "counts") and vars(Environment)[each] != function:
+                wrapped = wrap(function)
+                wrapped.counts = True
+                setattr(cls, each, wrapped)
+
+
+def _counting(function: Callable[..., Any]) -> Any:
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def step_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+            episode = _episode(self)
+            if episode.is_inside or "state" in self.__dict__:
+                return await function(self, *args, **kwargs)
+            episode.is_inside = True
+            try:
+                episode.count()
+                return await function(self, *args, **kwargs)
+            finally:
+                episode.is_inside = False
+
+        return step_async
+
+    @functools.wraps(function)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        fields = self.__dict__
+        if "state" in fields:
+            return function(self, *args, **kwargs)
+        episode = fields.get(_EPISODE) or _episode(self)
+        if episode.is_inside:
+            return function(self, *args, **kwargs)
+        episode.is_inside = True
+        try:
+            episode.count()
+            return function(self, *args, **kwargs)
+        finally:
+            episode.is_inside = False
+
+    return step
+
+
+def _beginning(function: Callable[..., Any]) -> Any:
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    names = [one.name for one in parameters]
+    takes_id = "episode_id" in names or any(one.kind is one.VAR_KEYWORD for one in parameters)
+    place = names.index("episode_id") - 1 if "episode_id" in names else len(names)
+
+    def begin(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CountedEpisode | None:
+        """Begin an episode, unless another reset has; the id is left to functions that take it."""
+        episode = _episode(self)
+        episode_id = args[place] if len(args) > place else kwargs.get("episode_id")
+        if not takes_id:
+            kwargs.pop("episode_id", None)
+        if episode.is_inside:
+            return None
+        episode.id, episode.steps, episode.state = episode_id or str(uuid.uuid4()), 0, None
+        episode.is_inside = True
+        return episode
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def reset_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+            episode = begin(self, args, kwargs)
+            try:
+                return await function(self, *args, **kwargs)
+            finally:
+                if episode is not None:
+                    episode.is_inside = False
+
+        wrapped: Any = reset_async
+    else:
+
+        @functools.wraps(function)
+        def reset(self: Any, *args: Any, **kwargs: Any) -> Any:
+            episode = begin(self, args, kwargs)
+            try:
+                return function(self, *args, **kwargs)
+            finally:
+                if episode is not None:
+                    episode.is_inside = False
+
+        wrapped = reset
+    if not takes_id:  # callers pass what the signature names
+        keyword = inspect.Parameter("episode_id", inspect.Parameter.KEYWORD_ONLY, default=None)
+        wrapped.__signature__ = signature.replace(parameters=[*parameters, keyword])
+    return wrapped
+
+
+class Environment(ABC, Generic[ActT, ObsT, StateT]):
+    """Base class of environments: write `reset` and `step`, and `state` if it is more than steps and an episode's id.
+
+    `async def step`, or an override of `reset_async` / `step_async`, is for work that waits. The docstring of a class
+    is its description. `SUPPORTS_CONCURRENT_SESSIONS` says whether instances share nothing, and
+    `REQUIRES_SINGLE_THREAD_EXECUTOR` that all instances need one and the same thread. Set `RUNS_INLINE` when every call
+    answers within microseconds and waits for nothing: the runner `auto` then runs them on the event loop, without a
+    hand-over to a thread. Set `HAS_EXTERNAL_STATE` when an episode changes what is not in the memory of this object:
+    files, a database, another process. Such an environment is copied by `snapshot` and `restore` alone.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = False
@@ -111,6 +299,14 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
 
     rubric: Rubric | None = None
     transform: Transform[ObsT] | None = None
+
+    def __init_subclass__(cls, counts_episodes: bool = True, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = vars(cls).get("state")
+        if isinstance(own, BaseModel):
+            setattr(cls, "state", CopiedState(own))  # noqa: B010 - a type checker sees a property
+        elif counts_episodes and isinstance(inspect.getattr_static(cls, "state"), EpisodeState):
+            _count_episodes(cls)
 
     def __init__(self, transform: Transform[ObsT] | None = None, rubric: Rubric | None = None) -> None:
         self.transform = transform
@@ -132,15 +328,24 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         """Take an action; override this one when it waits for something."""
         return self.step(action, timeout_s=timeout_s, **kwargs)
 
-    @property
-    @abstractmethod
-    def state(self) -> StateT:
-        """The state of the running episode."""
+    if TYPE_CHECKING:
+
+        @property
+        def state(self) -> StateT:
+            """The state of the running episode."""
+            raise NotImplementedError
+
+    else:
+        state = EpisodeState()
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """Describe the environment."""
-        name = type(self).__name__
-        return EnvironmentMetadata(name=name, description=f"{name} environment", version="1.0.0")
+        """Describe the environment: by its class's docstring, and by the name and version in its package's files."""
+        facts = package_facts(type(self))
+        return EnvironmentMetadata(
+            name=facts.name or type(self).__name__,
+            description=_first_paragraph(type(self)) or f"{type(self).__name__} environment",
+            version=facts.version or "1.0.0",
+        )
 
     def render_web(self, observation: dict[str, Any]) -> str | None:
         """Draw an observation for the web page, or return None for the default view.
@@ -166,6 +371,28 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
 
     def close(self) -> None:
         """Release the environment's resources."""
+
+    def rubric_reward(self, action: ActT, observation: ObsT) -> float:
+        """Score a step with the rubric, 0.0 without one; the scores of its parts go into the observation's metadata.
+
+        Raises:
+            TypeError: The rubric is asynchronous; `rubric_reward_async` is for those.
+        """
+        if self.rubric is None:
+            return 0.0
+        with self.rubric.part_scores() as scores:
+            reward = self._apply_rubric(action, observation)
+        _keep_scores(observation, scores)
+        return reward
+
+    async def rubric_reward_async(self, action: ActT, observation: ObsT) -> float:
+        """Score a step as `rubric_reward` does, with a synchronous or asynchronous rubric."""
+        if self.rubric is None:
+            return 0.0
+        with self.rubric.part_scores() as scores:
+            reward = await self._apply_rubric_async(action, observation)
+        _keep_scores(observation, scores)
+        return reward
 
     def _apply_transform(self, observation: ObsT) -> ObsT:
         """Run the transform, if there is one."""
@@ -202,3 +429,21 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
             done: Any = reset()
             if inspect.isawaitable(done):
                 await done
+
+
+def _keep_scores(observation: Any, scores: dict[str, float]) -> None:
+    metadata = getattr(observation, "metadata", None)
+    if isinstance(metadata, dict):
+        metadata[RUBRIC_SCORES] = scores
+
+
+def _first_paragraph(cls: type[Any]) -> str | None:
+    """Return the first paragraph of the docstring that a class, or a base that its author wrote, has."""
+    package = __name__.partition(".")[0]
+    for base in cls.__mro__:
+        text = vars(base).get("__doc__")
+        if base is object or base.__module__.partition(".")[0] == package:
+            continue
+        if isinstance(text, str) and text.strip():
+            return " ".join(inspect.cleandoc(text).partition("\n\n")[0].split())
+    return None

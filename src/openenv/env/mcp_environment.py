@@ -40,8 +40,8 @@ def get_server_tools(mcp_server: Any) -> dict[str, Any]:
     return {tool.name: tool for tool in ServerTools(mcp_server).local_tools()}
 
 
-class MCPEnvironment(Environment[Action, Observation, State]):
-    """Base class of environments with tools: write `reset`, `state` and `_step_impl`, and give it a FastMCP server.
+class MCPEnvironment(Environment[Action, Observation, State], counts_episodes=False):
+    """Base class of environments with tools: write `reset` and `_step_impl`, and give it a FastMCP server.
 
     A step with `ListToolsAction` or `CallToolAction` reaches the tools; every other action reaches `_step_impl`.
 

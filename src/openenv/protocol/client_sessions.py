@@ -152,6 +152,9 @@ def _explained(code: str, message: str, details: Mapping[str, Any]) -> str:
         return f"{message}: {fields}"
     if code == EnvironmentFactoryError.code and (reason := details.get("reason")) and str(reason) not in message:
         return f"{message} {reason}"
+    if code == ExecutionError.code and (exception := details.get("exception")):
+        place = details.get("place")
+        return f"{message} ({exception}{f' at {place}' if place else ''})"
     if code == AccessDenied.code:
         return f"{message} Pass token=, or set OPENENV_TOKEN."
     if code == SessionCapacityError.code:

@@ -16,6 +16,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, from_json
 from typing_extensions import TypedDict
 
+from ..generics import class_path
 from ..tool_types import CallToolAction, ListToolsAction
 from ..types import Action
 
@@ -52,11 +53,6 @@ def json_schema(model: type[Any]) -> dict[str, Any]:
             if ARRAY_KEY in part and name in fields:  # pydantic forgets what an array holds
                 part[ARRAY_KEY] = array_dtype(fields[name].annotation)
     return schema
-
-
-def class_path(cls: Any) -> str:
-    """Return the name of a class with its module, without importing that."""
-    return f"{getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', '')}"
 
 
 def array_dtype(annotation: Any) -> str | None:

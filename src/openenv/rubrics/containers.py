@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .rubric import Rubric, awaited, forget_trees, settled
+from .rubric import NUMBERED, Rubric, awaited, forget_trees, settled
 
 Plan = Generator[list[Rubric], list[float], float]
 """Yields the rubrics to score next, is sent their scores, and returns the combined score."""
@@ -83,7 +83,7 @@ class Numbered(Rubric):
     def _extend(self, rubrics: Iterable[Rubric]) -> None:
         for rubric in rubrics:
             # Interned, as the interpreter's cache of attribute lookups goes by identity.
-            name = sys.intern(f"rubric_{len(self._names)}")
+            name = sys.intern(f"{NUMBERED}{len(self._names)}")
             setattr(self, name, rubric)
             self._names = (*self._names, name)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from inspect import iscoroutine, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -26,6 +27,10 @@ _generation = object()
 
 DECISIVE = frozenset({"is_async", "_rubric_children", "last_score", "__setattr__", "__delattr__"})
 """What a subclass must leave alone for its tree's `is_async` to be remembered, and its score to be stored directly."""
+
+
+NUMBERED = "rubric_"
+"""How the names of children begin that have only a number."""
 
 
 class RubricNode:
@@ -186,6 +191,27 @@ class Rubric(RubricNode, ABC):
         rows = [("score", self.last_score), *((path, rubric.last_score) for path, rubric in self.named_rubrics())]
         return html_table(f"{type(self).__name__}: last scores", rows)
 
+    @contextmanager
+    def part_scores(self) -> Iterator[dict[str, float]]:
+        """Yield a dict that has, at the end of the block, the scores that parts gave in it, by their paths.
+
+        A part that another holds by number is named after its class. A rubric without parts is its own only part.
+        """
+        parts = dict(_named_parts(self)) or {type(self).__name__: self}
+        parts = {name: part for name, part in parts.items() if part._is_plain}  # others keep scores in their own way
+        before = {name: part.last_score for name, part in parts.items()}
+        for part in parts.values():
+            part.last_score = None
+        scores: dict[str, float] = {}
+        try:
+            yield scores
+        finally:
+            for name, part in parts.items():
+                if part.last_score is None:  # it was not asked
+                    part.last_score = before[name]
+                else:
+                    scores[name] = part.last_score
+
     def reset(self) -> None:
         """Forget the state of the episode, here and in the children."""
         for child in self.children():
@@ -208,6 +234,19 @@ class Rubric(RubricNode, ABC):
         # Copied at once, because another thread's call may set an attribute meanwhile.
         attributes, names = list(vars(self).items()), self._child_names
         return {name: value for name, value in attributes if name in names}
+
+
+def _named_parts(rubric: Rubric, prefix: str = "") -> Iterator[tuple[str, Rubric]]:
+    """Iterate over the descendants of a rubric with paths for readers."""
+    children = list(rubric.named_children())
+    kinds = [type(child).__name__ for _, child in children]
+    for name, child in children:
+        kind = type(child).__name__
+        if name.startswith(NUMBERED):
+            name = kind if kinds.count(kind) == 1 else f"{kind}_{name.removeprefix(NUMBERED)}"
+        path = f"{prefix}{name}"
+        yield path, child
+        yield from _named_parts(child, f"{path}.")
 
 
 def forget_trees() -> None:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from ..author_frames import author_exc_info
 from ..errors import (
     EnvironmentFactoryError,
     NotForkable,
@@ -286,7 +287,7 @@ class GymRoutes:
             return _STATUS.get(type(shown), 500), encode(described(shown))
         except Exception as exc:
             kind = call.operation.kind
-            logger.exception("session %s: %s failed", session.id, kind)
+            logger.error("session %s: %s failed", session.id, kind, exc_info=author_exc_info(exc))
             return 500, encode(_failure(with_hint(self._service.errors.shown(exc), session, kind)))
 
     async def _run_new(self, call: GymCall, receive: Receive, send: Send) -> None:
@@ -304,7 +305,7 @@ class GymRoutes:
         except OpenEnvError:
             raise
         except Exception as exc:
-            logger.exception("a new session: reset failed")
+            logger.error("a new session: reset failed", exc_info=author_exc_info(exc))
             await answer(send, 500, _failure(self._service.errors.shown(exc)))
         else:
             try:

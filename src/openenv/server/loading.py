@@ -10,23 +10,23 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
-import os
 import sys
-import traceback
 import typing
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
-from ..env.binding import factory_class, infer_models
+from .. import settings
+from ..author_frames import author_traceback
+from ..env.binding import declared_concurrency, factory_class, infer_models, shared_attributes
 from ..env.environment import Environment
+from ..manifest import DEFAULT_APP, MANIFEST, ManifestError, read_manifest
 from .app import create_app
 
-MANIFEST = "openenv.yaml"
 GYMNASIUM = "gymnasium:"
-_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
-CLASS_SESSIONS = 256  # of a bare class that supports several; an application says for itself
+CLASS_SESSIONS = 256  # of a bare class whose sessions are separate; an application says for itself
 
 
 _EXTRAS = {"gradio": "gradio", "numpy": "numpy", "PIL": "images", "gymnasium": "gymnasium"}
@@ -38,20 +38,19 @@ class TargetError(Exception):
 
 
 class TargetFailed(TargetError):
-    """The target's own code raised while it was loaded; `__cause__` is what it raised."""
+    """The target's own code raised while it was loaded or built; `__cause__` is what it raised."""
 
-    def __init__(self, label: str, cause: BaseException) -> None:
+    def __init__(self, label: str, cause: BaseException, problem: str = "cannot be loaded") -> None:
         hint = ""
         if isinstance(cause, ModuleNotFoundError) and (extra := _EXTRAS.get((cause.name or "").partition(".")[0])):
             hint = f". Install it with: pip install 'openenv[{extra}]'"
-        super().__init__(f"{label} cannot be loaded: {type(cause).__name__}: {cause}{hint}")
+        super().__init__(f"{label} {problem}: {type(cause).__name__}: {cause}{hint}")
         self.__cause__ = cause
 
     def report(self) -> str:
         """Show the traceback of what was raised, from the target's first frame on."""
-        cause = self.__cause__
-        assert cause is not None
-        return "".join(traceback.format_exception(type(cause), cause, _own_frames(cause.__traceback__)))
+        assert self.__cause__ is not None
+        return author_traceback(self.__cause__)
 
 
 @contextlib.contextmanager
@@ -62,16 +61,6 @@ def _loading(label: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as exc:
         raise TargetFailed(label, exc) from exc
-
-
-def _own_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Leave out the frames that lead to the target: ours and those of the import system."""
-    while frames is not None:
-        file = frames.tb_frame.f_code.co_filename
-        if not file.startswith((_PACKAGE, "<frozen importlib")) and file != importlib.__file__:
-            break
-        frames = frames.tb_next
-    return frames
 
 
 def load_app(target: str) -> Any:
@@ -127,7 +116,9 @@ def _load_package(folder: Path, name: str) -> Any:
     manifest = folder / MANIFEST
     if not manifest.is_file():
         raise TargetError(f"{folder} has no {MANIFEST}; name a file or a module to serve a class without one")
-    entry = read_manifest(manifest).get("app", "server.app:app")
+    data = load_manifest(manifest)
+    _export_variables(data)
+    entry = data.get("app", DEFAULT_APP)
     module_name, _, attribute = str(entry).partition(":")
     if (folder / "__init__.py").is_file():
         _add_to_path(folder.parent)
@@ -140,21 +131,59 @@ def _load_package(folder: Path, name: str) -> Any:
     return _to_app(module, module_name, name or attribute or "app")
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def load_manifest(path: Path) -> dict[str, Any]:
     """Read an `openenv.yaml`.
 
     Raises:
-        TargetError: It is not a mapping.
+        TargetError: It cannot be read, or is not a mapping.
     """
-    import yaml  # only folders have a manifest
-
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as exc:
-        raise TargetError(f"{path} is not valid YAML: {exc}") from exc
-    if not isinstance(data, dict):
-        raise TargetError(f"{path} must be a mapping with at least a name")
-    return data
+        return read_manifest(path)
+    except ManifestError as exc:
+        raise TargetError(str(exc)) from exc
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestSettings:
+    """How a package's `openenv.yaml` wants to be served; `notes` are what is wrong with other keys of it."""
+
+    port: int = 8000
+    max_sessions: int | None = None
+    runner: str | None = None
+    workers: str | None = None
+    session_timeout: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def manifest_settings(target: str) -> ManifestSettings:
+    """Return what the manifest of a target says about serving it; the defaults where there is none.
+
+    Raises:
+        TargetError: A key that serving needs is wrong. Other keys do no harm here.
+    """
+    path = Path(split_target(target)[0]) / MANIFEST
+    if not path.is_file():
+        return ManifestSettings()
+    from ..manifest_models import EnvManifest, ServeBlock, manifest_problems  # only packages have a manifest
+
+    data = load_manifest(path)
+    serving = {"spec_version", "type", "runtime", "app", "port", "variables", "serve"}
+    problems = [(problem.key.partition(".")[0], f"{path}: {problem}") for problem in manifest_problems(data)]
+    if wrong := [text for key, text in problems if key in serving]:
+        raise TargetError("; ".join(wrong))
+    notes = tuple(f"{text} (`openenv validate` checks the whole file)" for key, text in problems if key != "validation")
+    block = ServeBlock.model_validate(data.get("serve") or {})
+    port = data.get("port", EnvManifest.model_fields["port"].default)
+    workers = None if block.workers is None else str(block.workers)
+    return ManifestSettings(port, block.max_sessions, block.runner, workers, block.session_timeout, notes)
+
+
+def _export_variables(data: dict[str, Any]) -> None:
+    """Set the variables that a manifest declares, as a Space does, unless they are set."""
+    variables = data.get("variables")
+    if isinstance(variables, dict):
+        known = settings.child_environment()
+        settings.export({str(name): value for name, value in variables.items() if str(name) not in known})
 
 
 def _add_to_path(folder: Path, *, last: bool = False) -> None:
@@ -303,5 +332,14 @@ def _app_of(value: Any, env_cls: type[Any], label: str) -> Any:
             f"def make() -> {env_cls.__name__}: return {env_cls.__name__}({arguments})"
         )
     models = infer_models(env_cls)
-    sessions = CLASS_SESSIONS if env_cls.SUPPORTS_CONCURRENT_SESSIONS else 1
-    return create_app(value, models.action, models.observation, env_name=env_cls.__name__, max_concurrent_envs=sessions)
+    # A class that says nothing has an instance for each session, so they are separate unless its attributes are shared.
+    declared = declared_concurrency(env_cls)
+    separate = not shared_attributes(env_cls) if declared is None else declared
+    return create_app(
+        value,
+        models.action,
+        models.observation,
+        env_name=env_cls.__name__,
+        max_concurrent_envs=CLASS_SESSIONS if separate else 1,
+        separate_sessions=separate,
+    )

@@ -41,6 +41,7 @@ class ServerArguments(TypedDict, total=False):
     running calls end). `max_agent_sessions` limits the sessions that agents open, so that some are left for the
     orchestrator (all but one). `env_processes` and `sessions_per_process` are for the `process`
     runner: over how many processes sessions are spread (one per core), and how many one process may hold (any number).
+    `separate_sessions` allows several sessions of a class that does not say whether its instances share state (off).
     `fast` serves on the bare transport where possible (see `server/fast`). `limits` sets all limits at once. `record`
     says whose episodes are written to disk: `page` (those of the web page's visitors, the default where there is a
     page), `all` or `off`; `record_dir` is their folder, `record_episodes` how many are kept (1000) and `record_bytes`
@@ -59,6 +60,7 @@ class ServerArguments(TypedDict, total=False):
     max_agent_sessions: int | None
     env_processes: int | None
     sessions_per_process: int | None
+    separate_sessions: bool | None
     fast: bool | None
     limits: SessionLimits | None
     record: str | None
@@ -123,6 +125,7 @@ _LIMITS: Final = {
     "close_timeout_s": "close_s",
     "drain_timeout_s": "finish_s",
     "max_agent_sessions": "agents",
+    "separate_sessions": "separate",
 }
 _PROCESSES: Final = {"env_processes": "processes", "sessions_per_process": "sessions_each"}
 

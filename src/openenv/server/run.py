@@ -27,7 +27,9 @@ from uvicorn.config import LOGGING_CONFIG
 from uvicorn.supervisors import ChangeReload
 
 from .. import settings
-from ..errors import ConcurrencyConfigurationError, message_of
+from ..env.binding import factory_name
+from ..errors import ConcurrencyConfigurationError, EnvironmentFactoryError, message_of
+from ..manifest import MANIFEST
 from ..protocol.json_values import encode
 from ..runners import NotSendable
 from ..sessions.manager import SessionManager
@@ -36,7 +38,7 @@ from .app import HTTPEnvServer, PageArguments
 from .asgi import Receive, Scope, Send, respond
 from .fast.http import FirstRead, LimitedHttpProtocol
 from .fast.upgrade import UpgradeProtocol
-from .loading import MANIFEST, TargetError, TargetFailed, load_app, split_target
+from .loading import TargetError, TargetFailed, load_app, split_target
 from .options import DEFAULT_MAX_MESSAGE_BYTES, ServerOptions, ServerOverrides
 
 # allocator: How the C library's allocator treats memory that was freed.
@@ -187,6 +189,7 @@ class EnvironmentServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[int], None]) -> None:
         super().__init__(config)
+        self.failure: TargetFailed | None = None
         self._on_started = on_started
         self._signalled_at = 0.0
 
@@ -235,11 +238,29 @@ class EnvironmentServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
-        if self.started:
+        if self.started and await self._can_build():
             port = self.config.port
             for server in self.servers:
                 port = server.sockets[0].getsockname()[1]
             self._on_started(port)
+
+    async def _can_build(self) -> bool:
+        """Build one environment and close it: one that cannot be built is reported now and not by the first client.
+
+        This comes after the application's own lifespan, on which the constructor may depend.
+        """
+        server = environment_server(self.config.app)
+        if server is None:
+            return True
+        try:
+            await server.service.metadata()
+        except EnvironmentFactoryError as exc:
+            name = factory_name(server.service.factory)
+            self.failure = TargetFailed(name, exc.__cause__ or exc, "cannot be built")
+            self.should_exit = True
+        except Exception:  # its metadata, or all slots are taken: it can be built
+            logger.warning("The environment could not be asked for its metadata", exc_info=True)
+        return self.failure is None
 
 
 def uvicorn_settings(options: ServeOptions, server: ServerOptions | None = None) -> dict[str, Any]:
@@ -325,6 +346,7 @@ def run_app(
         sockets: Where to listen instead of the address in the options.
 
     Raises:
+        TargetFailed: The environment cannot be built.
         SystemExit: Some environment could not be closed; the log names its session.
     """
     keep_freed_memory()
@@ -335,7 +357,10 @@ def run_app(
     config = uvicorn.Config(app, log_config=log_config(options), **uses)
     try:
         with _ended_well_by_sigterm():
-            EnvironmentServer(config, lambda port: on_started(app, port)).run(sockets)
+            running = EnvironmentServer(config, lambda port: on_started(app, port))
+            running.run(sockets)
+        if running.failure is not None:
+            raise running.failure
     finally:
         if server is not None:
             check_closed(server.manager)
@@ -449,7 +474,11 @@ class _Serving:
             stub = Unloadable(reason if self.shows_reason else None)
             run_app(stub, self.options, lambda app, port: None, sockets)  # no banner: there is no application
         else:
-            run_app(app, self.options, self.on_started, sockets)
+            try:
+                run_app(app, self.options, self.on_started, sockets)
+            except TargetFailed as exc:
+                logger.error("%s%s", _last_lines(exc.report()), message_of(exc))
+                sys.exit(1)  # the reloader answers until the next change
 
 
 class Unloadable:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, overload
 
+from ..author_frames import author_exc_info
 from ..env.binding import factory_name, infer_models
 from ..env.environment import Environment
 from ..env.tools.source import ToolSource
@@ -96,7 +97,7 @@ class Redaction:
 
 def _logged(exc: BaseException) -> str:
     error_id = secrets.token_hex(6)
-    logger.error("error %s: %s", error_id, type(exc).__name__, exc_info=exc)
+    logger.error("error %s: %s", error_id, type(exc).__name__, exc_info=author_exc_info(exc))
     return error_id
 
 

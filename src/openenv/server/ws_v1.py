@@ -16,6 +16,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from ..author_frames import author_exc_info
 from ..errors import Forbidden, OpenEnvError, SessionClosedError, SessionElsewhere, SessionLost, SessionNotFoundError
 from ..protocol.json_values import TooManyValues
 from ..protocol.server_v1 import Malformed, error_frame, exception_frame, frame_type, rpc_frame
@@ -265,8 +266,9 @@ class V1Connection:
         else:
             session = self._session
             assert session is not None
-            logger.info("session %s: %s failed", session.id, self._kind, exc_info=error)
-            self._socket.send(exception_frame(with_hint(self._service.errors.shown(error), session, self._kind)))
+            logger.error("session %s: %s failed", session.id, self._kind, exc_info=author_exc_info(error))
+            shown = with_hint(self._service.errors.shown(error), session, self._kind, has_place=False)
+            self._socket.send(exception_frame(shown))
         if self._leaving or not self._backpressure.is_open:
             self._next()
 

@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from ..author_frames import author_exc_info
 from ..errors import (
     Forbidden,
     OpenEnvError,
@@ -565,7 +566,8 @@ class V2Connection:
         if isinstance(error, SessionClosedError):  # no failure of the environment; the reason is one that clients know
             error = SessionLost(client_reason(error.reason))
         else:
-            logger.info("session %s: %s failed (request %d)", session.id, kind, request_id, exc_info=error)
+            text = "session %s: %s failed (request %d)"
+            logger.error(text, session.id, kind, request_id, exc_info=author_exc_info(error))
         return self.writer.error(with_hint(self.service.errors.shown(error), session, kind))
 
     def copies_data(self, copies: list[Session]) -> bytes:

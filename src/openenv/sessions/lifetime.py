@@ -64,6 +64,7 @@ class SessionLimits:
         close_s: How long an environment's `close` may take before its slot is given to others.
         drain_s: How long a shutdown waits for running calls.
         finish_s: How long sessions may go on after SIGTERM, before the shutdown begins.
+        separate: Whether a class that does not say if its instances share something may have several sessions.
     """
 
     sessions: int = 1
@@ -77,6 +78,7 @@ class SessionLimits:
     close_s: float = 30.0
     drain_s: float = 10.0
     finish_s: float = 0.0
+    separate: bool = False
 
     @property
     def reaper_period_s(self) -> float:

@@ -15,7 +15,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
-from ..env.binding import RemoteEnvironment, class_of, factory_class, factory_name
+from ..author_frames import author_exc_info
+from ..env.binding import RemoteEnvironment, class_of, declared_concurrency, factory_class, factory_name
 from ..env.copies import EnvironmentCopy, copies_of
 from ..errors import (
     ConcurrencyConfigurationError,
@@ -127,7 +128,7 @@ class SessionManager:
         self.runner = self._make_runner()
 
     def _check(self, limits: SessionLimits) -> None:
-        if self.env_cls is not None and limits.sessions > 1 and not _is_concurrent(self.env_cls):
+        if self.env_cls is not None and limits.sessions > 1 and not _allows_several(self.env_cls, limits):
             raise ConcurrencyConfigurationError(self.env_cls.__name__, limits.sessions)
 
     def reconfigure(
@@ -204,7 +205,7 @@ class SessionManager:
     @property
     def is_concurrency_safe(self) -> bool:
         """Whether the environment's class allows concurrent sessions; an unknown class does not."""
-        return self.env_cls is not None and _is_concurrent(self.env_cls)
+        return self.env_cls is not None and _allows_several(self.env_cls, self.limits)
 
     def sessions(self) -> list[Session]:
         """List the sessions that hold a slot."""
@@ -412,7 +413,8 @@ class SessionManager:
             return error
         if error is not None:
             name = factory_name(self.factory)
-            logger.error("session %s: the environment factory %s failed", session.id, name, exc_info=error)
+            text = "session %s: the environment factory %s failed"
+            logger.error(text, session.id, name, exc_info=author_exc_info(error))
             problem = EnvironmentFactoryError(name, reason=self._explain(error))
             self.report_error(problem.code, session)
             problem.__cause__ = error
@@ -487,7 +489,7 @@ class SessionManager:
 
     def _require_concurrency(self, session: Session) -> None:
         cls = class_of(session.env)
-        if not _is_concurrent(cls):
+        if not _allows_several(cls, self.limits):
             raise NotForkable(
                 f"{cls.__name__} does not declare SUPPORTS_CONCURRENT_SESSIONS = True, so there may be one of it at a "
                 "time. Set the attribute if its instances share nothing."
@@ -605,10 +607,10 @@ class SessionManager:
     def _learn_class(self, session: Session) -> None:
         with self._lock:
             self.env_cls = cls = class_of(session.env)
-            if self.slots.count > 1 and not _is_concurrent(cls):
+            if self.slots.count > 1 and not _allows_several(cls, self.limits):
                 logger.error("%s", ConcurrencyConfigurationError(cls.__name__, self.slots.count))
                 self.slots.count = 1
-        self.peers.learned_class(is_concurrent=_is_concurrent(cls))
+        self.peers.learned_class(is_concurrent=_allows_several(cls, self.limits))
         if getattr(cls, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
             self.runner.pin(session.lane)
         self.slots.look_again()
@@ -755,5 +757,7 @@ def _gone(reason: str) -> NotForkable:
     return NotForkable(f"The session to restore from is gone ({client_reason(reason)}).")
 
 
-def _is_concurrent(env_cls: type[Any]) -> bool:
-    return bool(getattr(env_cls, "SUPPORTS_CONCURRENT_SESSIONS", False))
+def _allows_several(env_cls: type[Any], limits: SessionLimits) -> bool:
+    """Whether a class may have several instances at once: as it says, or else as the limits say."""
+    declared = declared_concurrency(env_cls)
+    return limits.separate if declared is None else declared

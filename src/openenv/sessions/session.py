@@ -26,6 +26,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, Protocol
 
+from ..author_frames import author_exc_info, author_place
 from ..env.binding import OFFLOAD, bind
 from ..errors import ExecutionError, OpenEnvError, RequestCancelled, SessionClosedError, message_of
 from ..runners import Dispatcher, Lane, current_dispatcher
@@ -732,7 +733,7 @@ class Session:
         for waiting in refused:
             waiting.settle(self.closed_error())
         if error is not None:
-            logger.error("session %s: close() of the environment failed", self.id, exc_info=error)
+            logger.error("session %s: close() of the environment failed", self.id, exc_info=author_exc_info(error))
         self.lane.release()
         self._on_closed(self)
         if self.on_dropped is not None and env is not None:
@@ -801,10 +802,20 @@ def error_hint(session: Session, kind: str) -> str:
     return _NEVER_RESET if kind == "step" and not session.was_reset else ""
 
 
-def with_hint(shown: BaseException, session: Session, kind: str) -> BaseException:
-    """Return an environment's failure with a hint at its cause; errors of the framework itself stay as they are."""
+def with_hint(shown: BaseException, session: Session, kind: str, *, has_place: bool = True) -> BaseException:
+    """Return an environment's failure with a hint at its cause; errors of the framework itself stay as they are.
+
+    The details have the exception's class and, where this process knows it, the line of the author's code, unless
+    `has_place` is false: v1 knows no such keys.
+    """
     text = error_hint(session, kind)
-    if not text or (isinstance(shown, OpenEnvError) and not isinstance(shown, ExecutionError)):
-        return shown
-    details = shown.details if isinstance(shown, OpenEnvError) else None
+    if isinstance(shown, OpenEnvError):
+        if not text or not isinstance(shown, ExecutionError):
+            return shown
+        details = shown.details
+    else:
+        place = author_place(shown) if has_place else None
+        details = {"exception": type(shown).__name__} if has_place else {}
+        if place is not None:
+            details["place"] = place
     return ExecutionError(f"{message_of(shown)}{text}", details=details)

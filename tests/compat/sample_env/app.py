@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from openenv.core.env_server.http_server import create_app
@@ -15,13 +16,20 @@ class CounterEnvironment(Environment[CounterAction, CounterObservation, CounterS
     """Adds up; an episode is over at ten or more."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
+    built = 0
 
     def __init__(self) -> None:
         super().__init__()
-        if os.environ.get("COUNTER_IS_BROKEN"):
+        if os.environ.get("COUNTER_IS_BROKEN") and not self._is_of_the_start():
             raise OSError("the counter is broken")
         self._seed: int | None = None
         self._state = CounterState()
+
+    @classmethod
+    def _is_of_the_start(cls) -> bool:
+        """Whether this is the one that `openenv serve` builds at the start; a broken one would end it."""
+        cls.built += 1
+        return "serve" in sys.argv and cls.built == 1
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> CounterObservation:
         self._seed = seed

@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...errors import message_of
+from ...manifest import DEFAULT_APP, ManifestError, read_manifest
 from . import runtime_checks
 from .manifest import SIGNATURE, Manifest, read_validation
 from .probe import Probe, last_line
 from .report import Report, Result
-from .rules import BOUNDS, LEVELS, RULE, RULES, CheckEvidence, CheckFailed, CheckSkipped, Rule
+from .rules import BOUNDS, LEVELS, RULE, RULES, CheckEvidence, CheckFailed, CheckNotApplicable, CheckSkipped, Rule
 from .served_package import NotServed, ServedPackage
 
 Listener = Callable[[Result], None]
@@ -36,7 +37,7 @@ def check_package(
     """Run the checks of a package up to a level.
 
     Args:
-        folder: The package.
+        folder: The package, or a Python file with an environment.
         level: The last level: static, runtime or semantic.
         policy: The version of the rules that the report names.
         may_run: Whether the package may be served; if not, checks that need it are skipped.
@@ -46,11 +47,12 @@ def check_package(
     Raises:
         NoPackage: The folder holds none.
     """
-    if not folder.is_dir():
-        raise NoPackage(f"there is no folder {folder}")
-    if not (folder / SIGNATURE).is_file():
+    is_file = folder.is_file() and folder.suffix == ".py"
+    if not is_file and not folder.is_dir():
+        raise NoPackage(f"there is no folder or Python file {folder}")
+    if not is_file and not (folder / SIGNATURE).is_file():
         raise NoPackage(f"{folder} is no environment package: it has no {SIGNATURE}")
-    promises = _read_promises(folder)
+    promises = CheckNotApplicable("a file declares nothing") if is_file else _read_promises(folder)
     manifest = promises if isinstance(promises, Manifest) else None
     results: list[Result] = []
 
@@ -59,30 +61,47 @@ def check_package(
         listen(result)
 
     rules = [rule for rule in RULES if rule.level <= LEVELS[level] and _applies(rule, manifest)]
-    app = _app_of(folder)
-    static: dict[str, Callable[[], CheckEvidence]] = {
-        "static.manifest": lambda: _check_manifest(promises),
-        "static.layout": lambda: _check_layout(folder, app),
-        "static.entry_point": lambda: _check_entry_point(folder, app),
-    }
+    static = _static_checks(folder, promises)
     for rule in rules:
         if rule.id in static:
             add(_run(rule.id, static[rule.id]))
     served = [rule.id for rule in rules if rule.id not in static and rule.id != _STARTUP]
     if LEVELS[level] > LEVELS["static"]:
         if may_run:
-            _check_served(folder, manifest, served, token, add)
+            _check_served(folder, manifest, served, token, add, declares=not is_file)
         else:
             add(Result(_STARTUP, "skip", ("--skip-build: the package is not run",)))
             _skip(served, add)
     return Report(folder, policy, tuple(results), manifest)
 
 
+def _static_checks(
+    folder: Path, promises: Manifest | CheckFailed | CheckNotApplicable
+) -> dict[str, Callable[[], CheckEvidence]]:
+    """Return the checks of a package's files; a file by itself is no package."""
+    if isinstance(promises, CheckNotApplicable):
+        aside = promises
+
+        def none() -> CheckEvidence:
+            raise aside
+
+        return dict.fromkeys(("static.manifest", "static.layout", "static.entry_point"), none)
+    app = _app_of(folder)
+    return {
+        "static.manifest": lambda: _check_manifest(promises),
+        "static.layout": lambda: _check_layout(folder, app),
+        "static.entry_point": lambda: _check_entry_point(folder, app),
+    }
+
+
 def check(check_id: str, probe: Probe) -> Result:
     """Run one check of a served environment."""
-    reason = RULE[check_id].skipped
-    if reason is not None:
-        return Result(check_id, "skip", (reason,))
+    rule = RULE[check_id]
+    if rule.skipped is not None:
+        declared = None if probe.manifest is None or rule.needs is None else probe.manifest.capabilities
+        is_declared = declared is not None and bool(getattr(declared, str(rule.needs)))
+        reason = rule.skipped if is_declared or rule.needs is None else f"{rule.needs} is not declared"
+        return Result(check_id, "skip", (reason,), applies=is_declared)
     function = getattr(runtime_checks, check_id.partition(".")[2])
     return _run(check_id, lambda: function(probe))
 
@@ -96,7 +115,7 @@ def _run(check_id: str, function: Callable[[], CheckEvidence]) -> Result:
     except CheckFailed as failure:
         result = Result(check_id, "fail", failure.problems, failure.fix, failure.measured)
     except CheckSkipped as skip:
-        result = Result(check_id, "skip", (str(skip),))
+        result = Result(check_id, "skip", (str(skip),), applies=not isinstance(skip, CheckNotApplicable))
     except Exception as error:  # one check that breaks is a result, not the end of the others
         result = Result(check_id, "error", (f"{type(error).__name__}: {message_of(error)}",))
     return replace(result, duration_s=time.monotonic() - started)
@@ -118,10 +137,14 @@ def _applies(rule: Rule, manifest: Manifest | None) -> bool:
     return rule.id != "runtime.task_declaration_accuracy" or manifest.capabilities.task_api
 
 
-def _check_served(folder: Path, manifest: Manifest | None, ids: list[str], token: str | None, add: Listener) -> None:
+def _check_served(
+    folder: Path, manifest: Manifest | None, ids: list[str], token: str | None, add: Listener, *, declares: bool
+) -> None:
     reply_s = _REPLY_S if manifest is None else max(5.0, manifest.resources.episode_timeout_s)
     package = ServedPackage(folder)
-    probe = Probe(url="", token=token, reply_s=reply_s, manifest=manifest, folder=folder, package=package)
+    probe = Probe(
+        url="", token=token, reply_s=reply_s, manifest=manifest, folder=folder, package=package, declares=declares
+    )
     with contextlib.ExitStack() as stack:
 
         def start() -> CheckEvidence:
@@ -233,11 +256,9 @@ def _is_guard(test: ast.expr) -> bool:
 
 def _app_of(folder: Path) -> str:
     """Return the application that the manifest names, such as `server.app:app`."""
-    from ...server.loading import TargetError, read_manifest  # loads FastAPI, which checks of a server do without
-
     try:
-        return str(read_manifest(folder / SIGNATURE).get("app", "server.app:app"))
-    except (TargetError, OSError, UnicodeDecodeError):
+        return str(read_manifest(folder / SIGNATURE).get("app", DEFAULT_APP))
+    except (ManifestError, OSError):
         return "server.app:app"
 
 

@@ -23,7 +23,7 @@ from ...errors import OpenEnvError, RequestValidationError, ServerError, Session
 from ...protocol.schema import Unmakeable
 from .json_schema import make
 from .manifest import Manifest
-from .rules import CheckFailed, CheckSkipped
+from .rules import CheckFailed, CheckNotApplicable, CheckSkipped
 from .served_package import NotServed, ServedPackage
 
 PLAN = "validation/runtime.json"
@@ -199,6 +199,7 @@ class Probe:
     manifest: Manifest | None = None  # None: a running server, or a package whose manifest is invalid
     folder: Path | None = None  # the package, where there is one
     package: ServedPackage | None = None  # the process that serves it, where this command started it
+    declares: bool = True  # whether there could be a manifest: a file has none
     slowest_s: float = field(default=0.0, init=False)  # of the episodes that were played
     _cache: dict[str, Any] = field(default_factory=dict, init=False)
     _failures: dict[str, str] = field(default_factory=dict, init=False)
@@ -244,6 +245,8 @@ class Probe:
     @property
     def promises(self) -> Manifest:
         """The manifest; raises CheckSkipped where there is no valid one."""
+        if self.manifest is None and not self.declares:
+            raise CheckNotApplicable("a file declares nothing")
         if self.manifest is None:
             raise CheckSkipped("nothing is declared without a valid manifest")
         return self.manifest
@@ -270,7 +273,8 @@ class Probe:
 
     def _find_plan(self) -> ActionPlan:
         declared = self.manifest.execution if self.manifest is not None else None
-        path = None if self.folder is None else self.folder / (declared.probe_path if declared else PLAN)
+        root = self.folder.parent if self.folder is not None and self.folder.is_file() else self.folder
+        path = None if root is None else root / (declared.probe_path if declared else PLAN)
         if path is not None and (declared is not None or path.exists()):
             return read_plan(path)
         action = self.schema.get("action")

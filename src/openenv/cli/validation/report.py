@@ -31,13 +31,14 @@ class Result:
     remediation: str | None = None
     measured: dict[str, Any] = field(default_factory=dict)
     duration_s: float = 0.0
+    applies: bool = True  # false: skipped, because there is nothing here that it is about
 
     def json(self) -> dict[str, Any]:
         """Return the result as an entry of the report."""
         return {
             "check_id": self.check_id,
             "status": self.status,
-            "measured": self.measured,
+            "measured": self.measured if self.applies else {**self.measured, "applicable": False},
             "evidence": list(self.evidence),
             "remediation": self.remediation,
             "duration_s": self.duration_s,
@@ -56,7 +57,8 @@ class Report:
     @property
     def verdict(self) -> Verdict:
         """What follows from the results."""
-        return verdict((one.check_id, one.status) for one in self.results)
+        not_applicable = {one.check_id for one in self.results if not one.applies}
+        return verdict(((one.check_id, one.status) for one in self.results), not_applicable)
 
     @property
     def passed(self) -> bool:
@@ -98,8 +100,15 @@ def _sources(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-_MARKS = {"pass": "[green]✓[/]", "fail": "[red]✗[/]", "warn": "[yellow]![/]", "skip": "[dim]–[/]", "error": "[red]✗[/]"}
-_STYLES = {"pass": "dim", "fail": "red", "warn": "yellow", "skip": "dim", "error": "red"}
+_MARKS = {
+    "pass": "[green]✓[/]",
+    "fail": "[red]✗[/]",
+    "warn": "[yellow]![/]",
+    "skip": "[yellow]?[/]",
+    "n/a": "[dim]–[/]",
+    "error": "[red]✗[/]",
+}
+_STYLES = {"pass": "dim", "fail": "red", "warn": "yellow", "skip": "yellow", "n/a": "dim", "error": "red"}
 _VERDICTS = {"pass": "[green]pass[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
 _WIDTH = max(len(check_id) for check_id in RULE)
 
@@ -114,7 +123,9 @@ class Display:
     def result(self, result: Result) -> None:
         """Print the result of a check of a package."""
         rule = RULE[result.check_id]
-        kind = "warn" if result.status == "fail" and rule.severity == "warn" else result.status
+        kind: str = "warn" if result.status == "fail" and rule.severity == "warn" else result.status
+        if not result.applies:
+            kind = "n/a"
         self._line(kind, result.check_id, rule.says, result.evidence, result.remediation)
 
     def criterion(self, one: Criterion) -> None:
@@ -124,9 +135,11 @@ class Display:
 
     def summary(self, report: Report, seconds: float) -> None:
         """Print the verdict on a package."""
-        counts = {name: sum(one.status == name for one in report.results) for name in ("pass", "skip", "fail", "error")}
-        words = {"pass": "passed", "skip": "skipped", "fail": "failed", "error": "could not be made"}
+        words = {"pass": "passed", "fail": "failed", "error": "could not be made", "skip": "skipped"}
+        counts = {name: sum(one.status == name and one.applies for one in report.results) for name in words}
         tally = ", ".join(f"{counts[name]} {words[name]}" for name in counts if counts[name] or name == "fail")
+        if aside := sum(not one.applies for one in report.results):
+            tally += f", {aside} not applicable"
         note = ""
         if report.verdict == "warn" and not counts["fail"] and not counts["error"]:
             note = "; nothing failed, but skipped checks prove nothing"
@@ -144,7 +157,7 @@ class Display:
         from rich.markup import escape
 
         self._console.print(f"{_MARKS[kind]} {name:<{_WIDTH}}  {says}", soft_wrap=True)
-        if kind == "pass" and not self._verbose:
+        if kind in ("pass", "n/a") and not self._verbose:
             return
         for text in evidence:
             for line in text.splitlines():

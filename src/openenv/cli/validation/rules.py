@@ -5,7 +5,7 @@ Also what a check returns (`CheckEvidence`) and raises (`CheckFailed`, `CheckSki
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,9 +28,9 @@ class Rule:
     id: str  # its level and the name of the function that makes it
     says: str  # what holds when it passes
     severity: Severity = "fail"  # what its failure makes of the verdict
-    # Why it is always skipped. The report names such checks, as that of the published package does: a verdict of `warn`
-    # says that not everything is known to be good.
+    # Why it is always skipped. The report names such checks, as that of the published package does.
     skipped: str | None = None
+    needs: str | None = None  # what a package declares, among its capabilities, that the check is about
     any_server: bool = False  # whether any client that may reset and step can check a running server
 
     @property
@@ -47,12 +47,22 @@ RULES = (
     Rule("runtime.startup", "it can be served"),
     Rule("runtime.reward_well_formed", "rewards are finite numbers within the range", any_server=True),
     Rule(
-        "runtime.rubric_introspectable", "the rubric can be looked into", "warn", "a rubric is not visible to clients"
+        "runtime.rubric_introspectable",
+        "the rubric can be looked into",
+        "warn",
+        "a rubric is not visible to clients",
+        needs="rubric_tree",
     ),
     Rule("runtime.observation_schema", "observations fit their schema", any_server=True),
     Rule("runtime.state_contract", "the state names the episode and counts its steps", any_server=True),
     Rule("runtime.trajectory_record", "an episode can be written down", "warn"),
-    Rule("runtime.reward_attribution", "rewards say what they are for", "warn", "a reward comes without its reason"),
+    Rule(
+        "runtime.reward_attribution",
+        "rewards say what they are for",
+        "warn",
+        "a reward comes without its reason",
+        needs="rubric_tree",
+    ),
     Rule("runtime.tool_declaration_accuracy", "the tools are those that are declared"),
     Rule("runtime.task_declaration_accuracy", "the tasks are as many as are declared"),
     Rule("runtime.seed_control", "a seed gives the same beginning again", any_server=True),
@@ -66,7 +76,7 @@ RULES = (
     Rule("runtime.resource_bounds", "an episode stays within its memory and time"),
     Rule("runtime.episode_isolation", "concurrent sessions do not affect each other", any_server=True),
     Rule("runtime.fork", "a copy in mid-episode goes on as its original, or is refused", "warn", any_server=True),
-    Rule("runtime.oracle_containment", "agents cannot reach the oracle", skipped=_NO_ORACLE),
+    Rule("runtime.oracle_containment", "agents cannot reach the oracle", skipped=_NO_ORACLE, needs="oracle"),
     Rule("runtime.step_before_reset", "a step before the first reset does no harm", "warn", any_server=True),
     Rule(
         "runtime.invalid_action",
@@ -75,10 +85,10 @@ RULES = (
         any_server=True,
     ),
     Rule("runtime.session_cleanup", "a session leaves nothing behind when it ends", any_server=True),
-    Rule("semantic.oracle_max", "the oracle earns the best reward", skipped=_NO_ORACLE),
+    Rule("semantic.oracle_max", "the oracle earns the best reward", skipped=_NO_ORACLE, needs="oracle"),
     Rule("semantic.floor_gap", "doing the least stays well below the best reward"),
-    Rule("semantic.canary_floor", "canaries earn nothing", skipped="no canaries are run here"),
-    Rule("semantic.no_solution_leakage", "observations do not reveal the solution", skipped=_NO_ORACLE),
+    Rule("semantic.canary_floor", "canaries earn nothing", skipped="no canaries are run here", needs="canaries"),
+    Rule("semantic.no_solution_leakage", "observations do not reveal the solution", skipped=_NO_ORACLE, needs="oracle"),
     Rule("semantic.verifier_determinism", "the same episode earns the same reward"),
     Rule("semantic.verifier_portability", "another process gives the same reward"),
     Rule("semantic.resource_envelope", "many episodes stay within memory and time"),
@@ -109,11 +119,19 @@ class CheckSkipped(Exception):
     """A check cannot be made; the text says why."""
 
 
-def verdict(results: Iterable[tuple[str, Status]]) -> Verdict:
-    """Return what follows from results: a skipped check is not known to be good, hence a warning."""
+class CheckNotApplicable(CheckSkipped):
+    """There is nothing here that the check is about; the text says what is not there."""
+
+
+def verdict(results: Iterable[tuple[str, Status]], not_applicable: Container[str] = ()) -> Verdict:
+    """Return what follows from results.
+
+    A check that should have been made and was skipped is not known to be good, hence a warning; one that does not apply
+    says nothing.
+    """
     worst: Verdict = "pass"
     for check_id, status in results:
-        if status == "pass":
+        if status == "pass" or (status == "skip" and check_id in not_applicable):
             continue
         if status != "skip" and RULE[check_id].severity == "fail":
             return "fail"

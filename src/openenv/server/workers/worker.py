@@ -296,6 +296,10 @@ class WorkerServer(EnvironmentServer):
         await uvicorn.Server.startup(self, sockets=[])  # the lifespan; the port follows
         if not self.started:
             return
+        if self._setup.place.index == 0 and not await self._can_build():
+            assert self.failure is not None
+            send_control(self._control, "failed", str(self.failure), self.failure.report())
+            return
         loop = asyncio.get_running_loop()
         make = functools.partial(
             RoutedFirstRead, self.config, self.server_state, self.lifespan.state, worker=self._worker

@@ -73,7 +73,9 @@ export class ObservationView {
     const names = Object.keys(fields).filter((name) => !isUnsaid(name, fields[name]));
     const pictures = isRecord(metadata) ? picturesOf(metadata) : [];
     const shown = [...pictures.map((picture) => picture.node), ...this.#inOrder(names, fields)];
-    const drawn = pictures.map((picture) => picture.name);
+    const scores = isRecord(metadata) ? metadata.rubric_scores : undefined;
+    if (isRecord(scores)) shown.push(section("Scores", table(Object.entries(scores))));
+    const drawn = [...pictures.map((picture) => picture.name), ...(isRecord(scores) ? ["rubric_scores"] : [])];
     const rest = isRecord(metadata) ? without(metadata, drawn) : metadata;
     if (!isSomething(rest)) return shown;
     if (shown.length === 0) return [this.#part("metadata", rest).node]; // it is all that there is to see
