@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from openenv.harness import (
     HarnessConfig,
     HarnessEnvironment,
     HarnessEvent,
+    HarnessEventType,
     HarnessResponse,
+    harness_environment,
 )
 from openenv.rubrics.rubric import Rubric
 from openenv.tool_types import CallToolAction, ListToolsAction, Tool
@@ -193,6 +196,49 @@ async def test_a_cancelled_turn_stops_the_agent() -> None:
     with pytest.raises(asyncio.CancelledError):
         await turn
     assert not process.is_running()
+
+
+async def test_an_adapter_that_refuses_to_be_cancelled_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stubborn(Logged):
+        async def send_message_streaming(self, message: str) -> AsyncIterator[HarnessEvent]:
+            while not self.released.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self.released.wait()
+            yield HarnessEvent(type=HarnessEventType.TEXT_OUTPUT)
+
+        def __init__(self) -> None:
+            super().__init__(session_timeout_s=0.1)
+            self.released = asyncio.Event()
+
+    monkeypatch.setattr(harness_environment, "_CANCEL_S", 0.1)
+    adapter = Stubborn()
+    env = HarnessEnvironment(adapter)
+    await env.reset_async()
+    turn = await env.step_async(HarnessAction(message="x"))
+    assert turn.metadata["error_type"] == "turn_timeout"
+    assert adapter.log[-1] == ["stop"]
+    adapter.released.set()
+
+
+async def test_an_agent_that_cannot_be_stopped_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Endless(Logged):
+        async def stop(self) -> None:
+            if self.log:
+                await asyncio.sleep(600)
+
+    class Failing(Logged):
+        async def stop(self) -> None:
+            if self.log:
+                raise OSError("no such process")
+
+    monkeypatch.setattr(harness_environment, "_STOP_S", 0.1)
+    for adapter, text in ((Endless(), "did not stop within"), (Failing(), "could not be stopped")):
+        env = HarnessEnvironment(adapter)
+        await env.reset_async()
+        await env.end_episode()
+        assert text in caplog.text
 
 
 async def test_two_turns_at_once_are_refused_and_the_first_goes_on() -> None:

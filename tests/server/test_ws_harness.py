@@ -51,9 +51,8 @@ def closed_with(connection: ClientConnection) -> int:
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_a_conversation(serve: Serve, monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
-    monkeypatch.setenv("OPENENV_FAST", str(int(fast)))
-    server = serve(talking_app())
+def test_a_conversation(serve: Serve, fast: bool) -> None:
+    server = serve(talking_app(fast=fast))
     with talk(server) as connection:
         started = hear(connection)
         assert started["type"] == "session_started"
@@ -199,14 +198,15 @@ def test_tools_for_the_agent_run_where_the_code_of_its_session_runs(serve: Serve
 
 
 @pytest.mark.slow
-def test_a_client_that_does_not_read_makes_the_agent_wait(serve: Serve) -> None:
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_client_that_does_not_read_makes_the_agent_wait(serve: Serve, fast: bool) -> None:
     made: list[TalkingEnv] = []
 
     def make() -> TalkingEnv:
         made.append(TalkingEnv())
         return made[-1]
 
-    with talk(serve(talking_app(make)), max_queue=1) as connection:
+    with talk(serve(talking_app(make, fast=fast)), max_queue=1) as connection:
         hear(connection)
         connection.send(json.dumps({"type": "message", "content": "flood 30000"}))
         before, seen = -1, 0

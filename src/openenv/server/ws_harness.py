@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from ..env.binding import RemoteEnvironment
 from ..errors import HarnessError, OpenEnvError, SessionClosedError
 from ..harness.turns import HarnessClientMessage, HarnessEvent, HarnessEventType, HarnessProtocolError
-from ..protocol.json_values import TooManyValues, decode, encode
+from ..protocol.json_values import decode, encode
 from ..runners import current_dispatcher
 from ..sessions.operations import Operation
 from ..types import WSErrorCode
@@ -38,6 +38,8 @@ def may_serve_turns(env_cls: type[Any] | None) -> bool:
 
 class HarnessConnection(V1Connection):
     """One client's conversation."""
+
+    _readable: asyncio.Future[None] | None = None  # what a turn waits for while the client does not read
 
     def _opened(self, problem: OpenEnvError | None) -> None:
         session = self._session
@@ -77,7 +79,7 @@ class HarnessConnection(V1Connection):
         try:
             self._service.value_limit.check(payload)
             data = decode(payload)
-        except (TooManyValues, ValueError) as exc:
+        except ValueError as exc:
             self._protocol_error(WSErrorCode.INVALID_JSON, f"Invalid JSON: {exc}")
             return
         try:
@@ -112,8 +114,6 @@ class HarnessConnection(V1Connection):
         while self._socket.is_full and not self._lost:
             self._readable = asyncio.get_running_loop().create_future()
             await self._readable
-
-    _readable: asyncio.Future[None] | None = None
 
     def on_writable(self) -> None:
         """Continue with the turn, or with the next frame."""
