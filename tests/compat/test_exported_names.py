@@ -132,7 +132,41 @@ EXPORTS = {
         to_training_trace to_turn_records validate_training_turn
     """,
     "openenv.core.harness.capture.detection": "APIType detect extract_model",
+    "openenv.core.harness.capture.dialects": """
+        APIType AnthropicTransformer BaseTransformer GoogleTransformer OpenAIChatTransformer
+        OpenAIResponsesTransformer TransformManager
+    """,
+    "openenv.core.harness.capture.dialects.anthropic": """
+        AnthropicStreamState AnthropicTransformer BaseTransformer UpstreamRequestError
+        anthropic_content_to_openai_chat extract_reasoning_from_anthropic_content make_signature
+        openai_chat_content_to_anthropic_blocks
+    """,
+    "openenv.core.harness.capture.dialects.base": "BaseTransformer",
+    "openenv.core.harness.capture.dialects.google": """
+        BaseTransformer GoogleTransformer extract_reasoning_from_gemini_parts google_content_parts_to_openai_chat
+        google_part_to_openai_chat make_google_signature openai_chat_content_to_google_parts
+    """,
+    "openenv.core.harness.capture.dialects.images": """
+        anthropic_content_to_openai_chat anthropic_document_to_text anthropic_image_to_openai_chat
+        google_content_parts_to_openai_chat google_part_to_openai_chat is_image_mime_type make_data_url
+        openai_chat_content_to_anthropic_blocks openai_chat_content_to_google_parts openai_chat_image_to_anthropic
+        openai_chat_image_to_google openai_content_from_text_and_images openai_image_detail openai_image_url
+        openai_image_url_block openai_responses_input_content_to_chat openai_text_block parse_data_url
+    """,
+    "openenv.core.harness.capture.dialects.openai_chat": "BaseTransformer OpenAIChatTransformer",
+    "openenv.core.harness.capture.dialects.openai_responses": """
+        BaseTransformer OpenAIResponsesTransformer ResponsesStreamState UpstreamRequestError encrypt_reasoning
+        extract_reasoning_from_responses_item openai_responses_input_content_to_chat
+    """,
+    "openenv.core.harness.capture.dialects.reasoning": """
+        decrypt_reasoning encrypt_reasoning extract_reasoning_from_anthropic_content
+        extract_reasoning_from_gemini_parts extract_reasoning_from_responses_item make_google_signature
+        make_signature
+    """,
     "openenv.core.harness.capture.export": "check_rollout check_sequence export_session summarise",
+    "openenv.core.harness.capture.forwarding": """
+        CloudflareForwarder DirectExposure ForwardingError GradioForwarder PortForwarder make_forwarder
+    """,
     "openenv.core.harness.capture.graph": "RolloutGraph TrainingSequence TurnNode common_prefix_len",
     "openenv.core.harness.capture.providers": """
         ProviderConversionError UpstreamRequestError anthropic_request anthropic_response
@@ -140,14 +174,18 @@ EXPORTS = {
     """,
     "openenv.core.harness.capture.runner": "CaptureServer create_app",
     "openenv.core.harness.capture.server": """
-        APIType InferenceClient SessionRegistry TurnNode Upstream UpstreamError UpstreamHTTPError UpstreamPool
-        UpstreamRequestError check_turn check_turn_eval create_app detect evaluation_sampling export_session
-        extract_api_key extract_harness_session main rollout_type_for to_trace_entries training_sampling
-        truncating_params
+        APIType InferenceClient SessionRegistry TransformManager TurnNode Upstream UpstreamError UpstreamHTTPError
+        UpstreamPool UpstreamRequestError approximate_token_count aux_dialect aux_token_count_response check_turn
+        check_turn_eval clamp_output_tokens create_app detect evaluation_sampling export_session extract_api_key
+        extract_harness_session is_aux_route main normalise_client_payload normalise_for_capture normalise_response
+        rollout_type_for to_trace_entries training_sampling truncating_params wants_stream
     """,
     "openenv.core.harness.capture.sessions": """
         RolloutGraph Session SessionRegistry Upstream clean_session_id evaluation_sampling extract_api_key
         extract_harness_session rollout_type_for training_sampling
+    """,
+    "openenv.core.harness.capture.sse": """
+        APIType BaseTransformer format_chunk format_events keepalive_response replay response_to_chunk
     """,
     "openenv.core.harness.capture.upstream": """
         InferenceClient ParamFix UpstreamError UpstreamHTTPError UpstreamRequestError UpstreamTimeoutError

@@ -5,15 +5,17 @@ Only names of the published package are used here. Texts are the packages' own, 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from openenv.core.harness.capture import RolloutGraph, TurnNode, contract
+from openenv.core.harness.capture import APIType, RolloutGraph, TurnNode, contract, server, sse
 from openenv.core.harness.capture.compat import ParamFix, behaviour_warnings, diagnose
 from openenv.core.harness.capture.detection import detect, extract_model
+from openenv.core.harness.capture.dialects import TransformManager, images, reasoning
 from openenv.core.harness.capture.export import check_rollout, export_session, summarise
 from openenv.core.harness.capture.graph import common_prefix_len
 from openenv.core.harness.capture.providers import anthropic_request, anthropic_response
@@ -450,6 +452,324 @@ def anthropic_endpoints() -> Any:
         if isinstance(answer, dict):
             answer.pop("created")
     return [[outcome(anthropic_request, chat, "m") for chat in CHATS], answers]
+
+
+IMAGE = "data:image/png;base64,AA=="
+CONTENTS: list[Any] = [
+    "text",
+    None,
+    5,
+    [],
+    ["a", {"type": "text", "text": "b"}],
+    [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": IMAGE, "detail": "low"}}],
+    [{"type": "image_url", "image_url": "https://host/x.png"}],
+    [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": IMAGE, "detail": "odd"}],
+    [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}],
+    [{"type": "image", "source": {"type": "base64", "media_type": "text/plain", "data": "AA=="}}],
+    [{"type": "image", "source": {"type": "url", "url": "https://host/x.png"}}],
+    [{"type": "document", "source": {"type": "text", "data": "doc"}}, {"type": "thinking", "thinking": "so"}],
+    [{"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "x"}]}}],
+    [{"text": "a"}, {"thought": True, "text": "so"}, {"inlineData": {"mimeType": "image/png", "data": "AA=="}}],
+    [
+        {"file_data": {"mime_type": "image/png", "file_uri": "gs://x"}},
+        {"fileData": {"mimeType": "a/b", "fileUri": "x"}},
+    ],
+]
+
+
+@scenario
+def contents() -> Any:
+    both_ways = (
+        images.openai_responses_input_content_to_chat,
+        images.anthropic_content_to_openai_chat,
+        images.google_content_parts_to_openai_chat,
+        images.openai_chat_content_to_anthropic_blocks,
+        images.openai_chat_content_to_google_parts,
+        reasoning.extract_reasoning_from_anthropic_content,
+        reasoning.extract_reasoning_from_gemini_parts,
+    )
+    block = {"image_url": {"url": IMAGE, "detail": "low"}}
+    items: list[dict[str, Any]] = [
+        {"content": [{"text": "a"}, {"text": "b"}]},
+        {"content": [], "summary": [{"text": "c"}]},
+        {"encrypted_content": reasoning.encrypt_reasoning("hidden")},
+        {"encrypted_content": "foreign"},
+    ]
+    return [
+        [[convert(content) for content in CONTENTS] for convert in both_ways],
+        [images.parse_data_url(url) for url in (IMAGE, "https://x", "data:text/plain;base64,AA==")],
+        [images.is_image_mime_type(kind) for kind in ("image/PNG", "IMAGE/png", "text/plain", None)],
+        [images.make_data_url("image/png", data) for data in ("AA==", IMAGE)],
+        [images.openai_image_url(block), images.openai_image_detail(block), images.openai_image_url({})],
+        [images.openai_image_url_block("u", detail=detail) for detail in ("low", "odd", None)],
+        images.openai_content_from_text_and_images([{"type": "text", "text": "a"}] * 2, text_separator="-"),
+        [reasoning.make_signature(text) for text in ("", "so")],
+        [reasoning.make_google_signature(text) for text in ("", "so")],
+        [reasoning.decrypt_reasoning(text) for text in (reasoning.encrypt_reasoning("so"), "oe:%%", None)],
+        [reasoning.extract_reasoning_from_responses_item(item) for item in items],
+    ]
+
+
+FUNCTION = {"name": "f", "description": "do", "parameters": {"type": "object", "properties": {}}}
+REQUESTS: dict[str, list[dict[str, Any]]] = {
+    "anthropic": [
+        {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]},
+        {
+            "model": "m",
+            "max_tokens": 5,
+            "stream": True,
+            "system": [
+                {"type": "text", "text": "x-anthropic-billing-header: 1\nbe"},
+                {"type": "text", "text": "brief"},
+            ],
+            "temperature": 0.5,
+            "top_k": 4,
+            "stop_sequences": ["x"],
+            "thinking": {"type": "enabled", "budget_tokens": 5},
+            "tools": [{"name": "f", "description": "do", "input_schema": {"type": "object", "properties": {}}}],
+            "tool_choice": {"type": "any"},
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "go"}]},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "ok"}]},
+            ],
+        },
+        {"_served_model": "Qwen/Qwen3.5-9B", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]},
+    ],
+    "openai_chat": [
+        {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 5},
+        {
+            "messages": [
+                {"role": "developer", "content": "one"},
+                {"role": "user", "content": "hi"},
+                {"role": "system", "content": [{"type": "text", "text": "two"}]},
+            ]
+        },
+    ],
+    "openai_responses": [
+        {"model": "m", "input": "hi"},
+        {
+            "model": "m",
+            "instructions": "be",
+            "max_output_tokens": 5,
+            "temperature": 0.5,
+            "tools": [{"type": "function", **FUNCTION}],
+            "tool_choice": "auto",
+            "parallel_tool_calls": False,
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
+            "input": [
+                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "go"}]},
+                {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "1", "output": "ok"},
+            ],
+        },
+    ],
+    "google": [
+        {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]},
+        {
+            "model": "m",
+            "systemInstruction": {"parts": [{"text": "be"}]},
+            "generationConfig": {
+                "maxOutputTokens": 5,
+                "temperature": 0.5,
+                "topP": 0.5,
+                "topK": 3,
+                "stopSequences": ["x"],
+            },
+            "tools": [{"functionDeclarations": [FUNCTION]}],
+            "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}},
+            "contents": [
+                {"role": "user", "parts": [{"text": "go"}]},
+                {
+                    "role": "model",
+                    "parts": [
+                        {"thought": True, "text": "so"},
+                        {"text": "ok"},
+                        {"functionCall": {"id": "1", "name": "f", "args": {"a": 1}}},
+                    ],
+                },
+                {"role": "user", "parts": [{"functionResponse": {"id": "1", "name": "f", "response": {"out": 1}}}]},
+            ],
+        },
+        {"config": {"temperature": 0.1, "systemInstruction": "be"}, "contents": []},
+        {"generationConfig": {"responseMimeType": "application/json", "thinkingConfig": {"includeThoughts": True}}},
+    ],
+}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+ANSWERS: list[dict[str, Any]] = [
+    {"content": "hi"},
+    {"content": None, "tool_calls": [CALL]},
+    {"content": "hi", "reasoning_content": "so", "tool_calls": [CALL]},
+]
+NOT_COMPARED = {"id", "created", "created_at", "responseId", "modelVersion", "item_id", "error", "incomplete_details"}
+"""Random, of the time, or fields that ours has and the published ones have not."""
+MORE = {"cache_creation_input_tokens", "cache_read_input_tokens", "input_tokens_details", "output_tokens_details"}
+
+
+def plain(value: Any) -> Any:
+    """A value without what is not compared; a missing text of parameters is no difference."""
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: plain(item) for key, item in value.items() if key not in NOT_COMPARED | MORE}
+    kept.pop("annotations", None)
+    if kept.get("logprobs") in (None, []):
+        kept.pop("logprobs", None)
+    return kept
+
+
+def completion(message: dict[str, Any], finish: str) -> dict[str, Any]:
+    """A whole chat completion."""
+    usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
+    return {"id": "c1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+
+
+@scenario
+def requests_of_dialects() -> Any:
+    manager = TransformManager()
+    described = {}
+    for name, bodies in REQUESTS.items():
+        transformer = manager.get(APIType(name))
+        described[name] = [outcome(transformer.transform_request, json.loads(json.dumps(body))) for body in bodies]
+        described[f"{name} streams"] = [transformer.is_streaming_request(body) for body in bodies]
+    return described
+
+
+@scenario
+def answers_of_dialects() -> Any:
+    manager = TransformManager()
+    described = {}
+    for name in ("anthropic", "openai_chat", "google"):
+        transformer = manager.get(APIType(name))
+        described[name] = [
+            plain(transformer.transform_response(completion(message, finish), {"model": "agents"}))
+            for message in ANSWERS
+            for finish in ("stop", "length", "tool_calls")
+        ]
+    responses = manager.get(APIType.OPENAI_RESPONSES)
+    for message in ANSWERS:
+        answer = responses.transform_response(completion(message, "stop"), {"model": "agents"})
+        described[str(message)] = [
+            [answer["object"], answer["status"], answer["model"], answer["usage"]["total_tokens"]],
+            [[item["type"], item.get("name"), item.get("arguments")] for item in answer["output"]],
+            [part["text"] for item in answer["output"] for part in item.get("content") or ()],
+        ]
+    return described
+
+
+def told(name: str, events: list[dict[str, Any]]) -> Any:
+    """What a client makes of a stream: texts, thoughts, calls and the end."""
+    texts, thoughts, arguments, names, ends = "", "", "", [], []
+    for event in events:
+        delta = event.get("delta") or {}
+        if name == "anthropic":
+            texts += delta.get("text", "")
+            thoughts += delta.get("thinking", "")
+            arguments += delta.get("partial_json", "")
+            names += [event["content_block"]["name"]] if (event.get("content_block") or {}).get("name") else []
+            ends += [delta["stop_reason"]] if delta.get("stop_reason") else []
+        elif name == "openai_responses":
+            kind = event["type"]
+            texts += delta if kind == "response.output_text.delta" else ""
+            arguments += delta if kind == "response.function_call_arguments.delta" else ""
+            is_call = kind == "response.output_item.added" and event["item"]["type"] == "function_call"
+            names += [event["item"]["name"]] if is_call else []
+            ends += [kind] if kind == "response.completed" else []
+        else:
+            for candidate in event["candidates"]:
+                for part in candidate["content"]["parts"]:
+                    thoughts += part["text"] if part.get("thought") else ""
+                    texts += part.get("text", "") if not part.get("thought") else ""
+                    names += [part["functionCall"]["name"]] if "functionCall" in part else []
+                    arguments += json.dumps(part["functionCall"]["args"]) if "functionCall" in part else ""
+                ends += [candidate["finishReason"]] if candidate.get("finishReason") else []
+    return [texts, thoughts if name != "openai_responses" else "", arguments, names, ends[-1:]]
+
+
+@scenario
+def streams_of_dialects() -> Any:
+    deltas: list[dict[str, Any]] = [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "so"},
+        {"content": "he"},
+        {"content": "llo"},
+        {"tool_calls": [{"index": 0, "id": "1", "function": {"name": "f", "arguments": '{"a"'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
+    ]
+    chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
+    described: dict[str, Any] = {}
+    for name in ("anthropic", "openai_responses", "google"):
+        state = TransformManager().get(APIType(name)).create_stream_state({"model": "m"})
+        assert state is not None
+        events: list[dict[str, Any]] = []
+        for number, chunk in enumerate(json.loads(json.dumps(chunks))):
+            events += state.process_chunk(chunk, is_first=number == 0)
+        events += state.finalize()
+        described[name] = [told(name, events), state.finalize()]
+    return described
+
+
+async def collected(name: str, message: dict[str, Any]) -> str:
+    """A replayed stream, whole."""
+    transformer = TransformManager().get(APIType(name))
+    pieces = sse.replay(APIType(name), transformer, completion(message, "stop"), {"model": "agents"})
+    return "".join([piece async for piece in pieces])
+
+
+@scenario
+def replays() -> Any:
+    described: dict[str, Any] = {}
+    for name in ("anthropic", "openai_responses", "google", "openai_chat"):
+        for number, message in enumerate(ANSWERS):
+            text = asyncio.run(collected(name, message))
+            lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+            events = [json.loads(line) for line in lines if line != "[DONE]"]
+            found: Any = events if name == "openai_chat" else told(name, events)
+            described[f"{name} {number}"] = [found, lines[-1] == "[DONE]", "event: " in text]
+    event = {"type": "x", "a": 1}
+    return [
+        described,
+        [sse.response_to_chunk(completion(message, "stop")) for message in ANSWERS],
+        [sse.format_events(kind, [event, event]) for kind in APIType],
+    ]
+
+
+@scenario
+def functions_of_the_server() -> Any:
+    paths = ["/v1/messages/count_tokens", "v1/messages", "/v1beta/models/x:countTokens", "/v1beta/models/x:COUNTTOKENS"]
+    targets = ["/v1/messages", "/v1beta/models/x:streamGenerateContent", "/v1beta/models/x:generateContent?alt=sse"]
+    limits: list[dict[str, Any]] = [
+        {},
+        {"max_tokens": 5},
+        {"max_tokens": 50},
+        {"max_completion_tokens": 90, "max_tokens": 70},
+    ]
+    tools: list[dict[str, Any]] = [
+        {"stream": True, "stream_options": {}, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+        {"tools": [1], "tool_choice": "auto", "functions": []},
+    ]
+    answers: list[dict[str, Any]] = [{}, {"usage": None}, {"usage": {"prompt_tokens_details": None, "x": 1}}]
+    payloads = [json.loads(json.dumps(answer)) for answer in answers]
+    for request in tools:
+        server.normalise_for_capture(request)
+    for answer in answers:
+        server.normalise_response(answer)
+    for payload in payloads:
+        server.normalise_client_payload(payload, APIType.OPENAI_RESPONSES)
+    return [
+        [[server.aux_dialect(path), server.is_aux_route(path)] for path in paths],
+        [server.aux_token_count_response(dialect, 7) for dialect in ("anthropic", "google")],
+        [server.wants_stream(path, body) for path in targets for body in ({}, {"stream": True}, {"stream": 1})],
+        [[server.clamp_output_tokens(request, 10), request] for request in limits],
+        [server.clamp_output_tokens({}, None), server.clamp_output_tokens({}, 0)],
+        [tools, answers, payloads],
+        server.approximate_token_count({"messages": [{"role": "user", "content": "x" * 400}]}) // 10,
+        server.approximate_token_count({"contents": [{"parts": [{"text": "x" * 400}]}]}) // 10,
+        server.approximate_token_count({}),
+    ]
 
 
 if __name__ == "__main__":

@@ -12,6 +12,15 @@ from openenv.rollout.capture.published.capture_sessions import evaluation_sampli
 from openenv.rollout.capture.published.capture_sessions import extract_api_key as extract_api_key
 from openenv.rollout.capture.published.capture_sessions import extract_harness_session as extract_harness_session
 from openenv.rollout.capture.published.capture_sessions import rollout_type_for as rollout_type_for
+from openenv.rollout.capture.published.chat_requests import approximate_token_count as approximate_token_count
+from openenv.rollout.capture.published.chat_requests import aux_dialect as aux_dialect
+from openenv.rollout.capture.published.chat_requests import aux_token_count_response as aux_token_count_response
+from openenv.rollout.capture.published.chat_requests import clamp_output_tokens as clamp_output_tokens
+from openenv.rollout.capture.published.chat_requests import is_aux_route as is_aux_route
+from openenv.rollout.capture.published.chat_requests import normalise_client_payload as normalise_client_payload
+from openenv.rollout.capture.published.chat_requests import normalise_for_capture as normalise_for_capture
+from openenv.rollout.capture.published.chat_requests import normalise_response as normalise_response
+from openenv.rollout.capture.published.chat_requests import wants_stream as wants_stream
 from openenv.rollout.capture.published.detection import APIType as APIType
 from openenv.rollout.capture.published.detection import detect as detect
 from openenv.rollout.capture.published.documents import export_session as export_session
@@ -21,6 +30,7 @@ from openenv.rollout.capture.published.engine_client import truncating_params as
 from openenv.rollout.capture.published.session_app import UpstreamPool as UpstreamPool
 from openenv.rollout.capture.published.session_app import create_app as create_app
 from openenv.rollout.capture.published.session_app import main as main
+from openenv.rollout.capture.published.transformers import TransformManager as TransformManager
 from openenv.rollout.capture.published.turn_graph import TurnNode as TurnNode
 from openenv.rollout.capture.published.upstream_errors import UpstreamError as UpstreamError
 from openenv.rollout.capture.published.upstream_errors import UpstreamHTTPError as UpstreamHTTPError

@@ -1,25 +1,46 @@
 """The bridge between an agent that speaks Anthropic messages and an endpoint that speaks OpenAI chat completions.
 
-Thoughts of earlier turns and marks for caches do not reach the endpoint.
+Thoughts of earlier turns and marks for caches do not reach the endpoint. Nor does the line with which Claude Code
+begins its system text: it differs from call to call, and no prompt would begin with the one before.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from ..encoding import Json
 from .anthropic import empty_message
-from .dialect import Bridge, StreamTranslator, error_kind
+from .content import (
+    anthropic_document_to_text,
+    anthropic_image_to_openai_chat,
+    extract_reasoning_from_anthropic_content,
+    make_signature,
+)
+from .dialect import Bridge, StreamTranslator, count_in, error_kind
 
-STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use"}
+STOP_REASONS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "function_call": "tool_use",
+    "content_filter": "refusal",
+}
+_BILLING = re.compile(r"^\s*x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE)
 _COPIED = ("temperature", "top_p", "top_k", "stream")
 
 
-def request(body: Json) -> Json:
-    """Return a request for messages as one for a chat completion."""
-    sent: Json = {"model": body.get("model"), "messages": _messages(body)}
+def request(body: Json, *, keep_thoughts: bool = False) -> Json:
+    """Return a request for messages as one for a chat completion.
+
+    Args:
+        body: The request.
+        keep_thoughts: Whether thoughts of earlier turns are in it, as `reasoning_content`.
+    """
+    sent: Json = {"model": body.get("model"), "messages": _messages(body, keep_thoughts)}
     sent.update({key: body[key] for key in _COPIED if key in body})
     if body.get("max_tokens") is not None:
         sent["max_tokens"] = body["max_tokens"]
@@ -36,19 +57,22 @@ def request(body: Json) -> Json:
     return sent
 
 
-def _messages(body: Json) -> list[Json]:
+def _messages(body: Json, keep_thoughts: bool) -> list[Json]:
     messages: list[Json] = []
-    system = _plain(body.get("system"))
+    system = _BILLING.sub("", _plain(body.get("system")))
     if system:
         messages.append({"role": "system", "content": system})
     for message in body.get("messages") or ():
         content = message.get("content")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
-        messages += _assistant(blocks) if message.get("role") == "assistant" else _user(message.get("role"), blocks)
+        if message.get("role") == "assistant":
+            messages += _assistant(blocks, extract_reasoning_from_anthropic_content(blocks) if keep_thoughts else "")
+        else:
+            messages += _user(message.get("role"), blocks)
     return messages
 
 
-def _assistant(blocks: list[Json]) -> list[Json]:
+def _assistant(blocks: list[Json], thoughts: str) -> list[Json]:
     text = "".join(block.get("text") or "" for block in blocks if block.get("type") == "text")
     calls = [
         {
@@ -62,7 +86,9 @@ def _assistant(blocks: list[Json]) -> list[Json]:
     message: Json = {"role": "assistant", "content": text or None}
     if calls:
         message["tool_calls"] = calls
-    return [message] if text or calls else []
+    if thoughts:
+        message["reasoning_content"] = thoughts
+    return [message] if text or calls or thoughts else []
 
 
 def _user(role: Any, blocks: list[Json]) -> list[Json]:
@@ -84,10 +110,9 @@ def _part(block: Json) -> Json | None:
     if block.get("type") == "text":
         return {"type": "text", "text": block.get("text") or ""}
     if block.get("type") == "image":
-        source = block.get("source") or {}
-        data = f"data:{source.get('media_type')};base64,{source.get('data')}"
-        return {"type": "image_url", "image_url": {"url": source.get("url") or data}}
-    return None
+        return anthropic_image_to_openai_chat(block)
+    document = anthropic_document_to_text(block) if block.get("type") == "document" else ""
+    return {"type": "text", "text": document} if document else None
 
 
 def _plain(content: Any) -> str:
@@ -120,20 +145,22 @@ def _arguments(text: Any) -> Any:
 
 
 def _usage(usage: Json) -> Json:
+    cached = count_in(usage.get("prompt_tokens_details"), "cached_tokens")
     return {
-        "input_tokens": usage.get("prompt_tokens") or 0,
-        "output_tokens": usage.get("completion_tokens") or 0,
+        "input_tokens": max(0, count_in(usage, "prompt_tokens") - cached),
+        "output_tokens": count_in(usage, "completion_tokens"),
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": cached,
     }
 
 
 class MessageTranslator(StreamTranslator):
     """Turns the chunks of one chat completion into the events of a message, whose items are content blocks."""
 
-    def __init__(self, body: Json) -> None:
+    def __init__(self, body: Json, *, stop_reasons: Mapping[str, str] = STOP_REASONS) -> None:
         super().__init__()
         self.whole = empty_message(body)
+        self._stop_reasons = stop_reasons
 
     def _start(self) -> None:
         self._emit("message_start", message=self.whole)
@@ -160,8 +187,15 @@ class MessageTranslator(StreamTranslator):
         self._emit("content_block_start", index=self._index, content_block=item)
 
     def _item_closed(self, item: Json, text: str) -> None:
-        self._emit("content_block_stop", index=self._index)
         closed = {"input": _arguments(text)} if item["type"] == "tool_use" else {item["type"]: text}
+        if item["type"] == "thinking":  # clients send it back, or leave thoughts without one out
+            closed["signature"] = make_signature(text)
+            self._emit(
+                "content_block_delta",
+                index=self._index,
+                delta={"type": "signature_delta", "signature": closed["signature"]},
+            )
+        self._emit("content_block_stop", index=self._index)
         self.whole["content"].append({**item, **closed})
 
     @property
@@ -169,7 +203,10 @@ class MessageTranslator(StreamTranslator):
         return len(self.whole["content"])
 
     def _end(self) -> None:
-        end = {"stop_reason": STOP_REASONS.get(str(self._finish), "end_turn"), "stop_sequence": None}
+        if not self.whole["content"] and self._error is None:  # clients expect a block
+            self._open(("text", 0), {"type": "text", "text": ""})
+            self._close()
+        end = {"stop_reason": self._stop_reasons.get(str(self._finish), "end_turn"), "stop_sequence": None}
         self.whole.update(end, usage=_usage(self._usage))
         if self._error is not None:
             error = {"type": error_kind(500), "message": self._error}

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..encoding import Json, dumps, event_bytes
 from .content import (
+    extract_reasoning_from_gemini_parts,
     google_content_parts_to_openai_chat,
     google_part_to_openai_chat,
     make_google_signature,
@@ -119,8 +120,13 @@ def _candidate(parts: list[Json], finish: str | None = None) -> Json:
 # the request
 
 
-def request(body: Json) -> Json:
-    """Return a request for content as one for a chat completion."""
+def request(body: Json, *, keep_thoughts: bool = False) -> Json:
+    """Return a request for content as one for a chat completion.
+
+    Args:
+        body: The request.
+        keep_thoughts: Whether thoughts of earlier turns are in it, as `reasoning_content`.
+    """
     section, config = as_dict(body.get("config")), _config(body)
     messages: list[Json] = []
     for holder in (body, section):
@@ -129,7 +135,7 @@ def request(body: Json) -> Json:
             messages.append({"role": "system", "content": system})
     ids = _CallIds()
     for content in dicts_in(body.get("contents")):
-        messages += _messages(content, ids)
+        messages += _messages(content, ids, keep_thoughts)
     sent: Json = {"messages": messages}
     sent |= {name: body[name] for name in ("model", "stream") if name in body}
     sent |= {name: config[field] for field, name in _CONFIG.items() if field in config}
@@ -196,7 +202,7 @@ class _CallIds:
         return call_id or name
 
 
-def _messages(content: Json, ids: _CallIds) -> Iterator[Json]:
+def _messages(content: Json, ids: _CallIds, keep_thoughts: bool) -> Iterator[Json]:
     parts, role = as_list(content.get("parts")), content.get("role", "user")
     if role in ("system", "developer"):
         text = _joined(parts)
@@ -206,8 +212,10 @@ def _messages(content: Json, ids: _CallIds) -> Iterator[Json]:
     text_or_images = google_content_parts_to_openai_chat(parts)
     if role == "model":
         calls = [_tool_call(part["functionCall"], ids) for part in _with(parts, "functionCall")]
-        if text_or_images or calls:
+        thoughts = extract_reasoning_from_gemini_parts(parts) if keep_thoughts else ""
+        if text_or_images or calls or thoughts:
             message: Json = {"role": "assistant", "content": text_or_images}
+            message |= {"reasoning_content": thoughts} if thoughts else {}
             yield {**message, "tool_calls": calls} if calls else message
         return
     if any(isinstance(part, str) or _is_shown(part) for part in parts):

@@ -11,7 +11,12 @@ import uuid
 from typing import Any
 
 from ..encoding import Json, load_object
-from .dialect import Bridge, StreamTranslator
+from .content import (
+    encrypt_reasoning,
+    extract_reasoning_from_responses_item,
+    openai_responses_input_content_to_chat,
+)
+from .dialect import Bridge, StreamTranslator, count_in
 from .openai_responses import empty_response, text_part
 
 _COPIED = ("temperature", "top_p", "stream", "parallel_tool_calls")
@@ -22,9 +27,14 @@ _TEXT_TOOL = {
 }
 
 
-def request(body: Json) -> Json:
-    """Return a request for a response as one for a chat completion."""
-    sent: Json = {"model": body.get("model"), "messages": _messages(body)}
+def request(body: Json, *, keep_thoughts: bool = False) -> Json:
+    """Return a request for a response as one for a chat completion.
+
+    Args:
+        body: The request.
+        keep_thoughts: Whether thoughts of earlier turns are in it, as `reasoning_content`.
+    """
+    sent: Json = {"model": body.get("model"), "messages": _messages(body, keep_thoughts)}
     sent.update({key: body[key] for key in _COPIED if body.get(key) is not None})
     if body.get("max_output_tokens") is not None:
         sent["max_tokens"] = body["max_output_tokens"]
@@ -71,13 +81,19 @@ def _tool_choice(choice: Any) -> Any:
     return choice if choice in ("auto", "none", "required") else None
 
 
-def _messages(body: Json) -> list[Json]:
+def _messages(body: Json, keep_thoughts: bool) -> list[Json]:
     messages: list[Json] = []
     if body.get("instructions"):
         messages.append({"role": "system", "content": body["instructions"]})
     value = body.get("input")
+    thoughts = ""
     for item in [{"role": "user", "content": value}] if isinstance(value, str) else list(value or ()):
+        if keep_thoughts and item.get("type") == "reasoning":
+            thoughts = "\n".join(filter(None, (thoughts, extract_reasoning_from_responses_item(item))))
+            continue
         _add_item(messages, item)
+        if thoughts and messages and messages[-1]["role"] == "assistant":  # of this answer
+            messages[-1]["reasoning_content"], thoughts = thoughts, ""
     return messages
 
 
@@ -85,7 +101,7 @@ def _add_item(messages: list[Json], item: Json) -> None:
     kind = item.get("type", "message")
     if kind == "message":
         role = "system" if item.get("role") == "developer" else item.get("role")
-        messages.append({"role": role, "content": _content(item.get("content"))})
+        messages.append({"role": role, "content": openai_responses_input_content_to_chat(item.get("content"))})
     elif kind in ("function_call", "custom_tool_call"):
         arguments = item.get("arguments") if kind == "function_call" else json.dumps({"input": item.get("input")})
         function = {"name": item.get("name"), "arguments": arguments or "{}"}
@@ -95,25 +111,8 @@ def _add_item(messages: list[Json], item: Json) -> None:
         messages[-1].setdefault("tool_calls", []).append(call)
     elif kind in ("function_call_output", "custom_tool_call_output"):
         output = item.get("output")
-        text = (
-            output if isinstance(output, str) else _content(output) if isinstance(output, list) else json.dumps(output)
-        )
+        text = openai_responses_input_content_to_chat(output) if isinstance(output, str | list) else json.dumps(output)
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
-
-
-def _content(content: Any) -> Any:
-    """Return parts as chat completions have them; plain text where there is nothing else."""
-    if not isinstance(content, list):
-        return content
-    parts: list[Json] = []
-    for part in content:
-        if part.get("type") in ("input_text", "output_text", "text"):
-            parts.append({"type": "text", "text": part.get("text") or ""})
-        elif part.get("type") == "input_image":
-            parts.append({"type": "image_url", "image_url": {"url": part.get("image_url")}})
-    if all(part["type"] == "text" for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return parts
 
 
 class ResponseTranslator(StreamTranslator):
@@ -170,6 +169,7 @@ class ResponseTranslator(StreamTranslator):
             self._emit("response.content_part.done", **self._where, content_index=0, part=part)
         elif item["type"] == "reasoning":
             item["content"] = [{"type": "reasoning_text", "text": text}]
+            item["encrypted_content"] = encrypt_reasoning(text)
             self._emit("response.reasoning_text.done", **self._where, content_index=0, text=text)
         elif item["type"] == "function_call":
             item["arguments"] = text
@@ -207,10 +207,10 @@ class ResponseTranslator(StreamTranslator):
 
 
 def _usage(usage: Json) -> Json:
-    prompt, completion = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+    prompt, completion = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": count_in(usage.get("prompt_tokens_details"), "cached_tokens")},
         "output_tokens": completion,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + completion,

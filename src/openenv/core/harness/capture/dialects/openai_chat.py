@@ -1,0 +1,9 @@
+"""Facade: the transformer of chat completions. On the module path that existing code imports; no logic."""
+
+from __future__ import annotations
+
+from openenv._lazy import export_imports
+from openenv.rollout.capture.published.transformers import BaseTransformer as BaseTransformer
+from openenv.rollout.capture.published.transformers import OpenAIChatTransformer as OpenAIChatTransformer
+
+export_imports(__name__)

@@ -1,0 +1,13 @@
+"""Facade: addresses under which sandboxes reach the server. On the module path that existing code imports; no logic."""
+
+from __future__ import annotations
+
+from openenv._lazy import export_imports
+from openenv.rollout.capture.published.forwarding import CloudflareForwarder as CloudflareForwarder
+from openenv.rollout.capture.published.forwarding import DirectExposure as DirectExposure
+from openenv.rollout.capture.published.forwarding import ForwardingError as ForwardingError
+from openenv.rollout.capture.published.forwarding import GradioForwarder as GradioForwarder
+from openenv.rollout.capture.published.forwarding import PortForwarder as PortForwarder
+from openenv.rollout.capture.published.forwarding import make_forwarder as make_forwarder
+
+export_imports(__name__)

@@ -1,0 +1,113 @@
+"""What a capture server does to requests and answers on their way, one function each. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..dialects import route
+from ..dialects.dialect import as_dict, text_length
+from ..dialects.google import action_of
+from ..encoding import Json
+from .detection import APIType
+
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_COUNTED = (
+    "system",
+    "messages",
+    "contents",
+    "systemInstruction",
+    "system_instruction",
+    "input",
+    "instructions",
+    "tools",
+)
+_PROMPT_DETAILS = {"cached_tokens": 0, "audio_tokens": 0}
+_COMPLETION_DETAILS = {
+    "reasoning_tokens": 0,
+    "audio_tokens": 0,
+    "accepted_prediction_tokens": 0,
+    "rejected_prediction_tokens": 0,
+}
+
+
+def aux_dialect(path: str) -> str | None:
+    """Return the dialect in which a path asks for a count of tokens; None for any other path."""
+    target = route("/" + path.lstrip("/"))
+    return target.dialect.name if target is not None and target.kind == "count" else None
+
+
+def is_aux_route(path: str) -> bool:
+    """Say whether a path asks for a count of tokens, which is no model call."""
+    return aux_dialect(path) is not None
+
+
+def approximate_token_count(body: Mapping[str, Any]) -> int:
+    """Return how many tokens a request has, about: a token for every four characters."""
+    return max(1, sum(text_length(body.get(name)) for name in _COUNTED) // 4)
+
+
+def aux_token_count_response(dialect: str, count: int) -> Json:
+    """Return a count of tokens in the shape of a dialect."""
+    if dialect != "google":
+        return {"input_tokens": count}
+    details = [{"modality": "TEXT", "tokenCount": count}]
+    return {"totalTokens": count, "totalBillableCharacters": count * 4, "promptTokensDetails": details}
+
+
+def wants_stream(path: str, body: Mapping[str, Any]) -> bool:
+    """Say whether a request asks for a stream, in its body or, with Google's dialect, in its path."""
+    target, _, query = path.partition("?")
+    if body.get("stream") is True or action_of(target) == "streamgeneratecontent":
+        return True
+    return "alt=sse" in query.lower()
+
+
+def clamp_output_tokens(chat_request: Json, cap: int | None) -> int | None:
+    """Limit the tokens of an answer, in place; return the largest limit that was above the cap.
+
+    Args:
+        chat_request: The request; one without a limit gets the cap.
+        cap: The most tokens; None or 0 for no limit.
+    """
+    if not cap:
+        return None
+    above = {name: chat_request[name] for name in _LIMITS if _is_above(chat_request.get(name), cap)}
+    chat_request.update(dict.fromkeys(above, cap))
+    if all(chat_request.get(name) is None for name in _LIMITS):
+        chat_request["max_tokens"] = cap
+    return max(above.values(), default=None)
+
+
+def _is_above(value: object, cap: int) -> bool:
+    return isinstance(value, int) and value > cap
+
+
+def normalise_for_capture(chat_request: Json) -> None:
+    """Make a request one for a whole answer, in place, without parameters that endpoints refuse then."""
+    chat_request["stream"] = False
+    chat_request.pop("stream_options", None)
+    for name in ("tools", "functions"):
+        if name in chat_request and not chat_request[name]:
+            del chat_request[name]
+    if "tools" not in chat_request:
+        chat_request.pop("tool_choice", None)
+        chat_request.pop("parallel_tool_calls", None)
+
+
+def normalise_response(response: Json) -> None:
+    """Add the details of the usage that clients read unasked, in place, where an engine has null."""
+    _add_details(response, {"prompt_tokens_details": _PROMPT_DETAILS, "completion_tokens_details": _COMPLETION_DETAILS})
+
+
+def normalise_client_payload(payload: Json, api_type: APIType) -> None:
+    """Add the details of the usage that clients of responses read unasked, in place."""
+    if api_type is APIType.OPENAI_RESPONSES:
+        details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+        _add_details(payload, details)
+
+
+def _add_details(answer: Json, details: Mapping[str, Json]) -> None:
+    usage = as_dict(answer.get("usage"))
+    if isinstance(answer.get("usage"), dict):
+        usage.update({name: dict(values) for name, values in details.items() if usage.get(name) is None})

@@ -1,0 +1,307 @@
+"""Addresses under which sandboxes reach a capture server: this machine's own, or a tunnel's.
+
+    DirectExposure        an address that the sandbox can reach anyway
+    GradioForwarder       Gradio's share tunnel, or an frp server of your own
+    CloudflareForwarder   a tunnel of the program `cloudflared`
+
+A tunnel's address is public: sessions' keys, and the admin key, are what protects the server behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import re
+import secrets
+import shutil
+import subprocess
+import threading
+import time
+from abc import ABC, abstractmethod
+from typing import IO, Any
+
+from typing_extensions import Self
+
+log = logging.getLogger("openenv.rollout.capture")
+
+_QUICK_TUNNEL = re.compile(r"https://[-a-z0-9]+\.trycloudflare\.com")
+_STOP_S = 10.0
+
+
+class ForwardingError(RuntimeError):
+    """There is no address under which the server can be reached."""
+
+
+class PortForwarder(ABC):
+    """Makes a local port reachable under an address; a context manager that stops."""
+
+    def __init__(self) -> None:
+        self._url: str | None = None
+
+    @classmethod
+    def preflight(cls) -> None:
+        """Check what it needs, before anything is started.
+
+        Raises:
+            ForwardingError: something is missing.
+        """
+        return  # most need nothing
+
+    @abstractmethod
+    def start(self, local_port: int, *, local_host: str = "127.0.0.1") -> str:
+        """Return the address under which a local port can be reached.
+
+        Raises:
+            ForwardingError: there is none.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Close it; again does nothing."""
+
+    @property
+    def url(self) -> str | None:
+        """Return the address; None while there is none."""
+        return self._url
+
+    @property
+    def name(self) -> str:
+        """Return what it is called."""
+        return type(self).__name__
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+
+class DirectExposure(PortForwarder):
+    """An address that can be reached anyway.
+
+    Args:
+        advertise_host: The host that sandboxes know this machine by.
+        scheme: `http`, or `https` behind a proxy.
+    """
+
+    def __init__(self, advertise_host: str = "127.0.0.1", scheme: str = "http") -> None:
+        super().__init__()
+        self._host = advertise_host
+        self._scheme = scheme
+
+    def start(self, local_port: int, *, local_host: str = "127.0.0.1") -> str:
+        """Return the address; nothing is started."""
+        self._url = f"{self._scheme}://{self._host}:{local_port}"
+        return self._url
+
+    def stop(self) -> None:
+        """Forget the address."""
+        self._url = None
+
+
+class GradioForwarder(PortForwarder):
+    """A share tunnel of Gradio (extra `gradio`).
+
+    Args:
+        share_server_address: An frp server of your own, in place of Gradio's.
+        share_server_tls_certificate: Its certificate.
+    """
+
+    def __init__(
+        self, share_server_address: str | None = None, share_server_tls_certificate: str | None = None
+    ) -> None:
+        super().__init__()
+        self._server = share_server_address
+        self._certificate = share_server_tls_certificate
+        self._tunnel: Any = None
+
+    @classmethod
+    def preflight(cls) -> None:
+        """Check that Gradio is installed.
+
+        Raises:
+            ForwardingError: it is not.
+        """
+        try:
+            import gradio.networking  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401
+        except ImportError as exc:
+            raise ForwardingError(
+                f"gradio is required for a share tunnel: pip install 'openenv[gradio]' ({exc})"
+            ) from exc
+
+    def start(self, local_port: int, *, local_host: str = "127.0.0.1") -> str:
+        """Open the tunnel, and return its address.
+
+        Raises:
+            ForwardingError: it cannot be opened.
+        """
+        self.preflight()
+        from gradio.networking import setup_tunnel
+        from gradio.tunneling import CURRENT_TUNNELS  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        self.stop()
+        token = secrets.token_hex(16)
+        try:
+            url = setup_tunnel(
+                local_host=local_host,
+                local_port=local_port,
+                share_token=token,
+                share_server_address=self._server,
+                share_server_tls_certificate=self._certificate,
+            )
+        except Exception as exc:  # whatever its download, its program and its server come up with
+            raise ForwardingError(f"Gradio's tunnel cannot be opened: {exc}") from exc
+        self._tunnel = next((tunnel for tunnel in CURRENT_TUNNELS if tunnel.share_token == token), None)
+        process = getattr(self._tunnel, "proc", None)
+        if process is None:
+            self._tunnel = None
+            raise ForwardingError("Gradio's tunnel has no process")
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                _drain(pipe)  # or the program would wait for a reader once the pipe is full
+        self._url = str(url)
+        return self._url
+
+    def stop(self) -> None:
+        """Close the tunnel."""
+        tunnel, self._tunnel, self._url = self._tunnel, None, None
+        if tunnel is not None:
+            process = tunnel.proc
+            tunnel.kill()
+            _end(process)
+
+
+class CloudflareForwarder(PortForwarder):
+    """A tunnel of `cloudflared`: a quick one under a random name, or one of your account.
+
+    Args:
+        tunnel_name: The tunnel of your account.
+        hostname: The host name that leads to it.
+        binary: The program.
+        startup_timeout_s: How long it may take until there is an address.
+    """
+
+    def __init__(
+        self,
+        tunnel_name: str | None = None,
+        hostname: str | None = None,
+        binary: str = "cloudflared",
+        startup_timeout_s: float = 60.0,
+    ) -> None:
+        super().__init__()
+        self._tunnel_name = tunnel_name
+        self._hostname = hostname
+        self._binary = binary
+        self._timeout_s = startup_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def preflight(cls, binary: str = "cloudflared") -> None:
+        """Check that the program is there.
+
+        Raises:
+            ForwardingError: it is not.
+        """
+        if shutil.which(binary) is None:
+            raise ForwardingError(f"`{binary}` is not on the PATH: install it, or use another forwarder")
+
+    def start(self, local_port: int, *, local_host: str = "127.0.0.1") -> str:
+        """Start the program, and return the tunnel's address.
+
+        Raises:
+            ForwardingError: there is none in time.
+        """
+        self.preflight(self._binary)
+        self.stop()
+        target = f"http://{local_host}:{local_port}"
+        named = (
+            ["run", "--url", target, self._tunnel_name] if self._tunnel_name else ["--no-autoupdate", "--url", target]
+        )
+        command = [self._binary, "tunnel", *named]
+        try:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        except OSError as exc:
+            raise ForwardingError(f"`{self._binary}` cannot be started: {exc}") from exc
+        assert self._process.stdout is not None
+        lines = _drain(self._process.stdout)
+        if self._tunnel_name and self._hostname:
+            self._url = f"https://{self._hostname}"
+            return self._url
+        url = self._printed_url(lines)
+        if url is None:
+            self.stop()
+            raise ForwardingError(f"`{self._binary}` did not print an address within {self._timeout_s:g} s")
+        self._url = url
+        return url
+
+    def _printed_url(self, lines: queue.Queue[str]) -> str | None:
+        deadline = time.monotonic() + self._timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            try:
+                line = lines.get(timeout=left_s)
+            except queue.Empty:
+                return None
+            if not line:  # the program has ended
+                return None
+            match = _QUICK_TUNNEL.search(line)
+            if match is not None:
+                return match[0]
+        return None
+
+    def stop(self) -> None:
+        """End the program."""
+        process, self._process, self._url = self._process, None, None
+        if process is not None:
+            process.terminate()
+            _end(process)
+
+
+def _drain(pipe: IO[bytes]) -> queue.Queue[str]:
+    """Read a program's output to its end, into the log and the first lines into a queue; "" is its end."""
+    lines: queue.Queue[str] = queue.Queue(maxsize=1000)
+
+    def read() -> None:
+        with pipe:
+            for raw in pipe:
+                text = raw.decode(errors="replace").rstrip()
+                log.debug("tunnel: %s", text[:1000])
+                if not lines.full():
+                    lines.put(text or " ")
+        if not lines.full():
+            lines.put("")
+
+    threading.Thread(target=read, name="openenv-tunnel", daemon=True).start()
+    return lines
+
+
+def _end(process: subprocess.Popen[bytes] | None) -> None:
+    """Wait for a process that was asked to end, and kill it after a while."""
+    if process is None:
+        return
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+FORWARDERS: dict[str, type[PortForwarder]] = {
+    "direct": DirectExposure,
+    "gradio": GradioForwarder,
+    "cloudflare": CloudflareForwarder,
+}
+
+
+def make_forwarder(kind: str = "gradio", **kwargs: Any) -> PortForwarder:
+    """Make a forwarder: `direct`, `gradio` or `cloudflare`.
+
+    Args:
+        kind: Which.
+        **kwargs: Its arguments.
+
+    Raises:
+        ForwardingError: there is none of this kind.
+    """
+    if kind not in FORWARDERS:
+        raise ForwardingError(f"unknown port forwarder {kind!r}: {', '.join(sorted(FORWARDERS))}")
+    return FORWARDERS[kind](**kwargs)

@@ -1,0 +1,133 @@
+"""A whole chat completion as the stream that an agent asked for, and comments for an agent that waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Iterable
+
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from ..dialects import AGENT_DIALECTS
+from ..dialects.dialect import as_dict, dicts_in
+from ..encoding import STREAM_DONE, Json, event_bytes, load_object
+from ..model_call import PING_S
+from .detection import APIType
+from .transformers import BaseTransformer
+
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+COMMENT = ": waiting\n\n"
+_NAMED = (APIType.ANTHROPIC, APIType.OPENAI_RESPONSES)
+"""Dialects whose events have names."""
+
+
+def format_events(api_type: APIType, events: Iterable[Json]) -> str:
+    """Return events as they are sent."""
+    return "".join(
+        (f"event: {event.get('type', 'unknown')}\n" if api_type in _NAMED else "")
+        + f"data: {json.dumps(event, default=str)}\n\n"
+        for event in events
+    )
+
+
+def format_chunk(
+    api_type: APIType, transformer: BaseTransformer, chunk: Json, original_request: Json, *, is_first: bool
+) -> str:
+    """Return one chunk of a chat completion as it is sent to an agent, without what other chunks say."""
+    events = transformer.transform_stream_chunk(chunk, original_request, is_first)
+    return format_events(api_type, events if isinstance(events, list) else [events])
+
+
+def response_to_chunk(response: Json) -> Json:
+    """Return a whole chat completion as a single chunk."""
+    choice = (dicts_in(response.get("choices")) or [{}])[0]
+    message = as_dict(choice.get("message"))
+    delta: Json = {"role": "assistant"}
+    if message.get("content") is not None:
+        delta["content"] = message["content"]
+    thoughts = next((message[key] for key in ("reasoning_content", "reasoning") if message.get(key) is not None), None)
+    if thoughts is not None:
+        delta["reasoning_content"] = thoughts
+    calls = []
+    for index, call in enumerate(dicts_in(message.get("tool_calls"))):
+        function = as_dict(call.get("function"))
+        named = {"name": function.get("name", ""), "arguments": function.get("arguments", "")}
+        calls.append({"index": index, "id": call.get("id"), "type": call.get("type", "function"), "function": named})
+    if calls:
+        delta["tool_calls"] = calls
+    return {
+        "id": response.get("id"),
+        "object": "chat.completion.chunk",
+        "created": response.get("created"),
+        "model": response.get("model"),
+        "choices": [{"index": 0, "delta": delta, "finish_reason": choice.get("finish_reason")}],
+        "usage": response.get("usage"),
+    }
+
+
+async def replay(
+    api_type: APIType, transformer: BaseTransformer, response: Json, original_request: Json
+) -> AsyncIterator[str]:
+    """Yield a whole chat completion as the stream of an agent's dialect."""
+    chunk = response_to_chunk(response)
+    state = transformer.create_stream_state(original_request)
+    if state is None:
+        yield format_chunk(api_type, transformer, chunk, original_request, is_first=True)
+    else:
+        for events in (state.process_chunk(chunk, is_first=True), state.finalize()):
+            if events:
+                yield format_events(api_type, events)
+    if api_type is APIType.OPENAI_CHAT:
+        yield event_bytes(STREAM_DONE).decode()
+
+
+async def keepalive_response(pending: Awaitable[Response], api_type: APIType) -> Response:
+    """Wait for a response, and keep the agent's connection alive with comments where that takes long.
+
+    Args:
+        pending: The response, which is cancelled with this call, or when the agent hangs up.
+        api_type: The agent's dialect, for an error that comes after the first comment.
+    """
+    task = asyncio.ensure_future(pending)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=PING_S)
+    except BaseException:
+        await _cancelled(task)
+        raise
+    return task.result() if done else _WaitingResponse(task, api_type)
+
+
+class _WaitingResponse(StreamingResponse):
+    """Comments until a response is there, and then what it streams."""
+
+    def __init__(self, task: asyncio.Future[Response], api_type: APIType) -> None:
+        super().__init__(self._body(task, api_type), media_type="text/event-stream", headers=HEADERS)
+        self._task = task
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await _cancelled(self._task)
+
+    @staticmethod
+    async def _body(task: asyncio.Future[Response], api_type: APIType) -> AsyncIterator[str | bytes | memoryview]:
+        while not task.done():
+            yield COMMENT
+            await asyncio.wait({task}, timeout=PING_S)
+        response = task.result()
+        if isinstance(response, StreamingResponse) and response.status_code < 400:
+            async for piece in response.body_iterator:
+                yield piece
+            return
+        payload = load_object(bytes(response.body)) or {}
+        message = as_dict(payload.get("error")).get("message") or "the endpoint did not answer"
+        yield AGENT_DIALECTS[api_type.value].error_event(response.status_code, str(message))
+
+
+async def _cancelled(task: asyncio.Future[Response]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Exception):
+        await task
