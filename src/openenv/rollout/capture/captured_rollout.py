@@ -24,6 +24,7 @@ from openenv.errors import CaptureError
 from ..task import Budget, Model
 from .dialects.dialect import CallOptions
 from .encoding import Json
+from .parameter_fixes import ParamFix
 from .records import Recorder
 
 if TYPE_CHECKING:
@@ -200,6 +201,10 @@ class CapturedRollout:
     failures_in_a_row: int = 0
     refused: frozenset[str] = frozenset()
     """Parameters that the endpoint has turned down; kept per rollout, as its requests may be the reason."""
+    fixes: list[ParamFix] | None = None
+    """How requests are changed because the endpoint asked for it, where that may be: not what is trained on."""
+    ends_at_context_limit: bool = False
+    """Whether a conversation that is too long for the endpoint ends as with an exhausted budget, not with an error."""
     no_prompt_ids: bool = False
     """Whether the endpoint has no route that names the ids of a prompt."""
     endings: dict[str, int] = field(default_factory=dict)

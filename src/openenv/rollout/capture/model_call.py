@@ -45,10 +45,12 @@ from .dialects.dialect import (
     Completion,
     ModelDialect,
     StreamTranslator,
+    as_dict,
 )
 from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object
 from .inbound import JSON_TYPE, AgentReply
 from .outbound import EndpointError, EndpointResponse, Endpoints
+from .parameter_fixes import MAX_FIXES, ParamFix, diagnose
 from .records import CallRecorder, JournalFull
 
 log = logging.getLogger("openenv.rollout.capture")
@@ -290,6 +292,14 @@ class _Failed(Exception):
         self.headers: list[tuple[str, str]] = []
 
 
+def is_context_limit(failure: _Failed) -> bool:
+    """Say whether an endpoint refused a request because its conversation is too long."""
+    error = as_dict(as_dict(failure.error.get("body")).get("error"))
+    text = str(failure).lower()
+    is_named = error.get("code") == "context_length_exceeded" or ("maximum context length" in text and "tokens" in text)
+    return failure.status == 400 and is_named
+
+
 class ProxiedCall:
     """A call under way. Making one writes its request into the records.
 
@@ -311,6 +321,7 @@ class ProxiedCall:
         self._attempts = 0
         self._policy: str | None = None
         self._policy_task: asyncio.Task[str | None] | None = None
+        self._new_fixes: list[ParamFix] = []
         model = rollout.model
         self._allowed = allow(request.dialect.name, request.body, engine=model.engine, may_set=model.agent_may_set)
         self._rewrite(rollout.call_options())
@@ -325,6 +336,8 @@ class ProxiedCall:
         request, body = self._request, self._allowed.body
         body = request.bridge.request(body) if request.bridge is not None else body
         self._rewritten, self._options = request.endpoint.rewrite(body, options), options
+        for fix in (*(self._rollout.fixes or ()), *self._new_fixes):
+            fix.apply(self._rewritten.body)
 
     @property
     def unspent(self) -> int:
@@ -352,13 +365,15 @@ class ProxiedCall:
         # cancelled while it sends an error.
         try:
             failure = await self._carry_guarded()
+            if failure is not None and self._rollout.ends_at_context_limit and is_context_limit(failure):
+                failure.how = "context"
             if failure is not None:
                 with contextlib.suppress(JournalFull):  # the recorder keeps that as `failure`
                     self._settle(failure.how, failure.error)
-                    if failure.how == "budget":
-                        limit = self._rollout.spending.exhausted() or "seconds"
-                        self._rollout.budget_ended(limit, self._request.dialect.name)
-                if failure.how == "budget" and not self._reply.started:
+                    if failure.how in ("budget", "context"):
+                        limit = "context" if failure.how == "context" else self._rollout.spending.exhausted()
+                        self._rollout.budget_ended(limit or "seconds", self._request.dialect.name)
+                if failure.how in ("budget", "context") and not self._reply.started:
                     await send_final_answer(self._reply, self._request.dialect, self._request.body)
                 else:
                     await self._send_error(failure)
@@ -487,10 +502,14 @@ class ProxiedCall:
                 if 200 <= response.status < 300:
                     # What was left out was left out rightly: the rollout's next calls leave it out at once.
                     self._rollout.refused = self._options.refused
+                    if self._rollout.fixes is not None:
+                        self._rollout.fixes += [fix for fix in self._new_fixes if fix not in self._rollout.fixes]
                     return response
                 failure = await self._refused(response)
-                if self._leave_out_refused(response.status, failure.error):
-                    self._attempts -= 1  # not the endpoint's failure; there is an end, as options only shrink
+                if self._leave_out_refused(response.status, failure.error) or self._fix(response.status, failure.error):
+                    self._attempts -= (
+                        1  # not the endpoint's failure; there is an end: options only shrink, fixes are few
+                    )
                     self._recorder.tried(response.status, failure.error)
                     continue
                 delay_s = self._delay_s(response.headers.get("retry-after", ""))
@@ -571,6 +590,19 @@ class ProxiedCall:
                 if (changed or parameter in self._rewritten.forced) and self._leave_out(parameter):
                     return True
         return False
+
+    def _fix(self, status: int, error: Json) -> bool:
+        """Change the request as the endpoint asks for; False where it asks for nothing, or that may not be."""
+        known = self._rollout.fixes
+        if known is None or status != 400 or len(known) + len(self._new_fixes) >= MAX_FIXES:
+            return False
+        fix = diagnose(error.get("body") or error.get("message"))
+        if fix is None or fix in known or fix in self._new_fixes or not fix.apply(dict(self._rewritten.body)):
+            return False
+        self._new_fixes.append(fix)
+        self._rewrite(self._options)
+        self._recorder.resent(self._request.body, self._rewritten.body)
+        return True
 
     def _leave_out(self, parameter: str) -> bool:
         if not self._options.allows(parameter):

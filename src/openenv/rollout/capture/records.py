@@ -350,8 +350,8 @@ class Call:
     error: Json | None = None
     ended: str | None = None
     """`complete`, `failed` (the endpoint answered with an error), `unreachable`, `timeout`, `broken` (the answer did
-    not come whole), `agent_gone`, `budget` (it ran out), `revoked`, `record_failed`; None where the proxy was killed in
-    the middle."""
+    not come whole), `agent_gone`, `budget` (it ran out), `context` (the conversation is too long for the endpoint),
+    `revoked`, `record_failed`; None where the proxy was killed in the middle."""
     attempts: int = 1
     latency_s: float = 0.0
     first_byte_s: float | None = None

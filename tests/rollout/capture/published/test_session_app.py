@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -82,8 +81,6 @@ def test_a_session_is_captured_under_its_id_as_key(proxy: CaptureServer, engine:
 
 def test_an_agent_gets_a_stream_as_it_comes(proxy: CaptureServer, engine: Any, fake: ModuleType) -> None:
     # The published server answers only once the whole completion is there.
-    released = threading.Event()
-
     def respond(request: Any) -> Any:
         return fake.Answer.events(
             fake.event({**fake.chat_chunk({"content": "first"}), "prompt_token_ids": [1]}), 5.0, fake.DONE
@@ -97,7 +94,6 @@ def test_an_agent_gets_a_stream_as_it_comes(proxy: CaptureServer, engine: Any, f
             "POST", "/v1/chat/completions", json=body, headers={"authorization": "Bearer s1"}
         ) as response:
             assert b"first" in next(response.iter_raw())
-    released.set()
 
 
 def test_a_training_policy_is_what_the_endpoint_gets(proxy: CaptureServer, engine: Any) -> None:
@@ -247,6 +243,66 @@ def test_what_the_endpoint_refuses_is_passed_on_and_failures_are_counted(
     assert session.upstream_errors == 1
     assert session.graph.stats()["n_turns"] == 0
     assert "[FATAL] no_turns" in export_session(session)["validation"][0]
+
+
+def test_what_a_provider_asks_for_is_done_where_nothing_is_trained(
+    proxy: CaptureServer, engine: Any, fake: ModuleType
+) -> None:
+    def respond(request: Any) -> Any:
+        if request.body.get("temperature") not in (None, 1):
+            message = "Unsupported value: 'temperature' does not support 0.3 with this model."
+            return fake.Answer.json({"error": {"message": message, "code": "unsupported_value"}}, 400)
+        if request.body.get("reasoning_effort") != "none":
+            message = "Function tools are not supported; use /v1/responses or set reasoning_effort to 'none'."
+            return fake.Answer.json({"error": {"message": message}}, 400)
+        return fake.vllm([1])(request)
+
+    engine.respond = respond
+    proxy.registry.create("evaluated", purpose="eval")
+    proxy.registry.create("second", purpose="eval")
+    assert Caller(proxy.url, "evaluated").chat(temperature=0.3, tools=TOOLS).status_code == 200
+    assert len(engine.requests) == 3
+    assert proxy.inference is not None
+    assert {str(fix) for fix in proxy.inference.param_fixes} == {"dropped temperature", "set reasoning_effort=none"}
+    assert Caller(proxy.url, "second").chat(temperature=0.3, stream=True).status_code == 200
+    assert len(engine.requests) == 4  # known by now
+    proxy.registry.create("trained", sampling={"temperature": 0.3})
+    refused = Caller(proxy.url, "trained").chat(tools=TOOLS)
+    assert (refused.status_code, "temperature" in refused.text) == (400, True)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_conversation_that_is_too_long_ends_the_rollout_as_a_budget_does(
+    proxy: CaptureServer, engine: Any, fake: ModuleType, is_streamed: bool
+) -> None:
+    session = proxy.registry.create("s1")
+    agent = Caller(proxy.url, "s1")
+    agent.chat(tools=TOOLS)
+    error = {"message": "This model's maximum context length is 4096 tokens; you asked for more", "code": 400}
+    engine.respond = lambda request: fake.Answer.json({"error": error}, 400)
+    answer = agent.chat(tools=TOOLS, stream=is_streamed)
+    assert answer.status_code == 200
+    assert "Step budget exhausted" in answer.text
+    assert (session.budget_stop_count, session.upstream_errors) == (1, 0)
+    document = export_session(session)
+    assert document["trainable"]
+    assert any("context_budget_exhausted" in finding for finding in document["validation"])
+    assert document["stats"]["n_turns"] == 1
+
+
+def test_an_endpoint_that_speaks_anthropic_messages_answers_agents_that_do(engine: Any, fake: ModuleType) -> None:
+    blocks = [{"type": "thinking", "thinking": "so", "signature": "s"}, {"type": "text", "text": "hi"}]
+    message = {"type": "message", "id": "1", "model": "m", "role": "assistant", "content": blocks}
+    engine.respond = lambda request: fake.Answer.json({**message, "stop_reason": "end_turn", "usage": {}})
+    with CaptureServer(llm_url=engine.url, model="m", port=0, provider="anthropic", api_key="k") as proxy:
+        session = proxy.registry.create("s1")
+        body = {"model": "x", "max_tokens": 9, "messages": QUESTION}
+        answer = Caller(proxy.url, "s1")("POST", "/v1/messages", body, **{"anthropic-version": "2023-06-01"})
+        assert answer.json()["content"] == blocks
+        [node] = session.graph.nodes()
+        assert (node.response_message["content"], node.finish_reason) == ("hi", "stop")
+        assert export_session(session, capture_level=proxy.capture_level)["rollout_type"] == "eval"
+    assert engine.requests[0].headers["x-api-key"] == "k"
 
 
 def test_a_session_can_name_its_endpoint_which_is_asked_what_it_names(

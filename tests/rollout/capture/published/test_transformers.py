@@ -48,8 +48,13 @@ async def test_a_response_that_comes_soon_is_passed_on() -> None:
     assert (await sse.keepalive_response(quick(), APIType.OPENAI_CHAT)).status_code == 418
 
 
-async def sent_by(response: Response, *, until: int = 1000) -> bytes:
-    """What a response sends to an agent that hangs up after some messages."""
+async def sent_by(response: Response, *, seen: asyncio.Event | None = None, until: int = 1000) -> bytes:
+    """What a response sends to an agent, which hangs up after some messages.
+
+    Args:
+        seen: Set once the agent has seen something.
+        until: After how many messages it hangs up.
+    """
     gone = asyncio.Event()
     pieces: list[bytes] = []
 
@@ -59,6 +64,8 @@ async def sent_by(response: Response, *, until: int = 1000) -> bytes:
 
     async def send(message: Any) -> None:
         pieces.append(message.get("body", b""))
+        if seen is not None and any(pieces):
+            seen.set()
         if len(pieces) >= until:
             gone.set()
 
@@ -80,19 +87,22 @@ async def test_an_agent_that_waits_gets_comments_and_then_the_end(
 ) -> None:
     monkeypatch.setattr(replay, "PING_S", 0.01)
 
+    seen = asyncio.Event()
+
     async def slow(response: Response) -> Response:
-        await asyncio.sleep(0.05)
+        await seen.wait()
         return response
 
     async def body() -> Any:
         yield "data: it\n\n"
 
     streamed = await sse.keepalive_response(slow(StreamingResponse(body())), kind)
-    text = await sent_by(streamed)
+    text = await sent_by(streamed, seen=seen)
     assert text.startswith(b": waiting\n\n")
     assert text.endswith(b"data: it\n\n")
+    seen.clear()
     failed = await sse.keepalive_response(slow(JSONResponse({"error": {"message": "down"}}, 502)), kind)
-    assert last in await sent_by(failed)
+    assert last in await sent_by(failed, seen=seen)
 
 
 @pytest.mark.anyio

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from openenv._lazy import export_imports
+from openenv.rollout.capture.parameter_fixes import ParamFix as ParamFix
+from openenv.rollout.capture.parameter_fixes import diagnose as diagnose
 from openenv.rollout.capture.published.engine_client import InferenceClient as InferenceClient
 from openenv.rollout.capture.published.engine_client import auth_headers as auth_headers
 from openenv.rollout.capture.published.engine_client import normalise_engine_base as normalise_engine_base
@@ -10,8 +12,6 @@ from openenv.rollout.capture.published.engine_client import normalize_response a
 from openenv.rollout.capture.published.engine_client import openai_api_base as openai_api_base
 from openenv.rollout.capture.published.engine_client import prepare_request as prepare_request
 from openenv.rollout.capture.published.engine_client import truncating_params as truncating_params
-from openenv.rollout.capture.published.parameter_fixes import ParamFix as ParamFix
-from openenv.rollout.capture.published.parameter_fixes import diagnose as diagnose
 from openenv.rollout.capture.published.upstream_errors import UpstreamError as UpstreamError
 from openenv.rollout.capture.published.upstream_errors import UpstreamHTTPError as UpstreamHTTPError
 from openenv.rollout.capture.published.upstream_errors import UpstreamRequestError as UpstreamRequestError

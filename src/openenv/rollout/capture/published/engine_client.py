@@ -20,8 +20,8 @@ from ..dialects.dialect import as_dict, as_list, dicts_in
 from ..encoding import Json, dumps, load_object, loads
 from ..model_call import ATTEMPTS, RESPONSE_LIMIT
 from ..outbound import EndpointError, EndpointResponse, Endpoints
+from ..parameter_fixes import MAX_FIXES, NO_LOGPROBS, ParamFix, diagnose
 from .native_anthropic import NATIVE_REQUEST, anthropic_request, anthropic_response
-from .parameter_fixes import MAX_FIXES, NO_LOGPROBS, ParamFix, diagnose
 from .upstream_errors import UpstreamHTTPError, UpstreamTimeoutError, UpstreamTransportError
 
 log = logging.getLogger("openenv.rollout.capture")

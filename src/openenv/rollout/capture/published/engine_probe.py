@@ -23,9 +23,9 @@ from openenv import settings
 from ...parameters import finite_number
 from ..dialects.dialect import as_dict, as_list, dicts_in
 from ..encoding import Json, load_object
+from ..parameter_fixes import MAX_FIXES, NO_LOGPROBS, ParamFix, behaviour_warnings, diagnose
 from .capture_checks import check_upstream_response
 from .engine_client import PROVIDERS, auth_headers, normalise_engine_base, normalize_response, openai_api_base
-from .parameter_fixes import MAX_FIXES, NO_LOGPROBS, ParamFix, behaviour_warnings, diagnose
 
 HINT = (
     "Ids and log-probabilities to train on come from vLLM with --return-tokens-as-token-ids --logprobs-mode"

@@ -17,6 +17,7 @@ from ..records import FILE, Call, Recorder, RecordingReader
 from .capture_checks import check_turn_eval
 from .capture_sessions import CaptureSession, extract_harness_session, is_trainable
 from .engine_client import InferenceClient, truncating_params
+from .native_anthropic import anthropic_response
 from .turn_graph import TurnNode
 
 SAMPLING_KEYS = ("temperature", *NEUTRAL_SAMPLING)
@@ -56,6 +57,8 @@ class LiveSession:
         for call in self._reader.advance():
             if call.ended == "complete":
                 self._add(call)
+            elif call.ended == "context":
+                session.findings.append(f"[WARN] context_budget_exhausted: {as_dict(call.error).get('message')}")
         failure = stats.record_failure
         if failure is not None and not any("capture_ingest_failed" in finding for finding in session.findings):
             session.findings.append(f"[FATAL] capture_ingest_failed: {failure}")
@@ -107,7 +110,11 @@ def turn_node(call: Call, *, is_pinned: bool) -> TurnNode:
     steered = steering(call.endpoint_dialect, sent)
     # A policy that a trainer decides is the whole of it; without one, the agent's temperature is what was asked for.
     steered += unasked_sampling(_policy(sent), sent) if not is_pinned else call.not_trainable
-    message = as_dict((dicts_in(as_dict(call.response).get("choices")) or [{}])[0].get("message"))
+    response = as_dict(call.response)
+    if call.endpoint_dialect == "anthropic":
+        response = anthropic_response(response, native_passthrough=True)
+    choice = (dicts_in(response.get("choices")) or [{}])[0]
+    message = as_dict(choice.get("message"))
     messages = as_list(sent.get("messages"))
     tools = sent.get("tools")
     return TurnNode(
@@ -116,7 +123,7 @@ def turn_node(call: Call, *, is_pinned: bool) -> TurnNode:
         sampled_ids=[token for token in sampled.ids if token is not None] if sampled.has_ids else [],
         sampled_logprobs=logprobs if is_whole else None,
         model=sent.get("model"),
-        finish_reason=done.finish_reason,
+        finish_reason=choice.get("finish_reason"),
         harness_session_id=extract_harness_session({}, call.request),
         system_digest=_system_digest(messages),
         n_tools=len(as_list(tools)),
@@ -175,6 +182,9 @@ def open_rollout(
     fixed = {fix.param for fix in client.param_fixes if fix.action == "drop"}
     unnamed = {"tokens": (), "logprobs": (TOKEN_IDS,), "text": (TOKEN_IDS, LOGPROBS)}
     rollout.refused = frozenset(fixed.union(unnamed[level]))
+    rollout.ends_at_context_limit = True
+    if not is_trainable(session.purpose, level):
+        rollout.fixes = client.param_fixes  # all sessions of an endpoint share what it asked for
     described = model.model_dump(mode="json", exclude={"api_key", "extra_headers"})
     recorder.create({"rollout_id": session.session_id, "model": rollout.redactor.value(described)})
     return LiveSession(session, rollout, folder, level)

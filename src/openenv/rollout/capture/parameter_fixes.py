@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..encoding import Json
+from .encoding import Json
 
 KEPT = frozenset({"model", "messages", "input", "stream", "tools", "tool_choice"})
 """What a request cannot do without: an error about these is one that the caller must see."""
