@@ -41,6 +41,7 @@ SCRIPT = (
     ),
     Turn(text="It is written."),
 )
+LOOK = "env; cat ~/.config/opencode/*; [ -e ~/.local/state/opencode/locks ] || echo nothing-is-fetched"
 Play = Callable[..., tuple[Outcome, ScriptedModel]]
 
 
@@ -79,6 +80,16 @@ def test_options_reach_the_configuration() -> None:
     assert config["share"] == "auto"
     assert config["instructions"] == ["/s.md"]
     assert opencode_json(a_run())["tools"] == {"webfetch": False, "question": False}
+
+
+def test_a_list_of_models_is_read_only_where_another_provider_may_need_it(local: Sandboxes) -> None:
+    others: dict[str, Any] = {"extra_opencode_json": {"provider": {"openai": {}}}}
+    with local.open() as sandbox:
+        mine = OpenCode().prepare(sandbox, a_run()).envs
+        assert sandbox.read_text(mine["OPENCODE_MODELS_PATH"]) == "{}"
+        assert "OPENCODE_MODELS_PATH" not in OpenCode().prepare(sandbox, a_run(options=others)).envs
+        own = {"extra_env": {"OPENCODE_MODELS_PATH": "/mine.json"}}
+        assert OpenCode().prepare(sandbox, a_run(options=own)).envs["OPENCODE_MODELS_PATH"] == "/mine.json"
 
 
 def test_an_error_that_opencode_reports_is_a_failure() -> None:
@@ -121,7 +132,7 @@ def play(local: Sandboxes, opencode: OpenCode, leftovers: Callable[[], None]) ->
 def test_opencode_does_a_task_and_every_token_is_there(play: Play, tmp_path: Path) -> None:
     look = Turn(
         text="I look around.",
-        calls=(ScriptedCall(name="bash", arguments={"command": "env; cat ~/.config/opencode/*", "description": "x"}),),
+        calls=(ScriptedCall(name="bash", arguments={"command": LOOK, "description": "x"}),),
     )
     with RolloutStore(tmp_path / "store") as store:
         outcome, server = play(look, *SCRIPT, store=store)
@@ -139,6 +150,7 @@ def test_opencode_does_a_task_and_every_token_is_there(play: Play, tmp_path: Pat
         assert turn.not_trainable == []
         assert len(turn.per_token_logps) == len(turn.completion_tokens) == len(turn.completion_token_ids)
     assert "OPENCODE_CONFIG" in log  # it did look around
+    assert "nothing-is-fetched\\n" in log  # an installation of npm packages would have taken a lock
     assert "the-real-key" not in log
     assert all(json.loads(line)["type"] for line in log.splitlines())
 

@@ -14,11 +14,24 @@ from openenv.rollout.agents.install import INSIDE, installed, run_installer
 from openenv.sandboxes.base import Mount, Sandbox
 
 VERSION = "2.4.6"
-_START = "import sys; from minisweagent.run.mini import app; sys.argv[0] = 'mini'; sys.exit(app())"
+# Isolated (-I): a module in the work folder must not be taken for one of the agent's, and the commands that the agent
+# runs must not find the agent's packages by a PYTHONPATH, which the verifier has not.
+_START = (
+    "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); "
+    "from minisweagent.run.mini import app; sys.argv[0] = 'mini'; sys.exit(app())"
+)
+_PACKAGES = f"{INSIDE}/mini-swe-agent"
+_MODEL_FOLDER = f"{INSIDE}/mini-swe-agent-model"
+_MODEL_MODULE = "endpoint_model"
+_MODEL_CLASS = f"{_MODEL_MODULE}.EndpointModel"
+_DEFAULT_CONFIG = f"{_PACKAGES}/minisweagent/config/mini.yaml"
 
 
 class MiniSweAgent(Agent):
-    """Drive mini-swe-agent; `config` (a list of `-c` values) is an option of a run.
+    """Drive mini-swe-agent.
+
+    Options of a run: `config` (a list of `-c` values), and `model_class`, such as `litellm`. By default the model class
+    is our own (`mini_swe_agent_model`): mini-swe-agent's loads litellm, which takes ten times as long as the rest.
 
     Args:
         version: The version to use.
@@ -44,7 +57,8 @@ class MiniSweAgent(Agent):
             run_installer([*pip, "--disable-pip-version-check", *packages], cwd=draft, what=what)
 
         packages = installed(place, build) / "venv" / "lib" / python / "site-packages"
-        mounts = [Mount(packages, f"{INSIDE}/{self.name}")]
+        model = Path(__file__).with_name("mini_swe_agent_model.py")
+        mounts = [Mount(packages, _PACKAGES), Mount(model, f"{_MODEL_FOLDER}/{_MODEL_MODULE}.py")]
         interpreter = f"{sys.base_prefix}/bin/{python}"
         if not sys.base_prefix.startswith("/usr"):
             mounts.append(Mount(Path(sys.base_prefix), "/opt/openenv/python"))
@@ -55,18 +69,19 @@ class MiniSweAgent(Agent):
         """Start one run over the instruction, without any prompt to a user."""
         sandbox.write_text(f"{run.home}/task/instruction.md", run.task.instruction)
         argv = [
-            *(run.installation.executable, "-c", _START),
+            *(run.installation.executable, "-I", "-B", "-c", _START, f"{_PACKAGES}:{_MODEL_FOLDER}"),
             *("-m", f"openai/{run.model}", "-y", "--exit-immediately"),
             *("-o", f"{run.home}/logs/agent/trajectory.json"),
             # A value, not a flag: an instruction may begin with a dash.
             f"--task={run.task.instruction}",
         ]
         config = run.options.get("config")
-        for value in config if isinstance(config, (list, tuple)) else ():
-            argv += ["-c", str(value)]
+        chosen = [str(value) for value in config] if isinstance(config, (list, tuple)) else []
+        model_class = run.options.get("model_class", _MODEL_CLASS)
+        # Later values win. The default configuration by its whole path: `mini.yaml` could be a file of the task.
+        for value in (f"model.model_class={model_class}", *(chosen or [_DEFAULT_CONFIG])):
+            argv += ["-c", value]
         envs = {
-            "PYTHONPATH": f"{INSIDE}/{self.name}",
-            "PYTHONDONTWRITEBYTECODE": "1",
             "OPENAI_API_BASE": run.base_url,
             "OPENAI_API_KEY": run.api_key,
             "MSWEA_CONFIGURED": "true",

@@ -1,0 +1,174 @@
+"""A model class for mini-swe-agent that sends its calls to the rollout's endpoint by itself, without litellm.
+
+Runs inside the sandbox, in the agent's process, and imports nothing of this project. Importing litellm takes 90 % of
+the processor time of a short rollout; of what it can do, an agent behind the capture proxy needs one POST request.
+Messages, tool and observations are built by mini-swe-agent's own functions, so the model sees the same either way.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import time
+from types import SimpleNamespace
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from minisweagent.exceptions import FormatError  # type: ignore[import-not-found]
+from minisweagent.models import GLOBAL_MODEL_STATS  # type: ignore[import-not-found]
+from minisweagent.models.utils.actions_toolcall import (  # type: ignore[import-not-found]
+    BASH_TOOL,
+    format_toolcall_observation_messages,
+    parse_toolcall_actions,
+)
+from minisweagent.models.utils.cache_control import set_cache_control  # type: ignore[import-not-found]
+from minisweagent.models.utils.openai_multimodal import expand_multimodal_content  # type: ignore[import-not-found]
+from minisweagent.models.utils.retry import retry  # type: ignore[import-not-found]
+from pydantic import BaseModel, ConfigDict
+
+logger = logging.getLogger("endpoint_model")
+
+_TIMEOUT_S = 600.0
+_FINAL = frozenset({400, 401, 403, 404, 405, 413, 422})
+"""Statuses that the same request would get again."""
+_KEPT = ("content", "role", "tool_calls", "reasoning_content")
+"""What the next request repeats of a reply."""
+_OF_LITELLM = frozenset(
+    {
+        "additional_drop_params", "allowed_openai_params", "api_base", "api_key", "api_type", "api_version", "base_url",
+        "cache", "client", "custom_llm_provider", "fallbacks", "max_retries", "mock_response", "num_retries",
+        "organization", "stream",
+    }
+)  # fmt: skip
+
+
+class EndpointRefusal(Exception):
+    """The endpoint refuses a request for good."""
+
+
+class EndpointFailure(Exception):
+    """The endpoint gave no usable reply; the next attempt may get one."""
+
+
+class EndpointModelConfig(BaseModel):
+    """The `model` section of a configuration; its names and defaults are mini-swe-agent's."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model_name: str
+    model_kwargs: dict[str, Any] = {}
+    set_cache_control: Literal["default_end"] | None = None
+    cost_tracking: Literal["ignore_errors"] = "ignore_errors"  # it knows no prices
+    format_error_template: str = "{{ error }}"
+    observation_template: str = (
+        "{% if output.exception_info %}<exception>{{output.exception_info}}</exception>\n{% endif %}"
+        "<returncode>{{output.returncode}}</returncode>\n<output>\n{{output.output}}</output>"
+    )
+    multimodal_regex: str = ""
+
+
+class EndpointModel:
+    """A model behind `OPENAI_API_BASE`, spoken to in chat completions with one tool, `bash`."""
+
+    abort_exceptions = (EndpointRefusal, KeyboardInterrupt)
+
+    def __init__(self, **config: Any) -> None:
+        self.config = EndpointModelConfig(**config)
+        parameters = dict(self.config.model_kwargs)
+        parameters.pop("drop_params", None)  # asks litellm to leave out what it knows an endpoint not to take
+        if foreign := sorted(_OF_LITELLM & parameters.keys()):
+            raise ValueError(
+                f"model_kwargs has {', '.join(foreign)}, which is litellm's: pass the option model_class='litellm'"
+            )
+        self._timeout_s = float(parameters.pop("timeout", _TIMEOUT_S))
+        self._headers = {**parameters.pop("extra_headers", {}), "Content-Type": "application/json"}
+        self._headers["Authorization"] = f"Bearer {os.environ['OPENAI_API_KEY']}"
+        self._parameters = {**parameters.pop("extra_body", {}), **parameters}
+        self._model = self.config.model_name.removeprefix("openai/")  # for litellm, the name of an API comes first
+        self._url = urlsplit(os.environ["OPENAI_API_BASE"].rstrip("/") + "/chat/completions")
+
+    def query(self, messages: list[dict[str, Any]], **kwargs: Any) -> dict[str, Any]:
+        """Ask for the next message, and return it with the commands in it."""
+        sent = [{key: value for key, value in message.items() if key != "extra"} for message in messages]
+        sent = set_cache_control(sent, mode=self.config.set_cache_control)
+        for attempt in retry(logger=logger, abort_exceptions=list(self.abort_exceptions)):
+            with attempt:
+                response = self._post(sent, kwargs)
+        GLOBAL_MODEL_STATS.add(0.0)
+        choice = response["choices"][0]
+        about = {"response": response, "cost": 0.0, "timestamp": time.time()}
+        try:
+            actions = parse_toolcall_actions(
+                [_tool_call(call) for call in choice["message"].get("tool_calls") or ()],
+                format_error_template=self.config.format_error_template,
+                template_kwargs={"finish_reason": choice.get("finish_reason")},
+            )
+        except FormatError as error:
+            error.messages[0]["extra"].update(about)
+            raise
+        message = {key: choice["message"][key] for key in _KEPT if choice["message"].get(key) is not None}
+        return {"content": None, "role": "assistant", **message, "extra": {"actions": actions, **about}}
+
+    def format_message(self, **message: Any) -> dict[str, Any]:
+        """Return a message, with pictures where the configuration has a pattern for them."""
+        formatted: dict[str, Any] = expand_multimodal_content(message, pattern=self.config.multimodal_regex)
+        return formatted
+
+    def format_observation_messages(
+        self, message: dict[str, Any], outputs: list[dict[str, Any]], template_vars: dict[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the messages that hold what the commands of `message` have printed."""
+        observations: list[dict[str, Any]] = format_toolcall_observation_messages(
+            actions=message.get("extra", {}).get("actions", []),
+            outputs=outputs,
+            observation_template=self.config.observation_template,
+            template_vars=template_vars,
+            multimodal_regex=self.config.multimodal_regex,
+        )
+        return observations
+
+    def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
+        """Return what prompts may refer to."""
+        return self.config.model_dump()
+
+    def serialize(self) -> dict[str, Any]:
+        """Return what a trajectory says about the model."""
+        kind = f"{type(self).__module__}.{type(self).__name__}"
+        return {"info": {"config": {"model": self.config.model_dump(mode="json"), "model_type": kind}}}
+
+    def _post(self, messages: list[dict[str, Any]], more: dict[str, Any]) -> dict[str, Any]:
+        """Send one request.
+
+        Raises:
+            EndpointRefusal: the same request cannot succeed.
+            EndpointFailure: it failed in another way.
+        """
+        body = {"messages": messages, "model": self._model, "tools": [BASH_TOOL], **self._parameters, **more}
+        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
+        connection = kind(self._url.netloc, timeout=self._timeout_s)
+        try:
+            connection.request("POST", self._url.path, json.dumps(body).encode(), self._headers)
+            reply = connection.getresponse()
+            status, content = reply.status, reply.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise EndpointFailure(f"no reply: {type(error).__name__}: {error}") from error
+        finally:
+            connection.close()
+        text = content.decode("utf-8", "replace")
+        if status != 200:
+            raise (EndpointRefusal if status in _FINAL else EndpointFailure)(f"status {status}: {text[:2000]}")
+        try:
+            response = json.loads(text)
+            response["choices"][0]["message"].get("tool_calls")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise EndpointFailure(f"not a chat completion: {text[:2000]}") from error
+        return dict(response)
+
+
+def _tool_call(call: dict[str, Any]) -> SimpleNamespace:
+    """Return a tool call with attributes, as mini-swe-agent reads it."""
+    function = call.get("function") or {}
+    named = SimpleNamespace(name=function.get("name"), arguments=function.get("arguments"))
+    return SimpleNamespace(id=call.get("id"), function=named)
