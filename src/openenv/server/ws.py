@@ -54,12 +54,14 @@ class WsEndpoint:
         if chosen is not None:
             codec, role = BY_NAME[chosen], role_of(scope)
             v2 = V2Connection(self._service, socket, current_dispatcher(), self._rpc, codec, role)
+            v2.peer = _peer(scope)
             if self._service.manager.wants_origins:
                 v2.traceparent = origin_of(scope).traceparent
             socket.start(v2)
             return v2
         connection = self.connection(self._service, socket, current_dispatcher(), self._rpc)
         connection.role = role_of(scope)
+        connection.peer = _peer(scope)
         socket.start(connection)
         if self._service.manager.wants_origins:
             connection.origin = origin_of(scope)
@@ -67,3 +69,9 @@ class WsEndpoint:
         names = parse_qs(query.decode("latin-1")).get("session_id") if query else None
         connection.begin(names[0] if names else None)
         return connection
+
+
+def _peer(scope: Scope) -> str:
+    """Return the address of a client, for operators who look at its sessions."""
+    client = scope.get("client")
+    return str(client[0]) if client else ""

@@ -44,6 +44,7 @@ class V1Connection:
     """One client's connection."""
 
     role = Role.ORCHESTRATOR
+    peer = ""
 
     def __init__(self, service: EnvService, socket: Socket, dispatcher: Dispatcher, rpc: OpenEnvRpc) -> None:
         self._service = service

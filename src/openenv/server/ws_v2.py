@@ -100,6 +100,7 @@ class V2Connection:
         self.role = role
         self.writer = WRITERS[codec]
         self.sessions: dict[str, Session] = {}
+        self.peer = ""  # the address of the client
         self.traceparent: str | None = None  # of the handshake, for requests without one
         self.is_lost = False
         self._socket = socket

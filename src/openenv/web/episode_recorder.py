@@ -360,7 +360,8 @@ class EpisodeRecorder:
     def begin(self, tap: SessionTap, *, is_kept: bool) -> LiveEpisode:
         """Begin the episode of a session."""
         now = self.now()
-        summary = EpisodeSummary(new_id(now), self.service.env_name, tap.session.id, tap.opened_by, now)
+        opened_by = "page" if tap.is_page else opener_of(tap.session)
+        summary = EpisodeSummary(new_id(now), self.service.env_name, tap.session.id, opened_by, now)
         head = {
             "kind": "episode",
             "version": VERSION,
@@ -605,7 +606,9 @@ def _authors_frames(frames: TracebackType | None) -> TracebackType | None:
 
 def opener_of(session: Session) -> str:
     """Name what has opened a session, as the page shows it."""
-    return "agent" if session.by_agent else _OPENERS.get(session.kind, session.kind.value)
+    name = "agent" if session.by_agent else _OPENERS.get(session.kind, session.kind.value)
+    peer = getattr(session.holder, "peer", "")  # of the connection that holds it now
+    return f"{name} at {peer}" if peer else name
 
 
 def _row_kind(operation: Operation, argument: Any) -> Any:

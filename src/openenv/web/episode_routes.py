@@ -122,7 +122,7 @@ class EpisodeRoutes:
         return {
             "session_id": session.id,
             "state": session.state.value,
-            "opened_by": tap.opened_by,
+            "opened_by": "page" if tap.is_page else opener_of(session),
             "opened_at": None if info is None else info.created_at,
             "step_count": session.step_count,
             "idle_s": session.unused_s,

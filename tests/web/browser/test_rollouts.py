@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field
 
-from environments import Idle
+from environments import Idle, Tools
 from openenv import Action, Observation
 from openenv.rollout import RolloutStore
 from openenv.rollout.outcome import Progress
 from openenv.rollout.store import EventLog
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
+from openenv.tool_types import CallToolAction, CallToolObservation
 from openenv.web.viewer_app import viewer_app
 from openenv.web.web_page import add_page
 from stored_rollouts import SQUARE, Talk, add_square, fill_store, rollout_outcome
@@ -262,3 +265,40 @@ def test_a_server_that_runs_rollouts_has_a_tab_for_them(
     assert "#rollouts" not in page.url
     again = visit(server.url).page("/web/" + address[address.index("#") :])
     expect(again.locator(".turn")).to_have_count(5)
+
+
+class RolloutTool(Tools):
+    """Has a tool that returns a rollout which was run before."""
+
+    TOOLS = ("run_rollout",)
+
+    def run_rollout(
+        self,
+        instruction: Annotated[
+            str, Field(description="What to do", json_schema_extra={"x-openenv-required": True})
+        ] = "",
+        verify: list[str] = [],  # noqa: B006 - never changed
+    ) -> str:
+        """Run a rollout."""
+        return json.dumps({"rollout_id": "whole", "task_id": f"{instruction} {verify}"})
+
+
+def test_a_tool_that_runs_a_rollout_has_a_form_with_help_and_shows_the_rollout(
+    store: RolloutStore, serve: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
+) -> None:
+    add_square(store, "whole", folder=tmp_path)
+    app = create_app(RolloutTool, CallToolAction, CallToolObservation, rollout_store=store.root)
+    add_page(app, app.state.openenv_page_arguments)
+    page = visit(serve(app).url).page("/web/#tools")
+    panel = page.get_by_role("tabpanel", name="Tools")
+    expect(panel.get_by_text("What to do")).to_be_visible()
+    expect(panel.locator('[data-field="instruction"] .required')).to_be_visible()
+    panel.get_by_role("button", name="Call").click()
+    expect(panel.get_by_text("Fill this in.")).to_be_visible()
+    panel.locator('[data-field="instruction"] textarea').fill("Square it")
+    expect(panel.get_by_text("Fill this in.")).to_be_hidden()
+    expect(panel.locator(".python code")).to_contain_text("Square it")
+    panel.get_by_role("button", name="Call").click()
+    expect(panel.locator(".result .turn")).to_have_count(5)
+    panel.get_by_role("link", name="Open it in Rollouts").click()
+    expect(page.get_by_role("tab", name="Rollouts")).to_have_attribute("aria-selected", "true")

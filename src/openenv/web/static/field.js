@@ -59,6 +59,11 @@ export class Field {
     return undefined;
   }
 
+  /** Mark what is left blank and would certainly be refused; throws `FieldProblem` then. */
+  check() {
+    for (const child of this.children()) child.check();
+  }
+
   /** @param {any} value - undefined for what it is at the beginning. */
   write(value) {
     void value;

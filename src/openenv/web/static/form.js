@@ -52,6 +52,7 @@ export class Form {
   read() {
     this.clearErrors();
     try {
+      if (!this.isJson) this.field.check();
       return { value: this.isJson ? JSON.parse(this.text.value || "{}") : this.field.read() };
     } catch (error) {
       if (error instanceof SyntaxError) this.#say(`This is not JSON: ${error.message}`);

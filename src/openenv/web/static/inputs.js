@@ -41,17 +41,15 @@ export class TextField extends Field {
   }
 
   read() {
-    if (this.isNeeded && this.input.value.trim() === "") {
-      this.showError("Fill this in.");
-      throw new FieldProblem("a text is missing");
-    }
     return this.input.value === "" && this.isEmptyAllowed ? this.emptyValue : this.input.value;
   }
 
-  /** Whether a blank text would certainly be refused. */
-  get isNeeded() {
+  check() {
     const { schema } = this.shape;
-    return schema["x-openenv-required"] === true || (this.spec.isRequired && schema.minLength > 0);
+    const isNeeded = schema["x-openenv-required"] === true || (this.spec.isRequired && schema.minLength > 0);
+    if (!isNeeded || this.input.value.trim() !== "") return;
+    this.showError("Fill this in.");
+    throw new FieldProblem("a text is missing");
   }
 
   /** @param {any} value */

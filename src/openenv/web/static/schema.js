@@ -61,7 +61,10 @@ export function resolve(schema, root) {
  * @param {Record<string, any>} schema
  */
 export function labelOf(name, schema) {
-  const words = name.replace(/[_-]+/g, " ").trim();
+  const words = name
+    .replace(/[_-]+/g, " ")
+    .trim()
+    .replace(/\b(url|api)\b/gi, (word) => word.toUpperCase());
   const made = words === "" ? name : words[0].toUpperCase() + words.slice(1);
   const title = typeof schema.title === "string" ? schema.title : "";
   return title === "" || title.toLowerCase() === words.toLowerCase() ? made : title;
