@@ -1,6 +1,7 @@
-"""Take the pictures of the web page: `docs/assets/web.png` and `web_dark.png`.
+"""Take the pictures of the web page: `docs/assets/web.png`, `web_dark.png` and `episode.png`.
 
-Serves the Gridworld as a user would, plays an episode in a real browser, and takes a picture in light and in dark.
+Serves the Gridworld as a user would, plays an episode in a real browser, and takes a picture in light and in dark, and
+one of the recorded episode.
 Needs Chromium (or `OPENENV_TEST_BROWSER`), Playwright and Pillow.
 """
 
@@ -11,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from PIL import Image
@@ -19,6 +21,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = ROOT / "docs" / "assets"
 PICTURES = {"light": ASSETS / "web.png", "dark": ASSETS / "web_dark.png"}
+EPISODE = ASSETS / "episode.png"
 SIZE = {"width": 1280, "height": 1120}
 SEED = 2
 MOVES = ["right", "right", "right", "down", "down", "left", "right", *["down"] * 4, "left", "left"]
@@ -29,6 +32,8 @@ def main() -> None:
     """Serve, play, take the pictures."""
     program = os.environ.get("OPENENV_TEST_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")
     command = [sys.executable, "-m", "openenv", "serve", str(ROOT / "envs" / "gridworld_env"), "--port", "0"]
+    episodes = tempfile.TemporaryDirectory(prefix="openenv-pictures-")
+    command += ["--record-dir", episodes.name]
     server = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         url = address_of(server)
@@ -40,13 +45,17 @@ def main() -> None:
                 page.goto(f"{url}/web/")
                 play(page)
                 page.screenshot(path=target)
-                context.close()
                 shrink(target)
-                print(f"{target.relative_to(ROOT)}: {target.stat().st_size // 1024} KB")
+                if scheme == "light":
+                    replay(page)
+                    page.screenshot(path=EPISODE)
+                    shrink(EPISODE)
+                context.close()
             browser.close()
     finally:
         server.terminate()
         server.wait(20)
+        episodes.cleanup()
 
 
 def address_of(server: subprocess.Popen[str]) -> str:
@@ -73,9 +82,21 @@ def play(page: Page) -> None:
     page.wait_for_timeout(500)
 
 
+def replay(page: Page) -> None:
+    """Look at the episode again, in its midst."""
+    page.get_by_role("tab", name="Episodes").click()
+    page.locator("tr[data-episode] a").first.click()
+    slider = page.get_by_role("slider")
+    for _ in range(5):
+        slider.press("ArrowLeft")
+    expect(page.locator(".frame iframe:visible")).to_have_count(1)
+    page.wait_for_timeout(500)
+
+
 def shrink(picture: Path) -> None:
     """Store a picture in as few bytes as it can be."""
-    Image.open(picture).convert("RGB").save(picture, optimize=True)
+    Image.open(picture).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(picture, optimize=True)
+    print(f"{picture.relative_to(ROOT)}: {picture.stat().st_size // 1024} KB")
 
 
 if __name__ == "__main__":

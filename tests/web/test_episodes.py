@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -309,7 +310,7 @@ def test_a_writer_that_is_behind_drops_rows_and_never_blocks(tmp_path: Path, mon
     files = EpisodeFiles(tmp_path, most=10, most_bytes=10**9)
     writer = EpisodeWriter(files, frozenset, time.time, redacts=False)
     summary = EpisodeSummary(new_id(time.time()))
-    episode = LiveEpisode(summary, True, {"kind": "episode", "id": summary.id})
+    episode = LiveEpisode(summary, True)
     result = b'{"observation":{},"reward":1.0,"done":false}'
     for n in range(5000):
         writer.put(RawRow(episode, "step", n, b'{"action":{}}', result, None, 0.0, 0.0))
@@ -318,6 +319,44 @@ def test_a_writer_that_is_behind_drops_rows_and_never_blocks(tmp_path: Path, mon
     writer.close()
     assert (files.summary(summary.id).is_whole, files.summary(summary.id).reason) == (False, "closed")
     assert 0 < files.summary(summary.id).steps < 5000
+
+
+def test_an_episode_that_was_deleted_meanwhile_is_not_made_again_without_its_head(tmp_path: Path) -> None:
+    files = EpisodeFiles(tmp_path, most=10, most_bytes=10**9)
+    episode_id = write(files, 1, ends=False)
+    files.path(episode_id).unlink()
+    with pytest.raises(FileNotFoundError):
+        files.append(episode_id, b"{}\n", is_first=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_redacted_errors_are_redacted_in_files_too(recorded: Callable[..., Any], visit: Callable[..., Any]) -> None:
+    browser = visit(recorded(redact_errors=True).url)
+    browser.post("/web/reset", {})
+    browser.step("left", paces=5)
+    [episode] = episodes_of(browser)
+    assert "secret-map" not in browser.get(f"/web/episodes/{episode['id']}/download").text
+
+
+def test_a_running_step_can_be_given_up_and_the_next_comes_after_it(
+    recorded: Callable[..., Any], visit: Callable[..., Any], envs: dict[str, type[Any]]
+) -> None:
+    slow: Any = envs["Slow"]
+    slow.gate.clear()
+    browser = visit(recorded(slow).url)
+    browser.post("/web/reset", {})
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            step = pool.submit(browser.step)
+            deadline = time.monotonic() + 20
+            while not browser.post("/web/cancel").json()["cancelled"]:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            answer = step.result(20)
+        finally:
+            slow.gate.set()
+    assert (answer.status_code, answer.json()["code"]) == (409, "CANCELLED")
+    assert browser.step().json()["observation"]["place"] == 2  # the first ran to its end: its code is not interruptible
 
 
 @pytest.mark.slow

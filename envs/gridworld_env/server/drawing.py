@@ -9,7 +9,9 @@ from gridworld_env.models import FLOOR, GOAL, PIT, WALL, Cell
 _TEXT = {FLOOR: "· ", WALL: "██", PIT: "○ ", GOAL: "◆ "}
 _AGENT = "● "
 _SIDE = 36
-_COLOURS = {FLOOR: "#f4f1ea", WALL: "#3b4252", PIT: "#f4f1ea", GOAL: "#f4f1ea"}
+# For a light page and for a dark one; the frame that shows the picture knows which it is.
+_FLOOR = ("#f4f1ea", "#2c2f33")
+_COLOURS = {FLOOR: _FLOOR, WALL: ("#3b4252", "#6c7488"), PIT: _FLOOR, GOAL: _FLOOR}
 
 
 def draw_text(tiles: Sequence[str], position: Cell) -> str:
@@ -35,14 +37,19 @@ def draw_svg(tiles: Sequence[str], position: Cell) -> str:
     )
 
 
-def _square(row: int, column: int, colour: str) -> str:
+def _square(row: int, column: int, colours: tuple[str, str]) -> str:
     x, y, side = column * _SIDE + 1, row * _SIDE + 1, _SIDE - 2
-    return f'<rect x="{x}" y="{y}" width="{side}" height="{side}" rx="4" fill="{colour}"/>'
+    return f'<rect x="{x}" y="{y}" width="{side}" height="{side}" rx="4" {_fill(colours)}/>'
+
+
+def _fill(colours: tuple[str, str]) -> str:
+    light, dark = colours
+    return f'fill="{light}" style="fill:light-dark({light},{dark})"'
 
 
 def _mark(row: int, column: int, tile: str) -> str:
     if tile == PIT:
-        return _circle(row, column, radius=0.3, style='fill="#1f2430"')
+        return _circle(row, column, radius=0.3, style=_fill(("#1f2430", "#08090b")))
     if tile == GOAL:
         x, y, half = (column + 0.5) * _SIDE, (row + 0.5) * _SIDE, 0.34 * _SIDE
         points = f"{x},{y - half} {x + half},{y} {x},{y + half} {x - half},{y}"

@@ -196,7 +196,7 @@ class SeparatePeers(Peers):
         if match is None:
             return None
         pid = int(match[1], 16)
-        if pid == self._pid or not hmac.compare_digest(match[2], self._tag(pid)) or not _is_running(pid):
+        if pid == self._pid or not hmac.compare_digest(match[2], self._tag(pid)) or not is_process(pid):
             return None
         return SessionElsewhere(
             session_id,
@@ -206,7 +206,8 @@ class SeparatePeers(Peers):
         )
 
 
-def _is_running(pid: int) -> bool:
+def is_process(pid: int) -> bool:
+    """Say whether a process of this machine runs."""
     if sys.platform == "win32":  # where looking would end it
         return True
     try:

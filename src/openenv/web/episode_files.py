@@ -51,6 +51,7 @@ class EpisodeSummary:
 
     Args:
         id: Its name, which begins with its date.
+        host, pid: Which process has played it.
         ended_at: When its last row came.
         reason: Why it ended: `done`, `terminated`, `truncated`, `reset` (another one began before it was over), or why
             its session ended; None while it runs.
@@ -62,6 +63,8 @@ class EpisodeSummary:
     env: str = ""
     session: str = ""
     opened_by: str = ""
+    host: str = ""
+    pid: int = 0
     began_at: float = 0.0
     ended_at: float | None = None
     seed: Any = None
@@ -89,7 +92,7 @@ class EpisodeSummary:
         """Take a row into account."""
         kind = row.get("kind")
         if kind == "episode":
-            for name in ("env", "session", "opened_by", "began_at"):
+            for name in ("env", "session", "opened_by", "host", "pid", "began_at"):
                 setattr(self, name, row.get(name) or getattr(self, name))
         elif kind == "end":
             self.reason = str(row.get("reason"))
@@ -191,19 +194,22 @@ class EpisodeFiles:
             raise EpisodeError(f"There is no episode {episode_id[:80]!r}")
         return self.folder / f"{episode_id}{ENDING}"
 
-    def append(self, episode_id: str, lines: bytes) -> None:
+    def append(self, episode_id: str, lines: bytes, *, is_first: bool = True) -> None:
         """Write whole lines to the end of an episode's file; a failure leaves the file as it was.
 
+        Args:
+            episode_id: The episode.
+            lines: What to write.
+            is_first: Whether the file is made now; one that was deleted meanwhile is not made again, without its head.
+
         Raises:
-            OSError: The disk is full, or the folder cannot be written to.
+            OSError: The disk is full, the folder cannot be written to, or the file is gone.
         """
         path = self.path(episode_id)
-        try:
-            file = path.open("ab", buffering=0)
-        except FileNotFoundError:
+        if is_first:
             self.folder.mkdir(parents=True, exist_ok=True)
-            file = path.open("ab", buffering=0)
-        with file:
+        with path.open("ab" if is_first else "r+b", buffering=0) as file:
+            file.seek(0, os.SEEK_END)
             before = os.fstat(file.fileno()).st_size
             view = memoryview(lines)
             try:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import threading
 import time
 import traceback
@@ -34,14 +35,13 @@ from ..sessions.events import RequestOrigin, SessionEvent
 from ..sessions.group import StepGroup
 from ..sessions.lifetime import client_reason
 from ..sessions.operations import Operation, StepInput
+from ..sessions.peers import is_process
 from ..sessions.session import CallFactory, Done, Session, SessionCall, SessionKind
 from .episode_files import INTERRUPTED, VERSION, EpisodeFiles, EpisodeSummary, new_id
 from .page_operations import DRAW, RENDER, Move, Render, observation_of
 
 logger = logging.getLogger(__name__)
 
-EPISODES: Final = "episodes"
-"""The question for the episodes that run in another process."""
 _MOST_WAITING: Final = 20_000  # rows that are not written yet
 _MOST_WAITING_BYTES: Final = 64 * 1024 * 1024
 _MOST_EPISODE_BYTES: Final = 64 * 1024 * 1024
@@ -54,6 +54,7 @@ _RETRY_S: Final = 10.0  # after a failure to write
 _EVICT_S: Final = 1.0
 _FLUSH_S: Final = 2.0
 _STOP_S: Final = 5.0
+_ELSEWHERE_S: Final = 600.0
 _DELIVERY_S: Final = 0.05  # how long the replies of a session's last steps may be on their way to the loop
 _WATCH_S: Final = 15.0
 _DRAW_SHARE: Final = 0.1  # of the time of an episode, for pictures that no visitor has asked for
@@ -95,9 +96,9 @@ class LiveEpisode:
 
     summary: EpisodeSummary
     is_kept: bool
-    head: dict[str, Any]
     lines: list[bytes] = field(default_factory=list)
     has_begun: bool = False
+    is_on_disk: bool = False
     is_lost: bool = False
     size: int = 0
     last: dict[str, Any] | None = None
@@ -174,6 +175,8 @@ class SessionTap:
         assert self.episode is not None
         if kind == "step":
             self._n += 1
+            if self._n == 1 and not self.is_page:  # a reset may come before the connection holds the session
+                self.episode.summary.opened_by = opener_of(self.session)
         if not isinstance(result, bytes) and kind in ("reset", "step") and error is None:
             result = observation_of(result)  # an object may change before the thread reads it
         self._put(kind, argument, result, error, (now - began) * 1000)
@@ -262,6 +265,7 @@ class EpisodeRecorder:
         self.taps: dict[str, SessionTap] = {}
         self.skipped = 0
         self.is_on = False
+        self._host = socket.gethostname()
         self._is_for_all = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self.files = EpisodeFiles(service.options.episode_folder(service.env_name), most=1, most_bytes=1)
@@ -282,7 +286,6 @@ class EpisodeRecorder:
         self.writer = EpisodeWriter(self.files, self._running, self.now, redacts=options.redact_errors)
         self.is_on = mode != "off"
         self._is_for_all = mode == "all"
-        manager.answers[EPISODES] = self.encoded_running
         if self._on_event not in manager.listeners:
             manager.listeners.append(self._on_event)
         self._watch_groups()
@@ -361,32 +364,24 @@ class EpisodeRecorder:
         """Begin the episode of a session."""
         now = self.now()
         opened_by = "page" if tap.is_page else opener_of(tap.session)
-        summary = EpisodeSummary(new_id(now), self.service.env_name, tap.session.id, opened_by, now)
-        head = {
-            "kind": "episode",
-            "version": VERSION,
-            "id": summary.id,
-            "env": summary.env,
-            "session": summary.session,
-            "opened_by": summary.opened_by,
-            "began_at": summary.began_at,
-        }
-        return LiveEpisode(summary, is_kept, head)
+        summary = EpisodeSummary(
+            new_id(now), self.service.env_name, tap.session.id, opened_by, self._host, os.getpid(), now
+        )
+        return LiveEpisode(summary, is_kept)
 
     def _running(self) -> frozenset[str]:
         taps = list(self.taps.values())
         return frozenset(tap.episode.summary.id for tap in taps if tap.episode is not None)
 
-    def encoded_running(self) -> bytes:
-        """Return the names of the episodes that run in this process, for another one."""
-        return encode(sorted(self._running()))
-
-    async def running(self) -> frozenset[str]:
-        """Return the names of all episodes that run in some process of the server."""
-        names = set(self._running())
-        for answer in await self.service.manager.peers.ask(EPISODES):
-            names.update(decode(answer) if answer else ())
-        return frozenset(names)
+    def is_running(self, summary: EpisodeSummary) -> bool:
+        """Say whether an episode still runs: in this process, or in another one that writes to the folder."""
+        if summary.reason is not None:
+            return False
+        if summary.id in self._running():
+            return True
+        if summary.host != self._host:  # nothing is known of the processes of another machine
+            return self.now() - (summary.ended_at or summary.began_at) < _ELSEWHERE_S
+        return summary.pid != os.getpid() and is_process(summary.pid)
 
     def status(self) -> dict[str, Any]:
         """Return what the page shows of the recording itself."""
@@ -533,9 +528,6 @@ class EpisodeWriter:
         episode.has_begun = episode.has_begun or raw.kind in ("step", "call") or "error" in row
         line = encode(row) + b"\n"
         episode.size += len(line)
-        if episode.head:
-            episode.lines.append(encode(episode.head) + b"\n")
-            episode.head = {}
         episode.lines.append(line)
         if episode.has_begun:
             self._touched[summary.id] = episode
@@ -571,13 +563,17 @@ class EpisodeWriter:
     def _write_touched(self) -> None:
         touched, self._touched = self._touched, {}
         for episode_id, episode in touched.items():
-            lines, episode.lines = b"".join(episode.lines), []
+            head = [] if episode.is_on_disk else [_head(episode.summary)]
+            lines, episode.lines = b"".join((*head, *episode.lines)), []
             if self._failed_at is not None and self._now() - self._failed_at < _RETRY_S:
                 episode.is_lost, episode.summary.is_whole = True, False
                 continue
             try:
-                self._files.append(episode_id, lines)
+                self._files.append(episode_id, lines, is_first=not episode.is_on_disk)
+                episode.is_on_disk = True
                 self._failed_at = self.problem = None
+            except FileNotFoundError:  # deleted since: older than what the bounds leave room for
+                episode.is_lost = True
             except OSError as exc:
                 episode.is_lost, episode.summary.is_whole = True, False
                 self._fail(exc)
@@ -594,6 +590,13 @@ class EpisodeWriter:
         if self.problem is None:
             logger.warning("%s; the server goes on without", text)
         self.problem, self._failed_at = text, self._now()
+
+
+def _head(summary: EpisodeSummary) -> bytes:
+    """Write the first line of a file."""
+    names = ("id", "env", "session", "opened_by", "host", "pid", "began_at")
+    row = {"kind": "episode", "version": VERSION, **{name: getattr(summary, name) for name in names}}
+    return encode(row) + b"\n"
 
 
 def _authors_frames(frames: TracebackType | None) -> TracebackType | None:

@@ -52,11 +52,10 @@ class EpisodeRoutes:
         """Handle `GET /web/episodes`: the newest episodes and their figures."""
         try:
             limit = _count(scope, "limit", _MOST)
-            running = await self._recorder.running()
             summaries = await _in_thread(self._summaries, limit)
             answer = {
                 "recording": self._recorder.status(),
-                "episodes": [_document(each, is_running=each.id in running) for each in summaries],
+                "episodes": [_document(each, is_running=self._recorder.is_running(each)) for each in summaries],
             }
         except Exception as exc:  # the boundary of a request
             await _refuse(send, exc)
@@ -67,10 +66,9 @@ class EpisodeRoutes:
         """Handle `GET /web/episodes/{episode_id}`: its rows, with tracebacks for visitors on the same machine."""
         try:
             episode_id = scope["path_params"]["episode_id"]
-            running = await self._recorder.running()
             rows, summary = await _in_thread(self._episode, episode_id)
             shown = rows if is_loopback(scope) else [without_traceback(row) for row in rows]
-            answer = {"summary": _document(summary, is_running=episode_id in running), "rows": shown}
+            answer = {"summary": _document(summary, is_running=self._recorder.is_running(summary)), "rows": shown}
             body = await _in_thread(_encoded, answer)
         except Exception as exc:  # the boundary of a request
             await _refuse(send, exc)

@@ -155,6 +155,7 @@ class UpgradeProtocol(asyncio.Protocol):
                 return
             self._state.tasks.add(socket.ending)  # type: ignore[arg-type]  # the server waits for it, and cancels it
             socket.ending.add_done_callback(self._ended)
+            self._scope["client"] = get_remote_addr(self._transport)
             endpoint.begin(self._scope, socket)
         except Exception:
             logger.exception("Exception in ASGI application\n")
