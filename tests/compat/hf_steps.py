@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,32 @@ def refused(folder: Path) -> Any:
         HFSandboxBackend(image="python:3.12").create()
     except SandboxUnavailable as exc:
         return str(exc)
+
+
+def session(folder: Path) -> Any:
+    """Let OpenCode work in a sandbox; its model is behind the proxy inside."""
+    from opencode_env import OpenCodeConfig, OpenCodeSessionFactory
+
+    config = OpenCodeConfig(
+        base_url=os.environ["MODEL_URL"],
+        model=os.environ["MODEL_NAME"],
+        sandbox_home=str(folder / "home"),
+        agent_timeout_s=200,
+        proxy_sampling={"temperature": 1.0},
+    )
+    factory = OpenCodeSessionFactory(
+        config=config,
+        sandbox_backend=HFSandboxBackend(image="python:3.12"),
+        mode="transparent_proxy",
+        proxy_port=int(os.environ["PROXY_PORT"]),
+    )
+    made = factory.create("Write hello.txt.")
+    try:
+        code = made.wait_for_completion()
+        turns = made.fetch_training_trace().turns
+        return code, [turn.completion_token_ids for turn in turns], made.fetch_trace()[-2000:] if code else ""
+    finally:
+        made.close()
 
 
 if __name__ == "__main__":

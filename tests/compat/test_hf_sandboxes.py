@@ -9,11 +9,18 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hf_double import TOKEN, HuggingFaceDouble
+
+from openenv.errors import AgentUnavailable
+from openenv.rollout.agents.opencode import OpenCode
+from openenv.settings import cache_dir
+from openenv.testing import ScriptedModel
+from openenv.testing.scripted.agent_scripts import write_file
 
 ENVS = Path(__file__).parents[2] / "envs"
 STEPS = Path(__file__).with_name("hf_steps.py")
@@ -32,7 +39,7 @@ def run(published: Any, double: HuggingFaceDouble, step: str, folder: Path) -> A
         capture_output=True,
         text=True,
         env=environment,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -86,3 +93,27 @@ def test_an_account_that_may_not_start_jobs_gets_a_typed_error(published: Any, t
         text = run(published, double, "refused", tmp_path)
         assert double.jobs == {}
     assert text.startswith("Hugging Face started no sandbox")
+
+
+@pytest.mark.slow
+@pytest.mark.published
+def test_opencode_works_in_such_a_sandbox_and_its_tokens_are_exact(
+    published: Any, tmp_path: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        [mount] = OpenCode().install(cache_dir(), lambda message: None).mounts
+    except AgentUnavailable as exc:
+        pytest.skip(f"no npm and no opencode here: {exc}")
+    folder = tmp_path / "home" / ".opencode" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "opencode").symlink_to(mount.source)
+    script = write_file("opencode", "hello.txt", "hello\n")
+    with ScriptedModel(script) as model, HuggingFaceDouble() as double:
+        for name, value in {"MODEL_URL": model.url, "MODEL_NAME": model.name, "PROXY_PORT": free_port()}.items():
+            monkeypatch.setenv(name, str(value))
+        code, ids, log = run(published, double, "session", tmp_path)
+        assert code == 0, log
+        assert ids == [played.token_ids for played in model.played()]
+        [job] = double.jobs.values()
+        assert job.stage == "CANCELED"
+    assert (tmp_path / "home" / "workdir" / "hello.txt").read_text() == "hello\n"
