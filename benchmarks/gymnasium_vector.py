@@ -31,9 +31,9 @@ ENV_ID = "CartPole-v1"
 OURS, ASYNC, SYNC = "GymnasiumVectorEnv", "AsyncVectorEnv", "SyncVectorEnv"
 _HEAD = """# CartPole-v1: steps per second
 
-`python benchmarks/gymnasium_vector.py --out {out}` on {cores} cores: {windows} windows of {seconds} s for each
-vector, in turns; medians. The ratio is that of neighbouring windows, GymnasiumVectorEnv to AsyncVectorEnv.
-SyncVectorEnv steps in the process of the caller: no other process, no network.
+`python benchmarks/gymnasium_vector.py{flag} --out {out}` on {cores} cores: {windows} windows of {seconds} s for
+each vector, in turns; medians. The ratio is that of neighbouring windows, the first vector to the second, which has a
+process for each environment. The last one steps in the process of the caller: no other process, no network.
 
 """
 
@@ -73,19 +73,37 @@ def server(python: str) -> Iterator[str]:
         process.wait(10)
 
 
-def compare(url: str, size: int, *, windows: int, seconds: float) -> list[Contender]:
-    """Step all vectors of one size in turns."""
-    chance = np.random.default_rng(0)
-    actions = [chance.integers(0, 2, size) for _ in range(64)]
+def vectors(url: str, size: int) -> list[Contender]:
+    """Make ours, Gymnasium's with a process for each environment, and its plain one."""
     makers = [lambda: gymnasium.make(ENV_ID)] * size
-    contenders = [
+    return [
         Contender(OURS, GymnasiumVectorEnv(url, size)),
         Contender(ASYNC, gymnasium.vector.AsyncVectorEnv(makers)),
         Contender(SYNC, gymnasium.vector.SyncVectorEnv(makers)),
     ]
+
+
+def sb3_vectors(url: str, size: int) -> list[Contender]:
+    """Make the same three of Stable-Baselines3."""
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv  # an environment of its own has it
+
+    from openenv.sb3 import ServedVecEnv
+
+    makers = [lambda: gymnasium.make(ENV_ID)] * size
+    return [
+        Contender("ServedVecEnv", ServedVecEnv(url, size)),
+        Contender("SubprocVecEnv", SubprocVecEnv(makers, start_method="fork")),
+        Contender("DummyVecEnv", DummyVecEnv(makers)),
+    ]
+
+
+def compare(contenders: list[Contender], size: int, *, windows: int, seconds: float) -> None:
+    """Step vectors of one size in turns, and close them."""
+    chance = np.random.default_rng(0)
+    actions = [chance.integers(0, 2, size) for _ in range(64)]
     try:
         for contender in contenders:
-            contender.envs.reset(seed=0)
+            contender.envs.reset()
             contender.window(actions, seconds)
             contender.rates.clear()
         for _ in range(windows):
@@ -94,7 +112,6 @@ def compare(url: str, size: int, *, windows: int, seconds: float) -> list[Conten
     finally:
         for contender in contenders:
             contender.envs.close()
-    return contenders
 
 
 def row(size: int, contenders: list[Contender]) -> str:
@@ -111,21 +128,23 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 32, 128], help="numbers of environments")
     parser.add_argument("--windows", type=int, default=12, help="of each vector and size")
     parser.add_argument("--seconds", type=float, default=0.25, help="of a window")
+    parser.add_argument("--sb3", action="store_true", help="vectors of Stable-Baselines3 instead of Gymnasium's")
     parser.add_argument("--out", type=Path, help="a Markdown file")
     options = parser.parse_args()
-    lines = [
-        f"| environments | {OURS} | {ASYNC} | ratio | {SYNC} |",
-        "|---:|---:|---:|---:|---:|",
-    ]
-    print("\n".join(lines))
+    make, lines = sb3_vectors if options.sb3 else vectors, []
     with server(sys.executable) as url:
         for size in options.sizes:
-            lines.append(row(size, compare(url, size, windows=options.windows, seconds=options.seconds)))
+            contenders = make(url, size)
+            if not lines:
+                ours, other, plain = (contender.name for contender in contenders)
+                lines = [f"| environments | {ours} | {other} | ratio | {plain} |", "|---:|---:|---:|---:|---:|"]
+                print("\n".join(lines))
+            compare(contenders, size, windows=options.windows, seconds=options.seconds)
+            lines.append(row(size, contenders))
             print(lines[-1], flush=True)
     if options.out is not None:
-        options.out.write_text(
-            _HEAD.format(cores=len(os.sched_getaffinity(0)), **vars(options)) + "\n".join(lines) + "\n"
-        )
+        head = _HEAD.format(cores=len(os.sched_getaffinity(0)), flag=" --sb3" if options.sb3 else "", **vars(options))
+        options.out.write_text(head + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
