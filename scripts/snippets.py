@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "docs_src"
 MARKED = re.compile(r"<!-- snippet: (?P<file>[\w.]+)(?:#(?P<region>\w+))? -->\n```python\n(?P<body>.*?)```", re.DOTALL)
-ANY = re.compile(r"^\s*```\s*(?:python|py|pycon)\b", re.MULTILINE)
+ANY = re.compile(r"^[ \t]*```[ \t]*(?:python|py|pycon)\b", re.MULTILINE)
 
 
 def snippet(file: str, region: str | None) -> str:

@@ -250,6 +250,16 @@ def _user_folder(name: str, default: str, environ: Mapping[str, str] | None) -> 
     return Path(path) if path.startswith("/") else Path(_environ(environ).get("HOME") or Path.home()) / default
 
 
+def completion_words(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return the words after the program's name on a command line that a shell completes; none otherwise.
+
+    Typer sets these variables in the scripts that it installs: bash the first of them, zsh and fish the other.
+    """
+    if not _text("_OPENENV_COMPLETE", environ):
+        return []
+    return (_text("COMP_WORDS", environ) or _text("_TYPER_COMPLETE_ARGS", environ)).split()[1:]
+
+
 def export(values: Mapping[str, object | None]) -> None:
     """Set variables for child processes; None leaves a variable as it is."""
     for name, value in values.items():

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import openenv
 from openenv.cli.__main__ import build
-from openenv.cli.init import Names, ScaffoldError, write_package
+from openenv.cli.init import Names, ScaffoldError, corrected, write_package
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 FILES = {
@@ -235,3 +235,28 @@ def test_its_code_is_typed(maze: Path) -> None:
     options = ["--strict", "--follow-imports", "silent", "--explicit-package-bases", "--ignore-missing-imports"]
     cache = ["--cache-dir", str(maze.parent / "cache")]
     run_python("-m", "mypy", *options, *cache, "-p", "maze_env", folder=maze.parent, MYPYPATH=f".:{HERE}")
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        ("maze-env", "maze_env"),
+        ("My Maze", "my_maze"),
+        ("MazeRun!", "maze_run"),
+        ("2048", None),
+        ("class", "class_env"),
+    ],
+)
+def test_a_name_that_python_does_not_take_is_corrected(name: str, better: str | None, tmp_path: Path) -> None:
+    assert corrected(name) == better
+    done = init(name, "-o", str(tmp_path))
+    assert done.exit_code == 2
+    assert (f"Try: openenv init {better}" in done.output) is (better is not None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_in_a_terminal_the_corrected_name_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openenv.cli.init._is_terminal", lambda: True)
+    done = CliRunner().invoke(build(["init"]), ["init", "maze-env", "-o", str(tmp_path)], input="\n", env={"PATH": ""})
+    assert (done.exit_code, "Make maze_env instead?" in done.output) == (0, True)
+    assert (tmp_path / "maze_env" / "openenv.yaml").is_file()

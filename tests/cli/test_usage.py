@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -12,7 +15,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from openenv.cli.__main__ import build
+from openenv import settings
+from openenv.cli.__main__ import ABSENT, build
 from openenv.cli.rollouts import STATUSES, rollouts
 from openenv.rollout import Outcome, RolloutStore, Task
 from openenv.rollout.outcome import Status
@@ -49,7 +53,7 @@ def test_help_fits_the_terminal_and_shows_an_example(path: tuple[str, ...], colu
 
 def test_options_say_what_they_take_in_words() -> None:
     shown = CliRunner().invoke(build(), ["serve", "--help"], env={"COLUMNS": "80"}).output
-    for words in ("--max-sessions N ", "--grace SECONDS ", "--port, -p PORT ", "[8000]", "Sessions:", "Access:"):
+    for words in ("--max-sessions N ", "--grace SECONDS ", "--port, -p PORT ", "[127.0.0.1]", "Sessions:", "Access:"):
         assert words in shown
     assert "<" not in shown
 
@@ -157,3 +161,30 @@ def test_the_whole_command_line_can_be_imported() -> None:
     from openenv.cli.__main__ import app
 
     assert "serve" in {command.name for command in app.registered_commands}
+
+
+@pytest.mark.parametrize(
+    ("line", "place", "expected"),
+    [("openenv va", 1, "validate"), ("openenv serve --run", 2, "--runner"), ("openenv rollouts sh", 2, "show")],
+)
+def test_a_shell_completes_commands_and_options(line: str, place: int, expected: str) -> None:
+    program = "import sys; sys.argv[0] = 'openenv'; from openenv.cli.__main__ import main; sys.exit(main())"
+    variables = {"_OPENENV_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(place)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == [expected], done.stderr
+
+
+def test_a_completed_command_line_loads_only_its_command() -> None:
+    variables = {"_OPENENV_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "openenv serve --po"}
+    assert settings.completion_words(variables) == ["serve", "--po"]
+    assert settings.completion_words({"COMP_WORDS": "openenv serve"}) == []
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_a_command_that_is_not_there_yet_says_what_it_is(name: str) -> None:
+    done = CliRunner().invoke(build([name]), [name, "--repo-id", "a/b"])
+    assert done.exit_code == 1
+    assert f"openenv {name} " in done.output
+    assert "Until it is here: " in done.output

@@ -84,6 +84,9 @@ WITH_CART_POLE = {
     "use_gymnasium_vector.py": "(8, 4) 8.0\n",
 }
 ELSEWHERE = {
+    "connect_four.py",
+    "play_connect_four.py",
+    "test_connect_four.py",
     "agent_session.py",
     "cancel_opencode.py",
     "cart_pole.py",

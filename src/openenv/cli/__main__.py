@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import typer
 
+from .. import settings
 from ..sandboxes.descriptors import raise_file_limit
-from .command import HelpCommand, HelpGroup
+from .command import HelpCommand, HelpGroup, failure
 
 COMMANDS = (
     *("init", "serve", "client", "gateway", "validate", "build", "deploy", "mcp", "top", "ps", "gc"),
@@ -35,14 +37,37 @@ Write an RL environment once, serve it, step it from fast typed clients.
 """
 
 
+ABSENT = {
+    "push": "uploads a package to the Hugging Face Hub as a Space. Until it is here: `openenv build` makes the image; "
+    "docs/howto/deploy.md says how a Space is made of it.",
+    "fork": "copies a Space of the Hugging Face Hub into your own namespace. Until it is here: duplicate it on the "
+    "Hub. (A running episode is copied by `env.fork()`.)",
+    "collect": "lets a model play an environment and keeps the episodes as a dataset. Until it is here: `openenv play "
+    "URL --store FOLDER`, then `openenv rollouts export`.",
+}
+"""Commands of the published package that this one does not have yet, and what does the same here."""
+
+
+class RootGroup(HelpGroup):
+    """All commands; those that are not there yet say what they will be."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in ABSENT:
+            raise failure(f"openenv {args[0]} {ABSENT[args[0]]}")
+        return super().resolve_command(ctx, args)
+
+
 def build(arguments: Sequence[str] = ()) -> typer.Typer:
-    """Return the command line; if the arguments name a command, only that one is loaded."""
+    """Return the command line; if the arguments name a command, only that one is loaded.
+
+    A shell that completes a command line says in a variable what is on it so far.
+    """
+    arguments = settings.completion_words() or arguments
     app = typer.Typer(
         name="openenv",
-        cls=HelpGroup,
+        cls=RootGroup,
         help=_EXAMPLES,
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode=None,  # `command` writes the help; mistakes are plain lines
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},  # sub-commands take it over

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -34,9 +35,10 @@ def init(
         openenv serve maze_env
 
     NAME is the name of the Python package; its folder is made in the current one, or in --output-dir. Then edit
-    models.py and server/NAME_environment.py.
+    models.py and server/NAME_environment.py. A name that Python does not take is corrected, if you agree.
     """
     try:
+        name = _agreed_name(name)
         names = Names.of(name)
         folder = output_dir / name
         written = write_package(names, folder)
@@ -47,6 +49,39 @@ def init(
     if warning:
         typer.secho(f"No uv.lock: {warning}", fg="yellow", err=True)
     _show_next(names.package, names.prefix, folder)
+
+
+def _agreed_name(name: str) -> str:
+    """Return a name, or in a terminal the corrected one if the user agrees.
+
+    Raises:
+        ScaffoldError: It cannot be the name of a package; the text has one that can.
+    """
+    try:
+        return Names.of(name).package
+    except ScaffoldError as error:
+        better = corrected(name)
+        if better is None:
+            raise
+        if _is_terminal() and typer.confirm(f"{error}. Make {better} instead?", default=True):
+            return better
+        raise ScaffoldError(f"{error}. Try: openenv init {better}") from None
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def corrected(name: str) -> str | None:
+    """Return a name like this one that a package can have: `My Maze` is `my_maze`; None where there is none."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower())
+    stem = "_".join(words).lstrip("0123456789_")
+    for better in (stem, f"{stem}_env") if stem else ():
+        try:
+            return Names.of(better).package
+        except ScaffoldError:
+            continue
+    return None
 
 
 def _lock(folder: Path) -> str | None:
@@ -117,7 +152,7 @@ class Names:
         if not name.isidentifier() or not name.isascii() or not name.strip("_"):
             raise ScaffoldError(f"{name!r} is no name for a Python package: letters, digits and _, such as maze_env")
         if keyword.iskeyword(name) or name in sys.stdlib_module_names or name in _TAKEN:
-            raise ScaffoldError(f"{name!r} is a name that Python or openenv uses already; take {name}_env or another")
+            raise ScaffoldError(f"{name!r} is a name that Python or openenv uses already")
         return cls(name)
 
     @property
