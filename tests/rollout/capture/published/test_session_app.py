@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 
 from openenv.core.harness import TrainingTrace
 from openenv.core.harness.capture import CaptureServer, to_trace_entries, to_training_trace, to_turn_records
@@ -396,6 +398,37 @@ async def test_the_application_runs_in_any_asgi_server(engine: Any) -> None:
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 401
     await app.state.routes.close()
     assert [node.sampled_ids for node in session.graph.nodes()] == [[11, 12, 13]] * 2
+
+
+@pytest.mark.anyio
+async def test_the_application_can_be_mounted_in_another(engine: Any) -> None:
+    app = create_app(llm_url=engine.url, model="m", admin_key="the-admin-key")
+    outer = FastAPI()
+    outer.mount("/capture", app)
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=outer), base_url="http://host") as client:
+        admin = {"authorization": "Bearer the-admin-key"}
+        made = await client.post("/capture/sessions", json={"session_id": "s1"}, headers=admin)
+        assert made.json()["session_id"] == "s1"
+        assert (await client.get("/capture/sessions")).status_code == 401
+        answer = await client.post(
+            "/capture/v1/messages",
+            json={"model": "m", "max_tokens": 5, "messages": QUESTION},
+            headers={"x-api-key": "s1"},
+        )
+        assert answer.json()["type"] == "message"
+        assert (await client.get("/capture/sessions/s1", headers=admin)).json()["n_turns"] == 1
+    await app.state.routes.close()
+
+
+def test_a_graph_can_be_read_while_calls_are_added(proxy: CaptureServer) -> None:
+    session = proxy.registry.create("s1")
+    agent = Caller(proxy.url, "s1")
+    with ThreadPoolExecutor(4) as threads:
+        reading = [threads.submit(lambda: [export_session(session) for _ in range(40)]) for _ in range(3)]
+        for number in range(25):
+            agent.chat([{"role": "user", "content": f"call {number}"}], tools=TOOLS)
+        assert all(documents.result() for documents in reading)
+    assert session.graph.stats()["n_turns"] == 25
 
 
 def test_the_document_is_plain_json(proxy: CaptureServer) -> None:

@@ -97,7 +97,7 @@ class TrainingSequence:
 
 
 class RolloutGraph:
-    """The calls of one rollout, linked as they are added."""
+    """The calls of one rollout, linked as they are added. One thread may add while others read."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, TurnNode] = {}
@@ -113,9 +113,9 @@ class RolloutGraph:
         parent = self._token_parent(node, prompt) if node.prompt_ids else self._message_parent(messages)
         node.index = len(self._nodes)
         node.parent_id = None if parent is None else parent.node_id
-        self._nodes[node.node_id] = node
-        self._children[node.node_id] = []
+        self._children[node.node_id] = []  # before the node: readers may see it at once
         self._prompts[node.node_id] = prompt
+        self._nodes[node.node_id] = node
         if parent is not None:
             self._children[parent.node_id].append(node.node_id)
         if end:
@@ -141,8 +141,8 @@ class RolloutGraph:
     def _adopt(self, node: TurnNode, end: bytes) -> None:
         """Link the calls that came before this one and continue it: agents make several calls at once."""
         size = len(node.prompt_ids) + len(node.sampled_ids)
-        for other_id, prompt in self._prompts.items():
-            other = self._nodes[other_id]
+        for other_id, other in self._nodes.items():
+            prompt = self._prompts[other_id]
             if other is node or len(other.prompt_ids) <= len(node.prompt_ids) or not prompt.startswith(end):
                 continue
             if other.parent_id is not None:
@@ -171,11 +171,11 @@ class RolloutGraph:
 
     def roots(self) -> list[TurnNode]:
         """Return where conversations begin."""
-        return [node for node in self._nodes.values() if node.parent_id is None]
+        return [node for node in self.nodes() if node.parent_id is None]
 
     def leaves(self) -> list[TurnNode]:
         """Return the calls that none continues."""
-        return [node for node in self._nodes.values() if not self._children[node.node_id]]
+        return [node for node in self.nodes() if not self._children[node.node_id]]
 
     def root_of(self, node_id: str) -> str:
         """Return the id of the call with which a call's conversation begins."""
@@ -195,7 +195,7 @@ class RolloutGraph:
 
     def forks(self) -> list[tuple[str, list[str]]]:
         """Return the calls that several continue, each with the ids of those."""
-        return [(node_id, children) for node_id, children in self._children.items() if len(children) > 1]
+        return [(node_id, children) for node_id, children in list(self._children.items()) if len(children) > 1]
 
     def discarded_nodes(self) -> list[TurnNode]:
         """Return the answers that the agent did not go on from, where it went on from another one.
