@@ -384,10 +384,10 @@ def test_tokens_are_counted_by_an_estimate_that_is_no_call(agent: Any, engine: A
 def test_an_endpoint_without_a_bridge_from_the_agents_dialect_is_refused(
     open_agent: Callable[..., Any], engine: Any
 ) -> None:
-    agent = open_agent(dialect="anthropic")
+    agent = open_agent(dialect="openai_responses")
     response = agent.chat()
     assert response.status_code == 400
-    assert "anthropic" in response.json()["error"]["message"]
+    assert "openai_responses" in response.json()["error"]["message"]
     assert engine.requests == []
 
 

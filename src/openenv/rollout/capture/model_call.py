@@ -44,7 +44,7 @@ from .dialects.dialect import (
     CallOptions,
     Completion,
     ModelDialect,
-    StreamTranslator,
+    Translator,
     as_dict,
 )
 from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object
@@ -52,6 +52,7 @@ from .inbound import JSON_TYPE, AgentReply
 from .outbound import EndpointError, EndpointResponse, Endpoints
 from .parameter_fixes import MAX_FIXES, ParamFix, diagnose
 from .records import CallRecorder, JournalFull
+from .upstream_errors import error_message
 
 log = logging.getLogger("openenv.rollout.capture")
 
@@ -117,7 +118,7 @@ class StreamTap:
         recorder: CallRecorder,
         dialect: ModelDialect,
         forced: frozenset[str],
-        translator: StreamTranslator | None = None,
+        translator: Translator | None = None,
         redactor: Redactor | None = None,
     ) -> None:
         self._recorder = recorder
@@ -776,15 +777,6 @@ def missing_answer(completion: Completion, answer: Json) -> str | None:
     if completion.finish_reason is not None or any(answer.get(name) for name in ANSWER_FIELDS):
         return None
     return stream_error(answer) or "the endpoint answered with nothing that a model said"
-
-
-def error_message(parsed: Json | None) -> str | None:
-    """Return the text of an error in any of the shapes that endpoints use."""
-    error = (parsed or {}).get("error", parsed)
-    if isinstance(error, dict):
-        message = error.get("message") or error.get("detail")
-        return str(message) if message else None
-    return str(error) if error else None
 
 
 # llama.cpp names the ids of a prompt on routes of its own only: its template, then its tokeniser. Nothing is tokenised

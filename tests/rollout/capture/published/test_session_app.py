@@ -307,6 +307,62 @@ def test_an_endpoint_that_speaks_anthropic_messages_answers_agents_that_do(engin
     assert engine.requests[0].headers["x-api-key"] == "k"
 
 
+NATIVE_EVENTS = [
+    {"type": "message_start", "message": {"id": "m1", "role": "assistant", "usage": {"input_tokens": 5}}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hel"}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "lo"}},
+    {"type": "content_block_stop", "index": 0},
+    {
+        "type": "content_block_start",
+        "index": 1,
+        "content_block": {"type": "tool_use", "id": "t1", "name": "f", "input": {}},
+    },
+    {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": '{"a": 1}'}},
+    {"type": "content_block_stop", "index": 1},
+    {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 3}},
+    {"type": "message_stop"},
+]
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_agents_of_any_dialect_reach_an_endpoint_that_speaks_anthropic_messages(
+    engine: Any, fake: ModuleType, is_streamed: bool
+) -> None:
+    blocks = [{"type": "text", "text": "hello"}, {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}]
+    usage = {"input_tokens": 5, "output_tokens": 3}
+    whole = {"type": "message", "id": "m1", "model": "m", "content": blocks, "stop_reason": "tool_use", "usage": usage}
+
+    def respond(request: Any) -> Any:
+        if request.body.get("stream"):
+            return fake.Answer.events(*[fake.event(event, event["type"]) for event in NATIVE_EVENTS])
+        return fake.Answer.json(whole)
+
+    engine.respond = respond
+    with CaptureServer(llm_url=engine.url, model="m", port=0, provider="anthropic", api_key="k") as proxy:
+        session = proxy.registry.create("s1")
+        agent = Caller(proxy.url, "s1")
+        chat = agent.chat(tools=TOOLS, stream=is_streamed, temperature=0.5)
+        responses = agent("POST", "/v1/responses", {"model": "x", "input": "hi", "stream": is_streamed})
+        action = "streamGenerateContent" if is_streamed else "generateContent"
+        google = agent(
+            "POST", f"/v1beta/models/x:{action}", {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
+        )
+        refused = agent.chat(response_format={"type": "json_object"})
+        nodes = session.graph.nodes()
+    for answer in (chat, responses, google):
+        assert answer.status_code == 200, answer.text
+        assert "hel" in answer.text
+        assert "t1" in answer.text
+    assert ("data: [DONE]" in chat.text) is is_streamed
+    assert (refused.status_code, "response_format" in refused.text) == (400, True)
+    sent = engine.requests[0].body
+    assert sent["messages"] == [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    assert (sent["stream"], sent["temperature"], sent["tools"][0]["name"]) == (is_streamed, 0.5, "bash")
+    calls = [node.response_message["tool_calls"][0]["function"]["arguments"] for node in nodes]
+    assert [json.loads(arguments) for arguments in calls] == [{"a": 1}] * 3
+
+
 def test_a_session_can_name_its_endpoint_which_is_asked_what_it_names(
     admin: Caller, proxy: CaptureServer, fake: ModuleType
 ) -> None:

@@ -32,9 +32,9 @@ from openenv.rollout.capture.published.session_app import create_app as create_a
 from openenv.rollout.capture.published.session_app import main as main
 from openenv.rollout.capture.published.transformers import TransformManager as TransformManager
 from openenv.rollout.capture.published.turn_graph import TurnNode as TurnNode
-from openenv.rollout.capture.published.upstream_errors import UpstreamError as UpstreamError
-from openenv.rollout.capture.published.upstream_errors import UpstreamHTTPError as UpstreamHTTPError
-from openenv.rollout.capture.published.upstream_errors import UpstreamRequestError as UpstreamRequestError
+from openenv.rollout.capture.upstream_errors import UpstreamError as UpstreamError
+from openenv.rollout.capture.upstream_errors import UpstreamHTTPError as UpstreamHTTPError
+from openenv.rollout.capture.upstream_errors import UpstreamRequestError as UpstreamRequestError
 from openenv.rollout.parameters import training_sampling as training_sampling
 from openenv.rollout.training import check_turn as check_turn
 

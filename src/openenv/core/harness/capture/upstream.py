@@ -12,11 +12,11 @@ from openenv.rollout.capture.published.engine_client import normalize_response a
 from openenv.rollout.capture.published.engine_client import openai_api_base as openai_api_base
 from openenv.rollout.capture.published.engine_client import prepare_request as prepare_request
 from openenv.rollout.capture.published.engine_client import truncating_params as truncating_params
-from openenv.rollout.capture.published.upstream_errors import UpstreamError as UpstreamError
-from openenv.rollout.capture.published.upstream_errors import UpstreamHTTPError as UpstreamHTTPError
-from openenv.rollout.capture.published.upstream_errors import UpstreamRequestError as UpstreamRequestError
-from openenv.rollout.capture.published.upstream_errors import UpstreamTimeoutError as UpstreamTimeoutError
-from openenv.rollout.capture.published.upstream_errors import UpstreamTransportError as UpstreamTransportError
+from openenv.rollout.capture.upstream_errors import UpstreamError as UpstreamError
+from openenv.rollout.capture.upstream_errors import UpstreamHTTPError as UpstreamHTTPError
+from openenv.rollout.capture.upstream_errors import UpstreamRequestError as UpstreamRequestError
+from openenv.rollout.capture.upstream_errors import UpstreamTimeoutError as UpstreamTimeoutError
+from openenv.rollout.capture.upstream_errors import UpstreamTransportError as UpstreamTransportError
 from openenv.rollout.parameters import training_sampling as training_sampling
 
 export_imports(__name__)

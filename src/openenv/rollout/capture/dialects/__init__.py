@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from ...parameters import AgentDialectName, Dialect
+from . import google, responses_over_chat
 from .anthropic import AnthropicMessages
 from .anthropic_over_chat import ANTHROPIC_OVER_CHAT
+from .chat_over_anthropic import CHAT_OVER_ANTHROPIC, chained
 from .dialect import AgentDialect, Bridge, ModelDialect
-from .google import ACTIONS, GOOGLE_OVER_CHAT, GoogleGenerate, action_of
+from .google import ACTIONS, GOOGLE_OVER_CHAT, ContentTranslator, GoogleGenerate, action_of
 from .openai_chat import OpenAIChat
 from .openai_responses import OpenAIResponses
-from .responses_over_chat import RESPONSES_OVER_CHAT
+from .responses_over_chat import RESPONSES_OVER_CHAT, ResponseTranslator
 
 DIALECTS: dict[Dialect, ModelDialect] = {
     "openai_chat": OpenAIChat(),
@@ -27,6 +29,9 @@ BRIDGES: dict[tuple[AgentDialectName, Dialect], Bridge] = {
     ("anthropic", "openai_chat"): ANTHROPIC_OVER_CHAT,
     ("openai_responses", "openai_chat"): RESPONSES_OVER_CHAT,
     ("google", "openai_chat"): GOOGLE_OVER_CHAT,
+    ("openai_chat", "anthropic"): CHAT_OVER_ANTHROPIC,
+    ("openai_responses", "anthropic"): chained(responses_over_chat.request, ResponseTranslator),
+    ("google", "anthropic"): chained(google.request, ContentTranslator),
 }
 """By the dialects of the agent and of the endpoint."""
 

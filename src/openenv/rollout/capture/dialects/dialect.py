@@ -400,13 +400,26 @@ class StreamTranslator:
         raise NotImplementedError
 
 
+class Translator(Protocol):
+    """Turns an answer from the endpoint's dialect into the agent's: event by event, or whole."""
+
+    def feed(self, chunk: Json) -> bytes:
+        """Take the data of one event, and return the events that follow from it."""
+
+    def end(self) -> bytes:
+        """Return the events that end the stream."""
+
+    def translate(self, response: Json) -> Json:
+        """Return a whole answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """What lets an agent of one dialect talk to an endpoint that speaks chat completions."""
+    """What lets an agent of one dialect talk to an endpoint of another."""
 
     request: Callable[[Json], Json]
     """Returns the agent's request in the endpoint's dialect."""
-    translator: Callable[[Json], StreamTranslator]
+    translator: Callable[[Json], Translator]
     """Returns a translator for the answer to a request of the agent."""
 
 

@@ -11,13 +11,13 @@ from ...task import Budget, Model
 from ...training import CaptureReport, check_turn
 from ..captured_rollout import CapturedRollout, Spending, key_digest
 from ..dialects import BRIDGES
+from ..dialects.chat_over_anthropic import anthropic_response
 from ..dialects.dialect import LOGPROBS, MALFORMED, STREAM, TOKEN_IDS, as_dict, as_list, dicts_in
 from ..encoding import Json
 from ..records import FILE, Call, Recorder, RecordingReader
 from .capture_checks import check_turn_eval
 from .capture_sessions import CaptureSession, extract_harness_session, is_trainable
 from .engine_client import InferenceClient, truncating_params
-from .native_anthropic import anthropic_response
 from .turn_graph import TurnNode
 
 SAMPLING_KEYS = ("temperature", *NEUTRAL_SAMPLING)

@@ -48,6 +48,7 @@ from ..listener import ProxyListener, is_loopback
 from ..model_call import Services
 from ..outbound import Endpoints
 from ..records import JournalFull
+from ..upstream_errors import UpstreamError
 from .capture_sessions import (
     CaptureSession,
     SessionRegistry,
@@ -60,7 +61,6 @@ from .documents import export_session, to_trace_entries
 from .engine_client import CAPTURE_LEVELS, InferenceClient
 from .engine_probe import list_models, validate_llm
 from .live_session import LiveSession, open_rollout
-from .upstream_errors import UpstreamError
 
 log = logging.getLogger("openenv.rollout.capture")
 

@@ -15,8 +15,8 @@ from ..dialects.dialect import MALFORMED, StreamTranslator, as_dict, dicts_in
 from ..dialects.google import FINISH_REASONS, ContentTranslator, message_parts, usage_metadata
 from ..dialects.responses_over_chat import ResponseTranslator
 from ..encoding import Json
+from ..upstream_errors import UpstreamRequestError
 from .detection import APIType
-from .upstream_errors import UpstreamRequestError
 
 Translated = Json | list[Json]
 

@@ -16,6 +16,6 @@ from openenv.rollout.capture.dialects.content import (
 from openenv.rollout.capture.published.transformers import AnthropicStreamState as AnthropicStreamState
 from openenv.rollout.capture.published.transformers import AnthropicTransformer as AnthropicTransformer
 from openenv.rollout.capture.published.transformers import BaseTransformer as BaseTransformer
-from openenv.rollout.capture.published.upstream_errors import UpstreamRequestError as UpstreamRequestError
+from openenv.rollout.capture.upstream_errors import UpstreamRequestError as UpstreamRequestError
 
 export_imports(__name__)

@@ -13,6 +13,6 @@ from openenv.rollout.capture.dialects.content import (
 from openenv.rollout.capture.published.transformers import BaseTransformer as BaseTransformer
 from openenv.rollout.capture.published.transformers import OpenAIResponsesTransformer as OpenAIResponsesTransformer
 from openenv.rollout.capture.published.transformers import ResponsesStreamState as ResponsesStreamState
-from openenv.rollout.capture.published.upstream_errors import UpstreamRequestError as UpstreamRequestError
+from openenv.rollout.capture.upstream_errors import UpstreamRequestError as UpstreamRequestError
 
 export_imports(__name__)

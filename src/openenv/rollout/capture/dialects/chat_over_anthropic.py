@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...parameters import NEUTRAL_SAMPLING, token_limit
-from ..dialects.anthropic import AnthropicMessages
-from ..dialects.content import openai_chat_content_to_anthropic_blocks, openai_chat_image_to_anthropic
-from ..dialects.dialect import as_dict, as_list, count_in, dicts_in
-from ..encoding import Json
-from .upstream_errors import UpstreamRequestError
+from ..encoding import STREAM_DONE, Json, dumps, event_bytes
+from ..upstream_errors import ProviderConversionError
+from .anthropic import AnthropicMessages
+from .content import openai_chat_content_to_anthropic_blocks, openai_chat_image_to_anthropic
+from .dialect import Bridge, StreamTranslator, as_dict, as_list, count_in, dicts_in
 
 NATIVE_REQUEST = "_openenv_native_request"
 """Where a chat request carries the Anthropic request that it was made of."""
@@ -26,10 +26,6 @@ _PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty", "mi
 _FINISH = {"tool_use": "tool_calls", "max_tokens": "length"}
 _KNOWN_STOPS = (None, "end_turn", "stop_sequence", "tool_use", "max_tokens")
 _INPUT_COUNTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-
-
-class ProviderConversionError(UpstreamRequestError):
-    """A request or an answer cannot be said in the other dialect."""
 
 
 def anthropic_request(request: Json, model: str) -> Json:
@@ -172,17 +168,20 @@ def anthropic_response(native: Json, *, native_passthrough: bool = False) -> Jso
         "tool_calls": calls or None,
     }
     finish = _FINISH.get(str(native.get("stop_reason")), "stop")
-    usage = native.get("usage")
-    prompt, sampled = sum(count_in(usage, name) for name in _INPUT_COUNTS), count_in(usage, "output_tokens")
     return {
         "id": native.get("id"),
         "object": "chat.completion",
         "created": int(time.time()),
         "model": native.get("model"),
         "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled},
+        "usage": _usage(native.get("usage")),
         NATIVE_RESPONSE: native,
     }
+
+
+def _usage(counts: object) -> Json:
+    prompt, sampled = sum(count_in(counts, name) for name in _INPUT_COUNTS), count_in(counts, "output_tokens")
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
 def _call(block: Json) -> Json:
@@ -194,3 +193,107 @@ def replay_anthropic(native: Json) -> Iterator[str]:
     """Yield a whole message as the events of a stream."""
     for event in AnthropicMessages().stream({}, native):
         yield event.decode()
+
+
+# As a bridge: agents of any dialect, by way of chat completions.
+
+
+def request(body: Json) -> Json:
+    """Return a request for a chat completion as one for messages, a stream where it asks for one."""
+    return {**anthropic_request(body, str(body.get("model") or "")), "stream": body.get("stream") is True}
+
+
+def _completion(native: Json) -> Json:
+    return {key: value for key, value in anthropic_response(native).items() if key != NATIVE_RESPONSE}
+
+
+class ChatTranslator:
+    """Turns the events of one message into the chunks of a chat completion."""
+
+    def __init__(self, body: Json) -> None:
+        self._wants_usage = as_dict(body.get("stream_options")).get("include_usage") is True
+        self._top: Json = {"object": "chat.completion.chunk", "created": int(time.time()), "model": body.get("model")}
+        self._calls: dict[int, int] = {}  # the number of each tool call, by that of its block
+        self._counts: Json = {}
+
+    def chunks_of(self, event: Json) -> list[Json]:
+        """Take the data of one event, and return the chunks that follow from it."""
+        kind, index = event.get("type"), event.get("index", 0)
+        if kind == "message_start":
+            message = as_dict(event.get("message"))
+            self._top["id"] = message.get("id")
+            self._counts.update(as_dict(message.get("usage")))
+            return [self._chunk({"role": "assistant", "content": ""})]
+        if kind == "content_block_start":
+            return self._opened(index, as_dict(event.get("content_block")))
+        if kind == "content_block_delta":
+            delta = as_dict(event.get("delta"))
+            arguments = {"index": self._calls.get(index, 0), "function": {"arguments": delta.get("partial_json")}}
+            deltas: dict[str, Json] = {
+                "text_delta": {"content": delta.get("text")},
+                "thinking_delta": {"reasoning_content": delta.get("thinking")},
+                "input_json_delta": {"tool_calls": [arguments]},
+            }
+            chosen = deltas.get(str(delta.get("type")))
+            return [self._chunk(chosen)] if chosen is not None else []
+        if kind == "message_delta":
+            self._counts.update(as_dict(event.get("usage")))
+            reason = as_dict(event.get("delta")).get("stop_reason")
+            return [self._chunk({}, _FINISH.get(str(reason), "stop"))] if reason else []
+        return [{"error": event.get("error")}] if kind == "error" else []
+
+    def _opened(self, index: int, block: Json) -> list[Json]:
+        if block.get("type") != "tool_use":
+            return []
+        number = self._calls[index] = len(self._calls)
+        function = {"name": block.get("name"), "arguments": ""}
+        call = {"index": number, "id": block.get("id"), "type": "function", "function": function}
+        return [self._chunk({"tool_calls": [call]})]
+
+    def _chunk(self, delta: Json, finish: str | None = None) -> Json:
+        return {**self._top, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+    def usage_chunk(self) -> Json:
+        """Return the chunk that has the usage."""
+        return {**self._top, "choices": [], "usage": _usage(self._counts)}
+
+    def feed(self, chunk: Json) -> bytes:
+        """Take the data of one event, and return the chunks that follow from it as they are sent."""
+        return b"".join(event_bytes(dumps(value)) for value in self.chunks_of(chunk))
+
+    def end(self) -> bytes:
+        """Return what ends the stream."""
+        usage = event_bytes(dumps(self.usage_chunk())) if self._wants_usage else b""
+        return usage + event_bytes(STREAM_DONE)
+
+    def translate(self, response: Json) -> Json:
+        """Return a whole message as a chat completion."""
+        return _completion(response)
+
+
+class ChainedTranslator:
+    """Turns the events of one message into those of a dialect that has a translator from chat completions."""
+
+    def __init__(self, body: Json, last: StreamTranslator) -> None:
+        self._first = ChatTranslator(body)
+        self._last = last
+
+    def feed(self, chunk: Json) -> bytes:
+        """Take the data of one event, and return the events that follow from it."""
+        return b"".join(map(self._last.feed, self._first.chunks_of(chunk)))
+
+    def end(self) -> bytes:
+        """Return the events that end the stream."""
+        return self._last.feed(self._first.usage_chunk()) + self._last.end()
+
+    def translate(self, response: Json) -> Json:
+        """Return a whole message in the agent's dialect."""
+        return self._last.translate(_completion(response))
+
+
+CHAT_OVER_ANTHROPIC = Bridge(request, ChatTranslator)
+
+
+def chained(over_chat: Callable[[Json], Json], translator: Callable[[Json], StreamTranslator]) -> Bridge:
+    """Return the bridge of a dialect that leads to messages by way of chat completions."""
+    return Bridge(lambda body: request(over_chat(body)), lambda body: ChainedTranslator(body, translator(body)))

@@ -1,17 +1,16 @@
 """Why a model endpoint did not answer.
 
 UpstreamError
-├── UpstreamRequestError        the request cannot be said in the endpoint's dialect
-├── UpstreamHTTPError           it answered with an error
-├── UpstreamTimeoutError        it did not answer in time
-└── UpstreamTransportError      it cannot be reached
-
+├── UpstreamRequestError            the request cannot be said in the endpoint's dialect
+│   └── ProviderConversionError     or the answer in the agent's
+├── UpstreamHTTPError               it answered with an error
+├── UpstreamTimeoutError            it did not answer in time
+└── UpstreamTransportError          it cannot be reached
 """
 
 from __future__ import annotations
 
-from ..encoding import Json
-from ..model_call import error_message
+from .encoding import Json
 
 
 class UpstreamError(RuntimeError):
@@ -20,6 +19,10 @@ class UpstreamError(RuntimeError):
 
 class UpstreamRequestError(UpstreamError):
     """A request cannot be said in the endpoint's dialect."""
+
+
+class ProviderConversionError(UpstreamRequestError, ValueError):
+    """A request or an answer cannot be said in the other dialect."""
 
 
 class UpstreamHTTPError(UpstreamError):
@@ -43,3 +46,12 @@ class UpstreamTimeoutError(UpstreamError):
 
 class UpstreamTransportError(UpstreamError):
     """The endpoint cannot be reached, or hung up."""
+
+
+def error_message(parsed: Json | None) -> str | None:
+    """Return the text of an error in any of the shapes that endpoints use."""
+    error = (parsed or {}).get("error", parsed)
+    if isinstance(error, dict):
+        message = error.get("message") or error.get("detail")
+        return str(message) if message else None
+    return str(error) if error else None
