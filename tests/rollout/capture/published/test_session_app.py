@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -423,6 +424,25 @@ def test_the_command_serves_until_it_is_stopped(engine: Any) -> None:
     finally:
         process.terminate()
     assert process.wait(30) == 0
+
+
+def test_sessions_that_are_not_used_make_room(engine: Any) -> None:
+    # The published server keeps sessions, conversations and keys of endpoints for ever.
+    with CaptureServer(llm_url=engine.url, model="m", port=0, session_ttl_s=1.5) as proxy:
+        used, unused = proxy.registry.create("used"), proxy.registry.create("unused")
+        agent = Caller(proxy.url, "used")
+        deadline = time.monotonic() + 30
+        while "unused" in proxy.registry.list_ids() and time.monotonic() < deadline:
+            assert agent.chat().status_code == 200
+            time.sleep(0.2)
+        assert proxy.registry.list_ids() == ["used"]
+        assert unused.graph.nodes() == []
+        while proxy.registry.list_ids() and time.monotonic() < deadline:
+            time.sleep(0.1)
+            httpx2.get(f"{proxy.url}/health", trust_env=False, verify=False)
+        assert proxy.registry.list_ids() == []
+        assert used.graph.nodes()  # still there for what holds it
+        assert agent.chat().status_code == 401
 
 
 def test_a_port_that_is_taken_is_an_error(proxy: CaptureServer) -> None:

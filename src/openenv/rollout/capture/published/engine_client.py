@@ -55,12 +55,12 @@ def openai_api_base(url: str) -> str:
 
 def truncating_params(request: Mapping[str, Any]) -> Json:
     """Return the parameters of a request that make the sampled distribution another than the model's."""
-    found: Json = {}
+    truncating: Json = {}
     for name, neutral in NEUTRAL_SAMPLING.items():
         value = finite_number(request.get(name))
         if value is not None and value not in ((neutral, 0) if name == "top_k" else (neutral,)):
-            found[name] = request[name]
-    return found
+            truncating[name] = request[name]
+    return truncating
 
 
 def prepare_request(request: Json, *, served_model: str | None = None, capture_level: str = "tokens") -> Json:

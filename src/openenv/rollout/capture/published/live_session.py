@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ class LiveSession:
         self.session = session
         self.rollout = rollout
         self.path = path
+        self.used_at = time.monotonic()
+        """When its last call began."""
         self._level = level
         self._assumed = rollout.refused
         self._reader = RecordingReader(path)

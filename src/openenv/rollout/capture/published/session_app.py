@@ -23,9 +23,10 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,6 +67,8 @@ log = logging.getLogger("openenv.rollout.capture")
 
 PORT = 8100
 MAX_OUTPUT_TOKENS = 8192
+SESSION_TTL_S = 24 * 3600.0
+SWEEP_S = 60.0
 RESERVED = ("session_id", "upstream", "capture_level", "max_model_calls", "sampling", "purpose", "eval_sampling")
 """What a session's metadata cannot have: parameters of its own."""
 
@@ -104,6 +107,13 @@ class UpstreamPool:
         with self._lock:
             known = self._known.get(upstream.cache_key)
             self._known = {key: value for key, value in self._known.items() if value is not known}
+
+    def keep(self, upstreams: Collection[UpstreamAddress]) -> None:
+        """Forget all endpoints but these."""
+        keys = {upstream.cache_key for upstream in upstreams}
+        with self._lock:
+            used = [known for key, known in self._known.items() if key in keys]
+            self._known = {key: known for key, known in self._known.items() if known in used}
 
     async def resolve(self, upstream: UpstreamAddress) -> tuple[InferenceClient, str]:
         """Return a client of an endpoint, and what it names; one that cannot be asked counts as `text`."""
@@ -178,6 +188,7 @@ class AppOptions:
     capture_level: str = "tokens"
     admin_key: str | None = None
     max_model_calls: int = 0
+    session_ttl_s: float | None = SESSION_TTL_S
 
 
 class SessionRoutes:
@@ -202,6 +213,7 @@ class SessionRoutes:
         self._agent_routes = AgentRoutes(RolloutRegistry(0.0), self._services)
         self._live: dict[str, LiveSession] = {}
         self._is_temporary = root is None
+        self._swept_at = time.monotonic()
         self._root = root
         self._loop: asyncio.AbstractEventLoop | None = None
         registry.on_delete = self._deleted
@@ -232,6 +244,7 @@ class SessionRoutes:
             is_sandbox: Whether it comes from a sandbox: then there are no routes for the holder of the admin key.
         """
         self._loop = asyncio.get_running_loop()
+        self._sweep()
         path = request.path.partition("?")[0]
         dialect = AGENT_DIALECTS["openai_chat"]
         try:
@@ -246,14 +259,12 @@ class SessionRoutes:
             elif request.method != "POST":
                 raise RequestRefused(404, f"there is no {request.method} {path} here")
             else:
-                body = load_object(request.body)
-                if body is None:
-                    raise RequestRefused(400, "body must be a JSON object")
                 target = route(path)
                 if target is None:
-                    target = Route(AGENT_DIALECTS[detect(path, request.headers, body).value])
+                    api_type = detect(path, request.headers, _object(request.body))
+                    target = Route(AGENT_DIALECTS[api_type.value])
                 dialect = target.dialect
-                await self._call(request, reply, body, target)
+                await self._call(request, reply, target)
         except RequestRefused as exc:
             await reply.send_json(dialect.error(exc.status, str(exc)), exc.status)
         except (JournalFull, CaptureError) as exc:
@@ -261,14 +272,15 @@ class SessionRoutes:
 
     # agents
 
-    async def _call(self, request: AgentRequest, reply: AgentReply, body: Json, target: Route) -> None:
+    async def _call(self, request: AgentRequest, reply: AgentReply, target: Route) -> None:
         if target.kind == "count":
-            await reply.send_json(target.dialect.count_tokens(body))
+            await reply.send_json(target.dialect.count_tokens(_object(request.body)))
             return
-        session = self.registry.resolve({**request.headers, "authorization": f"Bearer {request.key}"}, body)
+        session = self.registry.resolve({**request.headers, "authorization": f"Bearer {request.key}"}, {})
         if session is None:
             raise RequestRefused(401, "unknown API key; register a session via POST /sessions")
         live = await self._live_session(session)
+        live.used_at = time.monotonic()
         await self._agent_routes.post(request, reply, live.rollout, target)
         self._keep_fixes(session, live)
 
@@ -388,10 +400,8 @@ class SessionRoutes:
             raise RequestRefused(405 if len(parts) < 3 else 404, "there is no such route")
 
     async def _create(self, request: AgentRequest) -> Json:
-        payload = load_object(request.body) if request.body else {}
-        metadata = (payload or {}).get("metadata")
-        if payload is None:
-            raise RequestRefused(400, "body must be a JSON object")
+        payload = _object(request.body) if request.body else {}
+        metadata = payload.get("metadata")
         if metadata is not None and not isinstance(metadata, dict):
             raise RequestRefused(400, "metadata must be a JSON object")
         taken = sorted(set(RESERVED).intersection(metadata or {}))
@@ -467,6 +477,22 @@ class SessionRoutes:
 
     # the end
 
+    def _sweep(self) -> None:
+        """Delete sessions that have not been used for long, and forget the keys of endpoints that none has."""
+        now, ttl_s = time.monotonic(), self.options.session_ttl_s
+        if ttl_s is None or now - self._swept_at < min(SWEEP_S, ttl_s):
+            return
+        self._swept_at = now
+        for session_id in self.registry.list_ids():
+            session, live = self.registry.get(session_id), self._live.get(session_id)
+            if session is None or (live is not None and (live.rollout.active or live.rollout.waiting)):
+                continue
+            idle_s = now - live.used_at if live is not None else time.time() - session.created_at
+            if idle_s > ttl_s:
+                self.registry.delete(session_id)
+        sessions = [self.registry.get(session_id) for session_id in self.registry.list_ids()]
+        self.upstreams.keep({session.upstream for session in sessions if session is not None and session.upstream})
+
     def _deleted(self, session: CaptureSession) -> None:
         """End a session that was deleted, from any thread; its records go with a temporary folder."""
         live = self._live.pop(session.session_id, None)
@@ -498,6 +524,18 @@ class SessionRoutes:
         self.upstreams.close()
         if self.inference is not None:
             await self.inference.aclose()
+
+
+def _object(body: bytes) -> Json:
+    """Read a request's body.
+
+    Raises:
+        RequestRefused: it is no JSON object.
+    """
+    parsed = load_object(body)
+    if parsed is None:
+        raise RequestRefused(400, "body must be a JSON object")
+    return parsed
 
 
 class AsgiReply(AgentReply):
@@ -573,6 +611,7 @@ def create_app(
     admin_key: str | None = None,
     max_model_calls: int = 0,
     root: Path | str | None = None,
+    session_ttl_s: float | None = SESSION_TTL_S,
 ) -> FastAPI:
     """Make the capture server as an ASGI application; `app.state.registry` has its sessions.
 
@@ -589,6 +628,7 @@ def create_app(
         admin_key: What `/sessions` asks for; without it, any caller may use these routes.
         max_model_calls: The limit of calls of sessions that name none; 0 for no limit.
         root: Where records go; by default a temporary folder that goes with the application.
+        session_ttl_s: How long a session stays that is not used; None for ever.
     """
     options = AppOptions(
         llm_url=llm_url,
@@ -601,6 +641,7 @@ def create_app(
         capture_level=capture_level,
         admin_key=admin_key or None,
         max_model_calls=max_model_calls,
+        session_ttl_s=session_ttl_s,
     )
     registry = SessionRegistry(require_registered=require_registered)
     routes = SessionRoutes(options, registry, None if root is None else Path(root))
@@ -666,6 +707,7 @@ class SessionCaptureServer:
         max_model_calls: The limit of calls of sessions that name none; 0 for no limit.
         host: Where to listen; loopback by default.
         root: Where records go; by default a temporary folder that goes with the server.
+        session_ttl_s: How long a session stays that is not used; None for ever.
 
     Raises:
         ValueError: the address is not loopback, and there is no `admin_key`.
@@ -686,6 +728,7 @@ class SessionCaptureServer:
         max_model_calls: int = 0,
         host: str = "127.0.0.1",
         root: Path | str | None = None,
+        session_ttl_s: float | None = SESSION_TTL_S,
     ) -> None:
         _check_host(host, admin_key)
         self.app = create_app(
@@ -699,6 +742,7 @@ class SessionCaptureServer:
             admin_key=admin_key,
             max_model_calls=max_model_calls,
             root=root,
+            session_ttl_s=session_ttl_s,
         )
         routes: SessionRoutes = self.app.state.routes
         self.capture_level = routes.level

@@ -126,17 +126,17 @@ class RolloutGraph:
         return node
 
     def _token_parent(self, node: TurnNode, prompt: bytes) -> TurnNode | None:
-        found: TurnNode | None = None
-        for candidates in self._token_ends.beginnings_of(prompt):
+        parent: TurnNode | None = None
+        for candidates in self._token_ends.beginnings_of(prompt):  # the last ones are the longest
             shorter = [other for other in candidates if len(other.prompt_ids) < len(node.prompt_ids)]
-            found = shorter[0] if shorter else found
-        return found
+            parent = shorter[0] if shorter else parent
+        return parent
 
     def _message_parent(self, messages: bytes) -> TurnNode | None:
-        found: TurnNode | None = None
+        parent: TurnNode | None = None
         for candidates in self._message_ends.beginnings_of(messages):
-            found = candidates[0]
-        return found
+            parent = candidates[0]
+        return parent
 
     def _adopt(self, node: TurnNode, end: bytes) -> None:
         """Link the calls that came before this one and continue it: agents make several calls at once."""
