@@ -196,7 +196,7 @@ class ModelUse:
     unrecorded: str | None = None
     """Why records of calls are missing, or None."""
     outage: str | None = None
-    """Why the endpoint did not answer a request of the host; None where it did, or was not asked."""
+    """Why the endpoint did not answer a request of the host, or was gone when the last call failed; else None."""
 
 
 @dataclass(frozen=True, slots=True)

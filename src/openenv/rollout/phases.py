@@ -164,7 +164,7 @@ class ModelAccess:
             last_status=error.get("status"),
             last_error=str(error.get("message", "")),
             unrecorded=stats.record_failure or self._lost,
-            outage=self._outage,
+            outage=self._outage or stats.outage,
         )
 
     def ask_endpoint(self, cancel: Cancellation) -> bool:

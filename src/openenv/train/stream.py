@@ -159,7 +159,7 @@ class GroupStream(ABC, Generic[ItemT]):
         self._has_reward = False
         self._newest: int | None = None
         self._full_since: float | None = None
-        self._pause = Backoff()
+        self._pause = Backoff(first_pause_s=0.5, longest_pause_s=10.0)  # what was killed takes a while to start
 
     # What a subclass writes
 

@@ -62,6 +62,54 @@ def test_an_unreachable_endpoint_is_recorded_and_is_an_error_in_the_agents_diale
     assert agent.post("/messages", {"model": "m", "messages": [], "max_tokens": 5}).json()["type"] == "error"
 
 
+def test_an_endpoint_that_was_gone_when_a_call_failed_is_remembered_until_a_good_answer(
+    open_agent: Callable[..., Any], engine: Any
+) -> None:
+    with socket.socket() as gone:  # bound and not listening: connections are refused
+        gone.bind(("127.0.0.1", 0))
+        agent = open_agent(base_url=f"http://127.0.0.1:{gone.getsockname()[1]}/v1")
+        assert agent.chat().status_code == 502
+        assert "nothing listened there when a call failed" in agent.capture.stats().outage
+        gone.listen()
+        accepted = threading.Thread(target=_answer_once, args=(gone,))
+        accepted.start()
+        assert agent.chat().status_code == 200
+        accepted.join(10)
+    assert agent.capture.stats().outage is None
+
+
+def _answer_once(listening: socket.socket) -> None:
+    body = json.dumps({"choices": [{"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]})
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(65536)
+        connection.sendall(f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_stream_that_breaks_is_an_outage_only_if_nothing_listens_any_more(
+    open_agent: Callable[..., Any], listens: bool
+) -> None:
+    def begin_and_end(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 999\r\n\r\ndata: "
+            )
+            if not listens:
+                listening.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        agent = open_agent(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}/v1")
+        serving = threading.Thread(target=begin_and_end, args=(listening,))
+        serving.start()
+        with pytest.raises(httpx2.RemoteProtocolError):
+            agent.chat_stream()
+        serving.join(10)
+    assert (agent.capture.stats().outage is None) == listens
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_busy_endpoint_is_tried_again(agent: Any, engine: Any, fake: Any, status: int) -> None:
     good = fake.vllm([7, 8])

@@ -103,6 +103,8 @@ class Stats:
     """The last failure of the endpoint: `status`, `kind`, `message`, `at`."""
     failures_in_a_row: int = 0
     """Attempts that failed at the endpoint since its last good answer: above 0, the endpoint is what is wrong."""
+    outage: str | None = None
+    """Why the last call failed, where nothing listened at the endpoint any more: no request can be the reason."""
     record_failure: str | None = None
     """Why records are missing; None while they are whole."""
     revoked: bool = False
@@ -199,6 +201,8 @@ class CapturedRollout:
     active: set[ProxiedCall] = field(default_factory=set)
     last_error: Json | None = None
     failures_in_a_row: int = 0
+    outage: str | None = None
+    """Why the last call failed, where nothing listened at the endpoint any more; None after a good answer."""
     refused: frozenset[str] = frozenset()
     """Parameters that the endpoint has turned down; kept per rollout, as its requests may be the reason."""
     fixes: list[ParamFix] | None = None
@@ -276,7 +280,7 @@ class CapturedRollout:
         """Count how a call ended."""
         self.endings[how] = self.endings.get(how, 0) + 1
         if how == "complete":
-            self.failures_in_a_row = 0
+            self.failures_in_a_row, self.outage = 0, None
 
     def close(self) -> None:
         """Release what only a rollout under way needs."""
@@ -296,6 +300,7 @@ class CapturedRollout:
             endings=dict(self.endings),
             last_error=self.last_error,
             failures_in_a_row=self.failures_in_a_row,
+            outage=self.outage,
             record_failure=self.recorder.failure,
             revoked=self.revoked,
         )

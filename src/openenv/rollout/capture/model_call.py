@@ -318,6 +318,7 @@ class ProxiedCall:
         self._stopped: str | None = None  # why `stop` was called; None where the server cancels the task
         self._settled = False
         self._response: EndpointResponse | None = None
+        self._base_url = ""  # of the last attempt
         self._tokens = 0
         self._attempts = 0
         self._policy: str | None = None
@@ -408,6 +409,7 @@ class ProxiedCall:
             if self._stopped is None:
                 raise
         except _Failed as exc:
+            await self._look_for_outage(exc)
             return exc
         except JournalFull as exc:
             return _Failed("record_failed", 507, f"this call could not be recorded: {exc}")
@@ -422,6 +424,16 @@ class ProxiedCall:
         if self._stopped == "budget":
             return _Failed("budget", 429, EXHAUSTED)
         return _Failed(self._stopped or "cancelled", 499, "the call was ended")
+
+    async def _look_for_outage(self, failure: _Failed) -> None:
+        """Note an endpoint that is gone before the agent can end: it may be back when the rollout is judged.
+
+        A connection that is refused is no answer to a request, so that no agent can have written it.
+        """
+        if failure.how not in ("unreachable", "broken") or not self._base_url:
+            return
+        if await self._services.endpoints.is_gone(self._base_url):
+            self._rollout.outage = f"nothing listened there when a call failed: {failure}"
 
     def _settle(self, how: str, error: Json | None = None) -> None:
         """Record how the call ended, before the agent can see that it did; the first time counts."""
@@ -528,7 +540,7 @@ class ProxiedCall:
 
     async def _send(self) -> EndpointResponse:
         model, request = self._rollout.model, self._request
-        base_url = self._rollout.base_url
+        base_url = self._base_url = self._rollout.base_url
         url = endpoint_url(base_url, request.endpoint.path)
         query = [pair for pair in parse_qsl(request.query) if pair[0] in SENT_QUERY and request.bridge is None]
         if query:

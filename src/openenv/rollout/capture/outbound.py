@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import re
 import ssl
 import time
 import zlib
@@ -26,6 +28,7 @@ CONNECT_S = 10.0
 # Servers may close an idle connection sooner (uvicorn after 5 s): `Endpoints.send` then takes another one.
 IDLE_S = 20.0
 BUFFER_LIMIT = 256 * 1024
+_LOOK_S = 2.0  # how long a look at an endpoint that has failed may take
 FailureKind: TypeAlias = Literal["connect", "timeout", "broken", "garbage"]
 
 
@@ -298,6 +301,24 @@ class Endpoints:
             raise EndpointError(f"no connection to {place} in {timeout_s:g} s", kind="connect") from None
         except (OSError, UnicodeError) as exc:  # what TLS and the proxy complain about is among them
             raise EndpointError(f"no connection to {place}: {exc}", kind="connect") from None
+
+    async def is_gone(self, url: str) -> bool:
+        """Return whether nothing listens at an address: a connection is refused. False where that cannot be told."""
+        parts = urlsplit(url)
+        secure = parts.scheme == "https"
+        address = Address(parts.hostname or "", parts.port or (443 if secure else 80), "/", secure)
+        if proxy_for(address) is not None:
+            return False
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(address.host, address.port), _LOOK_S)
+        except (OSError, UnicodeError) as exc:
+            # A name with several addresses fails with a text about all of them.
+            numbers = re.findall(r"\[Errno (\d+)\]", str(exc))
+            return bool(numbers) and all(int(number) == errno.ECONNREFUSED for number in numbers)
+        except asyncio.TimeoutError:
+            return False
+        writer.close()
+        return False
 
     async def _dial(self, address: Address, timeout_s: float) -> _EndpointConnection:
         loop = asyncio.get_running_loop()
