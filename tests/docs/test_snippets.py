@@ -112,7 +112,10 @@ ELSEWHERE = {
     "test_served_word.py",
     "test_word_env.py",
     "tool_reward.py",
-    "train_sb3.py",  # tests/trainers
+    "rock_paper.py",  # tests/trainers, as the next ones
+    "serve_verifiers.py",
+    "use_pettingzoo.py",
+    "train_sb3.py",
     "train_skyrl.py",
     "train_trl.py",
     "train_trl_agents.py",

@@ -1,0 +1,82 @@
+"""What adapters for trainers share: the rules of an episode, and tools that are called in writing."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+
+import pytest
+
+from openenv.errors import RequestValidationError, SessionLost, ToolArgumentsError, ToolTransportError
+from openenv.train.dialogue import AnswerRefused, TextDialogue, WrittenToolDialogue
+from openenv.train.served_episode import EpisodeFailed, EpisodeRules
+from openenv.types import StepResult
+
+TOOLS = [{"name": "add", "description": "Add.", "input_schema": {"type": "object", "properties": {}}}]
+
+
+def result(reward: float | None = None, *, done: bool = False, **observation: object) -> StepResult[object]:
+    return StepResult({"text": "seen", **observation}, reward, done)
+
+
+def test_rewards_add_up_or_the_last_one_counts() -> None:
+    for rule, reward in (("sum", 0.75), ("last", 0.5)):
+        rules = EpisodeRules(TextDialogue(), rule)  # type: ignore[arg-type]
+        rules.begin(result())
+        assert [rules.take(result(0.25)), rules.take(result()), rules.take(result(0.5, done=True))] == ["seen"] * 3
+        assert (rules.reward, rules.is_over) == (reward, True)
+
+
+def test_what_the_model_did_wrong_is_for_it_to_read_and_the_rest_is_no_reward() -> None:
+    rules = EpisodeRules(TextDialogue())
+    rules.begin(result())
+    assert rules.refuse(RequestValidationError("no such move")).startswith("Error: ")
+    assert rules.refuse(ToolArgumentsError("add", "wrong arguments")).startswith("Error: ")
+    assert rules.reward == 0.0
+    for error in (ToolTransportError("add", "unreachable"), SessionLost("gone"), OSError("broken")):
+        with pytest.raises(EpisodeFailed):
+            rules.refuse(error)
+        assert (rules.reward, rules.is_over) == (None, True)
+        rules.begin(result())
+        assert rules.reward == 0.0
+    with pytest.raises(EpisodeFailed, match="no way"):
+        rules.take(result(1.0, tool_name="add", error={"error_type": "transport_error", "message": "no way"}))
+    assert rules.reward is None
+
+
+def test_tools_can_be_called_in_writing() -> None:
+    dialogue = WrittenToolDialogue(TOOLS, "Be brief.")
+    system, first = dialogue.opening({"text": "Two numbers."})
+    assert system["content"] == "Be brief."
+    assert first["content"].startswith("Two numbers.\n\nCall a tool")
+    assert '"add"' in first["content"]
+    assert dialogue.opening({})[-1]["content"].startswith("Call a tool")
+    called = {"type": "call_tool", "tool_name": "add", "arguments": {"a": 1}}
+    for text in (
+        '{"tool_name": "add", "arguments": {"a": 1}}',
+        'So: {"name": "add", "arguments": {"a": 1}}',
+    ):
+        assert dialogue.actions({"content": text}) == [called]
+    for text in ("Hello.", '{"arguments": {}}', '{"tool_name": "add", "arguments": [1]}'):
+        with pytest.raises(AnswerRefused, match="JSON object"):
+            dialogue.actions({"content": text})
+    assert dialogue.shown({"tool_name": "add", "result": {"data": 3}}) == "3"
+    assert dialogue.shown({"tool_name": "add", "error": {"message": "no"}}) == "Error: no"
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [
+        ("sb3", "stable_baselines3"),
+        ("skyrl", "skyrl_gym"),
+        ("verl", "verl"),
+        ("verifiers", "verifiers"),
+        ("verifiers_server", "verifiers"),
+        ("pettingzoo", "pettingzoo"),
+    ],
+)
+def test_an_adapter_names_the_package_that_it_needs(module: str, package: str) -> None:
+    if find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    with pytest.raises(ModuleNotFoundError, match=rf"openenv\.{module} needs .*pip install"):
+        importlib.import_module(f"openenv.{module}")
