@@ -13,6 +13,7 @@ from asking_agent import AskingAgent
 from openenv.errors import RolloutError
 from openenv.rollout import Model, Task
 from openenv.rollout.harness import TrainableSession
+from openenv.rollout.parameters import training_sampling
 from openenv.sandboxes.base import Sandboxes
 from openenv.testing import Script, ScriptedModel, Turn
 from openenv.train.rollout_sessions import RolloutSession, RolloutSessionFactory
@@ -32,7 +33,11 @@ def model() -> Iterator[ScriptedModel]:
 @pytest.fixture
 def factory(model: ScriptedModel, local: Sandboxes) -> Iterator[RolloutSessionFactory]:
     made = RolloutSessionFactory(
-        TASKS, model=Model(**model.model()), sampling={"temperature": 0.5}, agent=AskingAgent(), sandbox=local
+        TASKS,
+        model=Model(**model.model()),
+        sampling=training_sampling({"temperature": 0.5}),
+        agent=AskingAgent(),
+        sandbox=local,
     )
     yield made
     made.close()

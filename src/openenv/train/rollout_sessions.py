@@ -38,7 +38,8 @@ class RolloutSessionFactory(ResourceSessionFactory["RolloutSession"]):
     Args:
         tasks: What prompts may ask for; the last message of the user is a task's instruction.
         model: The endpoint.
-        sampling: How answers are sampled, by the endpoint's names; it is enforced in the capture proxy.
+        sampling: How answers are sampled, in full and by the endpoint's names, as TRL's worker gives it; it is enforced
+            in the capture proxy.
         engine: Further arguments of `Engine`: agent, sandbox, budget, store, ...
 
     Raises:
