@@ -116,15 +116,17 @@ def test_all_surfaces_are_recorded_alike(
     name = browser.post("/reset", {"seed": 1}, headers={"X-OpenEnv-Session": "new"}).headers["X-OpenEnv-Session"]
     browser.post("/step", {"action": action}, headers={"X-OpenEnv-Session": name})
     browser.client.delete(f"/sessions/{name}")
+    browser.post("/reset", {"seed": 1})  # with the cookie that this returns
+    browser.post("/step", {"action": action})
 
     deadline = time.monotonic() + 10
-    while len(found := [each for each in episodes_of(browser) if not each["is_running"]]) < 2:
+    while len(found := [each for each in episodes_of(browser) if each["outcome"]]) < 3:
         assert time.monotonic() < deadline, found
         time.sleep(0.05)
     assert {each["opened_by"] for each in found} == {"WebSocket client at 127.0.0.1", "HTTP client"}
-    assert {(each["seed"], each["steps"], each["return"], each["reason"]) for each in found} == {(1, 1, 3.0, "done")}
+    assert {(each["seed"], each["steps"], each["return"], each["outcome"]) for each in found} == {(1, 1, 3.0, "done")}
     steps = [next(row for row in rows_of(browser, each) if row["kind"] == "step") for each in found]
-    assert steps[0]["observation"] == steps[1]["observation"]
+    assert steps[0]["observation"] == steps[1]["observation"] == steps[2]["observation"]
     assert steps[0]["action"] == action
 
 

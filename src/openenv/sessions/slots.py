@@ -351,6 +351,11 @@ class Slots:
         with self._lock:
             return self._live.get(session_id), self._ended.get(session_id)
 
+    def single(self, session_id: str) -> Session | None:
+        """Return a session for a single request."""
+        with self._lock:
+            return next((session for session in self._once if session.id == session_id), None)
+
     # -- taking one -----------------------------------------------------------------------------------------------
 
     def reserve_at_once(self, kind: SessionKind, *, by_agent: bool = False) -> Session | None:

@@ -25,7 +25,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -126,7 +126,11 @@ class EpisodeSummary:
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON shows it."""
-        return {**asdict(self), "return": self.total}
+        return {**self.fields(), "return": self.total}
+
+    def fields(self) -> dict[str, Any]:
+        """Return all fields, not copied: a list has a thousand of these."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def new_id(now: float) -> str:
@@ -240,6 +244,10 @@ class EpisodeFiles:
             except EpisodeError:  # deleted meanwhile
                 continue
         return result
+
+    def count(self) -> int:
+        """Return how many episodes there are."""
+        return len(self._entries())
 
     def summary(self, episode_id: str) -> EpisodeSummary:
         """Return the figures of an episode; those of an ended one are in its last line, and kept.

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple
@@ -33,7 +33,7 @@ from ..runners import Dispatcher, current_dispatcher
 from ..server.service import EnvService
 from ..sessions.events import RequestOrigin, SessionEvent
 from ..sessions.group import StepGroup
-from ..sessions.lifetime import client_reason
+from ..sessions.lifetime import CLOSED
 from ..sessions.operations import Operation, StepInput
 from ..sessions.peers import is_process
 from ..sessions.session import CallFactory, Done, Session, SessionCall, SessionKind
@@ -65,7 +65,7 @@ _OPENERS: Final = {
     SessionKind.SOCKET: "WebSocket client",
     SessionKind.RESUMABLE: "WebSocket client",
     SessionKind.HTTP: "HTTP client",
-    SessionKind.SOFT: "HTTP or MCP client without a session",
+    SessionKind.SOFT: "HTTP client",  # that keeps a cookie, or that speaks MCP
     SessionKind.ONCE: "single request",
 }
 
@@ -236,7 +236,7 @@ class SessionTap:
             self._end_closed()
 
     def _end_closed(self) -> None:
-        self.end(client_reason(self._closed))
+        self.end(self._closed or CLOSED)
         self._recorder.taps.pop(self.session.id, None)
 
     def end(self, reason: str) -> None:
@@ -296,7 +296,7 @@ class EpisodeRecorder:
         self.is_on = self._is_for_all = False
         self.service.manager.observe_group = None
         for tap in list(self.taps.values()):
-            tap.end(client_reason(tap.session.close_reason or INTERRUPTED))
+            tap.end(tap.session.close_reason or INTERRUPTED)
             tap.session.wrap_calls(None)
         self.taps.clear()
         self.writer.close()
@@ -344,7 +344,8 @@ class EpisodeRecorder:
         """Follow the sessions of the server; called on any thread."""
         if event.name == "opened":
             if self._is_for_all and event.session_id not in self.taps:
-                session = self.service.manager.slots.lookup(event.session_id)[0]
+                slots = self.service.manager.slots
+                session = slots.lookup(event.session_id)[0] or slots.single(event.session_id)
                 if session is not None:
                     self._tap(session, opened_by=opener_of(session), is_kept=True)
         elif event.name in ("closed", "abandoned") and event.session_id in self.taps:
@@ -512,7 +513,7 @@ class EpisodeWriter:
         if raw.kind == "end":
             row: dict[str, Any] = {"kind": "end", "reason": summary.why or raw.argument, "at": raw.at}
             summary.add(row)
-            row |= {"is_whole": summary.is_whole, "summary": asdict(summary)}
+            row |= {"is_whole": summary.is_whole, "summary": summary.fields()}
         else:
             row = self._row(raw)
             summary.add(row)

@@ -52,9 +52,10 @@ class EpisodeRoutes:
         """Handle `GET /web/episodes`: the newest episodes and their figures."""
         try:
             limit = _count(scope, "limit", _MOST)
-            summaries = await _in_thread(self._summaries, limit)
+            summaries, count = await _in_thread(self._summaries, limit)
             answer = {
                 "recording": self._recorder.status(),
+                "count": count,
                 "episodes": [_document(each, is_running=self._recorder.is_running(each)) for each in summaries],
             }
         except Exception as exc:  # the boundary of a request
@@ -130,9 +131,10 @@ class EpisodeRoutes:
             "picture": None if episode is None else episode.picture,
         }
 
-    def _summaries(self, limit: int) -> list[EpisodeSummary]:
+    def _summaries(self, limit: int) -> tuple[list[EpisodeSummary], int]:
+        files = self._recorder.files
         self._recorder.writer.flush()
-        return self._recorder.files.summaries(limit)
+        return files.summaries(limit), files.count()
 
     def _episode(self, episode_id: str) -> tuple[list[dict[str, Any]], EpisodeSummary]:
         files = self._recorder.files

@@ -101,7 +101,7 @@ def test_a_page_of_ones_own_is_a_tab(
         expect(page.get_by_role("tab")).to_have_count(0)
         return
     expect(page.get_by_role("heading", level=1).first).to_contain_text("My walk")
-    names = ["Play", "History", "Sessions", "About"]
+    names = ["Play", "History", "Episodes", "Sessions", "About"]
     expect(page.get_by_role("tab")).to_have_text(["Mine", *names] if is_primary else [*names, "Mine"])
     page.get_by_role("tab", name="Mine").click()
     expect(mine).to_have_text("my own page")

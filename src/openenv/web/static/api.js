@@ -47,7 +47,8 @@ export const api = {
   sessions: () => request("GET", "sessions"),
   /** @param {string} id */
   watch: (id) => request("GET", `sessions/${encodeURIComponent(id)}/watch`),
-  episodes: () => request("GET", "episodes"),
+  /** @param {number} limit */
+  episodes: (limit) => request("GET", `episodes?limit=${limit}`),
   /** @param {string} id */
   episode: (id) => request("GET", `episodes/${encodeURIComponent(id)}`),
   /** @param {Record<string, any>} options */

@@ -13,6 +13,7 @@ import { formatNumber, formatSeconds } from "./values.js";
 const TAB = "episodes";
 const EVERY_MS = 3000;
 const PAGE = 100;
+const LISTED = 400;
 
 /** The tab of recorded episodes. */
 export class Episodes {
@@ -22,6 +23,7 @@ export class Episodes {
     this.isShown = false;
     this.timer = 0;
     this.most = PAGE;
+    this.count = 0;
     this.drawn = "";
     this.at = "";
     /** @type {any[]} */
@@ -116,8 +118,9 @@ export class Episodes {
 
   async #ask() {
     try {
-      const { recording, episodes } = await api.episodes();
+      const { recording, count, episodes } = await api.episodes(Math.max(LISTED, this.most + 1));
       this.episodes = episodes;
+      this.count = count;
       this.#draw(recording);
     } catch (error) {
       if (!this.refused(error)) this.#complain(/** @type {Error} */ (error).message);
@@ -136,7 +139,7 @@ export class Episodes {
     this.#complain(recording.problem);
     const whose = !recording.is_on ? "Nothing is recorded now" : recording.is_for_all ? "All sessions" : "This page";
     const skipped = recording.skipped ? `; ${recording.skipped} left out while the server was busy` : "";
-    this.status.textContent = `${episodes.length} kept of at most ${recording.most}. Recorded: ${whose.toLowerCase()}${skipped}.`;
+    this.status.textContent = `${this.count} kept of at most ${recording.most}. Recorded: ${whose.toLowerCase()}${skipped}.`;
     this.status.title = recording.folder;
     const text = JSON.stringify([episodes.slice(0, this.most), [...this.picked], episodes.length]);
     if (text === this.drawn) return;
