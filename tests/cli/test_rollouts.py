@@ -18,6 +18,7 @@ from openenv.cli.rollouts import rollouts
 from openenv.errors import SandboxUnavailable
 from openenv.rollout import CommandResult, Outcome, RolloutStore, Task
 from openenv.sandboxes.base import backend
+from openenv.testing import Script, ScriptedModel, Turn
 from stored_rollouts import add_square
 
 Call = Callable[..., Any]
@@ -255,6 +256,19 @@ def test_failures_are_one_line_and_an_exit_code(call: Call, tmp_path: Path) -> N
     RolloutStore(tmp_path / "store").close()
     assert "No rollouts" in call("ls")
     assert "Error: There is no rollout 'x'" in call("show", "x", code=1)
+
+
+def test_the_endpoint_is_asked_before_anything_else(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text("instruction: x\n")
+    model = ("--base-url", "http://127.0.0.1:1/v1", "--model", "m", "--agent", "mini-swe-agent@0.0.0.no-such-version")
+    output = call("run", str(tmp_path / "t.yaml"), *model, code=1)
+    assert "Error: The endpoint http://127.0.0.1:1/v1 does not answer for the model 'm': no connection" in output
+    assert not (tmp_path / "store").exists()
+    with ScriptedModel(Script(name="s", turns=(Turn(text="yes"),)), api_key="the-key") as server:
+        there = ("--base-url", server.url, "--model", server.name, "--agent", "mini-swe-agent@0.0.0.no-such-version")
+        assert "status 401" in call("run", str(tmp_path / "t.yaml"), *there, code=1)
+        answered = call("run", str(tmp_path / "t.yaml"), *there, "--api-key", "the-key", "--sandbox", "nowhere", code=1)
+        assert "no sandbox backend 'nowhere'" in answered
 
 
 def test_a_run_whose_machinery_failed_exits_with_1_and_counts_what_is_done(call: Call, task: str) -> None:

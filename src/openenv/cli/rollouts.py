@@ -177,15 +177,20 @@ def run(
     """
     from ..ray_cluster import RayCluster
     from ..rollout.agents.base import agent as driver
+    from ..rollout.capture.model_call import check_endpoint
     from ..rollout.engine import run_many
     from ..rollout.task import load_task
 
     with _failures():
         loaded = [task for path in tasks for task in _repeated(load_task(path), repeat)]
         endpoint = endpoint_model(base_url, model, api_key or settings.model_key(), sampling)
-        if endpoint is None and driver(agent).dialect is not None:
+        needs_model = driver(agent).dialect is not None
+        if endpoint is None and needs_model:
             raise ValueError(f"{agent} needs a model: give its endpoint with --base-url and its id with --model")
         cluster = None if ray is None else RayCluster(ray)
+        if endpoint is not None and needs_model and cluster is None:  # nodes of a cluster may reach others
+            # Before an agent is downloaded, a store is made and a rollout fails.
+            check_endpoint(endpoint)
     with _opened(store, create=True) as opened:
         outcomes = run_many(
             loaded,

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, urlencode
 
 from openenv.backoff import Backoff
+from openenv.errors import CaptureError
 
 from ..parameters import allow, steering
 from ..task import Model
@@ -859,6 +860,25 @@ async def ask_endpoint(services: Services, model: Model, *, refused: frozenset[s
             allowed = options.allows("max_tokens")
             options = options.without("max_tokens") if allowed else replace(options, max_tokens=None)
     return Redactor(model).text(refusal.message)[:2000]
+
+
+def check_endpoint(model: Model) -> None:
+    """Ask a model's endpoint for a few tokens, before anything is started for it.
+
+    Raises:
+        CaptureError: it does not answer; the text says why.
+    """
+
+    async def ask() -> str | None:
+        endpoints = Endpoints()
+        try:
+            return await ask_endpoint(Services(endpoints, ""), model)
+        finally:
+            endpoints.close()
+
+    problem = asyncio.run(ask())
+    if problem is not None:
+        raise CaptureError(f"The endpoint {model.base_url} does not answer for the model '{model.name}': {problem}")
 
 
 @dataclass(frozen=True, slots=True)
