@@ -188,8 +188,8 @@ def run(
         if endpoint is None and needs_model:
             raise ValueError(f"{agent} needs a model: give its endpoint with --base-url and its id with --model")
         cluster = None if ray is None else RayCluster(ray)
-        if endpoint is not None and needs_model and cluster is None:  # nodes of a cluster may reach others
-            # Before an agent is downloaded, a store is made and a rollout fails.
+        # Before an agent is downloaded and a rollout fails. What the nodes of a cluster reach is not known here.
+        if endpoint is not None and needs_model and cluster is None:
             check_endpoint(endpoint)
     with _opened(store, create=True) as opened:
         outcomes = run_many(

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar
 
 from typing_extensions import Unpack
 
@@ -41,7 +41,7 @@ from openenv.rollout.checks import AS_STORED, runs_nothing
 from openenv.rollout.lint import require_trust
 from openenv.rollout.outcome import Outcome, Status
 from openenv.rollout.phases import ModelAccess, RolloutPlan, RolloutRun
-from openenv.rollout.progress import Cancellation, OnProgress, Reporter
+from openenv.rollout.progress import Cancellation, OnProgress, ProgressBar, Reporter
 from openenv.rollout.rollout_index import group_of
 from openenv.rollout.scratch import scratch
 from openenv.rollout.shared_setup import SetupGroup, SharedSetups, setup_key
@@ -64,6 +64,7 @@ OnOutcome = Callable[[int, Outcome], None]
 CONCURRENCY = 4
 _NOTICE_S = 0.5  # how late a Ctrl-C may be noticed
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 # An id is the name of folders: in the scratch folder, in the store, of the captured calls.
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _SCORED: frozenset[Status] = frozenset({"ok", "grader_failed", "policy_failed", "truncated"})
@@ -311,11 +312,15 @@ def run_rollout(
     on_progress: OnProgress | None = None,
     cancel: Cancellation | None = None,
     metadata: Mapping[str, Any] | None = None,
+    progress: bool = False,
     **engine: Unpack[EngineOptions],
 ) -> Outcome:
     """Run a task once and return its outcome; the arguments are those of `Engine` and `Engine.run`.
 
     A rollout that fails is an outcome with a status, not an exception.
+
+    Args:
+        progress: Show in a terminal or a notebook what it does; elsewhere nothing is shown.
 
     Raises:
         AgentUnavailable: the agent is not installed and cannot be.
@@ -326,8 +331,28 @@ def run_rollout(
     rollout_id = rollout_id or new_rollout_id()
     if on_progress is not None:  # the first use of an agent downloads it, which takes minutes
         engine.setdefault("on_install", Reporter(rollout_id, on_progress).say)
-    with Engine(**engine) as shared:
-        return shared.run(task, rollout_id=rollout_id, on_progress=on_progress, cancel=cancel, metadata=metadata)
+    with contextlib.ExitStack() as stack:
+        if progress:
+            bar = stack.enter_context(ProgressBar(1))
+            on_progress = _both(bar.on_progress, on_progress)
+            engine["on_install"] = _both(bar.on_install, engine.get("on_install"))
+        shared = stack.enter_context(Engine(**engine))
+        outcome = shared.run(task, rollout_id=rollout_id, on_progress=on_progress, cancel=cancel, metadata=metadata)
+        if progress:
+            bar.on_outcome(0, outcome)
+        return outcome
+
+
+def _both(first: Callable[_P, None], second: Callable[_P, None] | None) -> Callable[_P, None]:
+    """Return a callback that calls two."""
+    if second is None:
+        return first
+
+    def call(*arguments: _P.args, **named: _P.kwargs) -> None:
+        first(*arguments, **named)
+        second(*arguments, **named)
+
+    return call
 
 
 async def run_rollout_async(task: Task, *, cancel: Cancellation | None = None, **arguments: Any) -> Outcome:
@@ -396,6 +421,7 @@ def run_many(
     on_outcome: OnOutcome | None = None,
     cancel: Cancellation | None = None,
     metadata: Mapping[str, Any] | None = None,
+    progress: bool = False,
     **engine: Unpack[EngineOptions],
 ) -> list[Outcome]:
     """Run tasks, at most `concurrency` at once, and return their outcomes in the tasks' order.
@@ -416,6 +442,7 @@ def run_many(
         on_progress: Gets the events of all; `rollout_id` tells them apart. Calls never overlap.
         on_outcome: Gets the number of a task and its outcome as soon as it is there. Calls never overlap.
         cancel: Ends all that run; those that have not begun get the status `cancelled`, unless `tasks` is a generator.
+        progress: Show a bar in a terminal or a notebook: what is installed, how many are done, their mean reward.
         engine: The arguments of `Engine`.
 
     Raises:
@@ -430,6 +457,10 @@ def run_many(
     known = list(tasks) if isinstance(tasks, Sized) else None
     # The pool ends before the engine: no rollout runs when snapshots, proxy and scratch folder go.
     with contextlib.ExitStack() as stack:
+        if progress:
+            bar = stack.enter_context(ProgressBar(None if known is None else len(known)))
+            on_progress, on_outcome = _both(bar.on_progress, on_progress), _both(bar.on_outcome, on_outcome)
+            engine["on_install"] = _both(bar.on_install, engine.get("on_install"))
         shared: Engine | RayEngine
         setups: SharedSetups | None = None
         if on is None:

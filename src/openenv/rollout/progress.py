@@ -1,6 +1,6 @@
 """What a caller holds while a rollout runs: a `Cancellation` to end it, and the events that a `Reporter` sends.
 
-Knows callbacks and clocks only.
+Also the `ProgressBar` of `run_rollout(progress=True)`. Knows callbacks, clocks and a terminal only.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from openenv.errors import RolloutCancelled
-from openenv.rollout.outcome import Phase, Progress
+from openenv.rollout.outcome import Outcome, Phase, Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 logger = logging.getLogger(__name__)
 
 OnProgress = Callable[[Progress], None]
+_BAR_TEXT = 120
 
 
 class Cancellation:
@@ -129,3 +134,59 @@ class Reporter:
                     callback(event)
                 except Exception:  # the caller's code must not end the rollout
                     logger.exception("a progress callback failed")
+
+
+class ProgressBar:
+    """Shows rollouts in a terminal or a notebook: how many are done, their mean reward, and the latest event.
+
+    A context manager, whose methods are callbacks; elsewhere, such as in a log file, it shows nothing.
+
+    Args:
+        count: How many rollouts there will be; None where that is not known.
+        console: Where to show it; by default standard error, or the notebook's output.
+    """
+
+    def __init__(self, count: int | None, *, console: Console | None = None) -> None:
+        from rich.console import Console  # most rollouts show no bar
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
+
+        if console is None:
+            console = Console()
+            console = console if console.is_jupyter else Console(stderr=True)
+        text = TextColumn("{task.description}", markup=False)
+        visible = console.is_terminal or console.is_jupyter
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
+        self._bar = RichProgress(*columns, console=console, disable=not visible)
+        self._task = self._bar.add_task("", total=count)
+        self._done = 0
+        self._rewards: list[float] = []
+
+    def __enter__(self) -> ProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._bar.stop()
+
+    def on_install(self, message: str) -> None:
+        """Show that an agent is being installed, which can take minutes."""
+        self._describe(message)
+
+    def on_progress(self, event: Progress) -> None:
+        """Show what a rollout does."""
+        self._describe(f"{event.phase}: {event.message}")
+
+    def on_outcome(self, number: int, outcome: Outcome) -> None:
+        """Count a rollout."""
+        self._done += 1
+        if outcome.reward is not None:
+            self._rewards.append(outcome.reward)
+        self._describe(outcome.status)
+        self._bar.update(self._task, completed=self._done)
+
+    def _describe(self, text: str) -> None:
+        mean = f"mean reward {sum(self._rewards) / len(self._rewards):.2f}, " if self._rewards else ""
+        # A part of some messages was written by an agent or an endpoint: a terminal must not obey it.
+        shown = "".join(char if char.isprintable() else " " for char in text[:_BAR_TEXT])
+        self._bar.update(self._task, description=f"{mean}{shown}")
