@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +22,7 @@ from openenv.core.harness.capture import CaptureServer, to_trace_entries, to_tra
 from openenv.core.harness.capture.export import export_session
 from openenv.core.harness.capture.runner import create_app
 from openenv.core.harness.capture.server import main
+from openenv.rollout.scratch import scratch_root
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
 QUESTION = [{"role": "user", "content": "hi"}]
@@ -451,11 +454,16 @@ def test_a_port_that_is_taken_is_an_error(proxy: CaptureServer) -> None:
         other.start()
 
 
-def test_what_was_captured_can_be_read_after_the_server_stopped(engine: Any) -> None:
+def test_what_was_captured_can_be_read_after_the_server_stopped(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with CaptureServer(llm_url=engine.url, model="m", port=0) as proxy:
         session = proxy.registry.create("s1")
         Caller(proxy.url, "s1").chat(tools=TOOLS)
+        [records] = scratch_root().glob("*/s1")
     assert export_session(session)["trainable"]
+    assert not records.parent.exists()
 
 
 @pytest.mark.anyio

@@ -21,7 +21,6 @@ import secrets
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -40,6 +39,7 @@ from starlette.types import Receive, Scope, Send
 from openenv import settings
 from openenv.errors import CaptureError
 
+from ...scratch import scratch
 from ..capture_server import AgentRoutes
 from ..captured_rollout import RolloutRegistry
 from ..dialects import AGENT_DIALECTS, Route, route
@@ -213,6 +213,8 @@ class SessionRoutes:
         self._agent_routes = AgentRoutes(RolloutRegistry(0.0), self._services)
         self._live: dict[str, LiveSession] = {}
         self._is_temporary = root is None
+        self._scratch = contextlib.ExitStack()
+        weakref.finalize(self, self._scratch.close)  # for an application whose server has no lifespan
         self._swept_at = time.monotonic()
         self._root = root
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -324,8 +326,7 @@ class SessionRoutes:
 
     def _folder(self) -> Path:
         if self._root is None:
-            self._root = Path(tempfile.mkdtemp(prefix="openenv-captured-"))
-            weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
+            self._root = self._scratch.enter_context(scratch())
         return self._root
 
     def _keep_fixes(self, session: CaptureSession, live: LiveSession) -> None:
@@ -522,6 +523,9 @@ class SessionRoutes:
                 await call.over.wait()
         self._services.endpoints.close()
         self.upstreams.close()
+        self._scratch.close()
+        if self._is_temporary:
+            self._root = None
         if self.inference is not None:
             await self.inference.aclose()
 
