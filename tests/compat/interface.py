@@ -293,7 +293,7 @@ def _turn_based_agent() -> tuple[Any, Any]:
     def add(a: int, b: int) -> int:
         return a + b
 
-    adapter = Adapter(HarnessConfig(name="sample", command=["none"], session_timeout_s=0.5))
+    adapter = Adapter(HarnessConfig(name="sample", command=["none"], session_timeout_s=2.0))
     return adapter, HarnessEnvironment(adapter, mcp=tools)
 
 

@@ -139,12 +139,12 @@ async def test_the_order_in_which_an_adapter_is_called() -> None:
     ],
 )
 async def test_a_turn_that_fails_ends_the_episode_without_a_reward(message: str, kind: str, text: str) -> None:
-    env = TalkingEnv(session_timeout_s=0.5)
+    env = TalkingEnv()
     await env.reset_async()
     process = env.adapter._process
     url = env._bridge.url if env._bridge is not None else None
     assert url is not None
-    turn = await env.step_async(HarnessAction(message=message))
+    turn = await env.step_async(HarnessAction(message=message), timeout_s=0.5 if message == "hang" else None)
     assert (turn.done, turn.reward, turn.metadata["error_type"]) == (True, None, kind)
     assert text in turn.metadata["error"]
     assert turn.metadata["turn_events"][-1]["data"]["recoverable"] is False

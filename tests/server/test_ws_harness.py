@@ -95,11 +95,11 @@ def test_messages_sent_ahead_are_taken_in_turn(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
-    [("quit 3", "ended within its turn: the agent gave up"), ("hang", "harness turn exceeded 0.5 seconds")],
+    ("text", "limit_s", "problem"),
+    [("quit 3", 60.0, "ended within its turn: the agent gave up"), ("hang", 0.5, "harness turn exceeded 0.5 seconds")],
 )
-def test_a_turn_that_fails_ends_the_connection(serve: Serve, text: str, problem: str) -> None:
-    server = serve(talking_app(lambda: TalkingEnv(session_timeout_s=0.5)))
+def test_a_turn_that_fails_ends_the_connection(serve: Serve, text: str, limit_s: float, problem: str) -> None:
+    server = serve(talking_app(lambda: TalkingEnv(session_timeout_s=limit_s)))
     with talk(server) as connection:
         hear(connection)
         last = say(connection, text)[-1]

@@ -334,7 +334,7 @@ async def _within(limit_s: float, work: Coroutine[Any, Any, T]) -> T:
             raise HarnessError("the adapter has cancelled the turn")
         if task.done():
             return task.result()
-        raise HarnessTurnTimeoutError(f"harness turn exceeded {limit_s:g} seconds")
+        raise HarnessTurnTimeoutError(f"harness turn exceeded {limit_s} seconds")
     finally:
         if not task.done():
             task.cancel()
