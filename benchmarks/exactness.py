@@ -21,7 +21,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,9 @@ class Exactness:
     context: int = 0
     """Tokens of prompts and tool results."""
     not_trainable: int = 0
-    """Sequences that may not be trained on."""
+    """Sequences with sampled tokens that may not be trained on."""
+    reasons: list[str] = field(default_factory=list)
+    """Why not."""
     other_ids: int = 0
     """Ids that the engine does not have at that place."""
     trained_context: int = 0
@@ -70,7 +72,6 @@ class Exactness:
     def add(self, sequence: TokenSequence, replays: Sequence[Replay]) -> None:
         """Compare a sequence with the replays of its calls, oldest first."""
         self.sequences += 1
-        self.not_trainable += not sequence.trainable
         sampled: dict[int, float] = {}
         for replay in replays:
             end = len(replay.prompt_ids)
@@ -79,6 +80,9 @@ class Exactness:
             self.other_ids += sum(one != other for one, other in zip(captured, whole, strict=False))
             self.other_ids += len(whole) - len(captured)
             sampled.update({end + place: value for place, value in enumerate(replay.logprobs)})
+        if sampled and not sequence.trainable:
+            self.not_trainable += 1
+            self.reasons += sequence.not_trainable
         self.calls += len(replays)
         self.tokens += len(sampled)
         self.context += len(sequence.input_ids) - len(sampled)

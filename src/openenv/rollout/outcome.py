@@ -134,6 +134,10 @@ class Outcome(BaseModel):
 
         return export.sequences(records.read(self._records))
 
+    def __eq__(self, other: object) -> bool:
+        """Compare the fields: where the tokens are kept is no part of how a rollout ended."""
+        return isinstance(other, Outcome) and self.__dict__ == other.__dict__
+
     def keep_sequences(self, source: Iterable[Sequence] | Path) -> None:
         """Set the sequences: themselves, or the folder of the records that they are read from."""
         if isinstance(source, Path):
