@@ -13,6 +13,23 @@ _PYTHON = f"{Path(os.__file__).parent}{os.sep}"
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
+class RemoteTraceback(Exception):
+    """Shows, as the cause of an exception, where it was raised in a worker process.
+
+    Args:
+        text: The traceback there.
+        place: The line of the author's code.
+    """
+
+    def __init__(self, text: str, place: str | None = None) -> None:
+        super().__init__(text, place)
+        self._text = text
+        self.place = place
+
+    def __str__(self) -> str:
+        return f"\n\nin a worker process:\n{self._text}"
+
+
 def own_frames(frames: TracebackType | None) -> TracebackType | None:
     """Leave out the frames that lead to the author's code: ours and those of the import system."""
     while frames is not None:
@@ -25,7 +42,8 @@ def own_frames(frames: TracebackType | None) -> TracebackType | None:
 
 def author_exc_info(exc: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
     """Return what a logger takes as `exc_info`, from the author's first frame on; all frames where none is theirs."""
-    return type(exc), exc, own_frames(exc.__traceback__) or exc.__traceback__
+    is_remote = isinstance(exc.__cause__, RemoteTraceback)  # which shows the author's frames
+    return type(exc), exc, own_frames(exc.__traceback__) or (None if is_remote else exc.__traceback__)
 
 
 def author_traceback(exc: BaseException) -> str:
@@ -44,4 +62,5 @@ def author_place(exc: BaseException) -> str | None:
         is_installed = any(folder in file for folder in _INSTALLED)
         if not file.startswith((_PACKAGE, "<")) and (is_installed or not file.startswith(_PYTHON)):
             places[is_installed] = f"{os.path.basename(file)}:{line}, in {frame.f_code.co_name}"
-    return places.get(False) or places.get(True)
+    remote = exc.__cause__.place if isinstance(exc.__cause__, RemoteTraceback) else None
+    return places.get(False) or places.get(True) or remote

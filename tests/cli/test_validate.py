@@ -15,6 +15,7 @@ from openenv.cli.init import Names, write_package
 from openenv.cli.validation.package import NoPackage, check_package
 from openenv.cli.validation.report import Report, Result, source_digest
 from openenv.cli.validation.rules import RULES, verdict
+from portable_package import RULES_WITH_STATE
 
 NOT_DONE = {
     "runtime.host_containment",
@@ -28,51 +29,6 @@ STEP = "        self._state.step_count += 1\n"
 RESET = "        self._state = State(episode_id=episode_id or str(uuid.uuid4()), step_count=0)\n"
 PAYS = "reward=min(1.0, length / 10)"
 Change = tuple[str, str, str]
-# The rules of the template with a state of their own, which faults can be put into.
-OWN_STATE = '''
-"""The rules of Maze: how an episode begins, what a step does, what it pays."""
-
-from __future__ import annotations
-
-import uuid
-from typing import Any
-
-from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.types import State
-
-from maze_env.models import MazeAction, MazeObservation
-
-
-class MazeEnvironment(Environment[MazeAction, MazeObservation, State]):
-    """Repeats a message and pays for its length: a place to put rules of your own."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True  # instances share nothing, so a server may hold many
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._state = State(episode_id=None, step_count=0)
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> MazeObservation:
-        """Begin an episode. Draw all chance from `random.Random(seed)`, so that a seed gives the same episode again."""
-        self._state = State(episode_id=episode_id or str(uuid.uuid4()), step_count=0)
-        return MazeObservation(reward=0.0, done=False)
-
-    def step(self, action: MazeAction, timeout_s: float | None = None, **kwargs: Any) -> MazeObservation:
-        """Do one step; set `done=True` in what you return when the episode has ended."""
-        self._state.step_count += 1
-        length = len(action.message)
-        return MazeObservation(
-            echoed_message=action.message,
-            message_length=length,
-            reward=min(1.0, length / 10),
-            done=False,
-        )
-
-    @property
-    def state(self) -> State:
-        """The episode's name and its number of steps."""
-        return self._state
-'''
 
 
 def validate(*arguments: str) -> Any:
@@ -87,7 +43,7 @@ def package(tmp_path: Path) -> Callable[..., Path]:
         folder = tmp_path / "maze_env"
         write_package(Names.of("maze_env"), folder)
         if any(name == RULES_FILE for name, _, _ in changes):
-            (folder / RULES_FILE).write_text(OWN_STATE.lstrip("\n"), encoding="utf-8")
+            (folder / RULES_FILE).write_text(RULES_WITH_STATE, encoding="utf-8")
         for name, old, new in changes:
             text = (folder / name).read_text(encoding="utf-8")
             assert old in text

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from environments import Idle
 from openenv import Action, Observation, State
 from openenv.cli.__main__ import build
-from openenv.cli.init import Names, write_package
 from openenv.server.app import create_app
+from portable_package import write_portable_package
 
 ENDPOINTS = [
     "openapi_version_available",
@@ -192,7 +192,7 @@ def shape(value: Any) -> Any:
 def test_both_judge_a_published_server_alike(
     tmp_path: Path, published: Any, free_port: Callable[[], int], serve_package: Callable[..., Any]
 ) -> None:
-    write_package(Names.of("maze_env"), tmp_path / "maze_env")
+    write_portable_package(tmp_path / "maze_env")
     theirs = [str(Path(published.python).with_name("openenv")), "validate"]
     with serve_package(published, tmp_path, free_port()) as url:
         mine = validate(url, "--json", "--timeout", "60")

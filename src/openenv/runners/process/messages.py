@@ -15,13 +15,13 @@ import io
 import pickle
 import struct
 import sys
-import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ...author_frames import RemoteTraceback, author_place, author_traceback
 from ...env.tools.source import ToolSource
 from ...errors import message_of
 from ..base import NotSendable
@@ -280,17 +280,6 @@ class PackedState(NamedTuple):
 # -- exceptions ---------------------------------------------------------------------------------------------------
 
 
-class RemoteTraceback(Exception):
-    """Shows, as the cause of an exception, where it was raised in a worker process."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._text = text
-
-    def __str__(self) -> str:
-        return f"\n\nin a worker process:\n{self._text}"
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteFailure:
     """An exception on its way from a worker.
@@ -301,7 +290,8 @@ class RemoteFailure:
         message: Its text.
         base: The nearest of its base classes that every Python has.
         attributes: Those of its attributes that can be pickled.
-        trace: Where it was raised.
+        trace: Where it was raised, from the author's first frame on.
+        place: The line of the author's code.
     """
 
     pickled: bytes | None
@@ -310,6 +300,7 @@ class RemoteFailure:
     base: str
     attributes: bytes
     trace: str
+    place: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +336,8 @@ def pack_error(error: BaseException) -> bytes:
             message=message_of(error),
             base=base.__name__,
             attributes=_attributes(error),
-            trace="".join(traceback.format_exception(type(error), error, error.__traceback__)),
+            trace=author_traceback(error),
+            place=author_place(error),
         )
     )
 
@@ -359,7 +351,7 @@ def unpack_error(data: bytes) -> BaseException:
     error = _unpickled(failure)
     if error is None:
         error = _similar(failure)
-    error.__cause__ = RemoteTraceback(failure.trace)
+    error.__cause__ = RemoteTraceback(failure.trace, failure.place)
     return error
 
 
