@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from openenv import GenericEnvClient, VectorEnv
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_fastapi_app
+from openenv.sessions.session import SessionKind
 from openenv.web.episode_files import ENDING, EpisodeError, EpisodeFiles, EpisodeSummary, new_id, read_rows, summarise
 from openenv.web.episode_recorder import EpisodeWriter, LiveEpisode, RawRow
 
@@ -217,6 +219,27 @@ def test_a_session_that_is_not_recorded_can_be_watched(
     assert seen["last"]["observation"]["place"] == 2
     assert (seen["episode"]["return"], seen["step_count"]) == (3.0, 2)
     assert list(tmp_path.iterdir()) == []  # only looked at
+
+
+def test_a_result_that_cannot_be_recorded_does_not_harm_its_session(
+    make_app: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app(record="all", record_dir=tmp_path)
+
+    async def play() -> int:
+        async with app.router.lifespan_context(app):
+            service, recorder = app.state.openenv_server.service, app.state.openenv_web.recorder
+            session = await service.manager.open(SessionKind.HTTP)
+            strange = replace(service.frame_operations.reset, in_lane=lambda env, _: object())
+            await session.run(strange, {})
+            await session.run(service.frame_operations.reset, {"seed": 2})
+            await session.run(service.frame_operations.step, service.action_cls(direction="right"))
+            assert session.id in recorder.taps
+            return int(session.step_count)
+
+    assert asyncio.run(play()) == 1
+    assert "is not recorded" in caplog.text
+    assert [summarise(read_rows(path)).seed for path in tmp_path.iterdir()] == [2]
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

@@ -159,7 +159,13 @@ class SessionTap:
         return make
 
     def note(self, kind: RowKind | Literal["restore"], argument: Any, result: Any, error: Any, began: float) -> None:
-        """Take the outcome of a call."""
+        """Take the outcome of a call; what goes wrong costs the recording, and never the session."""
+        try:
+            self._note(kind, argument, result, error, began)
+        except Exception:
+            logger.exception("session %s: a call is not recorded", self.session.id)
+
+    def _note(self, kind: RowKind | Literal["restore"], argument: Any, result: Any, error: Any, began: float) -> None:
         now = self._recorder.clock()
         if kind == "restore":
             if error is None:
