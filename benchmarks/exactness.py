@@ -69,21 +69,26 @@ class Exactness:
         wrong = self.other_ids + self.trained_context + self.missed + self.not_trainable
         return wrong == 0 < self.tokens and self.largest_difference <= FLOAT_ERROR
 
-    def add(self, sequence: TokenSequence, replays: Sequence[Replay]) -> None:
-        """Compare a sequence with the replays of its calls, oldest first."""
+    def add(self, sequence: TokenSequence, replays: Sequence[Replay], known: int = 0) -> None:
+        """Compare a sequence with the replays of its calls, oldest first.
+
+        The first `known` of them are in an earlier sequence, too, which branches off after them: there their tokens are
+        trained on, and here they are context.
+        """
         self.sequences += 1
         sampled: dict[int, float] = {}
-        for replay in replays:
+        for number, replay in enumerate(replays):
             end = len(replay.prompt_ids)
             whole = [*replay.prompt_ids, *replay.sampled_ids]
             captured = sequence.input_ids[: len(whole)]
             self.other_ids += sum(one != other for one, other in zip(captured, whole, strict=False))
             self.other_ids += len(whole) - len(captured)
-            sampled.update({end + place: value for place, value in enumerate(replay.logprobs)})
+            if number >= known:
+                sampled.update({end + place: value for place, value in enumerate(replay.logprobs)})
         if sampled and not sequence.trainable:
             self.not_trainable += 1
             self.reasons += sequence.not_trainable
-        self.calls += len(replays)
+        self.calls += len(replays) - known
         self.tokens += len(sampled)
         self.context += len(sequence.input_ids) - len(sampled)
         for place, bit in enumerate(sequence.loss_mask):
@@ -250,8 +255,11 @@ def check(engine: EngineToCheck, store: RolloutStore, worker: int, sample: Episo
     """Compare all sequences of an episode with what the engine says of its calls now."""
     calls = {call.number: call for call in read(store.captures / sample.outcome.rollout_id).calls}
     replays = {number: engine.replay(worker, call) for number, call in calls.items()}
+    seen: set[int] = set()
     for sequence in sample.sequences:
-        result.add(sequence, [replays[number] for number in sequence.node_ids])
+        known = sum(number in seen for number in sequence.node_ids)
+        result.add(sequence, [replays[number] for number in sequence.node_ids], known)
+        seen.update(sequence.node_ids)
     result.episodes += 1
 
 

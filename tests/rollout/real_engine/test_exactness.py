@@ -70,9 +70,22 @@ def test_whatever_differs_is_counted(script: ModuleType, change: dict[str, Any],
     assert not other.is_exact()
 
 
+def test_a_call_of_two_sequences_is_trained_on_once(script: ModuleType) -> None:
+    replays = [script.Replay([1, 2], [3], [-0.1]), script.Replay([1, 2, 3, 4], [5], [-0.2])]
+    ids, values = [1, 2, 3, 4, 5], [0.0, 0.0, -0.1, 0.0, -0.2]
+    once, twice = script.Exactness(), script.Exactness()
+    once.add(Sequence("agent", 1, [1, 3], 2, [1, 1], ids, [0, 0, 0, 0, 1], values, [None, None]), replays, 1)
+    twice.add(Sequence("agent", 1, [1, 3], 2, [1, 1], ids, [0, 0, 1, 0, 1], values, [None, None]), replays, 1)
+    assert once.is_exact()
+    assert twice.trained_context == 1
+
+
 @pytest.mark.slow
 def test_episodes_of_a_real_model_are_captured_exactly(script: ModuleType, engine: Any) -> None:
-    result = asyncio.run(script.measure(script.LlamaEngine([engine.url]), 25, 1, 4.0))
+    result = asyncio.run(script.measure(script.LlamaEngine([engine.url]), 25, 1, 1.5))
     sys.stdout.write(f"\n{result}\n")
-    assert result.is_exact()
+    assert (result.other_ids, result.trained_context, result.missed) == (0, 0, 0)
+    assert result.largest_difference < script.FLOAT_ERROR
+    # An answer that became other tokens in the next prompt reads as one that was not gone on from.
+    assert result.not_trainable <= result.sequences // 10
     assert result.calls == 3 * result.episodes > 0
