@@ -20,7 +20,16 @@ from openenv import GenericEnvClient, VectorEnv
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_fastapi_app
 from openenv.sessions.session import SessionKind
-from openenv.web.episode_files import ENDING, EpisodeError, EpisodeFiles, EpisodeSummary, new_id, read_rows, summarise
+from openenv.web.episode_files import (
+    ENDING,
+    EpisodeError,
+    EpisodeFiles,
+    EpisodeSummary,
+    is_id,
+    new_id,
+    read_rows,
+    summarise,
+)
 from openenv.web.episode_recorder import EpisodeWriter, LiveEpisode, RawRow
 
 MISSING = "20260101-000000-00000000"
@@ -294,6 +303,12 @@ def test_an_episode_that_another_process_still_writes_is_not_deleted(tmp_path: P
     write(files, 4, name="20260101-000004-00000000")
     files.evict(frozenset(), time.time() + 3600)  # its process must have died
     assert not files.path(running).exists()
+
+
+def test_names_sort_as_episodes_begin(tmp_path: Path) -> None:
+    names = [new_id(1_000_000 + n / 100) for n in range(200)]
+    assert names == sorted(names)
+    assert all(is_id(name) for name in names)
 
 
 def test_files_of_other_programs_are_left_alone(tmp_path: Path) -> None:

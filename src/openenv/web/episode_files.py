@@ -134,8 +134,9 @@ class EpisodeSummary:
 
 
 def new_id(now: float) -> str:
-    """Return the name of an episode that begins now."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{secrets.token_hex(4)}"
+    """Return the name of an episode that begins now; names sort as their episodes began, to the millisecond."""
+    moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
+    return f"{moment}-{int(now % 1 * 1000):03d}{secrets.token_hex(3)}"
 
 
 def is_id(text: str) -> bool:
