@@ -127,7 +127,7 @@ def test_a_run_goes_on_when_what_was_killed_comes_back(
 
     def kill_and_restart() -> None:
         victim.kill()
-        time.sleep(0.5)
+        time.sleep(3)  # longer than the proxy and the client try again by themselves
         victim.start()
 
     with RolloutStore(tmp_path / "store") as store:
