@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from .. import settings
-from ..errors import OpenEnvError
+from ..errors import OpenEnvError, RolloutError
 from .command import failure
 from .rollouts import endpoint_model
 
 if TYPE_CHECKING:
     from ..rollout.store import RolloutStore
     from ..rollout.task import Model
-    from ..train.groups import EpisodeSample
+    from ..train.groups import EpisodeSample, SampleGroup
 
 
 def play(
@@ -102,14 +102,22 @@ async def _play(
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("mean reward {task.fields[mean]}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=len(starts) * options["samples"], mean="-")
-        async with play_episodes(list(urls), model, starts, **options) as stream:
-            async for group in stream:
-                played += group.samples
-                if as_json:
-                    for sample in group.samples:
-                        typer.echo(json.dumps(_row(sample)))
-                known = [sample.reward for sample in played if sample.reward is not None]
-                progress.update(bar, completed=len(played), mean=f"{fmean(known):.3f}" if known else "-")
+
+        def show(group: SampleGroup) -> None:
+            played.extend(group.samples)
+            if as_json:
+                for sample in group.samples:
+                    typer.echo(json.dumps(_row(sample)))
+            known = [sample.reward for sample in played if sample.reward is not None]
+            progress.update(bar, completed=len(played), mean=f"{fmean(known):.3f}" if known else "-")
+
+        async with play_episodes(list(urls), model, starts, on_failed=show, **options) as stream:
+            try:
+                async for group in stream:
+                    show(group)
+            except RolloutError:
+                if not played:  # else what failed is in the summary, with its reason
+                    raise
     return played
 
 

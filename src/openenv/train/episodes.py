@@ -78,6 +78,7 @@ async def play(
     oversample: int = 0,
     max_staleness: int | None = None,
     keep: Callable[[SampleGroup], bool] | None = None,
+    on_failed: Callable[[SampleGroup], object] | None = None,
     store: RolloutStore | None = None,
     client_options: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[EpisodeStream]:
@@ -101,6 +102,7 @@ async def play(
         max_staleness: By how many versions (`stream.policy_version`, numbers that the endpoint names) the policy that
             sampled a group may be behind; older groups are left out, and counted.
         keep: Says of a group whether it is wanted, such as `lambda group: group.spread > 0`.
+        on_failed: Takes the groups without any reward, which the stream leaves out.
         store: Where outcomes and records are kept; by default nothing is.
         client_options: Further arguments of the clients, such as `token`.
 
@@ -109,7 +111,7 @@ async def play(
         RolloutError: there is no such environment; while playing, as many episodes failed in a row as are played at
             once (at least 4, of 3 groups), with all their retries, or all failed: the last reason is named.
     """
-    options = StreamOptions(samples, concurrency, oversample, retries, max_staleness, keep)
+    options = StreamOptions(samples, concurrency, oversample, retries, max_staleness, keep, on_failed)
     if max_turns < 1:
         raise ValueError("max_turns must be at least 1")
     if reward not in ("sum", "last"):

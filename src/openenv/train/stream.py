@@ -57,6 +57,8 @@ class StreamOptions:
     retries: int = 2
     max_staleness: int | None = None
     keep: Callable[[SampleGroup], bool] | None = None
+    on_failed: Callable[[SampleGroup], object] | None = None
+    """Takes the groups without any reward, which the stream leaves out."""
 
     def __post_init__(self) -> None:
         if min(self.samples, self.concurrency) < 1:
@@ -243,6 +245,8 @@ class GroupStream(ABC, Generic[ItemT]):
                 raise StopAsyncIteration if group is None else group
             if all(reward is None for reward in group.rewards):
                 self.counts.failed_groups += 1
+                if self.options.on_failed is not None:
+                    self.options.on_failed(group)
             elif self._is_stale(group):
                 self.counts.stale_groups += 1
             elif self.options.keep is not None and not self.options.keep(group):

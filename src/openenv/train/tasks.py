@@ -43,6 +43,7 @@ async def rollouts(
     oversample: int = 0,
     max_staleness: int | None = None,
     keep: Callable[[SampleGroup], bool] | None = None,
+    on_failed: Callable[[SampleGroup], object] | None = None,
     share_setup: bool = True,
     on: Literal["ray"] | RayCluster | None = None,
     on_progress: OnProgress | None = None,
@@ -64,6 +65,7 @@ async def rollouts(
         max_staleness: By how many versions (`stream.policy_version`, numbers that the endpoint names) the policy that
             sampled a group may be behind; older groups are left out, and counted.
         keep: Says of a group whether it is wanted, such as `lambda group: group.spread > 0`.
+        on_failed: Takes the groups without any reward, which the stream leaves out.
         share_setup: Run the setup of a task once per group; pass False for setups that must differ between rollouts.
         on: `ray`, or a `RayCluster`, to run them on the nodes of a cluster.
         on_progress: Gets the events of all; `rollout_id` tells them apart.
@@ -76,7 +78,7 @@ async def rollouts(
         RolloutError: while it runs: as many rollouts failed in a row as run at once (at least 4, of 3 groups), with all
             their retries, or all failed; the last reason is named.
     """
-    options = StreamOptions(samples, concurrency, oversample, retries, max_staleness, keep)
+    options = StreamOptions(samples, concurrency, oversample, retries, max_staleness, keep, on_failed)
     model = engine.get("model")
     if model is not None:
         engine["model"] = model_to_train(model)

@@ -94,6 +94,8 @@ class SharedConnection:
     outbox: list[Slot] = field(default_factory=list)
     max_batch: int | None = None  # how many requests the server takes in one, if it says so
     has_been_open: bool = False
+    is_first: bool = False
+    """Whether it may still pass slots on, once its server has said how many workers it has."""
     _outage: Outage | None = None
 
     def __post_init__(self) -> None:
@@ -104,8 +106,10 @@ class SharedConnection:
         self.connection = self._new_connection()
 
     def _new_connection(self) -> VectorConnection:
-        # A server with several workers has to know it before the sessions are there, to keep the balance.
-        headers = {**(self.options.headers or {}), _SESSIONS_HEADER: str(len(self.slots))}
+        # A server with several workers has to know it before the sessions are there, to keep the balance. Sessions that
+        # are announced and never come would keep others away from that worker for a while, so not too many.
+        count = 1 if self.is_first else len(self.slots)
+        headers = {**(self.options.headers or {}), _SESSIONS_HEADER: str(count)}
         return VectorConnection(self.address, replace(self.options, headers=headers))
 
     @property
@@ -371,9 +375,12 @@ class SessionPool:
         for shared in needed:
             first.setdefault(shared.address, shared)
         others = [shared for shared in needed if shared is not first[shared.address]]
+        for shared in first.values():
+            shared.is_first = self._fits_workers
         self._connect(list(first.values()))
         if self._fits_workers:
             for shared in first.values():
+                shared.is_first = False
                 others += self._fit_workers(shared, [other for other in others if other.address == shared.address])
         self._connect(others)
 
