@@ -183,7 +183,9 @@ def test_no_route_shows_it(server: Any, http: httpx2.Client, lent: str) -> None:
     for route in server.app.routes:
         if not isinstance(route, Route) or route.path in ("/openapi.json", "/docs", "/redoc"):
             continue  # which name the fields of models, and hold no values
-        path = route.path.format(session_id=lent, env_name="x", file="page.js", **{"file:path": "page.js"})
+        path = route.path.format(
+            session_id=lent, episode_id=lent, env_name="x", file="page.js", **{"file:path": "page.js"}
+        )
         for method in route.methods or ():
             if path.startswith("/web/static"):
                 continue

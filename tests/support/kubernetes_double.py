@@ -27,6 +27,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import anyio
 import uvicorn
 import yaml
 from lightkube.utils.quantity import parse_quantity
@@ -638,8 +639,9 @@ class KubernetesDouble:
                 return
             async with self._changed:
                 if self._versions <= since and not self._stopping.is_set():
-                    with contextlib.suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(self._changed.wait(), min(left, 1.0))
+                    # Not `wait_for`: it waits in a task of its own, which may begin after this one gave the lock up.
+                    with anyio.move_on_after(min(left, 1.0)):
+                        await self._changed.wait()
 
     def _create(self, target: Target, item: Object) -> Object:
         self._check(target, item)

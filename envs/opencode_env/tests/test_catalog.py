@@ -173,7 +173,7 @@ def test_every_public_name_is_there() -> None:
     names = (
         "OpenCodeEnv CallToolAction ListToolsAction CommandResult OpenCodeState RolloutResult RolloutTurn "
         "OpenCodeConfig OpenCodeSession OpenCodeSessionFactory OpenCodeTask Provider E2BSandboxBackend "
-        "SandboxBackend SandboxHandle"
+        "HFSandboxBackend OpenCodeAdapter SandboxBackend SandboxHandle"
     )
     assert sorted(opencode_env.__all__) == sorted(names.split())
     for name in names.split():

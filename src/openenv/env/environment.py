@@ -442,7 +442,7 @@ def _first_paragraph(cls: type[Any]) -> str | None:
     package = __name__.partition(".")[0]
     for base in cls.__mro__:
         text = vars(base).get("__doc__")
-        if base is object or base.__module__.partition(".")[0] == package:
+        if base in (object, ABC, Generic) or base.__module__.partition(".")[0] == package:
             continue
         if isinstance(text, str) and text.strip():
             return " ".join(inspect.cleandoc(text).partition("\n\n")[0].split())

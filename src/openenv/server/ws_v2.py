@@ -566,7 +566,7 @@ class V2Connection:
         """Return the data of the error reply to a request of that type that failed."""
         if isinstance(error, SessionClosedError):  # no failure of the environment; the reason is one that clients know
             error = SessionLost(client_reason(error.reason))
-        else:
+        elif not isinstance(error, RequestCancelled):  # which the client has asked for
             text = "session %s: %s failed (request %d)"
             logger.error(text, session.id, kind, request_id, exc_info=author_exc_info(error))
         return self.writer.error(with_hint(self.service.errors.shown(error), session, kind))

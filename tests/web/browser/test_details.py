@@ -222,7 +222,7 @@ def test_the_picture_gets_the_theme_and_the_switch_is_kept(site: Callable[..., A
     from playwright.sync_api import expect
 
     page = visit(site(Themed, Place, Board).url, color_scheme="light").page()
-    picture = page.frame_locator(".frame iframe").locator("text")
+    picture = page.frame_locator(".frame iframe:last-child").locator("text")
     page.get_by_role("button", name="Start an episode").click()
     expect(picture).to_have_text("light")
     page.get_by_role("button", name="Switch to dark colours").click()

@@ -73,7 +73,7 @@ def play(page: Any, *heights: int, seed: int = 0) -> None:
 
 
 def picture(page: Any, number: int = 0) -> Any:
-    return page.locator(".replay-shown").nth(number).frame_locator(".frame iframe").locator("h1")
+    return page.locator(".replay-shown").nth(number).frame_locator(".frame iframe:last-child").locator("h1")
 
 
 def test_a_reset_keeps_the_episode_and_its_replay_has_the_pictures(
@@ -145,7 +145,7 @@ def test_a_trainer_s_session_is_watched(tower: Any, visit: Callable[..., Any]) -
         expect(card).to_contain_text("Nothing yet")
         env.step({"by": 2, "note": "<b>on my way</b>"})
         expect(card).to_contain_text("WebSocket client")
-        expect(card.frame_locator(".frame iframe").locator("h1")).to_have_text("at 2")
+        expect(card.frame_locator(".frame iframe:last-child").locator("h1")).to_have_text("at 2")
         env.step({"by": 3})
         expect(card.locator('[data-outcome="won"]')).to_have_count(1)
         expect(card.locator("dd").nth(2)).to_have_text("1")
