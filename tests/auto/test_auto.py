@@ -225,7 +225,7 @@ def test_short_names() -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """A Space in a local repository; git is told to look there."""
+    """A Space in a local repository, where git looks for it."""
     space = tmp_path / "hub" / "spaces" / "owner" / "pond_env"
     write_package(space)
     (space / "pyproject.toml").write_text(PROJECT)

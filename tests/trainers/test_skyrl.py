@@ -5,7 +5,6 @@ from __future__ import annotations
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,35 +13,13 @@ pytest.importorskip("skyrl_gym", reason="it has an environment of its own: make 
 import skyrl_gym
 
 from echo_env.server.app import app as echo_app
-from environments import Idle
+from guess_environment import Guess, Hint, Word
 from openenv import create_app
 from openenv.testing import serve
 from openenv.train.served_episode import EpisodeFailed
-from openenv.types import Action, Observation
 
 pytestmark = pytest.mark.slow
 SNIPPETS = Path(__file__).parents[2] / "docs_src"
-
-
-class Word(Action):
-    text: str
-
-
-class Hint(Observation):
-    hint: str = ""
-
-
-class Guess(Idle):
-    """Ends with the word `yes`; each other word costs, and `crash` breaks the environment."""
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Hint:
-        return Hint(hint=f"Begin {seed}.")
-
-    def step(self, action: Word, timeout_s: float | None = None, **kwargs: Any) -> Hint:
-        if action.text == "crash":
-            raise RuntimeError("broken")
-        is_right = action.text == "yes"
-        return Hint(hint=f"{action.text} is wrong.", reward=1.0 if is_right else -0.25, done=is_right)
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,10 @@ pytest.importorskip("verifiers", reason="it has an environment of its own: make 
 
 import verifiers.v1 as vf
 
-from environments import Idle
+from guess_environment import Guess, Hint, Word
 from openenv import GenericEnvClient, create_app
 from openenv.errors import ExecutionError
 from openenv.testing import Script, ScriptedModel, Turn, serve
-from openenv.types import Action, Observation
 from openenv.verifiers_server import verifiers_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -32,27 +31,6 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs of harnesses are started with uv, which this environment has."""
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "packages"))
-
-
-class Word(Action):
-    text: str
-
-
-class Hint(Observation):
-    hint: str = ""
-
-
-class Guess(Idle):
-    """Ends with the word `yes`; each other word costs, and `crash` breaks the environment."""
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Hint:
-        return Hint(hint=f"Begin {seed}.")
-
-    def step(self, action: Word, timeout_s: float | None = None, **kwargs: Any) -> Hint:
-        if action.text == "crash":
-            raise RuntimeError("broken")
-        is_right = action.text == "yes"
-        return Hint(hint=f"{action.text} is wrong.", reward=1.0 if is_right else -0.25, done=is_right)
 
 
 @pytest.fixture(scope="module")

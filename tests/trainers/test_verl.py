@@ -24,11 +24,10 @@ from verl.workers.rollout.replica import TokenOutput
 
 import openenv.verl
 from echo_env.server.app import app as echo_app
-from environments import Idle
+from guess_environment import Guess, Hint, Word
 from openenv import create_app
 from openenv.testing import serve
 from openenv.train.served_episode import EpisodeFailed
-from openenv.types import Action, Observation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 END = "<|im_end|>"
@@ -39,27 +38,6 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CONFIG = Path(__file__).parents[2] / "docs" / "howto" / "trainers" / "verl.md"
-
-
-class Word(Action):
-    text: str
-
-
-class Hint(Observation):
-    hint: str = ""
-
-
-class Guess(Idle):
-    """Ends with the word `yes`; each other word costs, and `crash` breaks the environment."""
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Hint:
-        return Hint(hint=f"Begin {seed}.")
-
-    def step(self, action: Word, timeout_s: float | None = None, **kwargs: Any) -> Hint:
-        if action.text == "crash":
-            raise RuntimeError("broken")
-        is_right = action.text == "yes"
-        return Hint(hint=f"{action.text} is wrong.", reward=1.0 if is_right else -0.25, done=is_right)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from ..errors import OpenEnvError
 from .command import failure
 
 if TYPE_CHECKING:
-    from ..client.schema_models import FieldSpec, Models, ModelSpec, TypeSpec
+    from ..client.schema_models import FieldSpec, ModelSpec, SchemaModels, TypeSpec
 
 _MARK = "Written by `openenv client`"
 _WIDTH = 88
@@ -90,7 +90,7 @@ def client(
     typer.echo(f"Wrote {path}: {', '.join([*models.models, chosen])}")
 
 
-def module_source(models: Models, client_name: str, title: str) -> str:
+def module_source(models: SchemaModels, client_name: str, title: str) -> str:
     """Return the text of a module with the models and a client class.
 
     Args:

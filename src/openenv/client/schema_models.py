@@ -117,7 +117,7 @@ class ModelSpec:
 
 
 @dataclass(slots=True)
-class Models:
+class SchemaModels:
     """The types of an environment: of its actions, observations and states, and the classes that they refer to."""
 
     action: TypeSpec
@@ -126,7 +126,7 @@ class Models:
     models: dict[str, ModelSpec] = field(default_factory=dict)
 
 
-def read_models(schemas: Mapping[str, Any]) -> Models:
+def read_models(schemas: Mapping[str, Any]) -> SchemaModels:
     """Read the reply to `GET /schema`.
 
     Raises:
@@ -140,7 +140,7 @@ def read_models(schemas: Mapping[str, Any]) -> Models:
         of_reset = reader.document(schemas, "reset_observation", "Observation")
         if of_reset != observation:
             observation = TypeSpec("union", parts=(observation, of_reset))
-    return Models(action, observation, reader.document(schemas, "state", "State"), reader.models)
+    return SchemaModels(action, observation, reader.document(schemas, "state", "State"), reader.models)
 
 
 class _Reader:
@@ -351,7 +351,7 @@ class ModelTypes:
     state: Any
 
 
-def build_types(models: Models) -> ModelTypes:
+def build_types(models: SchemaModels) -> ModelTypes:
     """Make classes of specifications."""
     made: dict[str, type[BaseModel]] = dict(BASES)
     for spec in models.models.values():

@@ -107,7 +107,7 @@ class TaskProvider(Protocol):
 #   a property, or a method             what it returns
 #   `self.state = MyState()`            that object: it is in the instance, before the descriptor of the class
 #   `state = MyState()` in the class    a copy of it for each instance (`CopiedState`)
-#   nothing                             `EpisodeState`: a state with the episode's id that counts steps
+#   nothing                             `CountedState`: a state with the episode's id that counts steps
 #
 # Only classes of the last kind, and those that set `self.state`, have their `reset` and `step` wrapped.
 
@@ -133,7 +133,7 @@ class CountedEpisode:
             fields["step_count"] = self.steps  # without the validation of an assignment
 
 
-class EpisodeState:
+class CountedState:
     """The state of an environment that has none of its own: the model it declares, counting steps."""
 
     def __get__(self, env: Any, owner: type[Any] | None = None) -> Any:
@@ -305,7 +305,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         own = vars(cls).get("state")
         if isinstance(own, BaseModel):
             setattr(cls, "state", CopiedState(own))  # noqa: B010 - a type checker sees a property
-        elif counts_episodes and isinstance(inspect.getattr_static(cls, "state"), EpisodeState):
+        elif counts_episodes and isinstance(inspect.getattr_static(cls, "state"), CountedState):
             _count_episodes(cls)
 
     def __init__(self, transform: Transform[ObsT] | None = None, rubric: Rubric | None = None) -> None:
@@ -336,7 +336,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
             raise NotImplementedError
 
     else:
-        state = EpisodeState()
+        state = CountedState()
 
     def get_metadata(self) -> EnvironmentMetadata:
         """Describe the environment: by its class's docstring, and by the name and version in its package's files."""

@@ -191,7 +191,7 @@ class AppOptions:
     session_ttl_s: float | None = SESSION_TTL_S
 
 
-class SessionRoutes:
+class CaptureSessionRoutes:
     """Answers agents, and the holder of the admin key.
 
     Args:
@@ -560,7 +560,9 @@ class _AsgiCycle:
     send: Send
 
 
-async def _serve(routes: SessionRoutes, limits: InboundLimits, scope: Scope, receive: Receive, send: Send) -> None:
+async def _serve(
+    routes: CaptureSessionRoutes, limits: InboundLimits, scope: Scope, receive: Receive, send: Send
+) -> None:
     """Answer one request of an ASGI server."""
     if scope["type"] != "http":
         return
@@ -648,7 +650,7 @@ def create_app(
         session_ttl_s=session_ttl_s,
     )
     registry = SessionRegistry(require_registered=require_registered)
-    routes = SessionRoutes(options, registry, None if root is None else Path(root))
+    routes = CaptureSessionRoutes(options, registry, None if root is None else Path(root))
     limits = InboundLimits()
 
     @contextlib.asynccontextmanager
@@ -675,7 +677,7 @@ def create_app(
 class _SessionListener(ProxyListener):
     """Serves an application's routes with the limits that agents' connections have."""
 
-    def __init__(self, routes: SessionRoutes, host: str, port: int) -> None:
+    def __init__(self, routes: CaptureSessionRoutes, host: str, port: int) -> None:
         self._routes = routes
         super().__init__(host, port, InboundLimits())
 
@@ -748,7 +750,7 @@ class SessionCaptureServer:
             root=root,
             session_ttl_s=session_ttl_s,
         )
-        routes: SessionRoutes = self.app.state.routes
+        routes: CaptureSessionRoutes = self.app.state.routes
         self.capture_level = routes.level
         self.admin_key = admin_key
         self.port = port
