@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -89,6 +90,7 @@ class Load:
         if not self.unix and self.address[0] not in ("localhost", "::1") and not self.address[0].startswith("127."):
             raise SystemExit("loopback addresses only")
         self.host = f"{self.address[0]}:{self.address[1]}"
+        self.ports = itertools.cycle([self.address[1], *options.also_port])
         self.is_ws = options.mode in ("ws", "mcp")
         self.epoll = select.epoll()
         self.connections: dict[int, Connection] = {}
@@ -158,7 +160,7 @@ class Load:
             sock = socket.socket(socket.AF_UNIX)
             sock.connect(self.unix)
         else:
-            sock = socket.create_connection(self.address, timeout=STALL_S)
+            sock = socket.create_connection((self.address[0], next(self.ports)), timeout=STALL_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(None)
         connection = Connection(sock, is_ws=self.is_ws, request=request)
@@ -391,6 +393,7 @@ def main() -> None:
     """Run one load and print its figures."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--url", default="http://127.0.0.1:8000", help="http://127.0.0.1:PORT or unix:/path")
+    p.add_argument("--also-port", type=int, nargs="*", default=[], help="sessions take turns with servers there")
     p.add_argument("--mode", choices=["ws", "http", "mcp", "mcp-http"], default="ws")
     p.add_argument("--http-session", action="store_true", help="http, mcp-http: open a session first, and name it")
     p.add_argument("--sessions", type=int, default=1)

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ class PinnedServer:
         app: What is served.
         runner: What runs the environments.
         behind_proxy: Whether clients reach it through another process that copies bytes.
+        first_core: The first of its cores.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class PinnedServer:
         runner: str = "auto",
         *,
         behind_proxy: bool = False,
+        first_core: int = 0,
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -70,6 +72,8 @@ class PinnedServer:
         if side == "ours":
             command = [options.ours, "-m", "openenv.cli", "serve", f"{app}:app", "--port", str(self.port)]
             command += ["--log-level", "error", "--no-web", "--workers", count, "--runner", runner]
+            if options.pin and workers > 1:
+                command.append("--pin-workers")
         else:
             command = [options.published, "-m", "uvicorn", f"{app}:app", "--port", str(self.port)]
             command += ["--log-level", "error", "--loop", "uvloop", "--http", "httptools", "--workers", count]
@@ -82,7 +86,7 @@ class PinnedServer:
             command = [options.ours, str(BENCHMARKS / "byte_proxy.py"), str(front), str(self.port), *command]
             self.port, self.url = front, f"http://127.0.0.1:{front}"
             self.workers = workers + 1
-        cores = server_cores(self.workers)
+        cores = server_cores(self.workers, first_core)
         self.process = subprocess.Popen(
             command,
             cwd=APPS,
@@ -117,6 +121,11 @@ class PinnedServer:
             except subprocess.TimeoutExpired:
                 continue
 
+    @property
+    def members(self) -> list[PinnedServer]:
+        """The servers that load is spread over."""
+        return [self]
+
     def __enter__(self) -> PinnedServer:
         return self
 
@@ -124,12 +133,30 @@ class PinnedServer:
         self.stop()
 
 
+class SeparateServers:
+    """As many servers with one process each, on ports of their own: what the machine gives where nothing is shared."""
+
+    def __init__(self, options: argparse.Namespace, count: int, app: str, runner: str = "auto") -> None:
+        self.workers = count
+        with contextlib.ExitStack() as stack:
+            start = partial(PinnedServer, options, "ours", 1, app, runner)
+            self.members = [stack.enter_context(start(first_core=core)) for core in range(count)]
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> SeparateServers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
 ALL_CORES = sorted(os.sched_getaffinity(0))
+Loaded = PinnedServer | SeparateServers
 
 
-def server_cores(workers: int) -> set[int]:
+def server_cores(workers: int, first: int = 0) -> set[int]:
     """Return the cores of a server: one for each worker, as far as there are so many."""
-    return set(ALL_CORES[:workers])
+    return set(ALL_CORES[first : first + workers]) or set(ALL_CORES)
 
 
 def generator_core(workers: int, number: int) -> set[int]:
@@ -183,21 +210,44 @@ def together(commands: Sequence[list[str]], workers: int, *, words: int, environ
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
-def load(server: PinnedServer, options: argparse.Namespace, mode: str, sessions: int, *extra: str) -> Row:
+@contextlib.contextmanager
+def profiled(server: Loaded, options: argparse.Namespace, name: str) -> Iterator[None]:
+    """Write where the server's processes spend their time, if `--profile` says where to."""
+    if not options.profile or not isinstance(server, PinnedServer):
+        yield
+        return
+    path = Path(options.profile) / f"{name}-{server.workers}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = ["py-spy", "record", "--pid", str(server.process.pid), "--subprocesses", "--rate", "200", "--gil"]
+    command += ["--format", "raw", "--output", str(path), "--duration", "60"]
+    profiler = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        profiler.send_signal(signal.SIGINT)  # it writes what it has
+        profiler.wait(30)
+
+
+def load(server: Loaded, options: argparse.Namespace, mode: str, sessions: int, *extra: str) -> Row:
     """Load a server from all generators; return the sums of what they report."""
-    shared = ["--url", server.url, "--in-step", "--seconds", str(options.seconds), "--warmup", "0.3"]
-    shared += ["--pid", str(server.process.pid)]
-    commands = [
-        [*LOADGEN, *shared, "--mode", mode, "--ramp", "24", *extra, "--sessions", str(part)]
-        for part in parts(sessions, options.generators)
-    ]
-    before = process_stats(server.process.pid)
-    reports = together(commands, server.workers, words=2, environment=dict(os.environ))
-    after = process_stats(server.process.pid)
+    shared = ["--in-step", "--seconds", str(options.seconds), "--warmup", "0.3", "--mode", mode, "--ramp", "24", *extra]
+    members = server.members
+    commands = []
+    for number, part in enumerate(parts(sessions, generator_count(options, server.workers))):
+        member = members[number % len(members)]
+        # With several servers, each generator has sessions on all of them, as it has with workers.
+        others = [str(other.port) for other in members if other is not member]
+        own = ["--url", member.url, "--pid", str(member.process.pid), "--sessions", str(part), "--also-port", *others]
+        commands.append([*LOADGEN, *shared, *own])
+    before = sum(process_stats(member.process.pid).rss_kb for member in members)
+    with profiled(server, options, f"{mode}-{sessions}"):
+        reports = together(commands, server.workers, words=2, environment=dict(os.environ))
     opened = sum(report["opened"] for report in reports)
-    # Each generator has read the CPU of the whole server, and divided it by what it did itself.
-    first = reports[0]
+    # Each generator has read the CPU of its whole server, and divided it by what it did itself: one of each server.
+    one_each = reports[: len(members)]
     steps = max(1, sum(report["steps"] for report in reports))
+    step_cpu = sum(report["server_cpu_us_per_step"] * report["steps"] for report in one_each)
+    opening_cpu = sum(report["server_setup_cpu_us"] * report["opened"] for report in one_each)
     return {
         "sessions": sessions,
         "per_s": round(sum(report["steps_per_s"] for report in reports)),
@@ -206,15 +256,20 @@ def load(server: PinnedServer, options: argparse.Namespace, mode: str, sessions:
         "errors": sum(report["errors"] for report in reports),
         "first_error": next((report["first_error"] for report in reports if report["first_error"]), ""),
         "connects_per_s": round(opened / max(report["setup_s"] for report in reports)),
-        "cpu_us": round(first["server_cpu_us_per_step"] * first["steps"] / steps, 1),
-        "connect_cpu_us": round(first["server_setup_cpu_us"] * first["opened"] / opened),
+        "cpu_us": round(step_cpu / steps, 1),
+        "connect_cpu_us": round(opening_cpu / opened),
         "generators_busy": max(report["loadgen_busy"] for report in reports),
-        "rss_mb": round(after.rss_kb / 1024),
-        "rss_before_mb": round(before.rss_kb / 1024),
+        "rss_mb": round(sum(process_stats(member.process.pid).rss_kb for member in members) / 1024),
+        "rss_before_mb": round(before / 1024),
     }
 
 
-def connects(server: PinnedServer, options: argparse.Namespace) -> Row:
+def generator_count(options: argparse.Namespace, workers: int) -> int:
+    """Return how many load generators there are: as many for each worker, so that all have the same to do."""
+    return max(1, options.generators // workers) * workers
+
+
+def connects(server: Loaded, options: argparse.Namespace) -> Row:
     """Open sessions on a server that has served before: the first ones of each worker are slower than all others."""
     brief = argparse.Namespace(**{**vars(options), "seconds": 0.2})
     row = load(server, brief, "ws", 4 * options.sessions)
@@ -279,20 +334,39 @@ class Figures:
 
 def measure_ours(options: argparse.Namespace, figures: Figures, workers: int) -> None:
     """Take our figures for a number of workers."""
+    only = options.only
     for runner, note in (("auto", ""), ("inline", " (inline)")):
         if figures.is_over:
             return
         with PinnedServer(options, "ours", workers, "echo_app", runner) as server:
             take = partial(figures.measure, "ours", workers)
             take(f"WebSocket steps{note}", load, server, options, "ws", options.sessions)
-            take(f"connects, warm{note}", connects, server, options)
-            take(f"VectorEnv steps{note}", vector, server, options, options.sessions)
-            if runner == "auto":
+            if "connects" in only:
+                take(f"connects, warm{note}", connects, server, options)
+            if "vector" in only:
+                take(f"VectorEnv steps{note}", vector, server, options, options.sessions)
+            if runner == "auto" and "http" in only:
                 take("HTTP steps", load, server, options, "http", 256, "--http-session")
-    if figures.is_over:
+    if figures.is_over or "mcp" not in only:
         return
     with PinnedServer(options, "ours", workers, "tool_app") as server:
         figures.measure("ours", workers, "MCP calls", load, server, options, "mcp-http", 256, "--http-session")
+
+
+def measure_separate(options: argparse.Namespace, figures: Figures, workers: int) -> None:
+    """Take the same figures of as many servers that share nothing: no way to share a port can be faster."""
+    take = partial(figures.measure, "separate servers", workers)
+    for runner, note in (("auto", ""), ("inline", " (inline)")):
+        if figures.is_over:
+            return
+        with SeparateServers(options, workers, "echo_app", runner) as servers:
+            take(f"WebSocket steps{note}", load, servers, options, "ws", options.sessions)
+            take(f"connects, warm{note}", connects, servers, options)
+            if runner == "auto":
+                take("HTTP steps", load, servers, options, "http", 256, "--http-session")
+    if not figures.is_over:
+        with SeparateServers(options, workers, "tool_app") as servers:
+            take("MCP calls", load, servers, options, "mcp-http", 256, "--http-session")
 
 
 def measure_proxy(options: argparse.Namespace, figures: Figures) -> None:
@@ -357,7 +431,8 @@ def table(content: Row) -> str:
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in sorted(rows, key=lambda row: (row["side"] != "ours", row["side"], row["what"], row["workers"])):
-        one = ones.get((row["side"], row["what"]))
+        side = "ours" if row["side"] == "separate servers" else row["side"]
+        one = ones.get((side, row["what"]))
         share = "" if one is None or row["workers"] == 1 else f"{row['per_s'] / (one['per_s'] * row['workers']):.2f}"
         cells = [
             f"{row['side']}: {row['what']}",
@@ -385,7 +460,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 6, 8])
     parser.add_argument("--published-workers", type=int, nargs="+", default=[1, 4, 8])
-    parser.add_argument("--only-proxy", action="store_true", help="only compare workers with a proxy")
+    kinds = ["connects", "vector", "http", "mcp", "separate", "proxy", "uvicorn"]
+    parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, help="these beside WebSocket steps")
+    parser.add_argument("--pin", action="store_true", help="start workers with --pin-workers")
+    parser.add_argument("--profile", default="", help="a folder for profiles of the servers (needs py-spy)")
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--held", type=int, default=20_000, help="sessions held at once in the last figure; 0: none")
     parser.add_argument("--generators", type=int, default=8)
@@ -398,17 +476,21 @@ def main() -> None:
     options = parser.parse_args()
     raise_file_limit()
     figures = Figures(options)
-    measure_proxy(options, figures)
-    if options.only_proxy:
+    if "proxy" in options.only:
+        measure_proxy(options, figures)
+    if options.only == ["proxy"]:
         return
     for workers in sorted({*options.workers, *(options.published_workers if options.published else ())}):
         if workers in options.workers:
             measure_ours(options, figures, workers)
+            if "separate" in options.only and workers > 1:
+                measure_separate(options, figures, workers)
         if options.published and workers in options.published_workers:
             measure_published(options, figures, workers)
         if workers == max(options.workers) and options.held:
             hold(options, figures)
-    measure_uvicorn(options, figures)
+    if "uvicorn" in options.only:
+        measure_uvicorn(options, figures)
     figures.write()
 
 

@@ -340,3 +340,19 @@ def test_what_an_environment_raises_is_shown_with_its_place(started: Start, fold
     served.wait_for(lambda: "ZeroDivisionError" in served.output)
     assert "ERROR:" in served.output
     assert "sessions/operations.py" not in served.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "needs --workers from 2"),
+        (("--workers", "9999"), "one per core"),
+        (("--workers", "2", "--runner", "process"), ""),  # which of both is named depends on the cores
+    ],
+)
+def test_workers_are_pinned_only_where_each_has_a_core(arguments: tuple[str, ...], expected: str) -> None:
+    command = [sys.executable, "-m", "openenv", "serve", "nothing.py", "--pin-workers", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--pin-workers" in done.stderr
+    assert expected in done.stderr

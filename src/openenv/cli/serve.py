@@ -48,6 +48,9 @@ def serve(
         metavar="N",
         help="Server processes that share the port and all limits; auto is one per core. By default 1.",
     ),
+    pin_workers: bool = typer.Option(
+        False, "--pin-workers", help="Keep each worker on a core of its own; for environments without own threads."
+    ),
     reload: bool = typer.Option(False, "--reload", help="Restart when a source file changes."),
     web: bool | None = typer.Option(
         None, "--web/--no-web", help="Whether there is a web page at /web; by default there is."
@@ -194,6 +197,7 @@ def serve(
     count = _worker_count(workers)
     if reload and count > 1:
         raise typer.BadParameter("--reload serves with one process", param_hint="--workers")
+    _check_pinning(count, runner or settings.runner_name(), is_wanted=pin_workers)
     if no_token and (token or agent_token or observer_token):
         raise typer.BadParameter("this contradicts the tokens that are given", param_hint="--no-token")
     needs_token = not no_token and (not is_loopback(host) or agent_token is not None or observer_token is not None)
@@ -223,6 +227,7 @@ def serve(
         log_format,
         web=_has_page(web),
         workers=count,
+        pin_workers=pin_workers,
         access=AccessOptions(token, agent_token, observer_token, spare),
         server=overrides,
     )
@@ -391,6 +396,22 @@ def _worker_count(option: str | None) -> int:
     if count < 1:
         raise typer.BadParameter(f"expected a number of processes above 0, or auto, not {text!r}", param_hint=source)
     return count
+
+
+def _check_pinning(workers: int, runner: str | None, *, is_wanted: bool) -> None:
+    """Refuse `--pin-workers` where it would slow the server down, or do nothing."""
+    from ..runners import cores, has_affinity
+
+    if not is_wanted:
+        return
+    if not has_affinity():
+        raise typer.BadParameter("this system does not bind processes to cores", param_hint="--pin-workers")
+    if not 1 < workers <= cores():
+        raise typer.BadParameter(f"needs --workers from 2 to {cores()}, one per core", param_hint="--pin-workers")
+    if runner == "process":
+        raise typer.BadParameter(
+            "the processes of --runner process would share the worker's core", param_hint="--pin-workers"
+        )
 
 
 def _has_page(web: bool | None) -> bool:

@@ -10,6 +10,7 @@ from .base import (
     ProcessOptions,
     Runner,
     cores,
+    has_affinity,
     make_runner,
 )
 from .inline import InlineRunner
@@ -27,6 +28,7 @@ __all__ = [
     "ThreadRunner",
     "cores",
     "current_dispatcher",
+    "has_affinity",
     "loop_local",
     "make_runner",
 ]

@@ -177,6 +177,11 @@ def make_runner(
     raise ValueError(f"unknown runner {name!r}: choose auto, thread, inline or process")
 
 
+def has_affinity() -> bool:
+    """Return whether this system binds processes to cores."""
+    return hasattr(os, "sched_setaffinity")
+
+
 def cores() -> int:
     """Return how many cores this process may use."""
     try:

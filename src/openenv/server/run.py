@@ -120,6 +120,7 @@ class ServeOptions:
         server: Options of the environment's server that replace the application's own.
         web: Whether an application without a web page gets one.
         workers: Over how many processes sessions are spread.
+        pin_workers: Whether each of them stays on a core of its own.
     """
 
     host: str = "127.0.0.1"
@@ -129,6 +130,7 @@ class ServeOptions:
     drain_s: int = 15
     web: bool = False
     workers: int = 1
+    pin_workers: bool = False
     access: AccessOptions = AccessOptions()
     server: ServerOverrides = field(default_factory=ServerOverrides)
 

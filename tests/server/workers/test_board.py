@@ -247,3 +247,19 @@ def test_arrivals_are_load_until_they_are_sessions_or_their_time_is_over(board: 
     assert board.load(1) == 4
     assert peers.expire_arrivals(3.0) is None
     assert board.load(1) == 2
+
+
+def test_a_worker_keeps_a_session_for_which_it_has_hardly_more_than_others(board: Board) -> None:
+    board.publish(0, NO_SLOTS._replace(live=81))
+    board.publish(1, NO_SLOTS._replace(live=72))
+    board.publish(2, NO_SLOTS._replace(live=100))
+    assert board.place(0).place == 0
+    assert board.place(2).place == 1
+    board.publish(0, NO_SLOTS._replace(live=83))
+    assert board.place(0).place == 1
+
+
+def test_few_sessions_go_to_the_least_loaded_worker_exactly(board: Board) -> None:
+    board.publish(0, NO_SLOTS._replace(live=1))
+    board.publish(2, NO_SLOTS._replace(live=1))
+    assert board.place(0).place == 1

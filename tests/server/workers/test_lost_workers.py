@@ -16,6 +16,7 @@ import pytest
 import http_calls
 from openenv import GenericEnvClient, VectorEnv
 from openenv.errors import SessionLost
+from openenv.runners import cores, has_affinity
 from worker_servers import APP, WorkersServer
 
 Start = Callable[..., WorkersServer]
@@ -50,6 +51,17 @@ def test_a_drain_finishes_running_steps_in_all_workers_and_closes_every_environm
     assert server.process.wait(60) == 0
     assert len(list(tmp_path.iterdir())) == 4
     assert not any(is_running(pid) for pid in pids)
+
+
+@pytest.mark.skipif(cores() < 2 or not has_affinity(), reason="needs two cores to bind processes to")
+def test_pinned_workers_stay_on_cores_of_their_own(start: Start) -> None:
+    server = start("--workers", "2", "--pin-workers")
+    clients = [server.client() for _ in range(2)]
+    pids = [client.reset().observation["pid"] for client in clients]
+    threads = [{thread.name for thread in Path(f"/proc/{pid}/task").iterdir()} for pid in pids]
+    bound = [{frozenset(os.sched_getaffinity(int(thread))) for thread in of_one} for of_one in threads]
+    assert [len(of_one) for of_one in bound] == [1, 1]
+    assert bound[0].isdisjoint(bound[1])
 
 
 def test_sessions_of_all_workers_may_finish_after_sigterm(start: Start) -> None:

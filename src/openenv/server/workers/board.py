@@ -44,6 +44,7 @@ _WIDTH: Final = len(SlotCounts._fields)
 DOWN, STARTING, SERVING, LEAVING, QUIET = 0, 1, 2, 3, 4
 _TAKES_CONNECTIONS: Final = (SERVING, LEAVING, QUIET)
 _SPINS: Final = 16  # tries to get the lock, about 2 us each, before sleeping for it: that takes longer than to wait
+_NEAR: Final = 8  # a worker keeps a session for which it has at most this part more than the least loaded one
 _MOST_TICKETS: Final = 10_000  # whose places are known exactly; the queue's own limit by default
 
 _BUCKETS, _WAYS = 8192, 4  # recent opening keys: 32,768
@@ -232,7 +233,7 @@ class Board:
         return sum(self._cells[start : start + self.workers])
 
     def place(self, here: int, key: bytes | None = None, sessions: int = 1) -> Destination:
-        """Choose the worker for new sessions: the least loaded one; this one where several are.
+        """Choose the worker for new sessions: the least loaded one; this one where it has hardly more.
 
         A repeated request goes where the first has gone, and opens nothing.
 
@@ -258,12 +259,16 @@ class Board:
         self._cells[self._sent + index * self.workers + here] += sessions
 
     def _least_loaded(self, here: int) -> int:
-        best, least = here, self.load(here) if self.state(here) == SERVING else None
+        """Return the worker with the fewest sessions, or this one: handing over costs as much as opening a session."""
+        own = self.load(here) if self.state(here) == SERVING else None
+        best, least = here, own
         for index in range(self.workers):
             if index != here and self.state(index) == SERVING:
                 load = self.load(index)
                 if least is None or load < least:
                     best, least = index, load
+        if own is not None and least is not None and own <= least + least // _NEAR:
+            return here
         return best
 
     def settle(self, index: int, count: int) -> None:
