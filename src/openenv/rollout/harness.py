@@ -630,7 +630,7 @@ def build_harness_rollout_func(
         session: ResourceSession = session_factory.create(prompt)
         try:
             result = harness_adapter.run_white_box(model_step_builder(trainer, session), session, limits)
-            verdict = session.verify(transcript=result.messages, final_state=_final_state(result))
+            verdict = session.verify(transcript=result.messages, final_state=rollout_final_state(result))
         finally:
             session.close()
         return {
@@ -638,7 +638,7 @@ def build_harness_rollout_func(
             "completion_ids": result.completion_ids,
             "logprobs": result.logprobs,
             "env_mask": result.env_mask or [1] * len(result.completion_ids),
-            reward_key: _agreed_reward(result, verdict, is_required=requires_reward),
+            reward_key: agreed_reward(result, verdict, is_required=requires_reward),
             "verify_metrics": verdict.metrics,
         }
 
@@ -659,7 +659,8 @@ def build_harness_rollout_func(
     return rollout
 
 
-def _final_state(result: HarnessRolloutResult) -> dict[str, Any]:
+def rollout_final_state(result: HarnessRolloutResult) -> dict[str, Any]:
+    """Return what `ResourceSession.verify` gets of a rollout besides its messages."""
     return {
         "done": result.done,
         "metrics": result.metrics,
@@ -669,7 +670,12 @@ def _final_state(result: HarnessRolloutResult) -> dict[str, Any]:
     }
 
 
-def _agreed_reward(result: HarnessRolloutResult, verdict: VerifyResult, *, is_required: bool) -> float | None:
+def agreed_reward(result: HarnessRolloutResult, verdict: VerifyResult, *, is_required: bool) -> float | None:
+    """Return the reward that the environment gave and the verdict forwards; None where there is none.
+
+    Raises:
+        ValueError: The two differ, or there is none and one is required.
+    """
     rewards = [entry.result.metadata.get("reward") for entry in result.tool_trace]
     earned = next((float(reward) for reward in reversed(rewards) if reward is not None), None)
     if verdict.env_reward is None:

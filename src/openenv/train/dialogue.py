@@ -11,7 +11,7 @@ from openenv.llm.client import arguments_of, mcp_tools_to_openai
 
 Json = dict[str, Any]
 
-_FRAME = frozenset({"done", "reward", "metadata", "terminated", "truncated", "render"})
+FRAME_FIELDS = frozenset({"done", "reward", "metadata", "terminated", "truncated", "render"})
 """Fields of an observation that are for the trainer, not for the player."""
 
 
@@ -45,7 +45,7 @@ class Dialogue(ABC):
         """Return an observation as text: its only text field, else the fields as JSON."""
         if not isinstance(observation, Mapping):
             return str(observation)
-        fields = {name: value for name, value in observation.items() if name not in _FRAME}
+        fields = {name: value for name, value in observation.items() if name not in FRAME_FIELDS}
         texts = [value for value in fields.values() if isinstance(value, str) and value]
         return texts[0] if len(texts) == 1 else json.dumps(fields, ensure_ascii=False)
 

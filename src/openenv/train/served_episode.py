@@ -77,7 +77,7 @@ class EpisodeRules:
         Raises:
             EpisodeFailed: The environment could not reach its own tool.
         """
-        if _transport_failed(result.observation):
+        if transport_failed(result.observation):
             raise self.fail(RolloutError(self.dialogue.shown(result.observation)))
         if result.reward is not None:
             self._reward = float(result.reward) + (self._reward if self._rule == "sum" else 0.0)
@@ -103,7 +103,8 @@ class EpisodeRules:
         return self.failure
 
 
-def _transport_failed(observation: Any) -> bool:
+def transport_failed(observation: Any) -> bool:
+    """Say whether an observation is that of a tool which the environment could not reach."""
     error = observation.get("error") if isinstance(observation, Mapping) else None
     return isinstance(error, Mapping) and error.get("error_type") == ToolErrorType.TRANSPORT_ERROR.value
 

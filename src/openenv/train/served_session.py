@@ -1,0 +1,306 @@
+"""Sessions of any served environment for a harness: each tool call of a model is a step.
+
+An environment with tools is played by them. Typed actions become tools: one whose arguments are the action's fields, or
+one for each member of a union. `env_family` knows the two environments that have a spec of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+
+from openenv.client.env_client import GenericEnvClient
+from openenv.client.network import http_url, with_token
+from openenv.errors import (
+    ExecutionError,
+    RequestValidationError,
+    RolloutError,
+    ToolCallError,
+    ToolTransportError,
+    message_of,
+)
+from openenv.protocol.schema import resolve_reference
+from openenv.rollout.harness import Message, ResourceSessionFactory, StepEnvSessionAdapter, ToolResult, plain
+from openenv.tool_types import RESERVED_TOOL_NAMES, Tool
+from openenv.types import StepResult
+
+from .dialogue import FRAME_FIELDS, Json
+from .served_episode import action_schema, has_tools, served_tools, transport_failed
+
+_METADATA_TIMEOUT_S = 30.0
+_HIDDEN_FIELDS = frozenset({"metadata"})
+"""Fields of actions that are not for the player."""
+
+
+# ---- which environment ----
+
+
+@dataclass(frozen=True, slots=True)
+class EnvFamily:
+    """What is particular about playing an environment; by default nothing."""
+
+    tool_name: str = "act"
+    """The tool that takes an action of an environment without tools of its own."""
+    introduction: str = ""
+    """Comes before the first observation."""
+    action_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that every action has and the player does not choose."""
+    reset_arguments: Mapping[str, Any] = field(default_factory=dict)
+    tasks: Callable[[], Iterator[Json]] | None = None
+    """Makes the starts of episodes where none are chosen."""
+    add_to_observation: Callable[[Mapping[str, Any]], Json] = lambda observation: {}
+    """Makes further fields of an observation, for the player to read."""
+
+
+def env_family(spec: str, config: Mapping[str, Any] | None = None) -> EnvFamily:
+    """Return how the environment of a spec is played.
+
+    Args:
+        spec: `openspiel:GAME`, `reasoning_gym:DATASET`, or any other name or address.
+        config: The dataset's configuration of `reasoning_gym`; arguments of `reset` for all others.
+
+    Raises:
+        ValueError: The spec has a variant and is no such one, or misses it.
+    """
+    arguments = dict(config or {})
+    if "://" in spec:
+        return EnvFamily(reset_arguments=arguments)
+    name, colon, variant = spec.partition(":")
+    if name == "openspiel" and variant:
+        return EnvFamily(
+            tool_name="play_move",
+            introduction=f"You play {variant}. Call play_move with an action_id that is in legal_actions.",
+            action_fields={"game_name": variant},
+            reset_arguments=arguments,
+            add_to_observation=_tic_tac_toe_board if variant == "tic_tac_toe" else lambda observation: {},
+        )
+    if name == "reasoning_gym" and variant:
+        # Two versions of this environment are published, with different names for the same arguments. Each ignores
+        # the other's.
+        one = {"dataset_name": variant, "dataset_config": arguments, "size": 1}
+        other = {"task_name": variant, "task_config": arguments, "dataset_size": 1}
+        return EnvFamily(tool_name="answer", reset_arguments={**one, **other}, tasks=_random_seeds)
+    if name in ("openspiel", "reasoning_gym"):
+        raise ValueError(f"{spec!r} names no variant: write openspiel:GAME or reasoning_gym:DATASET")
+    if colon:
+        raise ValueError(
+            f"{spec!r}: only openspiel:GAME and reasoning_gym:DATASET have variants. For any other environment write "
+            "its name or address, and the arguments of its reset as --dataset-config"
+        )
+    return EnvFamily(reset_arguments=arguments)
+
+
+def _random_seeds() -> Iterator[Json]:
+    """Make seeds: with a dataset of one question, each is another question."""
+    while True:
+        yield {"seed": random.randrange(2**31)}
+
+
+def _tic_tac_toe_board(observation: Mapping[str, Any]) -> Json:
+    """Draw the board of OpenSpiel's tic-tac-toe; an empty cell has the number of its action.
+
+    `info_state` has three planes of nine cells: empty, X, O.
+    """
+    planes = observation.get("info_state")
+    if not isinstance(planes, Sequence) or len(planes) != 27:
+        return {}
+    cells = ["X" if planes[9 + n] > 0.5 else "O" if planes[18 + n] > 0.5 else str(n) for n in range(9)]
+    return {"board": "\n".join(" ".join(cells[row : row + 3]) for row in (0, 3, 6))}
+
+
+# ---- tools of typed actions ----
+
+
+@dataclass(frozen=True, slots=True)
+class ActionTool:
+    """A tool, and the fields that its actions have besides the arguments."""
+
+    tool: Tool
+    fields: Mapping[str, Any]
+
+
+def action_tools(schema: Mapping[str, Any], family: EnvFamily) -> list[ActionTool]:
+    """Make tools of the JSON schema of actions: one, or one for each member of a union.
+
+    Raises:
+        RolloutError: Its actions are no objects.
+    """
+    members = [resolve_reference(one, schema) for one in schema.get("oneOf") or schema.get("anyOf") or [schema]]
+    if not all(one.get("type") == "object" or "properties" in one for one in members):
+        raise RolloutError("The actions of this environment are no objects, so no tool can be made of them")
+    made = [_action_tool(one, schema, family, is_only=len(members) == 1) for one in members]
+    return list({one.tool.name: one for one in made}.values())
+
+
+def _action_tool(member: Mapping[str, Any], root: Mapping[str, Any], family: EnvFamily, *, is_only: bool) -> ActionTool:
+    properties: Mapping[str, Any] = member.get("properties") or {}
+    constants = {name: value["const"] for name, value in properties.items() if "const" in value}
+    decided = {**constants, **{name: value for name, value in family.action_fields.items() if name in properties}}
+    free = {name: value for name, value in properties.items() if name not in decided and name not in _HIDDEN_FIELDS}
+    schema: Json = {"type": "object", "properties": free}
+    if required := [name for name in member.get("required") or () if name in free]:
+        schema["required"] = required
+    if "$defs" in root and '"$ref"' in json.dumps(free):
+        schema["$defs"] = root["$defs"]
+    name = family.tool_name if is_only else _member_name(member, constants)
+    description = str(member.get("description") or f"Take an action of kind {member.get('title') or name}.")
+    return ActionTool(Tool(name=name, description=description, input_schema=schema), decided)
+
+
+def _member_name(member: Mapping[str, Any], constants: Mapping[str, Any]) -> str:
+    """Return a tool's name for a member of a union: what tells it from the others, or its title in snake case."""
+    text = next((value for value in constants.values() if isinstance(value, str)), None)
+    if text is None:
+        text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(member.get("title") or "act")).lower()
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", text)[:60]
+    return f"act_{name}" if name in RESERVED_TOOL_NAMES else name
+
+
+# ---- sessions ----
+
+
+class ServedSession(StepEnvSessionAdapter):
+    """An episode of a served environment. Made by `ServedSessionFactory`.
+
+    The model reads why an action was refused and may go on; a failure of the server ends the episode with its error.
+    """
+
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Take the step that the call stands for; a refused action is an error for the model to read.
+
+        Raises:
+            KeyError: There is no such tool.
+            OpenEnvError: The server or the environment failed.
+        """
+        try:
+            return super().call_tool(name, arguments)
+        except ToolTransportError:
+            raise
+        except (RequestValidationError, ToolCallError) as exc:
+            return ToolResult(error=message_of(exc))
+
+    def _read_state(self) -> Any:
+        try:
+            return super()._read_state()
+        except ExecutionError:  # an environment without a state; episodes do not need it
+            return None
+
+
+class ServedSessionFactory(ResourceSessionFactory[ServedSession]):
+    """Makes sessions of a served environment, whatever its actions are.
+
+    Args:
+        url: The server.
+        family: What is particular about it.
+        client_options: Further arguments of the client, such as `token`.
+
+    Raises:
+        RolloutError: There is no such server, or no tools can be made of its actions.
+    """
+
+    def __init__(
+        self, url: str, family: EnvFamily | None = None, client_options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._url = url
+        self._family = family or EnvFamily()
+        self._client_options = dict(client_options or {})
+        schema = action_schema(url, self._client_options)
+        self._actions: dict[str, Mapping[str, Any]] = {}
+        listed = served_tools(url, self._client_options) if _may_have_tools(schema) else []
+        if listed:
+            self.tools = [_tool(one) for one in listed]
+        else:
+            made = action_tools(schema, self._family)
+            self.tools = [one.tool for one in made]
+            self._actions = {one.tool.name: one.fields for one in made}
+        self._description = _description(url, self._client_options)
+
+    def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> ServedSession:
+        """Begin an episode.
+
+        Args:
+            task: Arguments of `reset`, such as `{"seed": 1}`; None for none.
+            seed, episode_id: Further ones.
+
+        Raises:
+            TypeError: The task is no object.
+            OpenEnvError: The server does not begin an episode.
+        """
+        if task is not None and not isinstance(task, Mapping):
+            raise TypeError(
+                f"a task of a served environment has the arguments of reset, such as {{'seed': 1}}: {task!r}"
+            )
+        return ServedSession(
+            GenericEnvClient(self._url, **self._client_options).sync(),
+            task=task,
+            seed=seed,
+            episode_id=episode_id,
+            tool_specs=self.tools,
+            action_builder=self._action,
+            initial_messages_builder=self._first_messages,
+            tool_result_builder=self._result,
+            reset_kwargs={**self._family.reset_arguments, **(task or {})},
+        )
+
+    def _action(self, name: str, arguments: dict[str, Any]) -> Json:
+        if name in self._actions:
+            return {**arguments, **self._actions[name]}
+        return {"type": "call_tool", "tool_name": name, "arguments": arguments}
+
+    def _first_messages(self, first: StepResult[Any], task: Any) -> list[Message]:
+        shown = self._shown(first.observation)
+        text = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False) if shown else ""
+        if not text and not self._family.introduction:
+            text = f"{self._description}\n\nThe episode has begun. Act with the tools.".strip()
+        return [{"role": "user", "content": "\n\n".join(part for part in (self._family.introduction, text) if part)}]
+
+    def _shown(self, observation: Any) -> Any:
+        """Return what the player sees: the observation's only field if that is a text, else its fields."""
+        if not isinstance(observation, Mapping):
+            return plain(observation)
+        fields = {name: value for name, value in observation.items() if name not in FRAME_FIELDS}
+        fields |= self._family.add_to_observation(observation)
+        only = next(iter(fields.values())) if len(fields) == 1 else None
+        return only if isinstance(only, str) else fields
+
+    def _result(self, name: str, arguments: dict[str, Any], step: StepResult[Any], state: Any) -> ToolResult:
+        done, metadata = bool(step.done), {"reward": step.reward, "state": plain(state)}
+        seen = step.observation
+        if not isinstance(seen, Mapping) or name in self._actions or "tool_name" not in seen:
+            return ToolResult(data=self._shown(seen), done=done, metadata=metadata)
+        if error := seen.get("error"):
+            text = str(error.get("message") if isinstance(error, Mapping) else error)
+            if transport_failed(seen):
+                raise ToolTransportError(name, text)
+            return ToolResult(error=text, done=done, metadata=metadata)
+        result = seen.get("result")
+        if isinstance(result, Mapping) and "data" in result:  # as MCP wraps it
+            result = result["data"]
+        return ToolResult(data=result, done=done, metadata=metadata)
+
+
+def _may_have_tools(schema: Mapping[str, Any]) -> bool:
+    """Say whether a server may list tools: actions are tool calls, or have no field of their own (`Action` itself)."""
+    fields = set(schema.get("properties") or {}) - _HIDDEN_FIELDS
+    return has_tools(schema) or not (fields or schema.get("oneOf") or schema.get("anyOf"))
+
+
+def _tool(listed: Mapping[str, Any]) -> Tool:
+    schema = listed.get("input_schema") or listed.get("inputSchema") or {"type": "object", "properties": {}}
+    return Tool(name=listed["name"], description=listed.get("description") or "", input_schema=dict(schema))
+
+
+def _description(url: str, client_options: Mapping[str, Any]) -> str:
+    """Ask a server what its environment is; nothing where it does not say."""
+    try:
+        headers = with_token(None, client_options.get("token"))
+        answer = httpx2.get(f"{http_url(url)}/metadata", headers=headers, timeout=_METADATA_TIMEOUT_S, trust_env=False)
+        return str(answer.raise_for_status().json().get("description") or "")
+    except (httpx2.HTTPError, ValueError, AttributeError):
+        return ""
