@@ -183,6 +183,12 @@ llm_api_key = Setting("OPENENV_LLM_API_KEY", str)
 """The key of the endpoint behind a capture server of the published interface."""
 model_key = Setting("OPENENV_MODEL_KEY", str)
 """The key of the model endpoint that rollouts are run with."""
+openai_api_key = Setting("OPENAI_API_KEY", str)
+"""The key of OpenAI, and of endpoints that speak its dialect."""
+anthropic_api_key = Setting("ANTHROPIC_API_KEY", str)
+"""The key of Anthropic."""
+any_api_key = Setting("API_KEY", str)
+"""The key of a model's provider whose own variable is not set."""
 sandbox_name = Setting("OPENENV_SANDBOX", str)
 """The backend for rollouts that name none."""
 sandbox_image = Setting("OPENENV_SANDBOX_IMAGE", str)

@@ -15,7 +15,7 @@ from .command import HelpCommand, HelpGroup, failure
 
 COMMANDS = (
     *("init", "serve", "client", "gateway", "validate", "build", "deploy", "mcp", "top", "ps", "gc"),
-    *("play", "replay", "rollouts", "view", "sandboxes", "doctor"),
+    *("play", "replay", "rollouts", "view", "collect", "sandboxes", "doctor"),
 )
 """Each is a function, or a Typer group, in the module of its name."""
 
@@ -31,6 +31,8 @@ Write an RL environment once, serve it, step it from fast typed clients.
   openenv replay FILE URL          play a recorded episode again, and compare
   openenv rollouts run task.yaml   let a coding agent work on a task
   openenv view                     look at what it did, in the browser
+  openenv collect URL -o FOLDER    keep a teacher's episodes as a dataset
+  openenv skills add --claude      teach this command line to a coding agent
   openenv doctor                   show what is missing on this machine
 
 `openenv COMMAND --help` explains each one, with examples.
@@ -42,8 +44,6 @@ ABSENT = {
     "docs/howto/deploy.md says how a Space is made of it.",
     "fork": "copies a Space of the Hugging Face Hub into your own namespace. Until it is here: duplicate it on the "
     "Hub. (A running episode is copied by `env.fork()`.)",
-    "collect": "lets a model play an environment and keeps the episodes as a dataset. Until it is here: `openenv play "
-    "URL --store FOLDER`, then `openenv rollouts export`.",
 }
 """Commands of the published package that this one does not have yet, and what does the same here."""
 

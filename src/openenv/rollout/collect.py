@@ -266,6 +266,8 @@ class CollectResult:
     """How many of them have a reward above 0."""
     failures: dict[str, str] = field(default_factory=dict)
     """Why each failed episode failed."""
+    num_rewarded: int = 0
+    """How many of the collected ones have a reward."""
     num_left: int = 0
     """How many were not begun, because too many before them failed in a row."""
 
@@ -375,6 +377,7 @@ class CollectRunner:
                     result.num_collected += 1
                     if record.reward is not None:
                         rewards.append(record.reward)
+                        result.num_rewarded = len(rewards)
                         result.avg_reward = sum(rewards) / len(rewards)
                         result.success_rate = sum(reward > 0 for reward in rewards) / len(rewards)
                     failed_in_a_row = 0
@@ -488,7 +491,7 @@ class _CollectBar:
     def _draw(self) -> None:
         result = self._result
         ended = result.num_skipped + result.num_collected + result.num_dropped + result.num_failed
-        reward = f"{result.avg_reward:.2f}" if result.num_collected else "-"
+        reward = f"{result.avg_reward:.2f}" if result.num_rewarded else "-"
         self._bar.update(
             self._line, completed=ended, collected=result.num_collected, failed=result.num_failed, reward=reward
         )
