@@ -1,16 +1,18 @@
 """Clients of language models: OpenAI's chat completions and Anthropic's messages, over plain HTTP.
 
-Knows the two dialects. Needs no provider's package.
+Knows the two dialects. Needs no provider's package; a client object of one is used where it is given.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit, urlunsplit
 from weakref import WeakKeyDictionary
 
@@ -63,13 +65,15 @@ def clean_mcp_schema(schema: Any) -> Json:
         return {"type": "object", "properties": {}, "required": []}
     cleaned = dict(schema)
     for kind in ("oneOf", "anyOf"):
-        variants = cleaned.pop(kind, None)
-        if variants:
-            objects = [one for one in variants if isinstance(one, Mapping) and _is_object(one)]
-            cleaned = {**cleaned, **(objects[0] if objects else {})}
-    parts = cleaned.pop("allOf", None)
-    if parts:
-        cleaned = _merged(cleaned, parts)
+        if kind not in cleaned:
+            continue
+        objects = [one for one in cleaned.pop(kind) if isinstance(one, Mapping) and _is_object(one)]
+        if objects:
+            cleaned |= objects[0]
+        elif "properties" not in cleaned:  # alternatives of which none is an object: there is nothing to fill in
+            return {"type": "object", "properties": {}, "required": []}
+    if "allOf" in cleaned:
+        cleaned = _merged(cleaned, cleaned.pop("allOf"))
     if cleaned.setdefault("type", "object") == "object":
         cleaned.setdefault("properties", {})
     return cleaned
@@ -97,11 +101,11 @@ def openai_messages_to_anthropic(messages: Sequence[Mapping[str, Any]]) -> tuple
     others: list[Json] = []
     for message in messages:
         role, content = message.get("role"), message.get("content")
-        if role == "system":
+        if role in ("system", "developer"):
             system.append(content or "")
         elif role == "tool":
             block = {"type": "tool_result", "tool_use_id": message.get("tool_call_id", ""), "content": content or ""}
-            if others and _holds_results(others[-1]):
+            if others and others[-1]["role"] == "user" and isinstance(others[-1]["content"], list):
                 others[-1]["content"].append(block)
             else:
                 others.append({"role": "user", "content": [block]})
@@ -109,8 +113,8 @@ def openai_messages_to_anthropic(messages: Sequence[Mapping[str, Any]]) -> tuple
             blocks: list[Json] = [{"type": "text", "text": content}] if content else []
             blocks += [_tool_use(call) for call in message["tool_calls"]]
             others.append({"role": "assistant", "content": blocks})
-        else:
-            others.append({"role": role, "content": content})
+        else:  # a list is copied: results of tools are added to it
+            others.append({"role": role, "content": list(content) if isinstance(content, list) else content or ""})
     return "\n\n".join(system), others
 
 
@@ -137,15 +141,8 @@ def _merged(base: Json, parts: Sequence[Any]) -> Json:
         if isinstance(part, Mapping):
             properties.update(part.get("properties", {}))
             required += [name for name in part.get("required", []) if name not in required]
-    merged.update(type="object", properties=properties)
-    if required:
-        merged["required"] = required
+    merged.update(type="object", properties=properties, required=required)
     return merged
-
-
-def _holds_results(message: Json) -> bool:
-    content = message["content"]
-    return message["role"] == "user" and isinstance(content, list) and content[-1].get("type") == "tool_result"
 
 
 def _tool_use(call: Mapping[str, Any]) -> Json:
@@ -179,20 +176,20 @@ class LLMClient(ABC):
     Args:
         endpoint: The address, with `http://` or `https://`.
         port: The port; None leaves the address as it is.
-
-    Raises:
-        ValueError: The address is none, or names another port.
     """
 
     def __init__(self, endpoint: str, port: int | None = None) -> None:
         self.endpoint = endpoint
         self.port = port
-        self._address = _address(endpoint, port)
 
     @property
     def base_url(self) -> str:
-        """The address with its port."""
-        return self._address
+        """The address with its port.
+
+        Raises:
+            ValueError: It is no address, has a password, a query or a fragment in it, or names another port.
+        """
+        return _address(self.endpoint, self.port)
 
     @abstractmethod
     async def complete(self, prompt: str, **kwargs: Any) -> str:
@@ -208,7 +205,14 @@ class LLMClient(ABC):
 
 
 class _HTTPClient(LLMClient):
-    """A client that posts JSON; one connection pool per event loop."""
+    """A client that posts JSON; one connection pool per event loop.
+
+    A client object of the provider's package takes the place of that, once it is given or `_client` was read. Its
+    retries, its proxies and its exceptions apply then.
+    """
+
+    _package: ClassVar[str]
+    _sdk_class: ClassVar[str]
 
     def __init__(
         self,
@@ -219,14 +223,45 @@ class _HTTPClient(LLMClient):
         system_prompt: str | None = None,
         temperature: float = 0.0,
         max_tokens: int = 256,
+        *,
+        client: Any = None,
     ) -> None:
         super().__init__(endpoint, port)
+        self._address = self.base_url
         self.model = model
         self.system_prompt = system_prompt
         self.temperature = temperature
         self.max_tokens = max_tokens
         self._api_key = api_key
+        self._sdk = client
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = WeakKeyDictionary()
+
+    @property
+    def _client(self) -> Any:
+        """The client object of the provider's package, under the name that existing code reads and replaces.
+
+        Raises:
+            ImportError: The package is not installed.
+        """
+        if self._sdk is None:
+            try:
+                package = importlib.import_module(self._package)
+            except ImportError as exc:
+                name = type(self).__name__
+                raise ImportError(
+                    f"the client object of {name} needs the package {self._package!r}: pip install {self._package}"
+                ) from exc
+            key = "not-needed" if self._api_key is None else self._api_key
+            self._sdk = getattr(package, self._sdk_class)(base_url=self._sdk_url(), api_key=key)
+        return self._sdk
+
+    @_client.setter
+    def _client(self, client: Any) -> None:
+        self._sdk = client
+
+    def _sdk_url(self) -> str:
+        """Return the address as the package's client takes it."""
+        return self._address
 
     async def complete(self, prompt: str, **kwargs: Any) -> str:
         """Return the model's answer to a prompt.
@@ -305,7 +340,14 @@ class OpenAIClient(_HTTPClient):
         temperature: By default, for all calls.
         max_tokens: By default, for all calls.
         use_max_completion_tokens: For models that know this name only, and no temperature.
+        client: An `openai.AsyncOpenAI`, or any client object like it, that makes the calls.
+
+    Raises:
+        ValueError: The address is none, or names another port.
     """
+
+    _package = "openai"
+    _sdk_class = "AsyncOpenAI"
 
     def __init__(
         self,
@@ -317,9 +359,14 @@ class OpenAIClient(_HTTPClient):
         temperature: float = 0.0,
         max_tokens: int = 256,
         use_max_completion_tokens: bool = False,
+        *,
+        client: Any = None,
     ) -> None:
-        super().__init__(endpoint, port, model, api_key, system_prompt, temperature, max_tokens)
+        super().__init__(endpoint, port, model, api_key, system_prompt, temperature, max_tokens, client=client)
         self._reasons = use_max_completion_tokens
+
+    def _sdk_url(self) -> str:
+        return self._address if urlsplit(self._address).path else f"{self._address}/v1"
 
     async def _request(self, messages: list[Json], tools: list[Json], options: Json) -> tuple[str, list[Json]]:
         body: Json = {"model": self.model, "messages": messages, **options}
@@ -329,6 +376,12 @@ class OpenAIClient(_HTTPClient):
             body.setdefault("temperature", self.temperature)
         if tools:
             body["tools"] = mcp_tools_to_openai(tools)
+        if self._sdk is not None:
+            said = (await _called(self._sdk, self._sdk.chat.completions.create, body)).choices[0].message
+            return said.content or "", [
+                {"id": call.id, "function": {"name": call.function.name, "arguments": call.function.arguments}}
+                for call in said.tool_calls or ()
+            ]
         headers = {"authorization": f"Bearer {self._api_key or 'not-needed'}"}
         reply = await self._post("/chat/completions", body, headers)
         choices = reply.get("choices")
@@ -353,7 +406,14 @@ class AnthropicClient(_HTTPClient):
         system_prompt: What comes before every conversation that has no system message of its own.
         temperature: By default, for all calls.
         max_tokens: By default, for all calls.
+        client: An `anthropic.AsyncAnthropic`, or any client object like it, that makes the calls.
+
+    Raises:
+        ValueError: The address is none, or names another port.
     """
+
+    _package = "anthropic"
+    _sdk_class = "AsyncAnthropic"
 
     async def _request(self, messages: list[Json], tools: list[Json], options: Json) -> tuple[str, list[Json]]:
         system, others = openai_messages_to_anthropic(messages)
@@ -363,6 +423,12 @@ class AnthropicClient(_HTTPClient):
             body["system"] = system or self.system_prompt
         if tools:
             body["tools"] = mcp_tools_to_anthropic(tools)
+        if self._sdk is not None:
+            said = (await _called(self._sdk, self._sdk.messages.create, body)).content
+            uses = [
+                {"id": block.id, "name": block.name, "input": block.input} for block in said if block.type == "tool_use"
+            ]
+            return "".join(block.text for block in said if block.type == "text"), uses
         headers = {"x-api-key": self._api_key or "not-needed", "anthropic-version": "2023-06-01"}
         reply = await self._post("/messages", body, headers)
         blocks = reply.get("content") or []
@@ -373,6 +439,17 @@ class AnthropicClient(_HTTPClient):
     def _tool_call(call: Json) -> ToolCall:
         return ToolCall(call["id"], call["name"], dict(call.get("input") or {}))
 
+
+async def _called(sdk: Any, create: Callable[..., Any], body: Json) -> Any:
+    """Call a method of a provider's client object, which may be the async or the blocking one."""
+    if type(sdk).__name__ in ("OpenAI", "AzureOpenAI", "Anthropic"):
+        return await asyncio.to_thread(create, **body)
+    reply = create(**body)
+    return await reply if inspect.isawaitable(reply) else reply
+
+
+_REASONING_MODELS = ("gpt-5", "o1", "o3", "o4")
+"""How the names of models begin that take `max_completion_tokens` and no temperature."""
 
 _PROVIDERS: Mapping[str, tuple[type[OpenAIClient] | type[AnthropicClient], str]] = {
     "anthropic": (AnthropicClient, "https://api.anthropic.com"),
@@ -403,6 +480,7 @@ def create_llm_client(
         kind, endpoint = _PROVIDERS[provider.lower()]
     except KeyError:
         raise ValueError(f"Unsupported provider: {provider!r}. Supported: {sorted(_PROVIDERS)}") from None
+    more: Json = {"use_max_completion_tokens": True} if provider.lower() == "openai" and _reasons(model) else {}
     return kind(
         endpoint,
         443,
@@ -411,17 +489,37 @@ def create_llm_client(
         system_prompt=system_prompt,
         temperature=temperature,
         max_tokens=max_tokens,
+        **more,
     )
 
 
+def _reasons(model: str) -> bool:
+    return model.startswith(_REASONING_MODELS)
+
+
 def _address(endpoint: str, port: int | None) -> str:
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"Invalid endpoint URL {endpoint!r}: it must begin with http:// or https://")
+    scheme, colon, rest = endpoint.partition("://")
+    host, slash, path = rest.partition("/")
+    shown = f"{scheme}{colon}***@{host.rpartition('@')[2]}{slash}{path}" if "@" in host else endpoint
+    try:
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("it must begin with http:// or https://, and name a host")
+        if "@" in parts.netloc:
+            raise ValueError("it must not have credentials in it: pass api_key")
+        if parts.query or parts.fragment:
+            raise ValueError("it must not have a query or a fragment")
+        if parts.netloc.endswith(":"):
+            raise ValueError("its port is empty")
+        for number in (parts.port, port):
+            if number is not None and not 1 <= number <= 65535:
+                raise ValueError(f"port {number} is out of range: 1 to 65535")
+    except ValueError as exc:
+        raise ValueError(f"Invalid endpoint URL {shown!r}: {exc}") from None
     if port is not None and parts.port is not None and parts.port != port:
-        raise ValueError(f"Endpoint URL {endpoint!r} names port {parts.port}, which conflicts with port={port}")
-    host = parts.netloc if port is None or parts.port is not None else f"{parts.netloc}:{port}"
-    return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+        raise ValueError(f"Endpoint URL {shown!r} names port {parts.port}, which conflicts with port={port}")
+    place = parts.netloc if port is None or parts.port is not None else f"{parts.netloc}:{port}"
+    return urlunsplit((parts.scheme, place, parts.path.rstrip("/"), "", ""))
 
 
 def _retry_after(response: httpx2.Response, *, default: float) -> float:
