@@ -15,7 +15,7 @@ from .command import HelpCommand, HelpGroup, failure
 
 COMMANDS = (
     *("init", "serve", "client", "gateway", "validate", "build", "deploy", "mcp", "top", "ps", "gc"),
-    *("play", "replay", "rollouts", "view", "collect", "sandboxes", "doctor"),
+    *("play", "replay", "rollouts", "view", "collect", "skills", "sandboxes", "doctor"),
 )
 """Each is a function, or a Typer group, in the module of its name."""
 

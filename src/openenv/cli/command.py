@@ -50,13 +50,13 @@ def _help(command: Any, ctx: Any) -> str:
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     parameters = [one for one in command.get_params(ctx) if not getattr(one, "hidden", False)]
     arguments = [one for one in parameters if one.param_type_name == "argument"]
-    usage = ["[OPTIONS]", *(name if one.required else f"[{name}]" for one in arguments if (name := _metavar(one)))]
+    usage = ["[OPTIONS]", *usage_of(arguments)]
     sections: dict[str, list[tuple[str, str]]] = {}
     for one in arguments:
-        sections.setdefault("Arguments", []).append((_metavar(one), _explanation(one)))
+        sections.setdefault("Arguments", []).append((metavar(one), _explanation(one)))
     if commands := getattr(command, "commands", None):
         usage.append("COMMAND")
-        sections["Commands"] = [(name, _first_sentence(one.help or "")) for name, one in commands.items()]
+        sections["Commands"] = [(name, first_sentence(one.help or "")) for name, one in commands.items()]
     for one in parameters:
         if one.param_type_name == "option":
             sections.setdefault(getattr(one, "rich_help_panel", None) or _OPTIONS, []).append(
@@ -67,6 +67,11 @@ def _help(command: Any, ctx: Any) -> str:
     parts += _paragraphs(command.help or "", width)
     parts += [f"{_heading(title)}\n{_table(rows, column, width)}" for title, rows in sections.items()]
     return "\n\n".join(parts) + "\n"
+
+
+def usage_of(arguments: Iterable[Any]) -> list[str]:
+    """Return arguments as a usage line has them: those that may be left out in brackets."""
+    return [metavar(one) if one.required else f"[{metavar(one)}]" for one in arguments]
 
 
 def _heading(text: str) -> str:
@@ -81,18 +86,20 @@ def _paragraphs(text: str, width: int) -> Iterable[str]:
             yield textwrap.fill(" ".join(paragraph.split()), width, break_on_hyphens=False)
 
 
-def _first_sentence(text: str) -> str:
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a help text."""
     paragraph = " ".join(re.split(r"\n\s*\n", text.strip("\n"))[0].split())
     return re.split(r"(?<=\.)\s", paragraph)[0]
 
 
-def _metavar(parameter: Any) -> str:
+def metavar(parameter: Any) -> str:
+    """Return what help shows in place of a parameter's value."""
     return str(parameter.metavar or parameter.name.upper())
 
 
 def _label(option: Any) -> str:
     names = ", ".join([*sorted(option.opts, key=len, reverse=True), *option.secondary_opts])
-    return names if option.is_flag else f"{names} {_metavar(option)}"
+    return names if option.is_flag else f"{names} {metavar(option)}"
 
 
 def _explanation(parameter: Any) -> str:

@@ -1,0 +1,7 @@
+"""Facade: `openenv build` on the module path that existing code imports."""
+
+from __future__ import annotations
+
+from . import published_names
+
+__getattr__, __dir__, __all__ = published_names(__name__, {"build": "openenv.cli.build:build"}, app="build")

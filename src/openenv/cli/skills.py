@@ -1,0 +1,232 @@
+"""`openenv skills`: teach this command line to coding agents, as a SKILL.md that they read when they need it.
+
+The overview of commands is made from the commands themselves, so it is never older than the program.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from .command import HelpCommand, command_group, failure, first_sentence, usage_of
+
+SKILL = "openenv-cli"
+AGENTS = ("claude", "codex", "cursor", "opencode")
+_SHARED = Path(".agents/skills")
+_HOME_FOLDERS = {"opencode": Path(".config/opencode/skills")}
+"""Where agents look in the home folder, if that differs from where they look in a project."""
+
+_GUIDE = """\
+---
+name: openenv-cli
+description: >-
+  Write, serve, check, package and play reinforcement-learning environments with the `openenv` command line. Use this
+  when a project has an openenv.yaml or imports openenv, or when the user asks for an environment, a rollout of a coding
+  agent, or a dataset of episodes.
+---
+
+# The openenv command line
+
+`openenv` serves an environment (a Python class with `reset` and `step`) over WebSocket, HTTP and MCP, lets models and
+coding agents work in it, and keeps what they did. This file was written by openenv {version}; after an upgrade run
+`openenv skills add --force` with the options of the first time. If the command is missing: `pip install openenv`.
+
+## How to work
+
+1. Start from something that runs: `openenv init maze_env` makes a package with an environment, a client, tests and a
+   Dockerfile. For a first try one file is enough (below).
+2. Serve it while you write: `openenv serve maze_env --reload`. Use port 0 in scripts (`--port 0`) and read the port
+   from the banner. It listens on this machine only; another `--host` needs the token that it prints.
+3. Check it before you say that it works: `openenv validate maze_env`. Exit code 0 is a pass, 1 lists what is wrong with
+   a hint each; `--json` prints the report for programs.
+4. Step it: in tests with `openenv.LocalEnv` (no server), else with a client. `openenv client URL` writes a typed one.
+5. Let something play it: `openenv collect URL -o FOLDER` plays without a model first; then name one. `openenv play`
+   plays many episodes at once and keeps every token for training.
+6. Package it: `openenv build`, then `openenv deploy` for Kubernetes.
+
+An environment in one file, `guess.py`; serve it with `openenv serve guess.py`:
+
+```python
+{example}```
+
+## Rules that save time
+
+- A failure of a server or an endpoint is never a reward. Look at the reason that the command prints, fix that, and run
+  the same command again: collecting and rollouts go on where they stopped.
+- Rewards belong to the environment or to the checks of a task, never to the agent. `openenv rollouts lint` says how far
+  the reward of a task can be trusted.
+- Sessions are separate: an environment must not keep state in module globals. Say `SUPPORTS_CONCURRENT_SESSIONS = True`
+  once instances share nothing.
+- Something does not start? `openenv doctor` says what this machine misses, `openenv ps` what still runs, `openenv gc`
+  removes what dead processes left.
+- Every command explains itself with examples: `openenv COMMAND --help`. Errors are one line on standard error and exit
+  code 1; a wrong option exits with 2, Ctrl-C with 130.
+- Never print tokens or keys; pass them as environment variables (`OPENENV_TOKEN`, `OPENENV_MODEL_KEY`).
+
+## Commands
+
+{commands}"""
+
+_EXAMPLE = '''\
+from openenv import Action, Environment, Observation, State
+
+
+class Guess(Action):
+    number: int
+
+
+class Hint(Observation):
+    text: str = ""
+
+
+class GuessTheNumber(Environment[Guess, Hint, State]):
+    """Guess a number from 1 to 10; the hint says whether it is higher or lower."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None) -> Hint:
+        self._secret = (seed or 7) % 10 + 1
+        self._state = State(episode_id=episode_id)
+        return Hint(text="Guess a number from 1 to 10.")
+
+    def step(self, action: Guess) -> Hint:
+        self._state.step_count += 1
+        if action.number == self._secret:
+            return Hint(text="Right.", reward=1.0, done=True)
+        hint = "higher" if action.number < self._secret else "lower"
+        return Hint(text=hint, reward=0.0, done=self._state.step_count == 5)
+
+    @property
+    def state(self) -> State:
+        return self._state
+'''
+
+skills = command_group(
+    """
+Teach this command line to coding agents: a skill that Claude Code, Codex, Cursor and OpenCode read when they need it.
+
+  openenv skills preview
+  openenv skills add --claude
+  openenv skills add --claude --codex --global
+"""
+)
+
+
+@skills.command("preview", cls=HelpCommand)
+def skills_preview() -> None:
+    """Print the skill that `openenv skills add` writes.
+
+    Its overview of commands is made from the commands of this very version.
+
+      openenv skills preview
+    """
+    typer.echo(skill_text(), nl=False)
+
+
+@skills.command("add", cls=HelpCommand)
+def skills_add(
+    claude: bool = typer.Option(False, "--claude", help="Link it for Claude Code."),
+    codex: bool = typer.Option(False, "--codex", help="Link it for Codex."),
+    cursor: bool = typer.Option(False, "--cursor", help="Link it for Cursor."),
+    opencode: bool = typer.Option(False, "--opencode", help="Link it for OpenCode."),
+    global_: bool = typer.Option(False, "--global", "-g", help="For all your projects, not only for this folder."),
+    dest: Path | None = typer.Option(None, metavar="FOLDER", help="Write it into this folder of skills instead."),
+    force: bool = typer.Option(False, "--force", help="Replace a skill that is there."),
+) -> None:
+    """Write the skill to .agents/skills, and link it into the folders where agents look.
+
+    Without --global these are folders of the current one, so that the skill can be committed with a project.
+
+      openenv skills add --claude
+      openenv skills add --codex --opencode --global
+      openenv skills add --dest ~/skills --force
+    """
+    chosen = [agent for agent, is_on in zip(AGENTS, (claude, codex, cursor, opencode), strict=True) if is_on]
+    if dest is not None and (chosen or global_):
+        raise failure("--dest cannot be combined with --claude, --codex, --cursor, --opencode or --global")
+    base = Path.home() if global_ else Path.cwd()
+    folder = (base / _SHARED if dest is None else dest.expanduser().absolute()) / SKILL
+    links = [base / _agent_folder(agent, is_global=global_) / SKILL for agent in chosen]
+    try:
+        for path in (folder, *links):  # all are checked before the first is written
+            _check_free(path, force=force)
+        if folder.is_symlink():
+            folder.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "SKILL.md").write_text(skill_text(), encoding="utf-8")
+        typer.echo(f"wrote {folder / 'SKILL.md'}")
+        for link in links:
+            _link(link, folder)
+            typer.echo(f"linked {link}")
+    except OSError as exc:
+        raise failure(exc) from None
+
+
+def _agent_folder(agent: str, *, is_global: bool) -> Path:
+    inside = Path(f".{agent}/skills")
+    return _HOME_FOLDERS.get(agent, inside) if is_global else inside
+
+
+def _check_free(path: Path, *, force: bool) -> None:
+    """Raise where something is in the way that may not be replaced; a folder with files of others never is."""
+    if not (path.exists() or path.is_symlink()):
+        return
+    if not force:
+        raise failure(f"{path} is there already; --force replaces it")
+    if path.is_dir() and not path.is_symlink() and {one.name for one in path.iterdir()} - {"SKILL.md"}:
+        raise failure(f"{path} has files that this command did not write: move them away first")
+
+
+def _link(link: Path, folder: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if link.is_dir() and not link.is_symlink():
+        (link / "SKILL.md").unlink(missing_ok=True)
+        link.rmdir()
+    else:
+        link.unlink(missing_ok=True)
+    # Relative, so that a project keeps its links when it is moved or cloned.
+    link.symlink_to(os.path.relpath(folder, link.parent.resolve()))
+
+
+def skill_text() -> str:
+    """Return the SKILL.md: what to know, and an overview of every command that this program has."""
+    import openenv
+
+    from .__main__ import build
+
+    root = typer.main.get_command(build())
+    commands = "\n".join(_sections(root, ("openenv",)))
+    return _GUIDE.format(version=openenv.__version__, example=_EXAMPLE, commands=commands)
+
+
+def _sections(group: Any, path: tuple[str, ...]) -> Iterator[str]:
+    """Make a section of each command: its usage, what it does, its examples and the names of its options."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield f"### {' '.join((*path, name))}\n\n{first_sentence(command.help or '')}\n"
+            yield from _sections(command, (*path, name))
+        else:
+            yield _section(command, (*path, name))
+
+
+def _section(command: Any, path: tuple[str, ...]) -> str:
+    parameters = [one for one in command.params if not getattr(one, "hidden", False)]
+    usage = usage_of(one for one in parameters if one.param_type_name == "argument")
+    options = [max(one.opts, key=len) for one in parameters if one.param_type_name == "option"]
+    parts = [f"### `{' '.join((*path, *usage))}`", first_sentence(command.help or "")]
+    examples = [
+        textwrap.dedent(paragraph).strip("\n")
+        for paragraph in re.split(r"\n\s*\n", (command.help or "").strip("\n"))
+        if paragraph.startswith(" ") and "openenv " in paragraph
+    ]
+    if examples:
+        parts.append("```\n" + "\n".join(examples) + "\n```")
+    if options:
+        parts.append("Options: " + ", ".join(f"`{option}`" for option in options if option != "--help"))
+    return "\n\n".join(parts) + "\n"
