@@ -672,7 +672,8 @@ def push_to_hf_hub(
     (folder.output_dir / README_FILENAME).write_text(build_dataset_readme(folder.output_dir), encoding="utf-8")
     count = _count_episodes(folder)
     api = HfApi(token=token)
-    repo = api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
+    # None leaves it to the organization, whose new datasets may be private by default.
+    repo = api.create_repo(repo_id, repo_type="dataset", private=private or None, exist_ok=True)
     api.upload_folder(
         repo_id=repo.repo_id,
         repo_type="dataset",

@@ -212,8 +212,7 @@ class ServedSessionFactory(ResourceSessionFactory[ServedSession]):
         self._client_options = dict(client_options or {})
         schema = action_schema(url, self._client_options)
         self._actions: dict[str, Mapping[str, Any]] = {}
-        listed = served_tools(url, self._client_options) if _may_have_tools(schema) else []
-        if listed:
+        if listed := _listed_tools(url, schema, self._client_options):
             self.tools = [_tool(one) for one in listed]
         else:
             made = action_tools(schema, self._family)
@@ -285,10 +284,16 @@ class ServedSessionFactory(ResourceSessionFactory[ServedSession]):
         return ToolResult(data=result, done=done, metadata=metadata)
 
 
-def _may_have_tools(schema: Mapping[str, Any]) -> bool:
-    """Say whether a server may list tools: actions are tool calls, or have no field of their own (`Action` itself)."""
-    fields = set(schema.get("properties") or {}) - _HIDDEN_FIELDS
-    return has_tools(schema) or not (fields or schema.get("oneOf") or schema.get("anyOf"))
+def _listed_tools(url: str, schema: Mapping[str, Any], client_options: Mapping[str, Any]) -> list[Json]:
+    """Ask a server for tools: where its actions are tool calls, or have no field of their own (`Action` itself)."""
+    if has_tools(schema):
+        return served_tools(url, client_options)
+    if schema.get("type") != "object" or set(schema.get("properties") or {}) - _HIDDEN_FIELDS:
+        return []
+    try:
+        return served_tools(url, client_options)
+    except (RequestValidationError, ExecutionError):  # an environment that has no tools and does not know the question
+        return []
 
 
 def _tool(listed: Mapping[str, Any]) -> Tool:
