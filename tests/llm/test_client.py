@@ -7,6 +7,8 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,8 +186,12 @@ def test_addresses_are_put_together_or_refused() -> None:
     assert url("http://h:90", None) == "http://h:90"
     with pytest.raises(ValueError, match="conflicts"):
         url("http://h:90", 80)
-    with pytest.raises(ValueError, match="Invalid endpoint"):
-        url("h", 80)
+    for endpoint, port in (("h", 80), ("http://h?q=1", 80), ("http://h#f", 80), ("http://h:", None), ("http://h", 0)):
+        with pytest.raises(ValueError, match="Invalid endpoint"):
+            url(endpoint, port)
+    with pytest.raises(ValueError, match=r"http://\*\*\*@h") as caught:
+        url("http://me:hidden@h", 80)
+    assert "hidden" not in str(caught.value)
 
 
 def test_providers_have_endpoints_of_their_own() -> None:
@@ -197,11 +203,114 @@ def test_providers_have_endpoints_of_their_own() -> None:
         create_llm_client("nope", "m", "k")
 
 
+@pytest.mark.parametrize(("model", "limit"), [("gpt-4o", "max_tokens"), ("o1-mini", "max_completion_tokens")])
+async def test_models_of_openai_get_the_limit_that_they_know(recorder: Recorder, model: str, limit: str) -> None:
+    client = create_llm_client("openai", model, "k", max_tokens=7)
+    assert isinstance(client, OpenAIClient)
+    client._address = f"http://127.0.0.1:{recorder.port}"
+    recorder.says({"content": "hello"})
+    async with client:
+        await client.complete("hi")
+    ((_, _, body),) = recorder.requests
+    assert body[limit] == 7
+    assert ("temperature" in body) == (limit == "max_tokens")
+
+
+async def test_what_a_model_refuses_is_left_out_from_then_on(
+    recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    for reason in (
+        "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.",
+        "Unsupported value: 'temperature' does not support 0.5 with this model.",
+    ):
+        recorder.answers.append((400, {"error": {"message": reason}}))
+    recorder.says({"content": "hello"})
+    recorder.says({"content": "again"})
+    async with OpenAIClient("http://127.0.0.1", recorder.port, "m", temperature=0.5) as client:
+        assert [await client.complete("hi"), await client.complete("hi")] == ["hello", "again"]
+        recorder.answers.append((400, {"error": {"message": "the prompt is too long"}}))
+        with pytest.raises(LLMError, match="too long"):
+            await client.complete("hi")
+    limits = [{key for key in body if "max" in key or key == "temperature"} for _, _, body in recorder.requests]
+    assert limits[0] == {"max_tokens", "temperature"}
+    assert limits[1] == {"max_completion_tokens", "temperature"}
+    assert limits[2:] == [{"max_completion_tokens"}] * 3
+    assert "m takes no temperature from now on" in caplog.text
+
+
+class Api:
+    """A client object like those of the providers' packages: keeps what it is called with, returns objects."""
+
+    def __init__(self, reply: Any) -> None:
+        self.bodies: list[Json] = []
+        self._reply = reply
+        self.chat = SimpleNamespace(completions=self)
+        self.messages = self
+
+    async def create(self, **body: Any) -> Any:
+        self.bodies.append(body)
+        return self._reply
+
+
+async def test_a_client_object_that_is_given_makes_the_calls() -> None:
+    function = SimpleNamespace(name="look", arguments='{"at": 1}')
+    said = SimpleNamespace(content=None, tool_calls=[SimpleNamespace(id="1", function=function)])
+    api = Api(SimpleNamespace(choices=[SimpleNamespace(message=said)]))
+    client = OpenAIClient("http://nowhere.invalid", None, "m", client=api)
+    assert await client.complete_with_tools([], TOOLS) == LLMResponse("", [ToolCall("1", "look", {"at": 1})])
+    assert api.bodies[0]["tools"] == facade._mcp_tools_to_openai(TOOLS)
+    assert (api.bodies[0]["max_tokens"], api.bodies[0]["temperature"]) == (256, 0.0)
+    blocks = [
+        SimpleNamespace(type="text", text="Hm. "),
+        SimpleNamespace(type="tool_use", id="2", name="look", input={"at": 2}),
+        SimpleNamespace(type="text", text="Yes."),
+    ]
+    api = Api(SimpleNamespace(content=blocks))
+    other = AnthropicClient("http://nowhere.invalid", None, "m", system_prompt="sys")
+    other._client = api  # as existing code replaces it
+    assert await other.complete_with_tools([], TOOLS) == LLMResponse("Hm. Yes.", [ToolCall("2", "look", {"at": 2})])
+    assert await other.complete("hi") == "Hm. Yes."
+    assert (api.bodies[0]["system"], api.bodies[1]["messages"]) == ("sys", [{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    ("kind", "package", "name"),
+    [
+        (OpenAIClient, "openai", "AsyncOpenAI"),
+        (OpenAIClient, "openai", "OpenAI"),
+        (AnthropicClient, "anthropic", "AsyncAnthropic"),
+        (AnthropicClient, "anthropic", "Anthropic"),
+    ],
+)
+async def test_the_packages_of_the_providers_work(scripted: Start, kind: Any, package: str, name: str) -> None:
+    sdk = pytest.importorskip(package)
+    model = scripted(LOOKS)
+    address = f"http://127.0.0.1:{model.port}" + ("/v1" if package == "openai" else "")
+    given = getattr(sdk, name)(base_url=address, api_key="k")
+    client = kind("http://nowhere.invalid", None, "m", client=given)
+    answer = await client.complete_with_tools([{"role": "user", "content": "what is it?"}], TOOLS)
+    assert (answer.content, answer.tool_calls[0].args) == ("I look.", {"at": "it"})
+    own = kind("http://127.0.0.1", model.port, "m", api_key="k")
+    assert type(own._client).__name__ == f"Async{package.capitalize().replace('ai', 'AI')}"
+    assert await own.complete("title?") == "Scripted answer"
+    await own.aclose()
+    closed = given.close()
+    if closed is not None:
+        await closed
+
+
+@pytest.mark.skipif(find_spec("anthropic") is not None, reason="the package is installed")
+def test_a_missing_package_is_named() -> None:
+    with pytest.raises(ImportError, match="pip install anthropic"):
+        AnthropicClient("http://h", 1, "m")._client  # noqa: B018
+
+
 async def test_a_custom_client_needs_one_method() -> None:
     class Parrot(LLMClient):
         async def complete(self, prompt: str, **kwargs: Any) -> str:
             return prompt
 
+    assert Parrot("grpc://h", 1).endpoint == "grpc://h", "only those who speak HTTP check the address"
     parrot = Parrot("http://h", 1)
     assert (await parrot.complete("hi"), parrot.base_url) == ("hi", "http://h:1")
     with pytest.raises(NotImplementedError, match="Parrot does not support tool calling"):
@@ -219,6 +328,12 @@ async def test_a_custom_client_needs_one_method() -> None:
             {"type": "object", "required": ["q"], "properties": {}},
         ),
         ({"anyOf": [{"type": "null"}, {"properties": {"q": {}}}]}, {"properties": {"q": {}}, "type": "object"}),
+        ({"oneOf": [{"type": "string"}]}, {"type": "object", "properties": {}, "required": []}),
+        ({"anyOf": []}, {"type": "object", "properties": {}, "required": []}),
+        (
+            {"properties": {"q": {}}, "anyOf": [{"required": ["q"]}]},
+            {"properties": {"q": {}}, "type": "object"},
+        ),
         (
             {"allOf": [{"properties": {"x": {}}, "required": ["x"]}, {"properties": {"y": {}}}]},
             {"type": "object", "properties": {"x": {}, "y": {}}, "required": ["x"]},
@@ -234,6 +349,21 @@ def test_schemas_of_tools_are_objects_at_the_top(schema: Any, cleaned: Json) -> 
     tools = [{"name": "t", "inputSchema": schema}] if schema is not None else [{"name": "t"}]
     assert facade._mcp_tools_to_openai(tools)[0]["function"] == {"name": "t", "description": "", "parameters": cleaned}
     assert facade._mcp_tools_to_anthropic(tools) == [{"name": "t", "description": "", "input_schema": cleaned}]
+
+
+def test_results_of_tools_join_the_users_last_message_and_change_no_argument() -> None:
+    content = [{"type": "text", "text": "look"}]
+    sent = [
+        {"role": "developer", "content": "be kind"},
+        {"role": "user", "content": content},
+        {"role": "tool", "tool_call_id": "1", "content": "r"},
+        {"role": "assistant"},
+    ]
+    system, messages = facade._openai_msgs_to_anthropic(sent)
+    assert system == "be kind"
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "r"}
+    assert messages == [{"role": "user", "content": [*content, result]}, {"role": "assistant", "content": ""}]
+    assert len(content) == 1
 
 
 def test_conversations_are_converted_to_anthropics_shape() -> None:

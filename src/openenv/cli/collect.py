@@ -286,8 +286,11 @@ class _Job:
         if self.split is not None:
             from ..client.task_client import TaskClient
 
-            with TaskClient(self.address, token=self.token) as client:
-                tasks = list(client.split(self.split))
+            try:
+                with TaskClient(self.address, token=self.token) as client:
+                    tasks = list(client.split(self.split))
+            except NotImplementedError:
+                raise ValueError(f"{_public(self.address)} has no catalogue of tasks; leave out --split") from None
             if not tasks or not all(isinstance(task, Mapping) for task in tasks):
                 raise ValueError(f"split {self.split!r} has no tasks that are arguments of reset")
             return itertools.cycle(tasks)

@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import inspect
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ import httpx2
 from typing_extensions import Self
 
 from ..errors import OpenEnvError
+
+logger = logging.getLogger(__name__)
 
 # ---- messages and tools, from one provider's shape to another's ----
 #
@@ -234,6 +237,8 @@ class _HTTPClient(LLMClient):
         self.max_tokens = max_tokens
         self._api_key = api_key
         self._sdk = client
+        self._own_sdk: Any = None
+        self._refused: set[str] = set()
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = WeakKeyDictionary()
 
     @property
@@ -252,7 +257,7 @@ class _HTTPClient(LLMClient):
                     f"the client object of {name} needs the package {self._package!r}: pip install {self._package}"
                 ) from exc
             key = "not-needed" if self._api_key is None else self._api_key
-            self._sdk = getattr(package, self._sdk_class)(base_url=self._sdk_url(), api_key=key)
+            self._sdk = self._own_sdk = getattr(package, self._sdk_class)(base_url=self._sdk_url(), api_key=key)
         return self._sdk
 
     @_client.setter
@@ -292,10 +297,12 @@ class _HTTPClient(LLMClient):
         """Read a tool call of the endpoint's dialect."""
 
     async def aclose(self) -> None:
-        """Close the connections of this event loop."""
+        """Close the connections of this event loop; a client object that was given stays open."""
         pool = self._pools.pop(asyncio.get_running_loop(), None)
         if pool is not None:
             await pool.aclose()
+        if self._own_sdk is not None:
+            await self._own_sdk.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -310,6 +317,8 @@ class _HTTPClient(LLMClient):
             pool = self._pools[loop] = httpx2.AsyncClient(timeout=httpx2.Timeout(600, connect=20))
         # `/v1` comes before the route unless the endpoint has a path of its own, such as `/api/v3`.
         url = f"{self._address}{path}" if urlsplit(self._address).path else f"{self._address}/v1{path}"
+        for name in self._refused & body.keys():
+            body = _without(name, body)
         for attempt in range(1, _ATTEMPTS + 1):
             wait_s = 0.5 * 2**attempt
             try:
@@ -320,6 +329,12 @@ class _HTTPClient(LLMClient):
             else:
                 if response.is_success:
                     return _object(response, url)
+                refused = _refused_parameter(response, body)
+                if refused is not None and attempt < _ATTEMPTS:
+                    logger.warning("%s takes no %s from now on: %s", self.model, refused, _reason(response))
+                    self._refused.add(refused)
+                    body = _without(refused, body)
+                    continue
                 if attempt == _ATTEMPTS or response.status_code not in _WORTH_REPEATING:
                     text = f"{url} answered {response.status_code}: {_reason(response)}"
                     raise LLMError(text, status=response.status_code)
@@ -442,10 +457,21 @@ class AnthropicClient(_HTTPClient):
 
 async def _called(sdk: Any, create: Callable[..., Any], body: Json) -> Any:
     """Call a method of a provider's client object, which may be the async or the blocking one."""
+    body = _as_named(create, body)
     if type(sdk).__name__ in ("OpenAI", "AzureOpenAI", "Anthropic"):
         return await asyncio.to_thread(create, **body)
     reply = create(**body)
     return await reply if inspect.isawaitable(reply) else reply
+
+
+def _as_named(create: Callable[..., Any], body: Json) -> Json:
+    """Put what a method does not name into `extra_body`: packages drop parameters that only older models take."""
+    parameters = inspect.signature(create).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        return body
+    others = {name: value for name, value in body.items() if name not in parameters}
+    named = {name: value for name, value in body.items() if name in parameters}
+    return {**named, "extra_body": others} if others else named
 
 
 _REASONING_MODELS = ("gpt-5", "o1", "o3", "o4")
@@ -520,6 +546,21 @@ def _address(endpoint: str, port: int | None) -> str:
         raise ValueError(f"Endpoint URL {shown!r} names port {parts.port}, which conflicts with port={port}")
     place = parts.netloc if port is None or parts.port is not None else f"{parts.netloc}:{port}"
     return urlunsplit((parts.scheme, place, parts.path.rstrip("/"), "", ""))
+
+
+def _refused_parameter(response: httpx2.Response, body: Json) -> str | None:
+    """Return which of our defaults a model refuses: reasoning models take no temperature, or another limit."""
+    if response.status_code != 400:
+        return None
+    reason = _reason(response)
+    if "max_tokens" in body and "max_completion_tokens" in reason:
+        return "max_tokens"
+    return "temperature" if "temperature" in body and "temperature" in reason else None
+
+
+def _without(name: str, body: Json) -> Json:
+    others = {key: value for key, value in body.items() if key != name}
+    return {**others, "max_completion_tokens": body[name]} if name == "max_tokens" else others
 
 
 def _retry_after(response: httpx2.Response, *, default: float) -> float:
