@@ -108,6 +108,10 @@ EXPORTS = {
         AgenticHarnessAdapter HarnessError HarnessNotRunningError HarnessStartupError HarnessTurnTimeoutError
     """,
     "openenv.core.harness.bridge": "HarnessMCPBridge build_bridge_server",
+    "openenv.core.harness.collect": """
+        CollectResult CollectRunner EpisodeRecord METADATA_FILENAME README_FILENAME RESULTS_FILENAME RolloutSerializer
+        build_dataset_readme build_model_step push_to_hf_hub
+    """,
     "openenv.core.harness.config": "HarnessConfig HarnessTransport",
     "openenv.core.harness.environment": "HarnessAction HarnessEnvironment",
     "openenv.core.harness.events": """

@@ -46,7 +46,9 @@ def test_every_command_and_option_is_documented() -> None:
         assert f"## openenv {name}" in text
         parts = [command, *getattr(command, "commands", {}).values()]  # a group, and what is in it
         options = {option for part in parts for param in part.params for option in param.opts if option[0] == "-"}
-        documented = set(re.findall(r"`(--?[a-z-]+)`", text.partition(f"## openenv {name}")[2].partition("\n## ")[0]))
+        documented = set(
+            re.findall(r"`(--?[a-zA-Z-]+)`", text.partition(f"## openenv {name}")[2].partition("\n## ")[0])
+        )
         assert documented == options - {"--help"}
 
 

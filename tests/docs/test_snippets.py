@@ -49,6 +49,9 @@ ALONE = {
     "use_play.py": "".join(f"seed-{seed} [1.0, 1.0, 1.0, 1.0]\n" for seed in (1, 2, 3))
     + "12 sequences, 204 tokens to train on\n",
     "use_auto.py": "(1, 7)\n",
+    "use_collect.py": (
+        "2 collected, 1 dropped, 0 failed\nep-000001 {'seed': 1} [0, 1, 2]\nep-000002 {'seed': 2} [0]\n"
+    ),
     "use_local.py": ".=.==\neagle\n",
     "web_hooks.py": (
         "<b style='background:goldenrod'>&emsp;</b>"

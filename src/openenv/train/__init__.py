@@ -13,6 +13,7 @@ _EXPORTS = {
     "EpisodeStream": "openenv.train.episodes",
     "RolloutStream": "openenv.train.tasks",
     "SampleGroup": "openenv.train.groups",
+    "ServedSessionFactory": "openenv.train.served_session",
     "TextDialogue": "openenv.train.dialogue",
     "ToolDialogue": "openenv.train.dialogue",
     "TrainingBatch": "openenv.train.groups",
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.train.groups import SampleGroup as SampleGroup
     from openenv.train.groups import TrainingBatch as TrainingBatch
     from openenv.train.groups import collate as collate
+    from openenv.train.served_session import ServedSessionFactory as ServedSessionFactory
     from openenv.train.tasks import RolloutStream as RolloutStream
     from openenv.train.tasks import rollouts as rollouts
 
