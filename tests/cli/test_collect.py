@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dataset_hub import TOKEN, USER, DatasetHub
-from environments import Idle, Shelf, Spot, Track, Walk
+from environments import Idle, Shelf, Spot, Track, Walk, fresh
 from openenv import create_app
 from openenv.cli.__main__ import build
 from openenv.testing import Script, ScriptedCall, ScriptedModel, StatusFailure, Turn, serve
@@ -215,6 +217,36 @@ def test_an_endpoint_that_fails_ends_the_run_soon(track: str, tmp_path: Path) ->
     assert "no such key" in result.output
     assert "Stopped: too many failed in a row. 45 episodes were not begun." in result.output
     assert not (tmp_path / "results.jsonl").exists()
+
+
+class Sticks(Track):
+    """Its second episode waits for the gate."""
+
+    gate = threading.Event()
+    episodes = 0
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Any:
+        type(self).episodes += 1
+        return super().reset(2, episode_id)
+
+    def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        assert self.episodes == 1 or self.gate.wait(30)
+        return super().step(action)
+
+
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_ended_keeps_what_it_has(
+    sign: signal.Signals, code: int, tmp_path: Path, command: Callable[..., Any]
+) -> None:
+    environment = fresh(Sticks)
+    with serve(create_app(environment, Walk, Spot, max_concurrent_envs=4)) as served:
+        running = command("collect", served.url, "-o", "episodes", "-n", "3")
+        running.wait_for(lambda: environment.episodes == 2)
+        assert running.stop(sign) == code
+        assert "Traceback" not in running.output
+        environment.gate.set()
+        result = collect(served.url, "-o", tmp_path / "episodes", "-n", 3)
+    assert "collected=2 skipped=1" in result.output
 
 
 def test_without_a_server_it_says_so(tmp_path: Path) -> None:

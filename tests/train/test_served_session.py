@@ -43,7 +43,9 @@ def test_an_action_is_a_tool_with_its_fields(track: ServedSessionFactory) -> Non
         result = session.call_tool("act", {"by": 2})
         assert (result.data, result.done, result.metadata["reward"]) == ({"at": 3}, True, 3.0)
         assert result.metadata["state"] == {"episode_id": "e", "step_count": 1}
-        assert session.verify([]).env_reward == 3.0
+        verdict = session.verify([{"role": "user"}], {"tool_trace": []})
+        assert (verdict.env_reward, verdict.done, verdict.metrics) == (3.0, True, {"steps": 1, "reward_sum": 3.0})
+        assert verdict.artifacts == {"final_state": {"episode_id": "e", "step_count": 1}, "transcript_length": 1}
     finally:
         session.close()
 

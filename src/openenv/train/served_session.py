@@ -26,7 +26,14 @@ from openenv.errors import (
     message_of,
 )
 from openenv.protocol.schema import resolve_reference
-from openenv.rollout.harness import Message, ResourceSessionFactory, StepEnvSessionAdapter, ToolResult, plain
+from openenv.rollout.harness import (
+    Message,
+    ResourceSessionFactory,
+    StepEnvSessionAdapter,
+    ToolResult,
+    VerifyResult,
+    plain,
+)
 from openenv.tool_types import RESERVED_TOOL_NAMES, Tool
 from openenv.types import StepResult
 
@@ -171,6 +178,10 @@ class ServedSession(StepEnvSessionAdapter):
     The model reads why an action was refused and may go on; a failure of the server ends the episode with its error.
     """
 
+    def __init__(self, client: Any, **arguments: Any) -> None:
+        self._rewards: list[float | None] = []
+        super().__init__(client, **arguments)
+
     def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Take the step that the call stands for; a refused action is an error for the model to read.
 
@@ -179,11 +190,23 @@ class ServedSession(StepEnvSessionAdapter):
             OpenEnvError: The server or the environment failed.
         """
         try:
-            return super().call_tool(name, arguments)
+            result = super().call_tool(name, arguments)
         except ToolTransportError:
             raise
         except (RequestValidationError, ToolCallError) as exc:
             return ToolResult(error=message_of(exc))
+        self._rewards.append(result.metadata["reward"])
+        return result
+
+    def verify(self, transcript: list[Message], final_state: Any | None = None) -> VerifyResult:
+        """Return the reward of the last step that has one; the sum of all is among the metrics."""
+        given = [float(reward) for reward in self._rewards if reward is not None]
+        return VerifyResult(
+            env_reward=given[-1] if given else None,
+            done=bool(self._last is not None and self._last.done),
+            metrics={"steps": len(self._rewards), "reward_sum": sum(given) if given else None},
+            artifacts={"final_state": plain(self._state), "transcript_length": len(transcript)},
+        )
 
     def _read_state(self) -> Any:
         try:
