@@ -211,11 +211,11 @@ def test_what_the_environment_fails_at_is_played_again_and_is_no_episode(tmp_pat
 def test_an_endpoint_that_fails_ends_the_run_soon(track: str, tmp_path: Path) -> None:
     with walks(3, failures=[StatusFailure(status=401, message="no such key", attempts=None)]) as model:
         address = f"http://127.0.0.1:{model.port}"
-        result = collect(track, "-o", tmp_path, "-n", 50, "--model", "m", "--llm-endpoint", address, "--retries", 0)
+        result = collect(track, "-o", tmp_path, "-n", 50, "--model", "m", "--llm-endpoint", address)
     assert result.exit_code == 1
     assert "failed=5" in result.output
     assert "no such key" in result.output
-    assert "Stopped: too many failed in a row. 45 episodes were not begun." in result.output
+    assert "Stopped: too many failed in a row. 45 episodes are left." in result.output
     assert not (tmp_path / "results.jsonl").exists()
 
 

@@ -309,7 +309,7 @@ def _print(result: CollectResult, output_dir: Path) -> None:
     if any("did not produce an environment reward" in reason for reason in result.failures.values()):
         typer.echo("The teacher called no tool that brings a reward. --unrewarded keeps such episodes.", err=True)
     if result.num_left:
-        typer.echo(f"Stopped: too many failed in a row. {result.num_left} episodes were not begun.", err=True)
+        typer.echo(f"Stopped: too many failed in a row. {result.num_left} episodes are left.", err=True)
     if result.num_failed:
         typer.echo("Run the same command again to play what failed.", err=True)
     typer.echo(f"episodes     {output_dir}")

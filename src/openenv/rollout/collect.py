@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_jsonable_python
 
 from openenv.backoff import Backoff
-from openenv.errors import RolloutCancelled, message_of
+from openenv.errors import AccessDenied, RolloutCancelled, message_of
 from openenv.llm.client import LLMClient, LLMError, LLMResponse, ToolCall
 from openenv.protocol.schema import make_example
 from openenv.tool_types import Tool
@@ -56,6 +56,7 @@ README_FILENAME = "README.md"
 
 _SAMPLING_KEYS = frozenset({"temperature", "max_tokens", "top_p"})
 _PAUSES = Backoff(first_pause_s=0.5, longest_pause_s=10.0)
+_REFUSALS = frozenset({400, 401, 403, 404, 413, 422})
 _BLOCK = 1 << 16
 
 
@@ -269,7 +270,7 @@ class CollectResult:
     num_rewarded: int = 0
     """How many of the collected ones have a reward."""
     num_left: int = 0
-    """How many were not begun, because too many before them failed in a row."""
+    """How many were not played, because too many before them failed in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +339,8 @@ class CollectRunner:
             episode_id_prefix: Their ids are this and a number of six digits.
             resume: Skip those that the folder has; otherwise its `results.jsonl` is renamed first.
             should_keep: Says of an episode whether it is written; others count as dropped.
-            retries: How often an episode is played again that failed. Not repeated: a wrong verdict or no reward.
+            retries: How often an episode is played again that failed; not after a wrong verdict, without a reward or
+                after a request that was refused.
             concurrency: How many are played at once, each in a thread.
             give_up_after: Stop when so many episodes failed in a row.
             requires_reward: Whether an episode without any reward has failed; otherwise it is kept, with None.
@@ -391,11 +393,10 @@ class CollectRunner:
         for attempt in range(options.retries + 1):
             try:
                 return self._record(one, options)
-            except ValueError as exc:  # the rollout has ended and is wrong: another one would be, too
-                return exc
             except Exception as exc:
                 logger.info("episode %s failed, attempt %d", one.episode_id, attempt + 1, exc_info=True)
-                if attempt == options.retries or options.stop.wait(_PAUSES.pause_s(attempt)):
+                is_last = attempt == options.retries or _fails_again(exc)
+                if is_last or options.stop.wait(_PAUSES.pause_s(attempt)):
                     return exc
         raise AssertionError("unreachable")
 
@@ -422,6 +423,13 @@ class CollectRunner:
             number += 1
         path.rename(aside)
         warnings.warn(f"resume=False moved existing results file to {aside}", RuntimeWarning, stacklevel=3)
+
+
+def _fails_again(exc: Exception) -> bool:
+    """Say whether an episode would fail for the same reason again: its verdict is wrong, or a request is refused."""
+    if isinstance(exc, LLMError):
+        return exc.status in _REFUSALS
+    return isinstance(exc, ValueError | AccessDenied)
 
 
 def _until(stop: threading.Event, model_step: ModelStep) -> ModelStep:
