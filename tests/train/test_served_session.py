@@ -253,7 +253,7 @@ def test_a_dataset_of_reasoning_gym_asks_another_question_each_time() -> None:
         assert [tool.name for tool in factory.tools] == ["answer"]
         for _ in range(2):
             session = factory.create(next(tasks))
-            assert "1 + 1 = ?" in session.initial_messages()[0]["content"]
+            assert session.initial_messages() == [{"role": "user", "content": "1 + 1 = ?"}]
             limits = HarnessRunLimits(max_turns=3)
             result = MCPHarnessAdapter().run_white_box(
                 lambda *_: ModelStepResult(LLMResponse("", [ToolCall("1", "answer", {"answer": "2"})])), session, limits

@@ -283,10 +283,13 @@ class ServedSessionFactory(ResourceSessionFactory[ServedSession]):
         return [{"role": "user", "content": "\n\n".join(part for part in (self._family.introduction, text) if part)}]
 
     def _shown(self, observation: Any) -> Any:
-        """Return what the player sees: the observation's only field if that is a text, else its fields."""
+        """Return what the player sees: the observation's only field if that is a text, else its fields.
+
+        Those that are None say nothing, and are left out.
+        """
         if not isinstance(observation, Mapping):
             return plain(observation)
-        fields = {name: value for name, value in observation.items() if name not in FRAME_FIELDS}
+        fields = {name: value for name, value in observation.items() if name not in FRAME_FIELDS and value is not None}
         fields |= self._family.add_to_observation(observation)
         only = next(iter(fields.values())) if len(fields) == 1 else None
         return only if isinstance(only, str) else fields
