@@ -161,7 +161,7 @@ def test_the_tasks_of_a_split_are_played_in_order(track: str, tmp_path: Path) ->
 # -- folders --------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_command_goes_on_and_no_resume_starts_anew(track: str, tmp_path: Path) -> None:
+def test_the_same_command_goes_on_and_no_resume_starts_a_new_file(track: str, tmp_path: Path) -> None:
     assert collect(track, "-o", tmp_path, "-n", 1).exit_code == 0
     result = collect(track, "-o", tmp_path, "-n", 3, "--resume")
     assert "collected=2 skipped=1" in result.output

@@ -286,15 +286,15 @@ async def test_the_packages_of_the_providers_work(scripted: Start, kind: Any, pa
     sdk = pytest.importorskip(package)
     model = scripted(LOOKS)
     address = f"http://127.0.0.1:{model.port}" + ("/v1" if package == "openai" else "")
-    given = getattr(sdk, name)(base_url=address, api_key="k")
-    client = kind("http://nowhere.invalid", None, "m", client=given)
+    api = getattr(sdk, name)(base_url=address, api_key="k")
+    client = kind("http://nowhere.invalid", None, "m", client=api)
     answer = await client.complete_with_tools([{"role": "user", "content": "what is it?"}], TOOLS)
     assert (answer.content, answer.tool_calls[0].args) == ("I look.", {"at": "it"})
     own = kind("http://127.0.0.1", model.port, "m", api_key="k")
     assert type(own._client).__name__ == f"Async{package.capitalize().replace('ai', 'AI')}"
     assert await own.complete("title?") == "Scripted answer"
     await own.aclose()
-    closed = given.close()
+    closed = api.close()
     if closed is not None:
         await closed
 

@@ -119,8 +119,8 @@ def written(folder: Path) -> list[dict[str, Any]]:
 
 
 def record(name: str = "ep-000000", **fields: Any) -> EpisodeRecord:
-    given: dict[str, Any] = {"reward": 1.0, "done": True, "messages": [], "tool_trace": [], "metrics": {}}
-    return EpisodeRecord(name, **{**given, "verify_metrics": {}, "artifacts": {}, **fields})
+    values: dict[str, Any] = {"reward": 1.0, "done": True, "messages": [], "tool_trace": [], "metrics": {}}
+    return EpisodeRecord(name, **{**values, "verify_metrics": {}, "artifacts": {}, **fields})
 
 
 # -- records --------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def _help(command: Any, ctx: Any) -> str:
     usage = ["[OPTIONS]", *usage_of(arguments)]
     sections: dict[str, list[tuple[str, str]]] = {}
     for one in arguments:
-        sections.setdefault("Arguments", []).append((metavar(one), _explanation(one)))
+        sections.setdefault("Arguments", []).append((_metavar(one), _explanation(one)))
     if commands := getattr(command, "commands", None):
         usage.append("COMMAND")
         sections["Commands"] = [(name, first_sentence(one.help or "")) for name, one in commands.items()]
@@ -71,7 +71,7 @@ def _help(command: Any, ctx: Any) -> str:
 
 def usage_of(arguments: Iterable[Any]) -> list[str]:
     """Return arguments as a usage line has them: those that may be left out in brackets."""
-    return [metavar(one) if one.required else f"[{metavar(one)}]" for one in arguments]
+    return [_metavar(one) if one.required else f"[{_metavar(one)}]" for one in arguments]
 
 
 def _heading(text: str) -> str:
@@ -92,14 +92,13 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=\.)\s", paragraph)[0]
 
 
-def metavar(parameter: Any) -> str:
-    """Return what help shows in place of a parameter's value."""
+def _metavar(parameter: Any) -> str:
     return str(parameter.metavar or parameter.name.upper())
 
 
 def _label(option: Any) -> str:
     names = ", ".join([*sorted(option.opts, key=len, reverse=True), *option.secondary_opts])
-    return names if option.is_flag else f"{names} {metavar(option)}"
+    return names if option.is_flag else f"{names} {_metavar(option)}"
 
 
 def _explanation(parameter: Any) -> str:

@@ -200,11 +200,11 @@ class ServedSession(StepEnvSessionAdapter):
 
     def verify(self, transcript: list[Message], final_state: Any | None = None) -> VerifyResult:
         """Return the reward of the last step that has one; the sum of all is among the metrics."""
-        given = [float(reward) for reward in self._rewards if reward is not None]
+        rewards = [float(reward) for reward in self._rewards if reward is not None]
         return VerifyResult(
-            env_reward=given[-1] if given else None,
+            env_reward=rewards[-1] if rewards else None,
             done=bool(self._last is not None and self._last.done),
-            metrics={"steps": len(self._rewards), "reward_sum": sum(given) if given else None},
+            metrics={"steps": len(self._rewards), "reward_sum": sum(rewards) if rewards else None},
             artifacts={"final_state": plain(self._state), "transcript_length": len(transcript)},
         )
 
