@@ -13,6 +13,9 @@ PRINTED = {
     "sandbox_port.py": "hello from the host\n",
     "sandbox_snapshot.py": "built 0 \nbuilt 1 \nbuilt 2 \n",
     "sandbox_trees.py": "137\n1\n",
+    "use_py_executor.py": (
+        "['begin', '144']\n1 before ZeroDivisionError: division by zero\nImportError: Import of os is not allow\n"
+    ),
     "use_sandbox.py": "3 hello Ada\n['apple', 'pear']\n",
 }
 

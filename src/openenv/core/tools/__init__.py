@@ -1,7 +1,10 @@
-"""Facade: tools for environments. Not part of this release: importing a name raises an error that says so."""
+"""Facade: tools for environments. Re-exports only; the code lives in `openenv.tools`."""
 
 from __future__ import annotations
 
-from openenv._lazy import missing_exports
+from openenv._lazy import export_imports
+from openenv.tools.git_server_client import GitServerClient as GitServerClient
+from openenv.tools.git_server_client import RepoInfo as RepoInfo
+from openenv.tools.python_executor import PyExecutor as PyExecutor
 
-__getattr__ = missing_exports(__name__, ("GitServerClient", "PyExecutor", "RepoInfo"), "Environment tools")
+export_imports(__name__)
