@@ -11,10 +11,12 @@ import openenv.core
 import openenv.core.containers.runtime
 import openenv.core.env_server
 import openenv.core.harness
+import openenv.evals
 import openenv.harness
 import openenv.providers
 import openenv.rollout
 import openenv.sandboxes
+import openenv.tools
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
@@ -23,10 +25,12 @@ PACKAGES = (
     openenv.core.containers.runtime,
     openenv.core.env_server,
     openenv.core.harness,
+    openenv.evals,
     openenv.harness,
     openenv.providers,
     openenv.rollout,
     openenv.sandboxes,
+    openenv.tools,
 )
 
 USER_CODE = """

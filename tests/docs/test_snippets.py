@@ -125,6 +125,8 @@ ELSEWHERE = {
     "readme_rollout.py",
     "use_check.py",
     "use_checks.py",
+    "use_git_server.py",  # tests/tools
+    "use_inspect.py",  # tests/evals
     "use_kubernetes.py",
     "use_opencode.py",
     "use_processes.py",
@@ -133,6 +135,7 @@ ELSEWHERE = {
     "use_provider_errors.py",
     "use_provider_own.py",
     "use_provider_uv.py",
+    "use_py_executor.py",
     "use_ray.py",
     "use_ray_servers.py",
     "use_rollout.py",

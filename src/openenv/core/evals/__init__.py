@@ -1,9 +1,11 @@
-"""Facade: evaluation harnesses. Not part of this release: importing a name raises an error that says so."""
+"""Facade: evaluation harnesses. Re-exports only; the code lives in `openenv.evals`."""
 
 from __future__ import annotations
 
-from openenv._lazy import missing_exports
+from openenv._lazy import export_imports
+from openenv.evals.eval_harness import EvalConfig as EvalConfig
+from openenv.evals.eval_harness import EvalHarness as EvalHarness
+from openenv.evals.eval_harness import EvalResult as EvalResult
+from openenv.evals.inspect_harness import InspectAIHarness as InspectAIHarness
 
-__getattr__ = missing_exports(
-    __name__, ("EvalConfig", "EvalHarness", "EvalResult", "InspectAIHarness"), "Evaluation harnesses"
-)
+export_imports(__name__)

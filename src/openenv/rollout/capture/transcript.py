@@ -179,7 +179,7 @@ def _turn(call: Call, parent: CallNode | None, branch: Branch, trained: Iterable
     tokens = list(_tokens(call, trained))
     logprobs = [token.logprob for token in tokens if token.logprob is not None]
     entropies = [token.entropy for token in tokens if token.entropy is not None]
-    reply = _reply(call.endpoint_dialect, call.response) if call.sampled else None
+    reply = answer(call) if call.sampled else None
     error = call.error or {}
     prompt = call.completion.prompt_ids
     return TranscriptTurn(
@@ -214,16 +214,16 @@ def _prompt_usage(call: Call) -> int | None:
 
 def _new_messages(call: Call, parent: Call | None) -> list[TranscriptMessage]:
     """Return what a question has beyond its parent's question and answer."""
-    messages = _question(call)
+    messages = question(call)
     if parent is None:
         return messages
-    before = _question(parent)
+    before = question(parent)
     shared = 0
     while shared < min(len(before), len(messages)) and before[shared] == messages[shared]:
         shared += 1
     rest = messages[shared:]
     # The agent sends the answer back, often without the thoughts in it: it is in the transcript already.
-    said = _essence(_reply(parent.endpoint_dialect, parent.response))
+    said = _essence(answer(parent))
     while rest and rest[0].role == "assistant" and all(part in said for part in _essence(rest[0])):
         rest = rest[1:]
     return rest
@@ -347,11 +347,17 @@ def entropy(alternatives: Iterable[tuple[str, float]]) -> float | None:
 # -- messages of the three dialects -----------------------------------------------------------------------------------
 
 
-def _question(call: Call) -> list[TranscriptMessage]:
+def question(call: Call) -> list[TranscriptMessage]:
+    """Return the whole conversation that a call sent."""
     try:
         return list(_QUESTIONS[call.endpoint_dialect](call.sent))
     except (*MALFORMED, RecursionError):  # an agent may send anything
         return [TranscriptMessage("user", (_other(call.sent, "a request that cannot be read"),))]
+
+
+def answer(call: Call) -> TranscriptMessage:
+    """Return what a call was answered."""
+    return _reply(call.endpoint_dialect, call.response)
 
 
 def _reply(dialect: Dialect, response: Json | None) -> TranscriptMessage:
