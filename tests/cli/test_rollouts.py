@@ -319,3 +319,14 @@ def test_cheats_can_be_run_one_by_one(task: str) -> None:
     assert "0 wins and 0 dodges in 1 cheats on local" in done.stdout
     done = CliRunner().invoke(rollouts, ["cheats", "--cheat", "nothing"])
     assert done.exit_code == 1
+
+
+def test_logs_of_inspect_need_inspect(call: Call, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "inspect_ai", None)
+    call("run", task, "--agent", "oracle", "--json")
+    for words in (("export", str(tmp_path / "log.eval")), ("export", str(tmp_path / "logs"), "--to", "inspect")):
+        assert "inspect-ai is required: pip install 'openenv[inspect]'" in call(*words, code=1)
+    assert "inspect-ai is required" in call("import", str(tmp_path / "log.eval"), code=1)
+    assert "--messages is for JSONL" in call("export", str(tmp_path / "out.parquet"), "--messages", code=1)
+    assert "'inspec' is not one of" in call("export", str(tmp_path / "out.parquet"), "--to", "inspec", code=2)
+    assert "0 rows in" in call("export", str(tmp_path / "out.data"), "--to", "parquet")

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, cast
 
 import typer
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ..rollout.lint import TrustReading
     from ..rollout.outcome import CommandResult, Outcome, Progress
     from ..rollout.rollout_index import Grouping, RolloutFilter, RolloutRow, RolloutStats
-    from ..rollout.store import Record, RolloutStore
+    from ..rollout.store import Format, Record, RolloutStore
     from ..rollout.task import Model, Task
     from ..rollout.trust import Trust
     from ..testing.cheats import Cheat, CheatReport, CheatResult
@@ -49,6 +50,7 @@ STATUSES = ("ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", 
 
 TRUSTS = ("shared", "isolated", "judged")
 """Those of `openenv.rollout.trust`."""
+FORMATS = ("jsonl", "parquet", "inspect")
 _GROUPINGS: Final[dict[str, Grouping]] = {
     "task": "task_id",
     "group": "group",
@@ -67,6 +69,11 @@ def _known_status(status: str | None) -> str | None:
 def _known_trust(trust: str | None) -> str | None:
     check_choice("--min-trust", trust, TRUSTS)
     return trust
+
+
+def _known_format(kind: str | None) -> str | None:
+    check_choice("--to", kind, FORMATS)
+    return kind
 
 
 def _known_grouping(by: str) -> str:
@@ -289,7 +296,16 @@ def show_rollout(
 @rollouts.command("export", cls=HelpCommand)
 def export(
     target: Path = typer.Argument(
-        ..., metavar="FILE", help="The file to write; .parquet for training sequences, else JSONL."
+        ...,
+        metavar="FILE",
+        help="The file to write; .parquet for training sequences, .eval for a log of Inspect AI, else JSONL.",
+    ),
+    to: str | None = typer.Option(
+        None,
+        "--to",
+        metavar="FORMAT",
+        callback=_known_format,
+        help=f"The format, whatever the file's name ends in: {', '.join(FORMATS)}.",
     ),
     store: Path | None = _STORE,
     status: str | None = _STATUS,
@@ -304,21 +320,65 @@ def export(
 ) -> None:
     """Write rollouts, with their tokens and log-probabilities, to a file.
 
-    Task, group, agent, model, status, reward, trust and verdict are top-level keys, or columns.
+    Task, group, agent, model, status, reward, trust and verdict are top-level keys, or columns. A log of Inspect AI has
+    one agent and one model; where there are several, --to inspect writes a log for each into a folder.
 
     Examples:
 
       openenv rollouts export all.jsonl --messages
       openenv rollouts export good.parquet --status ok --min-trust judged
+      openenv rollouts export logs --to inspect && inspect view --log-dir logs
     """
     from ..rollout.store import export_rollouts
+
+    kind = to or {".parquet": "parquet", ".eval": "inspect"}.get(target.suffix, "jsonl")
+    if messages and kind != "jsonl":
+        raise failure(f"--messages is for JSONL: {kind} has its own form of them")
 
     with _opened(store) as opened:
         filters = {"status": status, "task": task, "agent": agent, "model": model, "group": group, "since": since}
         where = _filter(opened, **filters, min_trust=min_trust, verdict=verdict)
-        count = export_rollouts(opened, target, messages=messages, where=where)
-        what = "row" if target.suffix == ".parquet" else "rollout"
+        if kind == "inspect":
+            count = _inspect_logs().write_inspect_logs(opened, target, where)
+        else:
+            count = export_rollouts(opened, target, kind=cast("Format", kind), messages=messages, where=where)
+        what = "row" if kind == "parquet" else "rollout"
         typer.echo(f"{count} {what}{'' if count == 1 else 's'} in {target}")
+
+
+@rollouts.command("import", cls=HelpCommand)
+def import_logs(
+    logs: list[Path] = typer.Argument(..., metavar="LOG...", help="Logs of Inspect AI: .eval or .json."),
+    scorer: str | None = typer.Option(
+        None, "--scorer", metavar="NAME", help="Which score is the reward; by default the first of each sample."
+    ),
+    store: Path | None = _STORE,
+) -> None:
+    """Add the samples of Inspect AI's logs as rollouts; `openenv view` shows them.
+
+    An error in Inspect is a rollout without a reward, not one with a reward of 0. Samples that are stored already are
+    left out, so a log can be imported again.
+
+    Examples:
+
+      openenv rollouts import logs/2026-11-17T05-23-13_served-env.eval
+      openenv rollouts import logs/*.eval --scorer includes
+    """
+    module = _inspect_logs()
+    with _opened(store, create=True) as opened:
+        for log in logs:
+            done = module.import_inspect_log(log, opened, scorer=scorer)
+            known = f", {done.known} known already" if done.known else ""
+            typer.echo(f"{log}: {done.added} rollout{'' if done.added == 1 else 's'} added{known}")
+
+
+def _inspect_logs() -> ModuleType:
+    """Return what reads and writes Inspect's logs; inspect-ai is an extra."""
+    try:
+        from ..evals import inspect_logs
+    except ModuleNotFoundError as exc:
+        raise failure(str(exc)) from exc
+    return inspect_logs
 
 
 @rollouts.command("stats", cls=HelpCommand)
