@@ -33,7 +33,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
         raise ManifestError(f"{path} is not valid YAML: {exc}") from exc
     if not isinstance(data, dict):
-        raise ManifestError(f"{path} must be a mapping with at least a name")
+        raise ManifestError(f"{path} must be a mapping (a YAML dictionary) with at least a name")
     return data
 
 

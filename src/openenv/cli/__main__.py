@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
 
 import typer
 
 from .. import settings
 from ..sandboxes.descriptors import raise_file_limit
-from .command import HelpCommand, HelpGroup, failure
+from .command import HelpCommand, HelpGroup
 
 COMMANDS = (
     *("init", "serve", "client", "gateway", "validate", "build", "deploy", "mcp", "top", "ps", "gc"),
+    *("push", "fork", "catalog", "discover"),
     *("play", "replay", "rollouts", "view", "collect", "skills", "sandboxes", "doctor"),
 )
 """Each is a function, or a Typer group, in the module of its name."""
@@ -33,28 +33,11 @@ Write an RL environment once, serve it, step it from fast typed clients.
   openenv view                     look at what it did, in the browser
   openenv collect URL -o FOLDER    keep a teacher's episodes as a dataset
   openenv skills add --claude      teach this command line to a coding agent
+  openenv push                     put a package on the Hugging Face Hub
   openenv doctor                   show what is missing on this machine
 
 `openenv COMMAND --help` explains each one, with examples.
 """
-
-
-ABSENT = {
-    "push": "uploads a package to the Hugging Face Hub as a Space. Until it is here: `openenv build` makes the image; "
-    "docs/howto/deploy.md says how a Space is made of it.",
-    "fork": "copies a Space of the Hugging Face Hub into your own namespace. Until it is here: duplicate it on the "
-    "Hub. (A running episode is copied by `env.fork()`.)",
-}
-"""Commands of the published package that this one does not have yet, and what does the same here."""
-
-
-class RootGroup(HelpGroup):
-    """All commands; those that are not there yet say what they will be."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] in ABSENT:
-            raise failure(f"openenv {args[0]} {ABSENT[args[0]]}")
-        return super().resolve_command(ctx, args)
 
 
 def build(arguments: Sequence[str] = ()) -> typer.Typer:
@@ -65,7 +48,7 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
     arguments = settings.completion_words() or arguments
     app = typer.Typer(
         name="openenv",
-        cls=RootGroup,
+        cls=HelpGroup,
         help=_EXAMPLES,
         no_args_is_help=True,
         rich_markup_mode=None,  # `command` writes the help; mistakes are plain lines

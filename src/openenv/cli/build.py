@@ -10,7 +10,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -70,21 +70,25 @@ def build(
     stem = name.removesuffix("_env").strip("_") or name
     tag = tag or f"openenv-{stem.lower()}"
     with tidy_on_sigterm():
-        engine = _engine()
+        engine = container_engine()
         try:
             with staged(env_path, context=context, dockerfile=dockerfile) as package:
-                own = [f"BUILD_MODE={package.mode}", f"ENV_NAME={stem}"]
-                options = [word for pair in [*build_arg, *own] for word in ("--build-arg", pair)]
-                options += ["--no-cache"] if no_cache else []
-                command = engine.argv("build", "-t", tag, "-f", str(package.dockerfile), *options, str(package.context))
-                typer.echo(f"{engine.kind}: building {tag} from {env_path.resolve().name}", err=True)
-                code = _run(command)
+                build_image(engine, package, tag, build_args=[*build_arg, f"ENV_NAME={stem}"], no_cache=no_cache)
         except (StagingError, OSError) as error:
             raise failure(error) from error
-    if code != 0:
-        raise failure(f"{engine.kind} ended with exit code {code}; its last lines say why")
     typer.secho(f"Built {tag}.", fg="green")
     typer.echo(f"Run it: {engine.kind} run -p 8000:8000 {shlex.quote(tag)}")
+
+
+def build_image(
+    engine: ContainerCli, package: Staged, tag: str, *, build_args: Sequence[str], no_cache: bool = False
+) -> None:
+    """Build an image of a staged package, or end the command."""
+    pairs = [*build_args, f"BUILD_MODE={package.mode}"]
+    options = [word for pair in pairs for word in ("--build-arg", pair)]
+    options += ["--no-cache"] if no_cache else []
+    typer.echo(f"{engine.kind}: building {tag} from {package.context.name}", err=True)
+    run_engine(engine, "build", "-t", tag, "-f", str(package.dockerfile), *options, str(package.context))
 
 
 def _name(folder: Path) -> str:
@@ -102,7 +106,8 @@ def _name(folder: Path) -> str:
     return name if isinstance(name, str) and name else folder.resolve().name
 
 
-def _engine() -> ContainerCli:
+def container_engine() -> ContainerCli:
+    """Return the engine that builds images, or end the command."""
     from ..errors import SandboxError
     from ..sandboxes.container_cli import find_engine
 
@@ -114,11 +119,11 @@ def _engine() -> ContainerCli:
         raise failure(error) from error
 
 
-def _run(command: list[str]) -> int:
-    """Run the engine with our standard output; it ends when this command ends."""
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+def run_engine(engine: ContainerCli, *arguments: str) -> None:
+    """Run the engine with our standard output, or end the command; the engine ends when this command ends."""
+    process = subprocess.Popen(engine.argv(*arguments), stdin=subprocess.DEVNULL)
     try:
-        return process.wait()
+        code = process.wait()
     finally:
         if process.poll() is None:
             process.terminate()
@@ -127,6 +132,8 @@ def _run(command: list[str]) -> int:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+    if code != 0:
+        raise failure(f"{engine.kind} ended with exit code {code}; its last lines say why")
 
 
 class StagingError(Exception):

@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from .. import settings
+
 _WIDEST = 100
 _LABELS = 26
 _GAP = 2
@@ -154,6 +156,36 @@ def check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> No
     """Raise for a value of an option that is none of its choices."""
     if value is not None and value not in choices:
         raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}", param_hint=option)
+
+
+def name_values(option: str, words: Iterable[str]) -> dict[str, str]:
+    """Return the values of a repeated option NAME=VALUE by their names."""
+    values = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not name.strip() or not sign:
+            raise typer.BadParameter(f"{word!r} is not NAME=VALUE", param_hint=option)
+        values[name.strip()] = value
+    return values
+
+
+def secret_values(option: str, words: Iterable[str]) -> dict[str, str]:
+    """Return secrets by their names: NAME=VALUE, or NAME alone for the environment variable of that name.
+
+    No message repeats the word, because a mistyped one may be the secret itself.
+    """
+    values = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not name.strip():
+            raise typer.BadParameter("a value has no name: NAME=VALUE, or NAME of a variable", param_hint=option)
+        try:
+            values[name.strip()] = value if sign else settings.secret(word)
+        except ValueError:
+            raise typer.BadParameter(
+                "a word is not NAME=VALUE, and no environment variable has that name", param_hint=option
+            ) from None
+    return values
 
 
 @contextmanager

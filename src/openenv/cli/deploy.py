@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .command import HelpCommand, check_choice, command_group, failure, tidy_on_sigterm
+from .command import HelpCommand, check_choice, command_group, failure, name_values, tidy_on_sigterm
 
 if TYPE_CHECKING:
     from ..providers.manifests import Manifest
@@ -133,7 +133,7 @@ def k8s(
             err=True,
         )
     package = _package(target, registry)
-    variables = {**package.variables, **_pairs("--env", env)}
+    variables = {**package.variables, **name_values("--env", env)}
     if max_sessions is not None:
         variables["OPENENV_MAX_SESSIONS"] = str(max_sessions)
     port = port or package.port
@@ -147,7 +147,7 @@ def k8s(
             memory_request=memory,
             memory_limit=memory,
             gpus=gpus,
-            node_selector=_pairs("--node-selector", node_selector),
+            node_selector=name_values("--node-selector", node_selector),
             image_pull_secrets=image_pull_secret,
             service_account=service_account,
             runtime_class=runtime_class,
@@ -220,20 +220,10 @@ def _package(target: str, registry: str | None) -> _Package:
     return _Package(stem.replace("_", "-"), image, int(manifest.get("port") or 8000), variables)
 
 
-def _pairs(option: str, words: Sequence[str]) -> dict[str, str]:
-    pairs = {}
-    for word in words:
-        name, sign, value = word.partition("=")
-        if not name or not sign:
-            raise typer.BadParameter(f"{word!r} is not NAME=VALUE", param_hint=option)
-        pairs[name] = value
-    return pairs
-
-
 def _clients(labels: Sequence[str], namespaces: Sequence[str]) -> list[dict[str, Any]]:
     """Return who may connect, as in `ingress.from`."""
     pods: list[dict[str, Any]] = [
-        {"podSelector": {"matchLabels": {name: value}}} for name, value in _pairs("--allow-from", labels).items()
+        {"podSelector": {"matchLabels": {name: value}}} for name, value in name_values("--allow-from", labels).items()
     ]
     others = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}} for name in namespaces]
     return [*(pods or [{"podSelector": {}}]), *others]

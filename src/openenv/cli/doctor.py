@@ -96,6 +96,7 @@ EXTRAS = {
     "kubernetes": ("lightkube", "servers and sandboxes in a Kubernetes cluster"),
     "ray": ("ray", "rollouts and servers on a Ray cluster"),
     "e2b": ("e2b", "E2B sandboxes"),
+    "hub": ("huggingface_hub", "openenv push and openenv fork"),
     "datasets": ("datasets", "stored rollouts as a data set for trainers"),
     "gradio": ("gradio", "web pages made with Gradio"),
 }

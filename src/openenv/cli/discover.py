@@ -1,0 +1,71 @@
+"""`openenv discover`: searches a catalogue of environments for a task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from .catalog import catalog_failures
+from .command import failure, name_values, printable
+
+if TYPE_CHECKING:
+    from ..discovery.models import DiscoveryEntry
+
+
+def discover(
+    query: str = typer.Argument("", metavar="QUERY", help="What the environment is for; without it all are listed."),
+    catalog: Path = typer.Option(..., "--catalog", metavar="FILE", help="A complete catalogue."),
+    limit: int = typer.Option(20, "--limit", metavar="N", min=1, max=1000, help="How many at most."),
+    filter: list[str] = typer.Option(
+        [],
+        "--filter",
+        metavar="NAME=VALUE",
+        help="Only with this name, license, provider, artifact_availability, tags or type; may be repeated.",
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print whole entries, as JSON."),
+) -> None:
+    """Search a catalogue for environments that fit a task; nothing is installed, run or fetched.
+
+      openenv discover "solve a maze" --catalog catalog.json
+      openenv discover --catalog catalog.json --filter license=MIT --json
+
+    `openenv catalog build` writes a catalogue.
+    """
+    from ..discovery.search import search_catalog
+    from ..discovery.serialization import load_catalog
+
+    filters = name_values("--filter", filter)
+    if len(filters) != len(filter):
+        raise failure("a filter is named twice: each one has a single value")
+    with catalog_failures():
+        snapshot = load_catalog(catalog)
+        matches = search_catalog(snapshot, query, filters=filters, limit=limit)
+    if as_json:
+        results = [
+            {**match.entry.model_dump(mode="json", by_alias=True, exclude_none=True), "score": match.score}
+            for match in matches
+        ]
+        document = {"results": results, "snapshot": snapshot.digest, "metadataOnly": True}
+        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    for match in matches:
+        typer.echo("\n".join(_lines(match.entry)))
+    if not matches:
+        typer.echo(f"None of {len(snapshot.entries)} environments fits.")
+    typer.echo("These are declarations. Read the code before you run it.", err=True)
+
+
+def _lines(entry: DiscoveryEntry) -> list[str]:
+    card = entry.data
+    lines = [
+        f"{entry.display_name}: {card.description}",
+        f"  source: {card.source.uri}",
+        f"  path: {card.source.path}",
+        f"  revision: {card.source.revision}",
+        f"  license: {card.license}; artifact: {card.artifact_availability}",
+        f"  identifier: {entry.identifier}",
+    ]
+    return [printable(line) for line in lines]

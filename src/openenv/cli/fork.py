@@ -1,0 +1,61 @@
+"""`openenv fork`: a copy of a Space in another namespace of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import typer
+
+from .command import failure, name_values, printable, secret_values
+
+
+def fork(
+    source_space: str = typer.Argument(..., metavar="SOURCE", help="OWNER/NAME of a Space, or its address."),
+    repo_id: str | None = typer.Option(
+        None, "--repo-id", "-r", metavar="ID", help="NAME or OWNER/NAME of the copy; by default the same name, yours."
+    ),
+    private: bool = typer.Option(False, "--private", help="Make the copy private."),
+    set_env: list[str] = typer.Option(
+        [], "--set-env", "-e", metavar="NAME=VALUE", help="A variable of the copy; repeatable."
+    ),
+    set_secret: list[str] = typer.Option(
+        [],
+        "--set-secret",
+        "--secret",
+        "-s",
+        metavar="NAME[=VALUE]",
+        help="A secret of the copy; without a value that of the variable. Repeatable.",
+    ),
+    hardware: str | None = typer.Option(
+        None, "--hardware", "-H", metavar="NAME", help="Such as t4-medium; by default cpu-basic."
+    ),
+) -> None:
+    """Copy a Space of the Hugging Face Hub into your namespace.
+
+      openenv fork openenv/echo_env
+      openenv fork openenv/echo_env -r team/echo --private --secret API_KEY
+
+    The copy has the files and the history of its source; the Hub copies no secrets, so set them here. Log in before,
+    with `hf auth login` or HF_TOKEN. Needs pip install 'openenv[hub]'. (A running episode is copied by env.fork().)
+    """
+    from ..auto.hub import repo_of
+    from ..hub.spaces import HubError, Spaces, SpaceSettings, check_repo_id
+
+    try:
+        source = repo_of(source_space)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="SOURCE") from error
+    if source is None:
+        raise typer.BadParameter(f"{source_space!r} is no Space: OWNER/NAME", param_hint="SOURCE")
+    try:
+        if repo_id is not None:
+            check_repo_id(repo_id)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--repo-id") from error
+    settings = SpaceSettings(
+        private, hardware, name_values("--set-env", set_env), secret_values("--set-secret", set_secret)
+    )
+    try:
+        typer.echo(f"Copying {source}", err=True)
+        page = Spaces().fork(source, repo_id, settings)
+    except HubError as error:
+        raise failure(printable(error)) from error
+    typer.secho(f"Space: {page}", fg="green")

@@ -1,0 +1,230 @@
+"""Spaces of the Hugging Face Hub through `huggingface_hub` (extra `hub`): make, upload, configure, copy.
+
+The library is imported when the first `Spaces` is made. Every failure is a `HubError` that says what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from openenv.errors import OpenEnvError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+INSTALL = "pip install 'openenv[hub]'"
+DEFAULT_HARDWARE = "cpu-basic"
+_REPO_ID = re.compile(r"(?:[\w.-]+/)?[\w.-]+", re.ASCII)
+_SETTINGS = "https://huggingface.co/settings/tokens"
+
+
+class HubError(OpenEnvError, RuntimeError):
+    """The Hub cannot be reached or refuses; the text says what to do."""
+
+    code = "HUB_ERROR"
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceSettings:
+    """What a Space has beside its files; nothing of it is changed where it is not set."""
+
+    private: bool = False
+    hardware: str | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A folder that becomes the files of a Space."""
+
+    folder: Path
+    delete: Sequence[str] = ()
+    """Patterns of files that the same commit removes from the Space; files of the folder are never removed."""
+    message: str = "Push an OpenEnv environment"
+
+
+class Spaces:
+    """The Spaces that the user of a token may write.
+
+    Args:
+        token: By default `HF_TOKEN`, or what `hf auth login` stored.
+
+    Raises:
+        HubError: `huggingface_hub` is not installed.
+    """
+
+    def __init__(self, token: str | None = None) -> None:
+        try:
+            self._errors: Any = import_module("huggingface_hub.errors")
+            from huggingface_hub import HfApi
+        except ImportError as error:
+            raise HubError(f"the Hub needs huggingface_hub ({error}): {INSTALL}") from error
+        self._api: HfApi = HfApi(token=token, library_name="openenv")
+        self._username: str | None = None
+
+    @property
+    def username(self) -> str:
+        """The user of the token."""
+        if self._username is None:
+            with self._failures("Failed to log in"):
+                self._username = str(self._api.whoami()["name"])
+        return self._username
+
+    def full_id(self, repo_id: str) -> str:
+        """Return `owner/name`; a bare name is the user's."""
+        return repo_id if "/" in repo_id else f"{self.username}/{repo_id}"
+
+    def url(self, repo_id: str) -> str:
+        """Return the address of a Space's page."""
+        return f"{self._api.endpoint}/spaces/{repo_id}"
+
+    def deploy(self, repo_id: str, upload: Upload, settings: SpaceSettings) -> str:
+        """Make a Docker Space or update it, and upload its files; return the address of its page.
+
+        Settings come before files: the build that the files start has all variables, and files never reach a Space
+        that should be private before it is.
+
+        Raises:
+            HubError: The Hub refused one of these steps, which the text names.
+        """
+        repo_id = self.full_id(repo_id)
+        self._prepare(repo_id, settings)
+        for name, value in settings.variables.items():
+            with self._failures(f"Failed to set variable {name}", settings.secrets):
+                self._api.add_space_variable(repo_id, name, value)
+        for name, value in settings.secrets.items():
+            with self._failures(f"Failed to set secret {name}", settings.secrets):
+                self._api.add_space_secret(repo_id, name, value)
+        self._upload(repo_id, upload)
+        return self.url(repo_id)
+
+    def open_pull_request(self, repo_id: str, upload: Upload) -> str | None:
+        """Upload files as a pull request to a Space that exists; return its address, or None if no file differs.
+
+        Raises:
+            HubError: There is no such Space, or the Hub refused.
+        """
+        url: str | None = self._upload(self.full_id(repo_id), upload, create_pr=True).pr_url
+        return url
+
+    def fork(self, source: str, target: str | None, settings: SpaceSettings) -> str:
+        """Copy a Space with its history into another namespace; return the address of the copy.
+
+        A copy is private if its source is, or if the settings say so. The Hub does not copy secrets.
+
+        Raises:
+            HubError: The source does not exist, the target does, or the Hub refused.
+        """
+        hardware: Any = settings.hardware or DEFAULT_HARDWARE  # the Hub wants one named for every copy
+        target = self.full_id(target or source.partition("/")[2])
+        with self._failures(f"Failed to copy {source} to {target}", settings.secrets):
+            copy = self._api.duplicate_repo(
+                source,
+                target,
+                repo_type="space",
+                private=settings.private or None,
+                space_hardware=hardware,
+                space_variables=_pairs(settings.variables),
+                space_secrets=_pairs(settings.secrets),
+            )
+        return self.url(copy.repo_id)
+
+    def _prepare(self, repo_id: str, settings: SpaceSettings) -> None:
+        """Make the Space; one that exists gets the hardware and the privacy that are asked for."""
+        hardware: Any = settings.hardware  # the library's enumeration consists of texts
+        space = self._find(repo_id)
+        if space is None:
+            with self._failures(f"Failed to create the Space {repo_id}"):
+                self._api.create_repo(
+                    repo_id,
+                    repo_type="space",
+                    space_sdk="docker",
+                    private=settings.private or None,  # None: what the organization decides
+                    space_hardware=hardware,
+                    exist_ok=True,
+                )
+            return
+        if settings.private and not space.private:
+            with self._failures(f"Failed to make {repo_id} private"):
+                self._api.update_repo_settings(repo_id, repo_type="space", private=True)
+        if hardware is not None:
+            with self._failures(f"Failed to request the hardware {hardware} for {repo_id}"):
+                self._api.request_space_hardware(repo_id, hardware)
+
+    def _find(self, repo_id: str) -> Any:
+        with self._failures(f"Failed to look at {repo_id}"):
+            try:
+                return self._api.space_info(repo_id)
+            except self._errors.RepositoryNotFoundError:
+                return None
+
+    def _upload(self, repo_id: str, upload: Upload, *, create_pr: bool = False) -> Any:
+        with self._failures(f"Failed to upload to {repo_id}"):
+            return self._api.upload_folder(
+                repo_id=repo_id,
+                folder_path=upload.folder,
+                repo_type="space",
+                commit_message=upload.message,
+                create_pr=create_pr,
+                delete_patterns=list(upload.delete) or None,
+            )
+
+    @contextlib.contextmanager
+    def _failures(self, failed: str, secrets: Mapping[str, str] | None = None) -> Iterator[None]:
+        """Raise what the Hub, the connection or the library's own checks say as a `HubError` without secrets."""
+        # HTTPError is that of httpx or httpx2, with which this version of the library was built.
+        try:
+            yield
+        except (self._errors.HTTPError, OSError, ValueError) as error:
+            text = f"{failed}: {self._reason(error)}"
+            for value in (secrets or {}).values():
+                text = text.replace(value, "***") if value else text
+            raise HubError(text) from None  # the cause may hold the request, and so the secret
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, self._errors.LocalTokenNotFoundError):
+            return f"there is no token. Run `hf auth login`, or set HF_TOKEN to a token with write access ({_SETTINGS})"
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status is None:
+            if isinstance(error, (self._errors.HTTPError, ConnectionError)):
+                return f"{self._api.endpoint} cannot be reached ({error}). Is this machine connected to the network?"
+            return str(error)
+        return f"{_ADVICE.get(status, _SERVER_FAILED if status >= 500 else '')}{_said(error, status)}"
+
+
+_ADVICE = {
+    401: "the Hub does not accept the token. Run `hf auth login`, or set HF_TOKEN to a valid one. ",
+    402: "the Hub asks for payment: this hardware or kind of Space needs a subscription or credits. ",
+    403: f"the token may not do this. It needs write access to that namespace: {_SETTINGS}. ",
+    404: "there is no such Space, or the token may not see it. ",
+    409: "the Hub has a conflict: it exists already, or changed meanwhile. Choose another name, or try again. ",
+    429: "too many requests: the Hub limits them. Try again in a few minutes. ",
+}
+_SERVER_FAILED = "the Hub itself failed. Try again later. "
+
+
+def _said(error: Any, status: int) -> str:
+    """Return the status and the Hub's own words, in one line."""
+    words = " ".join(str(getattr(error, "server_message", None) or "").split())
+    return f"(status {status}{': ' + words if words else ''})"
+
+
+def _pairs(values: Mapping[str, str]) -> list[dict[str, str]] | None:
+    return [{"key": name, "value": value} for name, value in values.items()] or None
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Raise for what is neither `name` nor `owner/name`.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if not _REPO_ID.fullmatch(repo_id):
+        raise ValueError(f"Invalid repo-id format: {repo_id!r} is neither NAME nor OWNER/NAME")
