@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from dataset_hub import TOKEN, USER, DatasetHub
 from environments import Idle, Shelf, Spot, Track, Walk, fresh
+from hub_double import TOKEN, USER, HubDouble
 from openenv import create_app
 from openenv.cli.__main__ import build
 from openenv.testing import Script, ScriptedCall, ScriptedModel, StatusFailure, Turn, serve
@@ -292,15 +292,15 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DatasetHub]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubDouble]:
     """The Hub, for commands in processes of their own: `huggingface_hub` reads its address when it is imported."""
-    with DatasetHub() as hub:
+    with HubDouble() as hub:
         for name, value in (("ENDPOINT", hub.url), ("TOKEN", TOKEN), ("HOME", str(tmp_path / "hf"))):
             monkeypatch.setenv(f"HF_{name}", value)
         yield hub
 
 
-def test_a_dataset_is_uploaded(track: str, tmp_path: Path, hub: DatasetHub, openenv_command: Run) -> None:
+def test_a_dataset_is_uploaded(track: str, tmp_path: Path, hub: HubDouble, openenv_command: Run) -> None:
     folder = tmp_path / "episodes"
     folder.mkdir()
     (folder / "results.20260101T000000Z.bak.jsonl").write_text("old")
@@ -309,14 +309,14 @@ def test_a_dataset_is_uploaded(track: str, tmp_path: Path, hub: DatasetHub, open
     assert f"dataset      {hub.url}/datasets/{USER}/walks" in done.stdout
     repository = hub.repositories[f"{USER}/walks"]
     assert (repository.private, repository.commits) == (True, ["Add 2 collected episodes"])
-    assert sorted(repository.files) == ["README.md", "metadata.json", "results.jsonl"]
+    assert sorted(repository.files) == [".gitattributes", "README.md", "metadata.json", "results.jsonl"]
     assert repository.files["results.jsonl"] == (folder / "results.jsonl").read_bytes()
     assert b"2 episodes" in repository.files["README.md"]
 
 
 @pytest.mark.slow
 def test_a_dataset_is_updated_and_a_refused_upload_loses_nothing(
-    track: str, tmp_path: Path, hub: DatasetHub, openenv_command: Run
+    track: str, tmp_path: Path, hub: HubDouble, openenv_command: Run
 ) -> None:
     common = ("collect", track, "-o", "episodes", "-H", f"{USER}/walks")
     assert openenv_command(*common, "-n", "1").returncode == 0

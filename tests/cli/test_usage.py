@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from openenv import settings
-from openenv.cli.__main__ import ABSENT, build
+from openenv.cli.__main__ import build
 from openenv.cli.rollouts import STATUSES, rollouts
 from openenv.rollout import Outcome, RolloutStore, Task
 from openenv.rollout.outcome import Status
@@ -180,11 +180,3 @@ def test_a_completed_command_line_loads_only_its_command() -> None:
     variables = {"_OPENENV_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "openenv serve --po"}
     assert settings.completion_words(variables) == ["serve", "--po"]
     assert settings.completion_words({"COMP_WORDS": "openenv serve"}) == []
-
-
-@pytest.mark.parametrize("name", ABSENT)
-def test_a_command_that_is_not_there_yet_says_what_it_is(name: str) -> None:
-    done = CliRunner().invoke(build([name]), [name, "--repo-id", "a/b"])
-    assert done.exit_code == 1
-    assert f"openenv {name} " in done.output
-    assert "Until it is here: " in done.output

@@ -59,6 +59,9 @@ class HubDouble(ThreadingHTTPServer):
         """What was asked for: `POST /api/repos/create`."""
         self.failures: dict[str, tuple[int, str]] = {}
         """Status and message for requests that a pattern finds: `{"POST .*/secrets": (500, "oops")}`."""
+        self.holds: str | None = None
+        """A pattern of requests that get no reply before `released` is set."""
+        self.released = threading.Event()
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
 
     @property
@@ -76,6 +79,7 @@ class HubDouble(ThreadingHTTPServer):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.released.set()
         self.shutdown()
         self.server_close()
         self._thread.join(10)
@@ -103,6 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         request = f"{method} {unquote(address.path)}"
         self.server.requests.append(request)
+        if self.server.holds is not None and re.fullmatch(self.server.holds, request):
+            self.server.released.wait(60)
         for pattern, (status, message) in self.server.failures.items():
             if re.fullmatch(pattern, request):
                 self._refuse(status, message)
@@ -211,13 +217,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _validate(self) -> None:
         """Check the front matter of a README, as the Hub does before a commit."""
-        match = _FRONT_MATTER.match(json.loads(self._body)["content"].encode())
+        request = json.loads(self._body)
+        match = _FRONT_MATTER.match(request["content"].encode())
         try:
             data = yaml.safe_load(match[1]) if match else {}
         except yaml.YAMLError as error:
             self._send(400, {"errors": [{"message": str(error)}], "warnings": []})
             return
-        missing = [] if data.get("sdk") else [{"message": '"sdk" is required'}]
+        missing = [] if data.get("sdk") or request["repoType"] != "space" else [{"message": '"sdk" is required'}]
         self._send(400 if missing else 200, {"errors": missing, "warnings": []})
 
     def _commit(self, repository: Repository) -> None:

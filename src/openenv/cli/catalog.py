@@ -14,8 +14,8 @@ catalog = command_group(
     """
 Build and inspect catalogues of environments: metadata only, nothing is installed or run.
 
-  openenv catalog build --repository . --repository-uri https://github.com/me/envs.git \\
-      --publisher example.org --output catalog.json
+  openenv catalog build --repository . --publisher example.org \\
+      --repository-uri https://github.com/me/envs.git --output catalog.json
   openenv discover "solve a maze" --catalog catalog.json
   openenv catalog inspect urn:air:example.org:openenv:... --catalog catalog.json
 """
@@ -47,8 +47,8 @@ def build(
 ) -> None:
     """Write the catalogue of the environments in a Git repository.
 
-      openenv catalog build --repository . --repository-uri https://github.com/me/envs.git \\
-          --publisher example.org --output catalog.json
+      openenv catalog build --repository . --publisher example.org \\
+          --repository-uri https://github.com/me/envs.git --output catalog.json
 
     Each folder in envs/ with an openenv.yaml is an environment. Its name, description, tags, license and requirement
     come from openenv.yaml, pyproject.toml, the front matter of README.md and discovery.json, as they are committed:
@@ -82,7 +82,12 @@ def inspect(
     identifier: str = typer.Argument(..., metavar="IDENTIFIER", help="The whole identifier of an entry."),
     catalog: Path = typer.Option(..., "--catalog", metavar="FILE", help="A complete catalogue."),
 ) -> None:
-    """Print everything that a catalogue says of one environment, as JSON."""
+    """Print everything that a catalogue says of one environment, as JSON.
+
+      openenv catalog inspect urn:air:example.org:openenv:... --catalog catalog.json
+
+    `openenv discover` shows the identifiers.
+    """
     from ..discovery.search import resolve_entry
     from ..discovery.serialization import load_catalog
 

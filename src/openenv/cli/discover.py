@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from .catalog import catalog_failures
-from .command import failure, name_values, printable
+from .command import failure, printable
 
 if TYPE_CHECKING:
     from ..discovery.models import DiscoveryEntry
@@ -37,9 +37,12 @@ def discover(
     from ..discovery.search import search_catalog
     from ..discovery.serialization import load_catalog
 
-    filters = name_values("--filter", filter)
-    if len(filters) != len(filter):
-        raise failure("a filter is named twice: each one has a single value")
+    filters: dict[str, str] = {}
+    for word in filter:
+        name, sign, value = word.partition("=")
+        if not name or not sign or name in filters:
+            raise failure(f"--filter {printable(word)}: filters are NAME=VALUE, each name once")
+        filters[name] = value
     with catalog_failures():
         snapshot = load_catalog(catalog)
         matches = search_catalog(snapshot, query, filters=filters, limit=limit)

@@ -52,10 +52,10 @@ def push(
 ) -> None:
     """Push an environment package to the Hugging Face Hub as a Space, or as an image to a registry.
 
-      openenv push                                  USER/NAME from the package in this folder
+      openenv push                                  the package in this folder
       openenv push envs/maze_env -r team/maze --private
-      openenv push -e MAZE_SIZE=9 --secret API_KEY  API_KEY comes from the environment variable
-      openenv push --delete '*'                     remove what the package does not have any more
+      openenv push -e MAZE_SIZE=9 --secret API_KEY  $API_KEY becomes a secret
+      openenv push --delete '*'                     keep no files of before
       openenv push --create-pr -r team/maze         propose it to others
       openenv push --registry registry.example.org/team
 

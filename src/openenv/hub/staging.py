@@ -23,7 +23,7 @@ DEFAULT_IGNORE = (".*", "__pycache__", "*.pyc", "build/", "*.egg-info")
 DEFAULT_PORT = 8000
 WEB_VARIABLE = "ENABLE_WEB_INTERFACE"
 _DOCKERFILES = ("server/Dockerfile", "Dockerfile")
-_HEREDOC = re.compile(r"<<-?\s*[\"']?(\w+)[\"']?")
+_HEREDOC = re.compile(r"<<-?[\"']?([A-Za-z_]\w*)[\"']?")
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(?P<block>.*?)^---[ \t]*$\n?", re.DOTALL | re.MULTILINE)
 
 
@@ -129,10 +129,8 @@ def _ignore_rule(line: str) -> _IgnoreRule | None:
         return None
     anchored = "/" in text
     text = text.removeprefix("/")
-    expression = _glob(text)
-    return _IgnoreRule(
-        re.compile(expression if anchored else f"(?:.*/)?{expression}", re.DOTALL), only_folders, negated
-    )
+    expression = _glob(text) if anchored else f"(?:.*/)?{_glob(text)}"
+    return _IgnoreRule(re.compile(expression, re.DOTALL), only_folders, negated)
 
 
 def _glob(text: str) -> str:
@@ -316,10 +314,10 @@ def _instructions(lines: list[str]) -> list[_Instruction]:
             continue
         word = text.split(maxsplit=1)[0].upper()
         if word in ("RUN", "COPY", "ADD"):
+            rest = [line.strip() for line in lines]
             for end in _HEREDOC.findall(text):
-                while position < len(lines) and lines[position].strip() != end:
-                    position += 1
-                position += 1
+                if end in rest[position:]:
+                    position = rest.index(end, position) + 1
         instructions.append(_Instruction(start, word, text))
     return instructions
 
@@ -335,12 +333,15 @@ def _set_base_image(lines: list[str], image: str) -> None:
         lines.insert(0, f"FROM {image}")
         return
     for each in instructions:
-        if each.line < bases[0].line and each.word == "ARG" and re.match(r"ARG\s+BASE_IMAGE\b", each.text, re.I):
+        is_default = each.line < bases[0].line and re.match(r"ARG\s+BASE_IMAGE\b", each.text, re.IGNORECASE)
+        if is_default and "BASE_IMAGE" in bases[0].text:
             lines[each.line] = f"ARG BASE_IMAGE={image}"
             return
     former = _image_of(bases[0].text)
     for each in bases:
         if _image_of(each.text) == former:
+            if former not in lines[each.line]:
+                raise PackageStructureError(f"the Dockerfile's FROM {former} has to be one line, to be replaced")
             lines[each.line] = lines[each.line].replace(former, image, 1)
 
 
