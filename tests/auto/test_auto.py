@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,10 +12,11 @@ import pytest
 
 from environments import Idle
 from openenv import AutoAction, AutoEnv
-from openenv.auto.discovery import get_discovery, short_name
+from openenv.auto.discovery import EnvironmentDiscovery, cache_file, get_discovery, short_name
 from openenv.auto.hub import InstallationFailed, repo_of
 from openenv.client.env_client import EnvClient, GenericAction, GenericEnvClient
 from openenv.testing import serve
+from openenv.tool_types import CallToolAction, CallToolObservation
 
 CLIENT = """
 from openenv import Action, Observation, State, StepResult, EnvClient
@@ -162,6 +164,60 @@ def test_lists_are_printed(pond: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "PondAction (openenv-pond_env)" in shown
 
 
+def test_what_was_found_is_kept_in_a_file_of_the_users_own(pond: Path, tmp_path: Path) -> None:
+    AutoEnv.get_env_info("pond")
+    kept = tmp_path / "cache" / "discovery_cache.json"
+    assert kept == cache_file()
+    assert kept.stat().st_mode & 0o777 == 0o600
+    kept.write_text(kept.read_text().replace("Throw stones", "Throw pebbles"))
+    other = EnvironmentDiscovery()  # as another process has it
+    assert other.discover()["pond"].description == "Throw pebbles"
+    assert other.discover()["pond"].folder == pond / "pond_env"
+    assert other.discover(use_cache=False)["pond"].description == "Throw stones"
+
+
+def test_the_file_is_out_of_date_once_something_changes(pond: Path) -> None:
+    AutoEnv.get_env_info("pond")
+    (pond / "pond_env" / "openenv.yaml").write_text(f"{MANIFEST}version: 7.0.0\n")
+    assert EnvironmentDiscovery().discover()["pond"].version == "7.0.0"
+    (pond / "openenv_pond_env-0.3.0.dist-info").rename(pond / "openenv_pool_env-0.3.0.dist-info")
+    metadata = pond / "openenv_pool_env-0.3.0.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text().replace("pond", "pool"))
+    assert "pool" in EnvironmentDiscovery().discover()
+
+
+@pytest.mark.parametrize("damage", ["writable", "link", "broken", "older"])
+def test_a_file_that_cannot_be_trusted_is_not_read(pond: Path, tmp_path: Path, damage: str) -> None:
+    AutoEnv.get_env_info("pond")
+    kept = tmp_path / "cache" / "discovery_cache.json"
+    text = kept.read_text().replace("Throw stones", "Throw pebbles")
+    if damage == "link":
+        (tmp_path / "elsewhere").write_text(text)
+        kept.unlink()
+        kept.symlink_to(tmp_path / "elsewhere")
+    else:
+        kept.write_text({"broken": text[:-20], "older": "{}"}.get(damage, text))
+        kept.chmod(0o666 if damage == "writable" else 0o600)
+    assert EnvironmentDiscovery().discover()["pond"].description == "Throw stones"
+
+
+def test_classes_are_found_with_other_capitals_and_tools_have_actions_of_their_own(pond: Path) -> None:
+    client = "from openenv.client.mcp_client import MCPToolClient\nclass PonDEnv(MCPToolClient): pass\n"
+    (pond / "pond_env" / "client.py").write_text(client)
+    assert AutoEnv.get_env_class("pond").__name__ == "PonDEnv"
+    assert AutoAction.from_env("pond") is CallToolAction
+    assert get_discovery().require("pond").get_observation_class() is CallToolObservation
+
+
+def test_the_published_names_are_where_they_were() -> None:
+    for module, names in (
+        ("auto_env", "AutoEnv get_discovery hf_space_subdomain run_async_safely"),
+        ("auto_action", "AutoAction AutoEnv get_discovery"),
+        ("_discovery", "EnvironmentDiscovery EnvironmentInfo get_discovery reset_discovery"),
+    ):
+        assert not set(names.split()) - vars(importlib.import_module(f"openenv.auto.{module}")).keys()
+
+
 def test_there_are_no_instances() -> None:
     for factory in (AutoEnv, AutoAction):
         with pytest.raises(TypeError, match="from_env"):
@@ -245,7 +301,7 @@ def test_a_space_is_not_installed_without_consent(hub: str, tmp_path: Path, monk
     monkeypatch.setattr("builtins.input", lambda question: "n")
     with pytest.raises(InstallationFailed, match="did not agree"):
         AutoAction.from_env(hub)
-    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "cache" / "environments").exists()
 
 
 @pytest.mark.slow
@@ -261,6 +317,13 @@ def test_a_space_is_installed_into_a_folder_of_its_own(
     with AutoEnv.from_env(hub, wait_timeout=60).sync() as env:  # found there, no second question
         env.reset()
         assert env.step(action(stone=2)).observation.rings == 4
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_space_may_have_another_name_than_its_package(hub: str, tmp_path: Path) -> None:
+    (tmp_path / "hub" / "spaces" / "owner" / "pond_env").rename(tmp_path / "hub" / "spaces" / "owner" / "my-copy")
+    for _ in range(2):  # installed, then found
+        assert AutoAction.from_env("owner/my-copy", trust_remote_code=True).__name__ == "PondAction"
 
 
 @pytest.mark.slow

@@ -212,6 +212,12 @@ EXPORTS = {
         {LLM_CLIENTS} _clean_mcp_schema _mcp_tools_to_anthropic _mcp_tools_to_openai _openai_msgs_to_anthropic
     """,
     "openenv.auto": "AutoAction AutoEnv",
+    "openenv.auto._discovery": "EnvironmentDiscovery EnvironmentInfo get_discovery reset_discovery",
+    "openenv.discovery": """
+        CatalogChanges CatalogError CatalogSnapshot DiscoveryEntry ENVIRONMENT_MEDIA_TYPE EnvironmentCard
+        PROFILE_VERSION SearchMatch build_catalog compare_catalogs load_catalog resolve_entry search_catalog
+        write_catalog
+    """,
     "openenv.core.containers.runtime": (
         "ContainerProvider DockerSwarmProvider KubernetesProvider LocalDockerProvider RuntimeProvider UVProvider"
     ),

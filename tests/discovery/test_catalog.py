@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 from collections.abc import Callable
@@ -29,6 +30,38 @@ from openenv.discovery.models import github_repository, metadata_url, relative_p
 from openenv.discovery.repository import GitMetadataSource, MetadataError
 from openenv.discovery.serialization import catalog_digest, parse_json
 
+NAMES = {
+    "openenv.discovery.errors": "CatalogError",
+    "openenv.discovery.metadata": """
+        CatalogError DiscoveryDeclaration GitMetadataSource MetadataError ProfileModel
+        ToolDeclaration discovery_declaration framework_requirement license_declaration parse_json project_metadata
+        readme_metadata yaml_mapping
+    """,
+    "openenv.discovery.models": """
+        ARD_CONTEXT AgentToolsInterface CatalogChanges CatalogIssue CatalogSnapshot DiscoveryEntry
+        ENVIRONMENT_MEDIA_TYPE EnvironmentCard EnvironmentSource Generator GitArtifact Inventory MAX_CATALOG_BYTES
+        OrchestrationInterface Owner PROFILE_VERSION ProfileModel RepositorySource SIMULATION_CONTROLS SearchMatch
+        SupersededEntry github_repository metadata_url relative_path
+    """,
+    "openenv.discovery.producer": """
+        AgentToolsInterface CatalogError CatalogIssue CatalogSnapshot DiscoveryDeclaration DiscoveryEntry
+        EnvironmentCard EnvironmentSource GitArtifact GitMetadataSource Inventory MetadataError
+        OrchestrationInterface Owner PROFILE_VERSION RepositorySource build_catalog catalog_digest
+        discovery_declaration framework_requirement license_declaration project_metadata readme_metadata yaml_mapping
+    """,
+    "openenv.discovery.repository": """
+        CatalogError GIT_TIMEOUT_SECONDS GitMetadataSource MAX_ENVIRONMENTS MAX_METADATA_BYTES MAX_TREE_BYTES
+        MetadataError github_repository relative_path
+    """,
+    "openenv.discovery.search": """
+        CatalogChanges CatalogError CatalogSnapshot DiscoveryEntry SUPPORTED_FILTERS SearchMatch SupersededEntry
+        compare_catalogs require_complete resolve_entry search_catalog
+    """,
+    "openenv.discovery.serialization": """
+        CatalogError CatalogSnapshot MAX_CATALOG_BYTES catalog_digest load_catalog parse_json require_complete
+        write_catalog
+    """,
+}
 URI = "https://github.com/me/envs.git"
 FILES = {
     "LICENSE": "terms",
@@ -376,6 +409,12 @@ def test_a_source_reads_files_of_its_commit(repository: Path) -> None:
         source.read("nowhere", required=True)
     assert caught.value.code == "missing_metadata"
     assert source.url("a b.md").endswith("/a%20b.md")
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_the_published_names_are_where_they_were(module: str) -> None:
+    names = vars(importlib.import_module(module))
+    assert not set(NAMES[module].split()) - names.keys()
 
 
 # -- the command line -----------------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from openenv.auto.discovery import get_discovery, print_table
+from openenv.auto.auto_env import AutoEnv as AutoEnv  # existing code imports both names from here
+from openenv.auto.discovery import get_discovery as get_discovery
+from openenv.auto.discovery import print_table
 from openenv.auto.hub import InstallInto, installed_from_hub, repo_of
 from openenv.client.env_client import GenericAction
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from openenv.auto.discovery import EnvironmentInfo, get_discovery
+from openenv.auto.discovery import EnvironmentInfo
+from openenv.auto.discovery import get_discovery as get_discovery
 from openenv.auto.hub import InstallInto, installed_from_hub, repo_of
 from openenv.client.bootstrap import Provided, provide_container, provide_process
+from openenv.client.driver import run_async_safely as run_async_safely  # existing code imports it from here
 from openenv.client.env_client import EnvClient, GenericEnvClient
-from openenv.client.network import hf_space_subdomain
+from openenv.client.network import hf_space_subdomain as hf_space_subdomain
 from openenv.providers.health import ask_health
 
 _ASK_S = 5.0

@@ -1,27 +1,39 @@
 """Which environments are installed: distributions named `openenv-...`, their manifests and their classes.
 
-Reads metadata and manifests; imports a package only when one of its classes is asked for.
+Reads metadata and manifests, and keeps the result in a file until something on the path changes; imports a package only
+when one of its classes is asked for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import logging
+import os
 import re
-from dataclasses import dataclass
+import stat
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from openenv import settings
+from openenv.client.mcp_client import MCPClientBase
+from openenv.manifest import MANIFEST
+from openenv.tool_types import CallToolAction, CallToolObservation
+
 logger = logging.getLogger(__name__)
 
 _PREFIX = "openenv-"
 _NOT_ENVIRONMENTS = frozenset({"openenv-core"})
+_CACHE_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +61,25 @@ class EnvironmentInfo:
         return self._find_class(self.client_class_name)
 
     def get_action_class(self) -> type[Any]:
-        """Import and return the action class."""
-        return self._find_class(self.action_class_name)
+        """Import and return the action class; that of an environment of tools is `CallToolAction`."""
+        return self._find_model(self.action_class_name, CallToolAction)
 
     def get_observation_class(self) -> type[Any]:
-        """Import and return the observation class."""
-        return self._find_class(self.observation_class_name)
+        """Import and return the observation class; that of an environment of tools is `CallToolObservation`."""
+        return self._find_model(self.observation_class_name, CallToolObservation)
+
+    def _find_model(self, name: str, of_tools: type[Any]) -> type[Any]:
+        try:
+            return self._find_class(name)
+        except ImportError:
+            if _names_classes(self.manifest) or not issubclass(self.get_client_class(), MCPClientBase):
+                raise
+            return of_tools
 
     def _find_class(self, name: str) -> type[Any]:
         """Search the client's module, then the models', then the package.
+
+        A name that was inferred may differ in its capitals: `OpenCodeEnv` of the package `opencode_env`.
 
         Raises:
             ImportError: the package cannot be imported, or has no such class.
@@ -73,28 +95,27 @@ class EnvironmentInfo:
                     f"The environment {self.env_key!r} needs {exc.name}, which is not installed: "
                     f"pip install {exc.name}, or install {self.package_name} with its dependencies"
                 ) from exc
-            found = getattr(module, name, None)
-            if isinstance(found, type):
-                return found
+            for spelled in (name, *(each for each in dir(module) if each.lower() == name.lower())):
+                found = getattr(module, spelled, None)
+                if isinstance(found, type):
+                    return found
         raise ImportError(f"The package {package} has no class {name}: name its classes in openenv.yaml")
 
 
 class EnvironmentDiscovery:
-    """The installed environments, read once and kept until `clear_cache`."""
+    """The installed environments, read once and kept until `clear_cache`; a file keeps them for other processes."""
 
     def __init__(self) -> None:
         self._known: dict[str, EnvironmentInfo] | None = None
 
     def discover(self, use_cache: bool = True) -> dict[str, EnvironmentInfo]:
-        """Return the installed environments by their short names."""
+        """Return the installed environments by their short names; without the cache they are searched again."""
         if self._known is None or not use_cache:
-            # A package may be in two places of the path; the first one is what an import finds.
-            found: dict[str, EnvironmentInfo] = {}
-            for distribution in importlib.metadata.distributions():
-                info = _describe(distribution)
-                if info is not None:
-                    found.setdefault(info.env_key, info)
-            self._known = dict(sorted(found.items()))
+            known = _read_cache() if use_cache else None
+            if known is None:
+                known = _installed()
+                _write_cache(known)
+            self._known = known
         return dict(self._known)
 
     def get_environment(self, env_key: str) -> EnvironmentInfo | None:
@@ -133,6 +154,8 @@ class EnvironmentDiscovery:
         """Look again next time, after something was installed or removed."""
         self._known = None
         importlib.invalidate_caches()
+        with contextlib.suppress(OSError):
+            cache_file().unlink()
 
 
 @functools.cache
@@ -158,6 +181,16 @@ def print_table(title: str, rows: list[tuple[str, str]]) -> None:
     print("\n".join([f"{title}: {len(rows)}", *(lines or ["  none: pip install openenv-NAME"])]))  # noqa: T201
 
 
+def _installed() -> dict[str, EnvironmentInfo]:
+    # A package may be in two places of the path; the first one is what an import finds.
+    found: dict[str, EnvironmentInfo] = {}
+    for distribution in importlib.metadata.distributions():
+        info = _describe(distribution)
+        if info is not None:
+            found.setdefault(info.env_key, info)
+    return dict(sorted(found.items()))
+
+
 def _describe(distribution: importlib.metadata.Distribution) -> EnvironmentInfo | None:
     """Return what a distribution holds, or None if that is no environment."""
     metadata = distribution.metadata
@@ -173,7 +206,7 @@ def _describe(distribution: importlib.metadata.Distribution) -> EnvironmentInfo 
     prefix = "".join(word[:1].upper() + word[1:] for word in words)
     summary = (metadata.get_all("Summary") or [""])[0]
     # The older form of the manifest names both; one alone says nothing about the other.
-    has_names = bool(declared.get("action") and declared.get("observation"))
+    has_names = _names_classes(manifest)
     return EnvironmentInfo(
         env_key=short_name(module),
         name=str(declared.get("name") or module),
@@ -191,6 +224,10 @@ def _describe(distribution: importlib.metadata.Distribution) -> EnvironmentInfo 
     )
 
 
+def _names_classes(manifest: dict[str, Any] | None) -> bool:
+    return bool(manifest and manifest.get("action") and manifest.get("observation"))
+
+
 def _folder_of(module: str) -> Path | None:
     """Return the folder of a package without importing it."""
     try:
@@ -203,10 +240,72 @@ def _folder_of(module: str) -> Path | None:
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
     try:
-        manifest = yaml.safe_load((folder / "openenv.yaml").read_text("utf-8"))
+        manifest = yaml.safe_load((folder / MANIFEST).read_text("utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
         logger.warning("the manifest in %s cannot be read: %s", folder, exc)
         return None
     return manifest if isinstance(manifest, dict) else None
+
+
+# -- the cache ------------------------------------------------------------------------------------------------------
+
+
+def cache_file() -> Path:
+    """Return the file that keeps what was found: `openenv/discovery_cache.json` in the user's cache folder."""
+    return settings.cache_dir() / "discovery_cache.json"
+
+
+def _read_cache() -> dict[str, EnvironmentInfo] | None:
+    """Return what the file says, or None where it is missing, not the user's own, or out of date."""
+    try:
+        # Entries name modules to import: a file that others can write, or a link that they set, is not read.
+        handle = os.open(cache_file(), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        with open(handle, encoding="utf-8") as file:
+            if not _is_own(os.fstat(file.fileno())):
+                logger.warning("%s belongs to somebody else or can be written by others: it is ignored", cache_file())
+                return None
+            data = json.load(file)
+        known = {
+            key: EnvironmentInfo(**{**fields, "folder": Path(fields["folder"]) if fields["folder"] else None})
+            for key, fields in data["environments"].items()
+        }
+        return known if data["state"] == _path_state(known) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # an older or a damaged file is as none
+        return None
+
+
+def _write_cache(known: dict[str, EnvironmentInfo]) -> None:
+    path = cache_file()
+    environments = {key: {**asdict(info), "folder": str(info.folder or "")} for key, info in known.items()}
+    try:
+        text = json.dumps({"state": _path_state(known), "environments": environments})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A reader that comes between sees half a file, which is as none.
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        with open(handle, "w", encoding="utf-8") as file:
+            path.chmod(0o600)  # one that was there before keeps its mode otherwise
+            file.write(text)
+    except (OSError, TypeError, ValueError) as error:  # a full disk; a manifest with values that are not JSON
+        logger.debug("what was discovered is not kept in %s: %s", path, error)
+
+
+def _path_state(known: dict[str, EnvironmentInfo]) -> list[Any]:
+    """Return what changes when a package is installed or removed, or a manifest is edited."""
+    manifests = [info.folder / MANIFEST for info in known.values() if info.folder is not None]
+    places = [*sys.path, *map(str, manifests)]
+    return [_CACHE_FORMAT, sys.version, *([place, _changed(place)] for place in places)]
+
+
+def _changed(place: str) -> int:
+    try:
+        return os.stat(place or ".").st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _is_own(facts: os.stat_result) -> bool:
+    others = stat.S_IWGRP | stat.S_IWOTH
+    is_mine = not hasattr(os, "geteuid") or facts.st_uid == os.geteuid()
+    return stat.S_ISREG(facts.st_mode) and is_mine and not facts.st_mode & others

@@ -64,21 +64,31 @@ def installed_from_hub(
     discovery = get_discovery()
     folder = settings.cache_dir() / "environments" / repo.replace("/", "--")
     _add_to_path(folder)
-    info = discovery.get_environment_by_name(repo.partition("/")[2])
+    before = discovery.discover()
+    info = _environment_in(folder) or discovery.get_environment_by_name(repo.partition("/")[2])
     if info is not None:
         return info
     _require_consent(repo, trust_remote_code)
     _install(repo, folder if install_into == "own" else None)
     _add_to_path(folder)
     discovery.clear_cache()
-    info = discovery.get_environment_by_name(repo.partition("/")[2])
+    # A copy of a Space has another name than its package: what is new is what was asked for.
+    new = [one for key, one in discovery.discover().items() if key not in before]
+    info = _environment_in(folder) or discovery.get_environment_by_name(repo.partition("/")[2])
+    info = info or (new[0] if len(new) == 1 else None)
     if info is None:
         known = ", ".join(discovery.discover()) or "none"
         raise InstallationFailed(
-            f"Installation failed: {repo} has no package named openenv-{repo.partition('/')[2]}. "
+            f"Installation failed: {repo} has no package with a name such as openenv-{repo.partition('/')[2]}. "
             f"Installed environments: {known}"
         )
     return info
+
+
+def _environment_in(folder: Path) -> EnvironmentInfo | None:
+    """Return the environment that is installed in a folder, whatever its name is."""
+    known = get_discovery().discover().values()
+    return next((one for one in known if one.folder is not None and one.folder.is_relative_to(folder)), None)
 
 
 def _add_to_path(folder: Path) -> None:
