@@ -97,6 +97,11 @@ EXTRAS = {
     "ray": ("ray", "rollouts and servers on a Ray cluster"),
     "e2b": ("e2b", "E2B sandboxes"),
     "hub": ("huggingface_hub", "openenv push and openenv fork"),
+    "inspect": ("inspect_ai", "evaluations with Inspect AI"),
+    "daytona": ("daytona", "Daytona servers and sandboxes"),
+    "modal": ("modal", "servers on Modal"),
+    "novita": ("novita_sandbox", "servers in Novita sandboxes"),
+    "aca": ("azure.containerapps.sandbox", "servers in Azure Container Apps sandboxes"),
     "datasets": ("datasets", "stored rollouts as a data set for trainers"),
     "gradio": ("gradio", "web pages made with Gradio"),
 }
@@ -280,6 +285,10 @@ def _opencode(*, has_npm: bool) -> Diagnosis:
 
 
 def _extra(extra: str, module: str, purpose: str) -> Diagnosis:
-    if importlib.util.find_spec(module) is None:
+    try:
+        is_missing = importlib.util.find_spec(module) is None
+    except ModuleNotFoundError:  # the package that it is in
+        is_missing = True
+    if is_missing:
         return Diagnosis("extras", extra, "missing", purpose, f"pip install 'openenv[{extra}]'")
     return Diagnosis("extras", extra, "ok", purpose)
