@@ -48,7 +48,8 @@ coding agents work in it, and keeps what they did. This file was written by open
 4. Step it: in tests with `openenv.LocalEnv` (no server), else with a client. `openenv client URL` writes a typed one.
 5. Let something play it: `openenv collect URL -o FOLDER` plays without a model first; then name one. `openenv play`
    plays many episodes at once and keeps every token for training.
-6. Package it: `openenv build`, then `openenv push` for a Space of the Hugging Face Hub or `openenv deploy` for Kubernetes.
+6. Package it: `openenv build`, then `openenv push` for a Space of the Hugging Face Hub, or `openenv deploy` for
+   Kubernetes.
 
 An environment in one file, `guess.py`; serve it with `openenv serve guess.py`:
 
