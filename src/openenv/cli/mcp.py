@@ -20,7 +20,7 @@ def mcp(
 ) -> None:
     """Offer an environment's tools to an MCP client that starts it.
 
-    TARGET is what `openenv serve` takes: a folder with an openenv.yaml, a Python file or a module. The client and
+    TARGET is what `openenv serve` takes: a folder, a Python file or a module. The client and
     this process share one session; it begins with a reset and ends with the client. In a desktop agent's
     configuration:
 
@@ -30,7 +30,7 @@ def mcp(
     Agents that speak HTTP connect to `/mcp` of a running `openenv serve` instead.
     """
     from ..server.app import parse_mode  # servers load only for this command
-    from ..server.loading import TargetError, load_app
+    from ..server.loading import TargetError, enter_folder, load_app
     from ..server.mcp.stdio import serve_stdio
     from ..server.run import check_closed, environment_server
 
@@ -38,7 +38,7 @@ def mcp(
     check_choice("--log-level", log_level, ("critical", "error", "warning", "info", "debug"))
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     with target_failures():
-        server = environment_server(load_app(target))
+        server = environment_server(load_app(enter_folder(target)))
         if server is None:
             raise TargetError(f"{target} was not made by create_app, so its environment is not known")
         server.service.mode = parse_mode(mode)

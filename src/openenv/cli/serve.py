@@ -151,13 +151,15 @@ def serve(
 
     TARGET is one of these, by default the folder you are in:
 
-      a folder with an openenv.yaml     openenv serve envs/gridworld_env
+      a folder                          openenv serve envs/gridworld_env
       a Python file                     openenv serve my_env.py
       a class or an app in a file       openenv serve my_env.py:MyEnvironment
       a module                          openenv serve my_package.server.app:app
       a Gymnasium environment           openenv serve gymnasium:CartPole-v1
 
-    A class needs nothing else: its models are read from its annotations. While you write one:
+    A folder is served as uvicorn server.app:app inside it would be: its openenv.yaml names another application, and
+    the folder becomes the working folder. A class needs nothing else: its models are read from its annotations.
+    While you write one:
 
       openenv serve my_env.py --reload --log-level debug
 
@@ -171,13 +173,15 @@ def serve(
     """
     gc.disable()  # nothing is garbage while everything loads; `run` turns it on again
     import_fastapi()
-    from ..server.loading import manifest_settings  # servers load only for this command
+    from ..server.loading import enter_folder, manifest_settings  # servers load only for this command
     from ..server.options import ServerOverrides, in_bytes
     from ..server.run import AccessOptions, ServeOptions, serve_reloading
     from ..server.run import serve as run
 
     with target_failures():
         declared = manifest_settings(target)
+        record_dir = None if record_dir is None else record_dir.resolve()
+        target = enter_folder(target)
     for note in declared.notes:
         typer.secho(f"Note: {note}", fg="yellow", err=True)
     port = declared.port if port is None else port

@@ -10,10 +10,11 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
-import typing
+import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,12 +23,16 @@ from .. import settings
 from ..author_frames import author_traceback
 from ..env.binding import declared_concurrency, factory_class, infer_models, shared_attributes
 from ..env.environment import Environment
-from ..manifest import DEFAULT_APP, MANIFEST, ManifestError, read_manifest
+from ..folders import FolderApp, FolderError, dotted_name, find_app
+from ..manifest import DEFAULT_APP, MANIFEST, ManifestError
+from ..module_finder import ModuleTableFinder
 from .app import create_app
 
 GYMNASIUM = "gymnasium:"
 CLASS_SESSIONS = 256  # of a bare class whose sessions are separate; an application says for itself
-
+_APP = "app"
+_ABOVE = 3  # how far above itself a package may begin the names of its modules: `src.envs.my_env.models`
+_OURS = str(Path(__file__).parents[1])
 
 _EXTRAS = {"gradio": "gradio", "numpy": "numpy", "PIL": "images", "gymnasium": "gymnasium"}
 """Modules that the published package brings, or that environments often import, and the extra that has them here."""
@@ -111,36 +116,197 @@ def split_target(target: str) -> tuple[str, str, str]:
     return target, "", ""
 
 
+def enter_folder(target: str) -> str:
+    """Work in the folder of a package, as its image does; return the target as it is named from there.
+
+    Environments open their data by relative paths, and `uvicorn server.app:app` finds it inside the folder.
+    """
+    place, colon, name = split_target(target)
+    if target.startswith(GYMNASIUM) or not Path(place).is_dir():
+        return target
+    folder = package_app(Path(place)).folder
+    os.chdir(folder)
+    return f"{folder}{colon}{name}"
+
+
 def _load_package(folder: Path, name: str) -> Any:
-    folder = folder.resolve()
-    manifest = folder / MANIFEST
-    if not manifest.is_file():
-        raise TargetError(f"{folder} has no {MANIFEST}; name a file or a module to serve a class without one")
-    data = load_manifest(manifest)
-    _export_variables(data)
-    entry = data.get("app", DEFAULT_APP)
-    module_name, _, attribute = str(entry).partition(":")
-    if (folder / "__init__.py").is_file():
-        _add_to_path(folder.parent)
-        module_name = f"{folder.name}.{module_name}"
-    else:
-        _add_to_path(folder)
-    label = f"{folder.name}/{MANIFEST}"
-    missing = f"{label} says that the application is {entry!r}, but there is no module {module_name!r}"
-    module = _import_module(module_name, label, missing=missing)
-    return _to_app(module, module_name, name or attribute or "app")
+    app = package_app(folder)
+    _export_variables(app.manifest)
+    module = _import_from_folder(app)
+    # What a manifest does not name may as well be a class.
+    name = name or app.name or (_APP if hasattr(module, _APP) or _APP in app.manifest else "")
+    return _to_app(module, module.__name__, name)
 
 
-def load_manifest(path: Path) -> dict[str, Any]:
-    """Read an `openenv.yaml`.
+def package_app(folder: Path) -> FolderApp:
+    """Find the application of a folder.
 
     Raises:
-        TargetError: It cannot be read, or is not a mapping.
+        TargetError: There is none, several, or the manifest cannot be read.
     """
     try:
-        return read_manifest(path)
-    except ManifestError as exc:
+        return find_app(folder)
+    except (FolderError, ManifestError) as exc:
         raise TargetError(str(exc)) from exc
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One way to import the application of a folder.
+
+    Args:
+        module: The name under which it is imported.
+        path: What comes first on the path.
+        package: The folder that the first part of the name stands for, wherever else there is one of that name.
+        names: Folders by the names under which they are known if nothing else is.
+        last: What comes last on the path.
+    """
+
+    module: str
+    path: tuple[Path, ...] = ()
+    package: Path | None = None
+    names: dict[str, str] = field(default_factory=dict)
+    last: tuple[Path, ...] = ()
+
+
+def _attempts(app: FolderApp) -> Iterator[_Attempt]:
+    """List the ways in which the code of a folder may import itself; the first one that works is taken.
+
+    1. as the manifest names it, where that package is installed from this very folder
+    2. as `uvicorn server.app:app` does inside the folder, which comes first on the path
+    3. likewise inside the package, where that is deeper in the folder (`src/my_env`)
+    4. as a part of its package: `..models` needs `my_env.server.app`
+    5. as 2 and 4, with every name known by which the code could call itself
+
+    Each has only what it needs, since two names for one file would be two modules with two sets of classes.
+    """
+    folder, file, package = app.folder, app.file, app.package
+    if file is None or _is_installed_from(folder, app.module):
+        yield _Attempt(app.module, (folder,))
+    if file is None:
+        return
+    source = folder / "src"
+    root = source if file.is_relative_to(source) and not app.module.startswith("src.") else folder
+    yield _Attempt(dotted_name(file, root), (root, folder))
+    if package not in (root, folder):
+        yield _Attempt(dotted_name(file, package), (package, folder))
+    own = app.own_names()
+    in_package = f"{own[0] if own else 'served_package'}.{dotted_name(file, package)}"
+    yield _Attempt(in_package, package=package)
+    names = {name: str(package) for name in own}
+    names |= {place.name: str(place) for place in package.parents[:_ABOVE] if place.name.isidentifier()}
+    last = tuple(place for place in (source, file.parent, folder.parent) if place.is_dir())
+    yield _Attempt(dotted_name(file, root), (root, folder), names=names, last=last)
+    yield _Attempt(in_package, (folder,), package, names, last)
+
+
+def _import_from_folder(app: FolderApp) -> ModuleType:
+    """Import the application of a folder in the first way that works.
+
+    Raises:
+        TargetError: Neither the folder nor the installed packages have the module that the manifest names.
+        TargetFailed: No way works; the cause is what the likeliest one has raised.
+    """
+    failures: list[ImportError] = []
+    with _loading(app.label):
+        for attempt in _attempts(app):
+            try:
+                return _attempt_import(attempt, app.folder)
+            except ImportError as exc:
+                failures.append(exc)
+                if not _is_about_names(exc, app) and not _names_module(exc, attempt.module):
+                    raise
+        if app.file is None and _names_module(failures[0], app.module):
+            entry = app.manifest.get("app", DEFAULT_APP)
+            raise TargetError(
+                f"{app.label} says that the application is {entry!r}, but there is no module {app.module!r}"
+            ) from failures[0]
+        # Code that imports `..models` fails as a program by design, so that says less than what came after it.
+        raise next((exc for exc in failures if "relative import" not in str(exc)), failures[0])
+
+
+def _attempt_import(attempt: _Attempt, folder: Path) -> ModuleType:
+    path, finders, known = list(sys.path), list(sys.meta_path), set(sys.modules)
+    first, last = (list(dict.fromkeys(map(str, places))) for places in (attempt.path, attempt.last))
+    sys.path[:] = [*first, *(place for place in path if place not in first)]
+    sys.path += [place for place in last if place not in sys.path]
+    for place in attempt.path:
+        _forget_others({entry.stem for entry in place.iterdir() if entry.suffix == ".py" or entry.is_dir()}, folder)
+    if attempt.package is not None:
+        top = attempt.module.partition(".")[0]
+        _forget_others({top}, folder)
+        sys.meta_path.insert(0, ModuleTableFinder({top: str(attempt.package)}))
+    if attempt.names:
+        sys.meta_path.append(ModuleTableFinder(attempt.names))
+    importlib.invalidate_caches()  # the folder may have been written a moment ago
+    try:
+        return importlib.import_module(attempt.module)
+    except BaseException:
+        sys.path[:], sys.meta_path[:] = path, finders
+        for name in set(sys.modules) - known:
+            if _is_inside(sys.modules[name], folder):
+                del sys.modules[name]  # the next attempt must find none of this one's modules
+        raise
+
+
+def _is_about_names(exc: ImportError, app: FolderApp) -> bool:
+    """Whether an import failed that another way to import the folder may find."""
+    if not isinstance(exc, ModuleNotFoundError) or exc.name is None:
+        return True
+    missing = exc.name.partition(".")[0]
+    if missing in app.own_names() or any(missing == place.name for place in app.package.parents[:_ABOVE]):
+        return True
+    inside = [app.folder, app.folder / "src", app.package, app.folder.parent]
+    inside += [] if app.file is None else [app.file.parent]
+    return any((place / missing).is_dir() or (place / f"{missing}.py").is_file() for place in inside)
+
+
+def _forget_others(names: set[str], folder: Path) -> None:
+    """Forget modules of another folder that go by names of this one, such as `server` and `models`.
+
+    Installed modules stay, and so do Python's own: others use them.
+    """
+    for name, loaded in list(sys.modules.items()):
+        if name.partition(".")[0] in names and not _is_inside(loaded, folder) and not _is_installed(loaded):
+            del sys.modules[name]
+
+
+def _place_of(module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    if isinstance(file, str):
+        return Path(file)
+    try:
+        return next((Path(place) for place in module.__path__), None)
+    except (AttributeError, TypeError, KeyError):  # no package, or one whose parent is gone
+        return None
+
+
+def _is_inside(module: ModuleType, folder: Path) -> bool:
+    place = _place_of(module)
+    return place is not None and place.resolve().is_relative_to(folder)
+
+
+def _is_installed(module: ModuleType) -> bool:
+    place = _place_of(module)
+    return place is None or any(place.is_relative_to(root) for root in {*sysconfig.get_paths().values(), _OURS})
+
+
+def _is_installed_from(folder: Path, module: str) -> bool:
+    """Whether the package that a module's name begins with is installed from a folder, as `pip install -e` does it."""
+    top, _, rest = module.partition(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    places = [] if spec is None or not rest else list(spec.submodule_search_locations or ())
+    return any(Path(place).resolve().is_relative_to(folder) for place in places)
+
+
+def _is_importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +327,23 @@ def manifest_settings(target: str) -> ManifestSettings:
     Raises:
         TargetError: A key that serving needs is wrong. Other keys do no harm here.
     """
-    path = Path(split_target(target)[0]) / MANIFEST
+    place = Path(split_target(target)[0])
+    if not place.is_dir():
+        return ManifestSettings()
+    app = package_app(place)
+    path, data = app.folder / MANIFEST, app.manifest
     if not path.is_file():
         return ManifestSettings()
     from ..manifest_models import EnvManifest, ServeBlock, manifest_problems  # only packages have a manifest
 
-    data = load_manifest(path)
-    serving = {"spec_version", "type", "runtime", "app", "port", "variables", "serve"}
+    if isinstance(port := data.get("port"), str) and port.isdecimal():
+        data = {**data, "port": int(port)}
+    serving = {"port", "serve"}
     problems = [(problem.key.partition(".")[0], f"{path}: {problem}") for problem in manifest_problems(data)]
     if wrong := [text for key, text in problems if key in serving]:
         raise TargetError("; ".join(wrong))
     notes = tuple(f"{text} (`openenv validate` checks the whole file)" for key, text in problems if key != "validation")
+    notes += () if app.note is None else (app.note,)
     block = ServeBlock.model_validate(data.get("serve") or {})
     port = data.get("port", EnvManifest.model_fields["port"].default)
     workers = None if block.workers is None else str(block.workers)
@@ -226,9 +398,15 @@ def _import_module(name: str, label: str, *, missing: str) -> ModuleType:
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as exc:
-            if exc.name is not None and (name == exc.name or name.startswith(exc.name + ".")):
+            if _names_module(exc, name):
                 raise TargetError(missing) from exc
             raise
+
+
+def _names_module(exc: ImportError, name: str) -> bool:
+    """Whether it is a module itself that was not found, or a package above it, rather than something it imports."""
+    is_missing = isinstance(exc, ModuleNotFoundError) and exc.name is not None
+    return is_missing and (name == exc.name or name.startswith(f"{exc.name}."))
 
 
 def _to_app(module: ModuleType, place: str, name: str) -> Any:
@@ -273,16 +451,17 @@ def as_app(value: Any, label: str) -> Any:
         return value
     if not inspect.isfunction(value) or _needed(value):
         raise TargetError(f"{label} is neither an application nor an Environment class")
-    if not _makes_application(value):
-        raise TargetError(
-            f"{label} does not say what it makes; annotate it: `-> MyEnvironment` if it makes an environment, "
-            "`-> FastAPI` if it makes an application"
-        )
     with _loading(label):
-        app = value()
-    if not is_asgi(app):
-        raise TargetError(f"{label} has returned something that is no application: {type(app).__name__}")
-    return app
+        app = value()  # as uvicorn does with a factory
+    if is_asgi(app):
+        return app
+    if isinstance(app, Environment):
+        app.close()
+        raise TargetError(
+            f"{label} does not say what it makes; annotate it: `-> {type(app).__name__}`, "
+            "so that it is called for every session"
+        )
+    raise TargetError(f"{label} has returned something that is no application: {type(app).__name__}")
 
 
 def is_asgi(value: Any) -> bool:
@@ -290,14 +469,6 @@ def is_asgi(value: Any) -> bool:
     if not callable(value) or (inspect.isclass(value) and not hasattr(value, "__await__")):
         return False
     return _takes(value, 3)
-
-
-def _makes_application(function: Callable[..., Any]) -> bool:
-    try:
-        made = typing.get_type_hints(function).get("return")
-    except Exception:  # annotations may name what is not importable here
-        return False
-    return inspect.isclass(made) and "__call__" in dir(made) and _takes(made.__call__, 4)
 
 
 def _takes(function: Any, count: int) -> bool:

@@ -33,6 +33,9 @@ def read_validation(folder: Path) -> Manifest:
     Raises:
         CheckFailed: There are none, or something in the manifest does not fit: a key, a type, a version.
     """
+    if not (folder / SIGNATURE).is_file():
+        fix = f"write one (docs/reference/manifest.md has all keys); a complete validation block:\n{VALIDATION_EXAMPLE}"
+        raise CheckFailed(f"there is no {SIGNATURE}", fix=fix)
     try:
         data = read_manifest(folder / SIGNATURE)
     except (ManifestError, OSError) as error:

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...errors import message_of
-from ...manifest import DEFAULT_APP, ManifestError, read_manifest
+from ...folders import FolderApp, FolderError, find_app
+from ...manifest import DEFAULT_APP, ManifestError
 from . import runtime_checks
 from .manifest import SIGNATURE, Manifest, read_validation
 from .probe import Probe, last_line
@@ -50,8 +51,8 @@ def check_package(
     is_file = folder.is_file() and folder.suffix == ".py"
     if not is_file and not folder.is_dir():
         raise NoPackage(f"there is no folder or Python file {folder}")
-    if not is_file and not (folder / SIGNATURE).is_file():
-        raise NoPackage(f"{folder} is no environment package: it has no {SIGNATURE}")
+    app = None if is_file else _app_of(folder)
+    folder = folder if app is None else app.folder
     promises = CheckNotApplicable("a file declares nothing") if is_file else _read_promises(folder)
     manifest = promises if isinstance(promises, Manifest) else None
     results: list[Result] = []
@@ -61,7 +62,7 @@ def check_package(
         listen(result)
 
     rules = [rule for rule in RULES if rule.level <= LEVELS[level] and _applies(rule, manifest)]
-    static = _static_checks(folder, promises)
+    static = _static_checks(app, folder, promises)
     for rule in rules:
         if rule.id in static:
             add(_run(rule.id, static[rule.id]))
@@ -76,7 +77,7 @@ def check_package(
 
 
 def _static_checks(
-    folder: Path, promises: Manifest | CheckFailed | CheckNotApplicable
+    app: FolderApp | None, folder: Path, promises: Manifest | CheckFailed | CheckNotApplicable
 ) -> dict[str, Callable[[], CheckEvidence]]:
     """Return the checks of a package's files; a file by itself is no package."""
     if isinstance(promises, CheckNotApplicable):
@@ -86,7 +87,6 @@ def _static_checks(
             raise aside
 
         return dict.fromkeys(("static.manifest", "static.layout", "static.entry_point"), none)
-    app = _app_of(folder)
     return {
         "static.manifest": lambda: _check_manifest(promises),
         "static.layout": lambda: _check_layout(folder, app),
@@ -199,12 +199,13 @@ def _check_manifest(promises: Manifest | CheckFailed) -> CheckEvidence:
     return CheckEvidence("complete, and within the bounds", measured)
 
 
-def _check_layout(folder: Path, app: str) -> CheckEvidence:
+def _check_layout(folder: Path, app: FolderApp | None) -> CheckEvidence:
     """All files are there that serving, building and sharing the package need."""
-    missing = [name for name in _ALWAYS if not (folder / name).is_file()]
-    module = _app_file(app)
-    if not (folder / module).is_file():
-        missing.append(f"{module} (of `app: {app}`)")
+    places = [folder] if app is None else [folder, app.package]
+    missing = [name for name in _ALWAYS if not any((place / name).is_file() for place in places)]
+    if app is None or app.file is None or app.note is not None:
+        module = DEFAULT_APP.partition(":")[0] if app is None else app.module
+        missing.append(f"{module.replace('.', '/')}.py (of `app: {_entry(app)}`)")
     if not any((folder / name).is_file() for name in ("server/Dockerfile", "Dockerfile")):
         missing.append("server/Dockerfile")
     if missing:
@@ -215,7 +216,7 @@ def _check_layout(folder: Path, app: str) -> CheckEvidence:
     return CheckEvidence(text, {"uv_lock": has_lock})
 
 
-def _check_entry_point(folder: Path, app: str) -> CheckEvidence:
+def _check_entry_point(folder: Path, app: FolderApp | None) -> CheckEvidence:
     """`server` is a command of the package that runs `main`, and so does the application's file."""
     problems = []
     project = _text(folder / "pyproject.toml")
@@ -225,7 +226,7 @@ def _check_entry_point(folder: Path, app: str) -> CheckEvidence:
     dependency = _DEPENDENCY.search(project + "\n" + _text(folder / "server" / "requirements.txt"))
     if dependency is None and "openenv" not in images:
         problems.append("openenv is not among the dependencies")
-    problems += _main_problems(folder / _app_file(app))
+    problems += _main_problems(folder / "server/app.py" if app is None or app.file is None else app.file)
     if problems:
         raise CheckFailed(*problems, fix="see pyproject.toml and server/app.py of a package that `openenv init` makes")
     return CheckEvidence("`server` and `python -m` run main")
@@ -254,16 +255,24 @@ def _is_guard(test: ast.expr) -> bool:
     return sides == {"__name__", "'__main__'"}
 
 
-def _app_of(folder: Path) -> str:
-    """Return the application that the manifest names, such as `server.app:app`."""
+def _app_of(folder: Path) -> FolderApp | None:
+    """Find the application; None where the manifest cannot be read, which is a fault of its own.
+
+    Raises:
+        NoPackage: There is neither a manifest nor an application.
+    """
     try:
-        return str(read_manifest(folder / SIGNATURE).get("app", DEFAULT_APP))
-    except (ManifestError, OSError):
-        return "server.app:app"
+        return find_app(folder)
+    except ManifestError:
+        return None
+    except FolderError as error:
+        if (folder / SIGNATURE).is_file():
+            return None
+        raise NoPackage(f"{folder} is no environment package: {error}") from error
 
 
-def _app_file(app: str) -> str:
-    return app.partition(":")[0].replace(".", "/") + ".py"
+def _entry(app: FolderApp | None) -> str:
+    return DEFAULT_APP if app is None else str(app.manifest.get("app") or DEFAULT_APP)
 
 
 def _text(path: Path) -> str:

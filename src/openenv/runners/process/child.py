@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import faulthandler
 import functools
-import importlib.machinery
 import importlib.util
 import inspect
 import io
@@ -36,16 +35,16 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import ModuleType
 from typing import Any, Final
 
 from ...env.binding import Encoder
 from ...env.copies import own_snapshot, require_copyable, require_inner_state, restore_into, writes_snapshots
 from ...env.tools.source import EVENTS, ToolEvents, ToolRequest, ToolSource, find_tools
 from ...errors import NotForkable, message_of
+from ...module_finder import ModuleTableFinder
 from ...sessions.lifetime import ClosedEnvironments
 from ...sessions.operations import FORK, Operation, StepInput, build_operations, interrupt_tools
 from ...sessions.session import Session, SessionCall, SessionKind, SessionState
@@ -166,32 +165,10 @@ def _read(sock: socket.socket, size: int) -> bytes | None:
     return bytes(data)
 
 
-class ModuleFileFinder:
-    """Finds modules by a table of names and files, after all other finders; packages above them are synthetic.
-
-    A server may have loaded a file under a name that no finder knows, as `openenv serve my_env.py` does.
-    """
-
-    def __init__(self, files: Mapping[str, str]) -> None:
-        self._files = files
-        self._packages = {name.rsplit(".", depth)[0] for name in files for depth in range(1, name.count(".") + 1)}
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Find a module that is in the table."""
-        file = self._files.get(name)
-        if file is not None:
-            return importlib.util.spec_from_file_location(name, file)
-        if name in self._packages:
-            return importlib.machinery.ModuleSpec(name, None, is_package=True)
-        return None
-
-
 def install(files: Mapping[str, str], main: str | None) -> None:
     """Make modules importable, and load the program's file under the names by which pickles know it."""
     if files:
-        sys.meta_path.append(ModuleFileFinder(files))
+        sys.meta_path.append(ModuleTableFinder(files))
     if main is not None:
         # The same names as in a process that multiprocessing has spawned: the program's `if __name__` guard holds.
         spec = importlib.util.spec_from_file_location(MAIN_MODULE, main)

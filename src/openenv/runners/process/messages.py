@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 from ...author_frames import RemoteTraceback, author_place, author_traceback
 from ...env.tools.source import ToolSource
 from ...errors import message_of
+from ...module_finder import tabled_places
 from ..base import NotSendable
 
 HEADER: Final = struct.Struct("<QBQ")
@@ -165,7 +166,7 @@ def modules_of(factory: Callable[[], Any], others: Iterable[Any] = ()) -> tuple[
 
     The second is the file of the program itself, where something is defined in that.
     """
-    files: dict[str, str] = {}
+    files = tabled_places()
     main = None
     for part in _parts(factory, others):
         name = getattr(part, "__module__", None)
