@@ -311,6 +311,23 @@ def test_starlettes_test_client_speaks_websocket(entered: bool) -> None:
             client.__exit__()
 
 
+@pytest.mark.parametrize("entered", [True, False])
+def test_starlettes_test_client_plays_on_the_page(entered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENABLE_WEB_INTERFACE", "true")
+    client = TestClient(echo_app())
+    if entered:
+        client.__enter__()
+    try:
+        assert client.get("/web").status_code == 200
+        for _ in range(2):
+            assert client.post("/web/reset", json={}).json()["observation"]["echoed"] == "ready"
+            assert client.post("/web/step", json={"action": {"message": "abc"}}).json()["reward"] == 3.0
+            assert client.get("/web/state").json()["step_count"] == 1
+    finally:
+        if entered:
+            client.__exit__()
+
+
 def test_an_environment_that_raises_shows_its_exception_to_starlettes_test_client() -> None:
     class Broken(EchoEnvironment):
         def step(self, action: EchoAction, timeout_s: float | None = None, **kwargs: Any) -> EchoObservation:

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 
-from openenv.env.binding import bind, factory_class, factory_name, infer_models
+from openenv.env.binding import bind, bind_instance, factory_class, factory_name, infer_models
 from openenv.env.environment import Environment
 from openenv.types import Action, Observation, State
 
@@ -272,3 +272,29 @@ def test_an_open_type_variable_falls_back_to_annotations_or_the_base() -> None:
     models = infer_models(Middle)
     assert models.action is Action
     assert models.observation is Sight
+
+
+def test_methods_that_an_instance_sets_itself_are_used() -> None:
+    class Plain(Environment[Move, Sight, State]):
+        def reset(self, seed: int | None = None) -> Sight:  # type: ignore[override]
+            return Sight()
+
+        def step(self, action: Move) -> Sight:  # type: ignore[override]
+            return Sight()
+
+        @property
+        def state(self) -> State:
+            return State()
+
+    async def go(depth: int, action: Move, hurry: bool = False) -> Sight:
+        return Sight()
+
+    env = Plain()
+    assert bind_instance(env) is bind(Plain)
+    env.step_async = functools.partial(go, 3)  # type: ignore[method-assign, assignment]
+    binding = bind_instance(env)
+    assert (binding.step.name, binding.step.is_async) == ("step_async", True)
+    assert binding.step.keywords == {"hurry"}
+    assert binding.reset is bind(Plain).reset
+    assert binding.async_kinds == {"step"}
+    assert bind_instance(Plain()) is bind(Plain)

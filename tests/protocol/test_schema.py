@@ -157,3 +157,24 @@ def test_schemas_describe_models_root_models_and_dataclasses() -> None:
     assert json_schema(Move)["properties"]["distance"]["minimum"] == 1
     assert "oneOf" in json_schema(Either)
     assert json_schema(PlainAction)["properties"]["amount"]["type"] == "integer"
+
+
+def test_a_model_that_writes_its_own_schema_keeps_it() -> None:
+    class Renamed(Action):
+        where: str = "north"
+
+        @classmethod
+        def model_json_schema(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            return {"type": "object", "title": "Move", "properties": {"where": {"enum": ["north", "south"]}}}
+
+    class Extended(Action):
+        size: int = 1
+
+        @classmethod
+        def model_json_schema(cls, by_alias: bool = True, **kwargs: Any) -> dict[str, Any]:
+            return {**super().model_json_schema(by_alias, **kwargs), "examples": [{"size": 2}]}
+
+    assert json_schema(Renamed)["properties"]["where"] == {"enum": ["north", "south"]}
+    extended = json_schema(Extended)
+    assert extended["examples"] == [{"size": 2}]
+    assert extended["properties"]["size"]["default"] == 1

@@ -115,6 +115,7 @@ class Models:
 
 # Weak: a reloaded or generated class must not stay alive because it was served once.
 _BINDINGS: WeakKeyDictionary[type[Any], Binding] = WeakKeyDictionary()
+_OVERRIDABLE = frozenset({"reset", "reset_async", "step", "step_async"})
 
 
 def bind(env_cls: type[Any]) -> Binding:
@@ -132,6 +133,30 @@ def bind(env_cls: type[Any]) -> Binding:
     return binding
 
 
+def bind_instance(env: Any) -> Binding:
+    """Return how to call an environment: as its class, unless it has methods of its own.
+
+    `self.step_async = functools.partial(...)` in a constructor is such a method.
+    """
+    own = getattr(env, "__dict__", None)
+    if not own or _OVERRIDABLE.isdisjoint(own):
+        return bind(type(env))
+    of_class = bind(type(env))
+    reset, step = _own_method(own, "reset", of_class.reset), _own_method(own, "step", of_class.step)
+    kinds = of_class.async_kinds - {"reset", "step"}
+    kinds |= {kind for kind, method in (("reset", reset), ("step", step)) if method.is_async}
+    return Binding(reset, step, kinds, of_class.step_is_twofold and step is of_class.step)
+
+
+def _own_method(own: Mapping[str, Any], name: str, of_class: Method) -> Method:
+    async_name = f"{name}_async"
+    if async_name in own:
+        return Method(async_name, True, _keywords(own[async_name], async_name))
+    if name in own and of_class.name == name:
+        return Method(name, inspect.iscoroutinefunction(own[name]), _keywords(own[name], name))
+    return of_class
+
+
 def _method(env_cls: type[Any], name: str) -> Method:
     async_name = f"{name}_async"
     # `Environment` defines both forms. A class is asynchronous if it, or a base below `Environment`, writes its own
@@ -146,14 +171,19 @@ def _method(env_cls: type[Any], name: str) -> Method:
     if function is None:
         return Method(chosen, is_async, None)
     is_async = is_async or inspect.iscoroutinefunction(function)  # `async def step` needs no suffix
+    return Method(chosen, is_async, _keywords(function, chosen))
+
+
+def _keywords(function: Any, method: str) -> frozenset[str] | None:
+    """Return the keywords that a function takes; None for every one."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # compiled code may have no signature
-        return Method(chosen, is_async, None)
+        return None
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return Method(chosen, is_async, None)
+        return None
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return Method(chosen, is_async, frozenset(named - _reserved(chosen)))
+    return frozenset(named - _reserved(method))
 
 
 def _depth(env_cls: type[Any], name: str) -> int:

@@ -6,6 +6,7 @@ Knows pydantic models; must not know which environment they belong to.
 from __future__ import annotations
 
 import functools
+import inspect
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -45,7 +46,12 @@ class _TolerantSchema(GenerateJsonSchema):
 
 
 def json_schema(model: type[Any]) -> dict[str, Any]:
-    """Return the JSON schema of a model class."""
+    """Return the JSON schema of a model class: the one that its own `model_json_schema` returns, if it has one."""
+    own = getattr(model, "model_json_schema", None)
+    if own is not None and getattr(own, "__func__", None) is not getattr(BaseModel.model_json_schema, "__func__", None):
+        takes_generator = "schema_generator" in inspect.signature(own).parameters
+        schema: dict[str, Any] = own(schema_generator=_TolerantSchema) if takes_generator else own()
+        return schema
     schema = TypeAdapter(model).json_schema(schema_generator=_TolerantSchema)
     fields = getattr(model, "model_fields", {})
     for name, described in schema.get("properties", {}).items():

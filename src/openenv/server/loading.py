@@ -125,6 +125,8 @@ def enter_folder(target: str) -> str:
     if target.startswith(GYMNASIUM) or not Path(place).is_dir():
         return target
     folder = package_app(Path(place)).folder
+    if sys.path[:1] in ([""], [os.getcwd()]):
+        del sys.path[0]  # `python -m openenv` puts it there, and a package in it may go by the folder's own name
     os.chdir(folder)
     return f"{folder}{colon}{name}"
 

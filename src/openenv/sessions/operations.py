@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..env.binding import Encoder, RemoteEnvironment, bind, run_blocking
+from ..env.binding import Encoder, RemoteEnvironment, bind_instance, run_blocking
 from ..env.environment import Environment
 from ..env.tools.source import ToolSource, tools_to_close
 
@@ -59,12 +59,12 @@ def build_operations(encode_observation: Encoder, encode_state: Encoder) -> Oper
     """Build operations whose results are already encoded."""
 
     def reset(env: Any, kwargs: Mapping[str, Any]) -> Any:
-        return encode_observation(env.reset(**bind(type(env)).reset.accept(kwargs)))
+        return encode_observation(env.reset(**bind_instance(env).reset.accept(kwargs)))
 
     async def reset_async(env: Any, kwargs: Mapping[str, Any]) -> Any:
         if isinstance(env, RemoteEnvironment):
             return await env.ask("reset", dict(kwargs), encode_observation)
-        method = bind(type(env)).reset
+        method = bind_instance(env).reset
         return encode_observation(await getattr(env, method.name)(**method.accept(kwargs)))
 
     def step(env: Any, action: Any) -> Any:
@@ -73,15 +73,15 @@ def build_operations(encode_observation: Encoder, encode_state: Encoder) -> Oper
     async def step_async(env: Any, action: Any) -> Any:
         if isinstance(env, RemoteEnvironment):
             return await env.ask("step", action, encode_observation)
-        return encode_observation(await getattr(env, bind(type(env)).step.name)(action))
+        return encode_observation(await getattr(env, bind_instance(env).step.name)(action))
 
     def step_with(env: Any, step: StepInput) -> Any:
-        return encode_observation(env.step(step.action, **bind(type(env)).step.accept(step.kwargs)))
+        return encode_observation(env.step(step.action, **bind_instance(env).step.accept(step.kwargs)))
 
     async def step_with_async(env: Any, step: StepInput) -> Any:
         if isinstance(env, RemoteEnvironment):
             return await env.ask("step_with", (step.action, dict(step.kwargs)), encode_observation)
-        method = bind(type(env)).step
+        method = bind_instance(env).step
         observation = await getattr(env, method.name)(step.action, **method.accept(step.kwargs))
         return encode_observation(observation)
 
@@ -107,7 +107,7 @@ def build_operations(encode_observation: Encoder, encode_state: Encoder) -> Oper
 
 def step_only_blocks(env: Any, action: Any) -> bool:
     """Whether a step that could run on the event loop would have to leave it again for all its work."""
-    if not bind(type(env)).step_is_twofold:
+    if not bind_instance(env).step_is_twofold:
         return False
     try:
         return bool(env.only_blocks(action))

@@ -27,7 +27,7 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from ..author_frames import author_exc_info, author_place
-from ..env.binding import OFFLOAD, bind
+from ..env.binding import OFFLOAD, bind_instance
 from ..errors import ExecutionError, OpenEnvError, RequestCancelled, SessionClosedError, message_of
 from ..runners import Dispatcher, Lane, current_dispatcher
 from .events import EpisodeStats, RequestOrigin
@@ -631,7 +631,7 @@ class Session:
         if call.error is None:
             self.env = call.result
             try:
-                self._async_kinds = bind(type(self.env)).async_kinds | {"tool", "fork", "restore"}
+                self._async_kinds = bind_instance(self.env).async_kinds | {"tool", "fork", "restore"}
                 self._steps_in_loop = "step" in self._async_kinds
             except Exception as exc:
                 call.error = exc

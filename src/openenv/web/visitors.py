@@ -180,7 +180,8 @@ class Visitor:
         self._visitors = visitors
         self.session: Session | None = None
         self.lost: str | None = None  # why the last session ended, until a reset or `end`
-        self._gone = asyncio.Event()  # set at the end of the session; ends every wait in `unless_gone`
+        # Done at the end of the session: one for each wait in `unless_gone`, since each may be on a loop of its own.
+        self._gone: set[asyncio.Future[None]] = set()
         self._cancelled = asyncio.Event()  # set by `cancel`; ends the wait for what runs now
         self.episode = VisitorEpisode()  # outlives its session, so that the page can still show it
         self.watchers: set[Watcher] = set()
@@ -242,15 +243,12 @@ class Visitor:
             self._visitors.by_session[session.id] = self
             self._visitors.on_session(session)
 
-        self._gone = asyncio.Event()
         try:
-            session = await self.unless_gone(self._visitors.manager.open(SessionKind.SOFT, on_reserved=note))
+            return await self.unless_gone(self._visitors.manager.open(SessionKind.SOFT, on_reserved=note))
         except BaseException:
             for session in reserved:
                 self._visitors.by_session.pop(session.id, None)
             raise
-        self._gone = asyncio.Event()  # the first may belong to a loop that ended with the opening
-        return session
 
     async def unless_gone(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Wait for work in the session, but not beyond the session's end: environment code may hang forever.
@@ -260,7 +258,9 @@ class Visitor:
             RequestCancelled: The visitor does not want to wait.
         """
         self._cancelled = asyncio.Event()  # of this loop, and of this work
-        running, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._gone.wait())
+        running = asyncio.ensure_future(work)
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._gone.add(gone)
         cancelled = asyncio.ensure_future(self._cancelled.wait())
         try:
             await asyncio.wait((running, gone, cancelled), return_when=asyncio.FIRST_COMPLETED)
@@ -271,7 +271,7 @@ class Visitor:
             raise RequestCancelled(_STOPPED_WAITING)
         finally:
             running.cancel()  # code in the session's lane that cannot be interrupted runs on until it returns
-            gone.cancel()
+            self._gone.discard(gone)
             cancelled.cancel()
 
     def cancel(self) -> bool:
@@ -297,7 +297,9 @@ class Visitor:
 
     def _release(self) -> Session | None:
         session, self.session = self.session, None
-        self._gone.set()
+        for gone in self._gone:
+            if not gone.done():
+                gone.set_result(None)
         if session is not None:
             self._visitors.by_session.pop(session.id, None)
         return session

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...env.binding import bind, run_blocking
+from ...env.binding import bind_instance, run_blocking
 from ...env.tools.source import EVENTS, ToolEvents, ToolOutcome, ToolRequest, ToolSource, find_tools
 from ...errors import ToolArgumentsError, ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError
 from ...protocol.json_values import decode, split_observation
@@ -76,7 +76,7 @@ class StepTools(ToolSource):
         raise NoTools
 
     async def _step(self, action: Any) -> Any:
-        method = bind(type(self._env)).step
+        method = bind_instance(self._env).step
         function = getattr(self._env, method.name)
         if method.is_async:
             return await function(action)
@@ -211,13 +211,13 @@ class ToolOperations:
 
     async def _step_async(self, env: Any, call: ToolRequest) -> StepOutcome:
         EVENTS.set(call.events)  # needs no reset: the call is a task, with a context of its own
-        step = getattr(env, bind(type(env)).step.name)
+        step = getattr(env, bind_instance(env).step.name)
         return _stepped(await step(_action(call), **_limit(env, call)))
 
 
 def _step_only_blocks(env: Any, call: ToolRequest) -> bool:
     tools = getattr(env, "tools", None)
-    return bind(type(env)).step_is_twofold and isinstance(tools, ToolSource) and tools.is_blocking(call.name)
+    return bind_instance(env).step_is_twofold and isinstance(tools, ToolSource) and tools.is_blocking(call.name)
 
 
 def _never(env: Any, argument: Any) -> Any:
@@ -229,7 +229,7 @@ def _action(call: ToolRequest) -> CallToolAction:
 
 
 def _limit(env: Any, call: ToolRequest) -> dict[str, Any]:
-    return {} if call.timeout_s is None else bind(type(env)).step.accept({"timeout_s": call.timeout_s})
+    return {} if call.timeout_s is None else bind_instance(env).step.accept({"timeout_s": call.timeout_s})
 
 
 def _stepped(observation: Any) -> StepOutcome:

@@ -1,0 +1,150 @@
+"""Every layout of `folder_layouts.py`: loaded, served, and validated."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from folder_layouts import LAYOUTS, Layout
+from openenv import GenericEnvClient
+from openenv.folders import FolderError, find_app
+
+# Loads each folder in a process of its own, a copy of one that has loaded the server once.
+LOAD = """
+import json, os, sys
+from openenv.server.loading import enter_folder, load_app, manifest_settings
+
+def play(home, target):
+    sys.path.insert(1, f"{home}/installed")
+    manifest_settings(target)
+    server = load_app(enter_folder(target)).state.openenv_server
+    env = server.service.factory()
+    env.reset()
+    return env.step(server.action_cls(where="south")).place
+
+for name, home, target in json.loads(sys.stdin.read()):
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = play(home, target)
+        except BaseException as exc:
+            answer = f"{type(exc).__name__}: {exc}"
+        print(json.dumps([name, answer]), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+some = pytest.mark.parametrize("name", LAYOUTS)
+
+
+def test_there_are_sixty_layouts_and_no_two_are_the_same(tmp_path: Path) -> None:
+    written = set()
+    for number, layout in enumerate(LAYOUTS.values()):
+        home = tmp_path / str(number)
+        layout.write(home)
+        files = [path for path in home.rglob("*") if path.is_file()]
+        written.add(frozenset((path.relative_to(home), path.read_text()) for path in files))
+    assert len(written) == len(LAYOUTS) >= 60
+
+
+def test_every_layout_is_loaded_and_can_be_played(tmp_path: Path) -> None:
+    folders = []
+    for number, (name, layout) in enumerate(LAYOUTS.items()):
+        home = tmp_path / str(number)
+        folders.append([name, str(home), str(layout.write(home))])
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD], input=json.dumps(folders), capture_output=True, text=True, check=True, timeout=300
+    )
+    answers = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith('["'))
+    assert {name: answers.get(name) for name in LAYOUTS if answers.get(name) != "south"} == {}, done.stderr
+
+
+@pytest.mark.slow
+@some
+def test_a_layout_is_served(name: str, tmp_path: Path, command: Callable[..., Any]) -> None:
+    target = LAYOUTS[name].write(tmp_path)
+    served = command("serve", str(target), "--port", "0", PYTHONPATH=_path(tmp_path))
+    with GenericEnvClient(served.url).sync() as env:
+        assert env.reset().observation["place"] == "start"
+        assert env.step({"where": "east"}).observation["place"] == "east"
+
+
+@pytest.mark.slow
+@some
+def test_a_layout_is_validated(name: str, tmp_path: Path, openenv_command: Callable[..., Any]) -> None:
+    target = LAYOUTS[name].write(tmp_path)
+    done = openenv_command("validate", str(target), "--level", "runtime", "--json", PYTHONPATH=_path(tmp_path))
+    results = {result["check_id"]: result["status"] for result in json.loads(done.stdout)["results"]}
+    failed = {check for check, status in results.items() if status not in ("pass", "skip")}
+    assert results["runtime.startup"] == "pass"
+    assert failed <= {"static.manifest", "static.layout", "static.entry_point"}, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--runner=process", "--workers=2"])
+@pytest.mark.parametrize(
+    "name", ["top", "relative", "dash, own name", "src, package, dash", "by the names of two above"]
+)
+def test_other_processes_find_the_folders_modules(
+    name: str, option: str, tmp_path: Path, command: Callable[..., Any]
+) -> None:
+    served = command("serve", str(LAYOUTS[name].write(tmp_path)), "--port", "0", option, PYTHONPATH=_path(tmp_path))
+    with GenericEnvClient(served.url).sync() as env:
+        env.reset()
+        assert env.step({"where": "west"}).observation["place"] == "west"
+
+
+def _path(home: Path) -> str:
+    import openenv
+
+    return f"{home / 'installed'}:{Path(openenv.__file__).parents[1]}"
+
+
+# -- which application it is ----------------------------------------------------------------------------------------
+
+
+def test_a_repository_of_several_environments_asks_which(tmp_path: Path) -> None:
+    for name in ("maze_env", "hall_env"):
+        Layout(folder=f"repo/envs/{name}").write(tmp_path)
+    with pytest.raises(FolderError, match=r"several environments; name one of envs/hall_env, envs/maze_env"):
+        find_app(tmp_path / "repo")
+
+
+def test_two_applications_below_a_folder_are_named(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        Layout(folder="repo", code=name, manifest="").write(tmp_path)
+    with pytest.raises(FolderError, match=r"name one of one/server/app.py, two/server/app.py"):
+        find_app(tmp_path / "repo")
+
+
+def test_programs_and_tests_are_no_applications(tmp_path: Path) -> None:
+    for name in ("main.py", "tests/app.py", ".venv/app.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("app = 1\n" if "/" in name else "from openenv import create_app\nprint('hello')\n")
+    with pytest.raises(FolderError, match=r"no application in server/app.py, app.py or main.py"):
+        find_app(tmp_path)
+
+
+def test_a_module_that_is_not_there_is_noted(tmp_path: Path) -> None:
+    app = find_app(LAYOUTS["a module that is not there"].write(tmp_path))
+    assert app.note is not None
+    assert "says that the application is 'maze.main:app'" in app.note
+    assert "server/app.py is served" in app.note
+
+
+def test_a_missing_package_is_named_with_the_line_that_installs_it(
+    tmp_path: Path, openenv_command: Callable[..., Any]
+) -> None:
+    target = Layout(imports=("import gradio", "")).write(tmp_path)
+    missing = "raise ModuleNotFoundError(\"No module named 'gradio'\", name='gradio')\n"  # as where it is not installed
+    (tmp_path / "installed" / "gradio.py").write_text(missing)
+    done = openenv_command("serve", str(target), "--port", "0", PYTHONPATH=_path(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("Install it with: pip install 'openenv[gradio]'")
