@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from openenv.cli.build import StagingError, staged
+from openenv.cli.build import StagingError, _installed_project, staged
 from openenv.cli.init import Names, write_package
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -215,9 +215,83 @@ def test_a_dockerfile_beside_the_manifest_is_taken_second(maze: Path) -> None:
     (maze / "server" / "Dockerfile").unlink()
     with staged(maze) as given:
         assert given.dockerfile.read_text() == "FROM one\n"
-    (maze / "Dockerfile").unlink()
-    with pytest.raises(StagingError, match="has no server/Dockerfile and no Dockerfile"), staged(maze):
-        pass
+
+
+PUBLISHED = """\
+ARG BASE_IMAGE=ghcr.io/huggingface/openenv-base:latest
+FROM ${BASE_IMAGE} AS builder
+WORKDIR /app/env
+COPY . /app/env
+RUN uv sync && pip install \\
+    "openenv-core[core]>=0.2.1" \\
+    numpy openenv-maze
+FROM ${BASE_IMAGE}
+COPY --from=builder /app/env /app/env
+CMD ["sh", "-c", "cd /app/env && uvicorn server.app:app --host 0.0.0.0 --port 8000"]
+"""
+
+
+def test_the_published_base_image_is_replaced_and_this_package_required(maze: Path) -> None:
+    (maze / "server" / "Dockerfile").write_text(PUBLISHED)
+    (maze / "uv.lock").write_text("")
+    project = (maze / "pyproject.toml").read_text()
+    (maze / "pyproject.toml").write_text(project.replace('"openenv>=', '"openenv-core[core]>='))
+    with staged(maze) as given:
+        assert given.needs_base
+        given.set_base("mine:1")
+        text = given.dockerfile.read_text()
+        assert "ARG BASE_IMAGE=mine:1\n" in text
+        assert text.count("\nCOPY openenv /app/env/openenv\n") == 2
+        assert '    "/app/env/openenv[core]" \\\n    numpy openenv-maze\n' in text
+        assert '"openenv[core] @ file:///app/env/openenv"' in (given.context / "pyproject.toml").read_text()
+        assert (given.context / "openenv" / "src" / "openenv" / "folders.py").is_file()
+        assert not (given.context / "uv.lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("FROM ghcr.io/huggingface/openenv-base:latest", "FROM mine"),
+        ("FROM openenv-base", "FROM mine"),
+        ("from ghcr.io/meta-pytorch/openenv-base:0.2 as build", "from mine as build"),
+        ("FROM --platform=linux/amd64 localhost:5000/openenv-base@sha256:0a1b", "FROM --platform=linux/amd64 mine"),
+        ('ARG BASE="openenv-base:latest"', 'ARG BASE="mine"'),
+        ("FROM python:3.12-slim", None),
+        ("FROM my-openenv-base", None),
+        ("FROM openenv-base-like:1", None),
+        ("COPY openenv-base /x", None),
+    ],
+)
+def test_the_base_image_is_known_by_its_name(line: str, expected: str | None, maze: Path) -> None:
+    (maze / "server" / "Dockerfile").write_text(f"{line}\n")
+    with staged(maze) as given:
+        assert given.needs_base is (expected is not None)
+        given.set_base("mine")
+        assert given.dockerfile.read_text().splitlines()[0] == (expected or line)
+
+
+def test_a_folder_without_a_dockerfile_gets_one_that_serves_it(maze: Path) -> None:
+    (maze / "server" / "Dockerfile").unlink()
+    (maze / "requirements.txt").write_text("rich>=13\nopenenv-core[core]>=0.2\n")
+    with staged(maze) as given:
+        assert given.needs_base
+        text = given.dockerfile.read_text()
+        assert 'CMD ["python", "-m", "openenv", "serve", "/app/env"' in text
+        requirements = (given.context / "openenv-requirements.txt").read_text().splitlines()
+        assert requirements == ["rich>=13", "uvicorn>=0.34"]
+        assert not (given.context / "openenv").exists(), "the base image has it"
+
+
+def test_the_copy_of_an_installed_package_can_be_built(tmp_path: Path) -> None:
+    project = _installed_project()
+    (tmp_path / "pyproject.toml").write_text(project)
+    import tomllib
+
+    data = tomllib.loads(project)
+    assert any(line.startswith("fastapi") for line in data["project"]["dependencies"])
+    assert data["project"]["optional-dependencies"]["core"] == ["gradio>=6.0"]
+    assert data["project"]["scripts"] == {"openenv": "openenv.cli.__main__:main"}
+    assert data["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["src/openenv", "src/openenv_core"]
 
 
 def test_missing_files_are_named_and_nothing_is_copied(maze: Path) -> None:

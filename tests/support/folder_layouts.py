@@ -266,7 +266,7 @@ def _rows() -> dict[str, Layout]:
         "by the names of two above": replace(usual, folder="src/envs/maze_env", imports=within("src.envs.maze_env")),
         # names that others have, too
         "named like an installed package": replace(
-            usual, folder="yaml", imports=("import yaml\nyaml.safe_load('a: 1')\n" + TOP[0], TOP[1])
+            usual, folder="repo/yaml", imports=("import yaml\nyaml.safe_load('a: 1')\n" + TOP[0], TOP[1])
         ),
         "models and server are installed, too": replace(
             usual, installed={"models.py": "raise SystemExit('wrong')\n", "server/__init__.py": ""}

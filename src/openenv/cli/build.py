@@ -1,8 +1,13 @@
-"""`openenv build`: an image of an environment package, built by Docker or Podman from a copy of the package."""
+"""`openenv build`: an image of an environment package, built by Docker or Podman from a copy of the package.
+
+Dockerfiles that start from the published `openenv-base` image start from one of ours, and install this package.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import re
 import shlex
@@ -10,13 +15,16 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from ..folders import FolderApp, FolderError, find_app
+from ..manifest import MANIFEST, ManifestError
 from .command import failure, tidy_on_sigterm
 
 if TYPE_CHECKING:
@@ -27,10 +35,39 @@ _NOT_COPIED = frozenset({".git", ".venv", "__pycache__", ".pytest_cache", ".mypy
 _DOCKERFILES = ("server/Dockerfile", "Dockerfile")
 _VENDORED = "openenv"
 _IN_IMAGE = f"/app/env/{_VENDORED}"
-_REQUIREMENT = r"openenv(?:[-_]core)?\s*(?:\[[^\]]*\])?\s*(?:[<>=!~@][^\"'\n]*)?"
+_REQUIREMENT = r"openenv(?:[-_]core)?\s*(?P<extras>\[[^\]]*\])?\s*(?:[<>=!~@][^\"'\n]*)?"
 _QUOTED = re.compile(rf"""(?P<quote>["']){_REQUIREMENT}(?P=quote)""")
 _BARE = re.compile(rf"(?m)^{_REQUIREMENT}$")
 _FROM = re.compile(r"(?mi)^FROM\s.*$")
+# Any registry's, with any tag: ghcr.io/huggingface/openenv-base:latest. In a FROM line, or an argument for one.
+_BASE = re.compile(
+    r"(?mi)^(?P<head>(?:FROM\s+(?:--platform=\S+\s+)?|ARG\s+\w+=)[\"']?)(?:[\w.:-]+/)*openenv-base(?:[:@][\w.:-]+)?"
+    r"(?=[\"'\s]|$)"
+)
+_RUN = re.compile(r"(?mi)^RUN\s(?:.*\\\n)*.*$")  # with the lines that continue it
+_INSTALLED = re.compile(
+    r"""(?<=\s)(?P<quote>["']?)openenv(?:[-_]core)?(?P<extras>\[[^\]\s]*\])?(?:[<>=!~][^\s"']*)?(?P=quote)(?=\s|$)"""
+)
+_BASE_FROM = "python:3.12-slim"
+_BASE_RECIPE = f"""\
+FROM {_BASE_FROM}
+RUN apt-get update && apt-get install -y --no-install-recommends curl git && rm -rf /var/lib/apt/lists/*
+COPY {_VENDORED} /opt/{_VENDORED}
+RUN pip install --no-cache-dir /opt/{_VENDORED} uv
+WORKDIR /app
+EXPOSE 8000
+"""
+_RECIPE = """\
+FROM openenv-base
+WORKDIR /app/env
+COPY . /app/env
+RUN if [ -s {requirements} ]; then pip install --no-cache-dir -r {requirements}; fi
+EXPOSE 8000
+CMD ["python", "-m", "openenv", "serve", "/app/env", "--host", "0.0.0.0", "--port", "8000", "--no-token"]
+"""
+_REQUIREMENTS = "openenv-requirements.txt"
+_ARRAY = re.compile(r"(?ms)^dependencies\s*=\s*\[(.*?)\]\s*$")
+_STRING = re.compile(r"""(["'])([^\n]*?)\1""")
 
 
 def build(
@@ -48,6 +85,13 @@ def build(
     build_arg: list[str] = typer.Option(
         [], "--build-arg", metavar="NAME=VALUE", help="For the Dockerfile; may be repeated."
     ),
+    base_image: str | None = typer.Option(
+        None,
+        "--base-image",
+        "-b",
+        metavar="IMAGE",
+        help="What takes the place of openenv-base in the Dockerfile; by default an image that is built once.",
+    ),
 ) -> None:
     """Build an image of an environment package, with Docker or Podman.
 
@@ -61,19 +105,24 @@ def build(
 
     The engine gets a copy of the folder, without .git, .venv and caches; the copy is removed afterwards. The
     Dockerfile is server/Dockerfile, or one beside openenv.yaml; it gets the build arguments BUILD_MODE and
-    ENV_NAME.
+    ENV_NAME. A folder that has none gets one that serves it with `openenv serve`.
+
+    Where the Dockerfile starts FROM openenv-base, of any registry, an image of this openenv takes its place. It
+    is built from python:3.12-slim when it is first needed; --base-image names another one.
     """
-    name = _name(env_path)
+    app = _app(env_path)
+    name = _name(app)
     for pair in build_arg:
         if not pair.partition("=")[0] or "=" not in pair:
             raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--build-arg")
     stem = name.removesuffix("_env").strip("_") or name
-    tag = tag or f"openenv-{stem.lower()}"
+    tag = tag or f"openenv-{re.sub(r'[^a-z0-9._-]+', '-', stem.lower()).strip('._-') or 'env'}"
     with tidy_on_sigterm():
         engine = container_engine()
         try:
-            with staged(env_path, context=context, dockerfile=dockerfile) as package:
-                build_image(engine, package, tag, build_args=[*build_arg, f"ENV_NAME={stem}"], no_cache=no_cache)
+            with staged(app.folder, context=context, dockerfile=dockerfile) as package:
+                arguments = [*build_arg, f"ENV_NAME={stem}"]
+                build_image(engine, package, tag, build_args=arguments, no_cache=no_cache, base_image=base_image)
         except (StagingError, OSError) as error:
             raise failure(error) from error
     typer.secho(f"Built {tag}.", fg="green")
@@ -81,9 +130,17 @@ def build(
 
 
 def build_image(
-    engine: ContainerCli, package: Staged, tag: str, *, build_args: Sequence[str], no_cache: bool = False
+    engine: ContainerCli,
+    package: Staged,
+    tag: str,
+    *,
+    build_args: Sequence[str],
+    no_cache: bool = False,
+    base_image: str | None = None,
 ) -> None:
-    """Build an image of a staged package, or end the command."""
+    """Build an image of a staged package, or end the command; `base_image` takes the place of `openenv-base`."""
+    if package.needs_base:
+        package.set_base(base_image or _own_base(engine))
     pairs = [*build_args, f"BUILD_MODE={package.mode}"]
     options = [word for pair in pairs for word in ("--build-arg", pair)]
     options += ["--no-cache"] if no_cache else []
@@ -91,19 +148,19 @@ def build_image(
     run_engine(engine, "build", "-t", tag, "-f", str(package.dockerfile), *options, str(package.context))
 
 
-def _name(folder: Path) -> str:
-    """Return the name in the package's manifest, or that of its folder."""
-    import yaml
-
-    manifest = folder / "openenv.yaml"
-    if not manifest.is_file():
-        raise failure(f"{folder} is no environment package: it has no openenv.yaml")
+def _app(folder: Path) -> FolderApp:
     try:
-        data: Any = yaml.safe_load(manifest.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise failure(f"{manifest} cannot be read: {error}") from error
-    name = data.get("name") if isinstance(data, dict) else None
-    return name if isinstance(name, str) and name else folder.resolve().name
+        return find_app(folder)
+    except FolderError as error:
+        raise failure(f"{folder} is no environment package: {error}") from error
+    except (ManifestError, OSError) as error:
+        raise failure(f"{folder / MANIFEST} cannot be read: {error}") from error
+
+
+def _name(app: FolderApp) -> str:
+    """Return the name in the package's manifest, or that of its folder."""
+    name = app.manifest.get("name")
+    return name if isinstance(name, str) and name else app.folder.name
 
 
 def container_engine() -> ContainerCli:
@@ -117,6 +174,26 @@ def container_engine() -> ContainerCli:
         return find_engine("auto", None)
     except SandboxError as error:
         raise failure(error) from error
+
+
+def _own_base(engine: ContainerCli) -> str:
+    """Return an image with this package that may stand for `openenv-base`; builds it if the engine has none."""
+    with tempfile.TemporaryDirectory(prefix="openenv-base-", ignore_cleanup_errors=True) as home:
+        copy_openenv(Path(home, _VENDORED))
+        tag = f"openenv-base:{_digest(Path(home, _VENDORED))}"
+        if not engine.has_image(tag):
+            Path(home, "Dockerfile").write_text(_BASE_RECIPE, encoding="utf-8", newline="\n")
+            typer.echo(f"{engine.kind}: building {tag} from {_BASE_FROM}, once for this version of openenv", err=True)
+            run_engine(engine, "build", "-t", tag, home)
+        return tag
+
+
+def _digest(folder: Path) -> str:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def run_engine(engine: ContainerCli, *arguments: str) -> None:
@@ -148,12 +225,22 @@ class Staged:
     dockerfile: Path
     mode: Literal["standalone", "in-repo"]
 
+    @property
+    def needs_base(self) -> bool:
+        """Whether the Dockerfile starts from `openenv-base`."""
+        return _BASE.search(self.dockerfile.read_text(encoding="utf-8")) is not None
+
+    def set_base(self, image: str) -> None:
+        """Let the Dockerfile start from an image instead of `openenv-base`."""
+        _rewrite(self.dockerfile, _BASE, rf"\g<head>{image}")
+
 
 @contextlib.contextmanager
 def staged(folder: Path, *, context: Path | None = None, dockerfile: Path | None = None) -> Iterator[Staged]:
     """Copy a package, or another folder that is passed as context; the copy is removed afterwards.
 
-    In a checkout of this project, under `envs/`, the copy holds the checkout's own `openenv`, and requires that.
+    In a checkout of this project, under `envs/`, the copy holds the checkout's own `openenv`, and requires that. So it
+    does for a Dockerfile that starts from `openenv-base`, which is to have this package inside.
 
     Raises:
         StagingError: The Dockerfile or the context is not there.
@@ -165,25 +252,49 @@ def staged(folder: Path, *, context: Path | None = None, dockerfile: Path | None
     with tempfile.TemporaryDirectory(prefix="openenv-build-", ignore_cleanup_errors=True) as home:
         copy = Path(home, source.name or "context")
         shutil.copytree(source, copy, symlinks=True, ignore=_excluded)
-        if recipe.is_relative_to(source):
+        if recipe is None:
+            target = _write_recipe(copy)
+        elif recipe.is_relative_to(source):
             target = copy / recipe.relative_to(source)
         else:
             target = Path(home, "Dockerfile")
             shutil.copyfile(recipe, target)
         repository = None if context is not None else _repository(source)
-        if repository is not None:
-            _vendor(repository, copy, target)
-        yield Staged(copy, target, "standalone" if repository is None else "in-repo")
+        package = Staged(copy, target, "standalone" if repository is None else "in-repo")
+        if repository is not None or (recipe is not None and context is None and package.needs_base):
+            _vendor(copy, target, repository)
+        yield package
 
 
-def _recipe(folder: Path, chosen: Path | None) -> Path:
+def _recipe(folder: Path, chosen: Path | None) -> Path | None:
+    """Find the Dockerfile; None for a folder that has none."""
     places = [folder / name for name in _DOCKERFILES] if chosen is None else [chosen, folder / chosen]
     for path in places:
         if path.is_file():
             return path.resolve()
     if chosen is not None:
         raise StagingError(f"there is no Dockerfile {chosen}")
-    raise StagingError(f"{folder} has no {' and no '.join(_DOCKERFILES)}")
+    return None
+
+
+def _write_recipe(copy: Path) -> Path:
+    """Write a Dockerfile that installs what the package requires, and serves it."""
+    texts = [copy / name for name in ("requirements.txt", "server/requirements.txt")]
+    lines = [line for path in texts if path.is_file() for line in path.read_text(encoding="utf-8").splitlines()]
+    lines += _dependencies(copy / "pyproject.toml")
+    kept = [line for line in dict.fromkeys(lines) if not _BARE.match(line)]
+    (copy / _REQUIREMENTS).write_text("".join(f"{line}\n" for line in kept), encoding="utf-8", newline="\n")
+    target = copy / "Dockerfile"
+    target.write_text(_RECIPE.format(requirements=_REQUIREMENTS), encoding="utf-8", newline="\n")
+    return target
+
+
+def _dependencies(project: Path) -> list[str]:
+    """Return the requirements of a `pyproject.toml`; Python 3.10 cannot parse it, and a list of strings is enough."""
+    if not project.is_file():
+        return []
+    array = _ARRAY.search(project.read_text(encoding="utf-8"))
+    return [] if array is None else [text for _, text in _STRING.findall(array.group(1))]
 
 
 def _excluded(place: str, names: list[str]) -> set[str]:
@@ -209,22 +320,62 @@ def _repository(folder: Path) -> Path | None:
     return None
 
 
-def _vendor(repository: Path, copy: Path, dockerfile: Path) -> None:
-    """Put the checkout's `openenv` beside the package, and require it instead of a released one."""
-    vendored = copy / _VENDORED
-    shutil.copytree(repository / "src", vendored / "src", symlinks=True, ignore=_excluded)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        if (repository / name).is_file():
-            shutil.copyfile(repository / name, vendored / name)
-    requirement = f"openenv @ file://{_IN_IMAGE}"
+def _vendor(copy: Path, dockerfile: Path, repository: Path | None) -> None:
+    """Put `openenv` beside the package, a checkout's or this one, and require it instead of a released one."""
+    copy_openenv(copy / _VENDORED, repository)
+    requirement = rf"openenv\g<extras> @ file://{_IN_IMAGE}"
     _rewrite(copy / "pyproject.toml", _QUOTED, rf"\g<quote>{requirement}\g<quote>")
-    _rewrite(copy / "server" / "requirements.txt", _BARE, requirement)
+    for name in ("server/requirements.txt", "requirements.txt"):
+        _rewrite(copy / name, _BARE, requirement)
+    _rewrite(dockerfile, _RUN, _install_ours)
     _rewrite(
         dockerfile, _FROM, rf"\g<0>\nCOPY {_VENDORED} {_IN_IMAGE}"
     )  # before the package itself is copied, so that it can be installed first
     (copy / "uv.lock").unlink(missing_ok=True)
 
 
-def _rewrite(path: Path, pattern: re.Pattern[str], replacement: str) -> None:
+def _install_ours(command: re.Match[str]) -> str:
+    """Let an instruction that installs `openenv`, or `openenv-core`, install the copy."""
+    text = command.group()
+    return _INSTALLED.sub(rf"\g<quote>{_IN_IMAGE}\g<extras>\g<quote>", text) if "install" in text else text
+
+
+def copy_openenv(target: Path, checkout: Path | None = None) -> None:
+    """Copy the sources of a checkout, or of this package, to a folder that pip can install."""
+    package = Path(__file__).resolve().parents[1]
+    if checkout is None and package.parent.name == "src" and (package.parents[1] / "pyproject.toml").is_file():
+        checkout = package.parents[1]
+    if checkout is not None:
+        shutil.copytree(checkout / "src", target / "src", symlinks=True, ignore=_excluded)
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            if (checkout / name).is_file():
+                shutil.copyfile(checkout / name, target / name)
+        return
+    for name in (package.name, "openenv_core"):
+        shutil.copytree(package.parent / name, target / "src" / name, symlinks=True, ignore=_excluded)
+    (target / "pyproject.toml").write_text(_installed_project(), encoding="utf-8", newline="\n")
+
+
+def _installed_project() -> str:
+    """Write the `pyproject.toml` of the installed package from its metadata."""
+    installed = metadata.distribution("openenv")
+    plain, extras = [], dict[str, list[str]]()
+    for requirement in installed.requires or []:
+        text, _, extra = requirement.partition("; extra ==")
+        (extras.setdefault(extra.strip(" '\""), []) if extra else plain).append(text)
+    return "\n".join(
+        [
+            '[build-system]\nrequires = ["hatchling>=1.26"]\nbuild-backend = "hatchling.build"\n',
+            f'[project]\nname = "openenv"\nversion = "{installed.version}"\nrequires-python = ">=3.10"',
+            f"dependencies = {json.dumps(plain)}\n",
+            "[project.optional-dependencies]",
+            *(f"{name} = {json.dumps(lines)}" for name, lines in extras.items()),
+            '\n[project.scripts]\nopenenv = "openenv.cli.__main__:main"\n',
+            '[tool.hatch.build.targets.wheel]\npackages = ["src/openenv", "src/openenv_core"]\n',
+        ]
+    )
+
+
+def _rewrite(path: Path, pattern: re.Pattern[str], replacement: str | Callable[[re.Match[str]], str]) -> None:
     if path.is_file():
         path.write_text(pattern.sub(replacement, path.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")

@@ -1,0 +1,115 @@
+"""`openenv build` of every layout with a real engine: the image has this package inside, and serves the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from folder_layouts import LAYOUTS, Layout
+from python_image import write_python_image
+
+pytestmark = pytest.mark.slow
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+PLAY = """
+import json, urllib.request as r
+def ask(path, body):
+    data = json.dumps(body).encode()
+    return json.load(r.urlopen(r.Request("http://127.0.0.1:8000" + path, data, {"Content-Type": "application/json"})))
+print(ask("/reset", {})["observation"]["place"], ask("/step", {"action": {"where": "up"}})["observation"]["place"])
+"""
+INSTALLED_ELSEWHERE = {"names an installed package"}  # which an image has only if its Dockerfile installs it
+PUBLISHED = """\
+ARG BASE_IMAGE=ghcr.io/huggingface/openenv-base:latest
+FROM ${BASE_IMAGE} AS builder
+COPY . /app/env
+WORKDIR /app/env
+RUN uv sync && pip install "openenv-core[core]>=0.2.1"
+FROM ${BASE_IMAGE}
+COPY --from=builder /app/env /app/env
+ENV PYTHONPATH="/app/env"
+CMD ["sh", "-c", "cd /app/env && python -m uvicorn server.app:app --host 0.0.0.0 --port 8000"]
+"""
+
+
+@pytest.fixture(scope="module")
+def engine(docker_engines: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an engine whose `python:3.12-slim` is made of this machine's Python."""
+    busybox = shutil.which("busybox")
+    if busybox is None:
+        pytest.skip("there is no busybox: apt-get install -y busybox-static")
+    with contextlib.ExitStack() as stack:
+        try:
+            host = stack.enter_context(docker_engines.docker_engine())
+        except docker_engines.EngineUnavailable as error:
+            pytest.skip(str(error))
+        archive = tmp_path_factory.mktemp("image") / "root.tar"
+        write_python_image(archive, busybox)
+        docker(host, "import", "-c", "ENV PATH=/usr/local/bin:/bin", str(archive), "python:3.12-slim")
+        archive.unlink()
+        yield host
+
+
+def docker(host: str, *arguments: str, check: bool = True) -> str:
+    done = subprocess.run(["docker", "--host", host, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or not check, done.stderr
+    return done.stdout + done.stderr
+
+
+def played(host: str, image: str) -> str:
+    """What an episode shows in a container of an image, once that serves."""
+    name = docker(host, "run", "-d", "--network", "none", image).strip()
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            done = docker(host, "exec", name, "python", "-c", PLAY, check=False)
+            if done.startswith("start "):
+                return done.strip()
+            assert json.loads(docker(host, "inspect", name))[0]["State"]["Running"], docker(host, "logs", name)
+            assert time.monotonic() < deadline, done
+            time.sleep(0.3)
+    finally:
+        docker(host, "rm", "-f", name)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name not in INSTALLED_ELSEWHERE])
+def test_a_layout_is_built_and_its_image_serves_it(
+    name: str, engine: str, tmp_path: Path, openenv_command: Run
+) -> None:
+    target = LAYOUTS[name].write(tmp_path)
+    done = openenv_command("build", str(target), "-t", "layout", timeout_s=300, DOCKER_HOST=engine)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert played(engine, "layout") == "start up"
+
+
+def test_the_dockerfile_of_the_published_template_is_built_with_this_package(
+    engine: str, tmp_path: Path, openenv_command: Run
+) -> None:
+    target = Layout(files={"server/Dockerfile": PUBLISHED}).write(tmp_path)
+    done = openenv_command("build", str(target), timeout_s=300, DOCKER_HOST=engine)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Built openenv-maze." in done.stdout
+    assert played(engine, "openenv-maze") == "start up"
+    inside = docker(engine, "run", "--rm", "--network", "none", "openenv-maze", "cat", "/installed.log")
+    assert "pip install --no-cache-dir /opt/openenv uv" in inside, "our base image"
+    again = openenv_command("build", str(target), timeout_s=300, DOCKER_HOST=engine)
+    assert "once for this version" not in again.stderr, "the base image is there already"
+
+
+def test_another_base_image_can_be_named(engine: str, tmp_path: Path, openenv_command: Run) -> None:
+    target = Layout(files={"Dockerfile": "FROM openenv-base\nRUN echo made > /made\n"}).write(tmp_path)
+    options = ["-t", "other", "--base-image", "python:3.12-slim"]
+    done = openenv_command("build", str(target), *options, timeout_s=300, DOCKER_HOST=engine)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert docker(engine, "run", "--rm", "--network", "none", "other", "cat", "/made") == "made\n"
+    missing = openenv_command("build", str(target), "--base-image", "no-such:1", timeout_s=300, DOCKER_HOST=engine)
+    assert missing.returncode == 1
+    assert "no-such" in missing.stdout + missing.stderr

@@ -1,0 +1,93 @@
+"""The files of an image that runs Python and this package's dependencies, without a registry; for real engines.
+
+It stands for `python:3.12-slim`: its `pip` copies packages from folders and installs nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from importlib import metadata
+from pathlib import Path
+
+PIP = """#!/bin/sh
+echo "pip $@" >> /installed.log
+for word; do
+  folder=${word%%[*}
+  if [ -d "$folder/src" ]; then cp -r "$folder"/src/* /usr/local/lib/PYTHON/site-packages/; fi
+done
+"""
+NOTED = '#!/bin/sh\necho "$0 $@" >> /installed.log\n'
+_LEFT_OUT = {"site-packages", "test", "tests", "idlelib", "tkinter", "ensurepip", "lib2to3", "__pycache__"}
+
+
+def write_python_image(archive: Path, busybox: str) -> None:
+    """Write the archive that `docker import` takes."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    program = Path(sys.executable).resolve()
+    standard = Path(sysconfig.get_path("stdlib"))
+    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    with tarfile.open(archive, "w") as tar:
+        tar.add(busybox, "bin/busybox")
+        for applet in set(applets) - {"busybox"}:
+            _link(tar, f"bin/{applet}", "busybox")
+        tar.add(program, f"usr/local/bin/{version}")
+        for name in ("python", "python3"):
+            _link(tar, f"usr/local/bin/{name}", version)
+        for name, text in (("pip", PIP.replace("PYTHON", version)), ("apt-get", NOTED), ("uv", NOTED)):
+            entry = tarfile.TarInfo(f"usr/local/bin/{name}")
+            entry.size, entry.mode = len(text), 0o755
+            tar.addfile(entry, io.BytesIO(text.encode()))
+        for folder in ("tmp", "root", "proc", "dev"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o777
+            tar.addfile(entry)
+        files = {str(path.relative_to(standard)): path for path in _code(standard)}
+        files |= {f"site-packages/{inside}": path for path, inside in _dependencies("openenv")}
+        for inside, path in files.items():
+            tar.add(path, f"usr/local/lib/{version}/{inside}")
+        for library in _libraries({program, *(path for path in files.values() if ".so" in path.suffixes)}):
+            tar.add(library.resolve(), str(library).lstrip("/"))
+
+
+def _link(tar: tarfile.TarFile, name: str, target: str) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname = tarfile.SYMTYPE, target
+    tar.addfile(entry)
+
+
+def _code(root: Path) -> list[Path]:
+    files = (path for path in sorted(root.rglob("*")) if path.is_file())
+    return [path for path in files if not _LEFT_OUT.intersection(path.relative_to(root).parts)]
+
+
+def _dependencies(name: str) -> list[tuple[Path, str]]:
+    """The files of all distributions that one requires, without its own."""
+    known, waiting = {name.lower()}, [name]
+    files: list[tuple[Path, str]] = []
+    while waiting:
+        distribution = metadata.distribution(waiting.pop())
+        if distribution.metadata["Name"].lower() != name:
+            listed = [file for file in distribution.files or [] if not {"..", "__pycache__"} & set(file.parts)]
+            files += [(Path(str(file.locate())), str(file)) for file in listed if Path(str(file.locate())).is_file()]
+        for requirement in distribution.requires or []:
+            other = re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+            if "extra ==" in requirement or other in known:
+                continue
+            known.add(other)
+            try:
+                metadata.distribution(other)
+            except metadata.PackageNotFoundError:  # for another platform
+                continue
+            waiting.append(other)
+    return files
+
+
+def _libraries(programs: set[Path]) -> set[Path]:
+    """What the dynamic linker loads for programs, and the linker itself."""
+    done = subprocess.run(["ldd", *map(str, programs)], capture_output=True, text=True, check=False)
+    return {Path(path) for path in re.findall(r"(?:=>\s+|^\s+)(/\S+) \(0x", done.stdout, re.MULTILINE)}
