@@ -151,3 +151,23 @@ def test_the_application_in_the_documentation_works(serve: Callable[..., Any], m
     client = Client(f"{server.url}/web/gradio/", verbose=False)
     assert client.predict(api_name="/begin") == "Guess a word of five letters."
     assert len(client.predict("cloud", api_name="/guess")) == 5
+
+
+def test_the_standard_gradio_page_plays_an_environment(envs: dict[str, Any], serve: Callable[..., Any]) -> None:
+    from openenv.core.env_server.gradio_theme import OPENENV_GRADIO_CSS, OPENENV_GRADIO_THEME
+    from openenv.core.env_server.gradio_ui import build_gradio_app, get_gradio_display_title
+
+    assert isinstance(OPENENV_GRADIO_THEME, gr.themes.Base)
+    assert "gradio-container" in OPENENV_GRADIO_CSS
+    assert get_gradio_display_title(None, "Mine") == "Mine"
+    from gradio_client import Client
+
+    page = Client(f"{serve(gradio_app(envs, gradio_builder=build_gradio_app)).url}/web/gradio/", verbose=False)
+    reply, status = page.predict(api_name="/reset")
+    assert (reply["done"], status) == (False, "a new episode")
+    reply, status = page.predict("right", 1, api_name="/step")
+    assert reply["observation"]["place"] == 1, status
+    state, _ = page.predict(api_name="/state")
+    assert state["place"] == 1
+    _, status = page.predict("left", 5, api_name="/step")
+    assert "there is no road there" in status

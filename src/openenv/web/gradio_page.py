@@ -1,6 +1,6 @@
 """The bridge to Gradio: shows the page of an environment's own builder as a tab of the page.
 
-The only module that imports Gradio. Its routes are for orchestrators only; its page uses the environment through a
+With `gradio_ui` the only importer of Gradio. Its routes are for orchestrators; its page uses the environment through a
 `WebInterfaceManager`.
 """
 
