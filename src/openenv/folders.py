@@ -119,7 +119,12 @@ def _named(folder: Path, manifest: dict[str, Any]) -> FolderApp:
     file = _file_of(folder, module)
     if file is not None:
         return FolderApp(folder, module, name or None if is_named else _name_in(file), file, manifest)
-    other = _search(folder, _PLACES) or _search(folder, _DEEPER)
+    try:
+        other = _search(folder, _PLACES) or _search(folder, _DEEPER)
+    except FolderError:
+        if not is_named:
+            raise
+        other = None  # what the manifest names may be installed
     if other is None:
         return FolderApp(folder, module, name or None, None, manifest)
     if not is_named:

@@ -123,6 +123,13 @@ def test_two_applications_below_a_folder_are_named(tmp_path: Path) -> None:
         find_app(tmp_path / "repo")
 
 
+def test_a_named_application_is_meant_even_among_others(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        Layout(folder="repo", code=name, named="hall_env.server.app:app").write(tmp_path)
+    app = find_app(tmp_path / "repo")
+    assert (app.module, app.file) == ("hall_env.server.app", None)
+
+
 def test_programs_and_tests_are_no_applications(tmp_path: Path) -> None:
     for name in ("main.py", "tests/app.py", ".venv/app.py"):
         path = tmp_path / name

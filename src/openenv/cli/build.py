@@ -359,7 +359,8 @@ def copy_openenv(target: Path, checkout: Path | None = None) -> None:
 def _installed_project() -> str:
     """Write the `pyproject.toml` of the installed package from its metadata."""
     installed = metadata.distribution("openenv")
-    plain, extras = [], dict[str, list[str]]()
+    plain: list[str] = []
+    extras: dict[str, list[str]] = {}
     for requirement in installed.requires or []:
         text, _, extra = requirement.partition("; extra ==")
         (extras.setdefault(extra.strip(" '\""), []) if extra else plain).append(text)
