@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from folder_layouts import LAYOUTS, Layout
-from python_image import write_python_image
+from python_image import PROGRAMS, add_python
 
 pytestmark = pytest.mark.slow
 
@@ -41,18 +40,15 @@ CMD ["sh", "-c", "cd /app/env && python -m uvicorn server.app:app --host 0.0.0.0
 
 
 @pytest.fixture(scope="module")
-def engine(docker_engines: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def engine(docker_engines: Any, busybox_archive: Callable[..., Path]) -> Iterator[str]:
     """The address of an engine whose `python:3.12-slim` is made of this machine's Python."""
-    busybox = shutil.which("busybox")
-    if busybox is None:
-        pytest.skip("there is no busybox: apt-get install -y busybox-static")
+    archive = busybox_archive("tmp", "root", **PROGRAMS)
+    add_python(archive)
     with contextlib.ExitStack() as stack:
         try:
             host = stack.enter_context(docker_engines.docker_engine())
         except docker_engines.EngineUnavailable as error:
             pytest.skip(str(error))
-        archive = tmp_path_factory.mktemp("image") / "root.tar"
-        write_python_image(archive, busybox)
         docker(host, "import", "-c", "ENV PATH=/usr/local/bin:/bin", str(archive), "python:3.12-slim")
         archive.unlink()
         yield host

@@ -1,11 +1,10 @@
-"""The files of an image that runs Python and this package's dependencies, without a registry; for real engines.
+"""The files of an image that runs Python and has this package's dependencies, made of this machine's own.
 
 It stands for `python:3.12-slim`: its `pip` copies packages from folders and installs nothing else.
 """
 
 from __future__ import annotations
 
-import io
 import re
 import subprocess
 import sys
@@ -25,31 +24,22 @@ NOTED = '#!/bin/sh\necho "$0 $@" >> /installed.log\n'
 _LEFT_OUT = {"site-packages", "test", "tests", "idlelib", "tkinter", "ensurepip", "lib2to3", "__pycache__"}
 
 
-def write_python_image(archive: Path, busybox: str) -> None:
-    """Write the archive that `docker import` takes."""
-    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+PROGRAMS = {"pip": PIP.replace("PYTHON", VERSION), "apt-get": NOTED, "uv": NOTED}
+"""What stands for programs that need a network, for `busybox_archive`."""
+
+
+def add_python(archive: Path) -> None:
+    """Add Python and the dependencies to an archive that `docker import` takes."""
     program = Path(sys.executable).resolve()
     standard = Path(sysconfig.get_path("stdlib"))
-    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
-    with tarfile.open(archive, "w") as tar:
-        tar.add(busybox, "bin/busybox")
-        for applet in set(applets) - {"busybox"}:
-            _link(tar, f"bin/{applet}", "busybox")
-        tar.add(program, f"usr/local/bin/{version}")
-        for name in ("python", "python3"):
-            _link(tar, f"usr/local/bin/{name}", version)
-        for name, text in (("pip", PIP.replace("PYTHON", version)), ("apt-get", NOTED), ("uv", NOTED)):
-            entry = tarfile.TarInfo(f"usr/local/bin/{name}")
-            entry.size, entry.mode = len(text), 0o755
-            tar.addfile(entry, io.BytesIO(text.encode()))
-        for folder in ("tmp", "root", "proc", "dev"):
-            entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o777
-            tar.addfile(entry)
+    with tarfile.open(archive, "a") as tar:
+        tar.add(program, f"usr/local/bin/{VERSION}")
+        _link(tar, "usr/local/bin/python", VERSION)
         files = {str(path.relative_to(standard)): path for path in _code(standard)}
         files |= {f"site-packages/{inside}": path for path, inside in _dependencies("openenv")}
         for inside, path in files.items():
-            tar.add(path, f"usr/local/lib/{version}/{inside}")
+            tar.add(path, f"usr/local/lib/{VERSION}/{inside}")
         for library in _libraries({program, *(path for path in files.values() if ".so" in path.suffixes)}):
             tar.add(library.resolve(), str(library).lstrip("/"))
 
