@@ -90,10 +90,8 @@ def find_app(folder: Path) -> FolderApp:
         ManifestError: The manifest cannot be read.
     """
     folder = folder.resolve()
-    has_manifest = (folder / MANIFEST).is_file()
-    manifest = read_manifest(folder / MANIFEST) if has_manifest else {}
-    if has_manifest:
-        return _named(folder, manifest)
+    if (folder / MANIFEST).is_file():
+        return _named(folder, read_manifest(folder / MANIFEST))
     file = _search(folder, _PLACES)
     below = [path.parent for pattern in _MANIFESTS for path in _glob(folder, pattern)] if file is None else []
     if len(below) == 1:
@@ -133,7 +131,7 @@ def _named(folder: Path, manifest: dict[str, Any]) -> FolderApp:
         f"{folder.name}/{MANIFEST} says that the application is {entry!r}, but the folder has no such module; "
         f"{other.relative_to(folder)} is served, unless {module.partition('.')[0]} is installed"
     )
-    return FolderApp(folder, module, name or None, other, manifest, note)
+    return FolderApp(folder, module, name or _name_in(other), other, manifest, note)
 
 
 def _file_of(folder: Path, module: str) -> Path | None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import site
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import openenv
 from folder_layouts import LAYOUTS, Layout
 from openenv import GenericEnvClient
 from openenv.folders import FolderError, find_app
@@ -100,9 +103,26 @@ def test_other_processes_find_the_folders_modules(
         assert env.step({"where": "west"}).observation["place"] == "west"
 
 
-def _path(home: Path) -> str:
-    import openenv
+@pytest.mark.slow
+def test_a_virtual_environment_in_the_folder_is_not_part_of_it(tmp_path: Path) -> None:
+    layout = LAYOUTS["relative"]
+    folder = replace(layout, imports=(f"import counted\n{layout.imports[0]}", layout.imports[1])).write(tmp_path)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / ".venv")], check=True)
+    [packages] = (folder / ".venv").glob("lib/*/site-packages")
+    (packages / "others.pth").write_text("\n".join([str(Path(openenv.__file__).parents[1]), *site.getsitepackages()]))
+    (packages / "counted.py").write_text("print('imported once')\n")
+    done = subprocess.run(
+        [str(folder / ".venv" / "bin" / "python"), "-c", LOAD],
+        input=json.dumps([["one", str(tmp_path), str(folder)]]),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.splitlines() == ["imported once", '["one", "south"]'], "attempts that fail forget only own code"
 
+
+def _path(home: Path) -> str:
     return f"{home / 'installed'}:{Path(openenv.__file__).parents[1]}"
 
 

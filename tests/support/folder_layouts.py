@@ -1,4 +1,4 @@
-"""Sixty folders with one and the same environment, in the layouts that environments have; written by `Layout.write`.
+"""More than sixty folders with one and the same environment, in the layouts that environments have.
 
 A row of `LAYOUTS` says what differs from the usual package: where the files are, how they import each other, and what
 `openenv.yaml` says. The rules check that actions are of their own class, so a module that is imported twice shows.
@@ -267,6 +267,9 @@ def _rows() -> dict[str, Layout]:
         # names that others have, too
         "named like an installed package": replace(
             usual, folder="repo/yaml", imports=("import yaml\nyaml.safe_load('a: 1')\n" + TOP[0], TOP[1])
+        ),
+        "named like an installed package, relative": replace(
+            usual, folder="repo/yaml", imports=("import yaml\nyaml.safe_load('a: 1')\n" + RELATIVE[0], RELATIVE[1])
         ),
         "models and server are installed, too": replace(
             usual, installed={"models.py": "raise SystemExit('wrong')\n", "server/__init__.py": ""}

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import site
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -148,7 +149,7 @@ def package_app(folder: Path) -> FolderApp:
     """
     try:
         return find_app(folder)
-    except (FolderError, ManifestError) as exc:
+    except (FolderError, ManifestError, OSError) as exc:
         raise TargetError(str(exc)) from exc
 
 
@@ -183,7 +184,9 @@ def _attempts(app: FolderApp) -> Iterator[_Attempt]:
     Each has only what it needs, since two names for one file would be two modules with two sets of classes.
     """
     folder, file, package = app.folder, app.file, app.package
-    if file is None or _is_installed_from(folder, app.module):
+    places = _places_of(app.module.partition(".")[0])
+    is_from_here = "." in app.module and any(_is_own(place, folder) for place in places)
+    if file is None or is_from_here or (app.note is not None and places):
         yield _Attempt(app.module, (folder,))
     if file is None:
         return
@@ -193,7 +196,9 @@ def _attempts(app: FolderApp) -> Iterator[_Attempt]:
     if package not in (root, folder):
         yield _Attempt(dotted_name(file, package), (package, folder))
     own = app.own_names()
-    in_package = f"{own[0] if own else 'served_package'}.{dotted_name(file, package)}"
+    # A folder may be called like an installed package, which others import by that name.
+    free = (name for name in own if all(place == package for place in _places_of(name)))
+    in_package = f"{next(free, 'served_package')}.{dotted_name(file, package)}"
     yield _Attempt(in_package, package=package)
     names = {name: str(package) for name in own}
     names |= {place.name: str(place) for place in package.parents[:_ABOVE] if place.name.isidentifier()}
@@ -246,7 +251,7 @@ def _attempt_import(attempt: _Attempt, folder: Path) -> ModuleType:
     except BaseException:
         sys.path[:], sys.meta_path[:] = path, finders
         for name in set(sys.modules) - known:
-            if _is_inside(sys.modules[name], folder):
+            if (loaded := _place_of(sys.modules[name])) is not None and _is_own(loaded, folder):
                 del sys.modules[name]  # the next attempt must find none of this one's modules
         raise
 
@@ -269,7 +274,8 @@ def _forget_others(names: set[str], folder: Path) -> None:
     Installed modules stay, and so do Python's own: others use them.
     """
     for name, loaded in list(sys.modules.items()):
-        if name.partition(".")[0] in names and not _is_inside(loaded, folder) and not _is_installed(loaded):
+        place = _place_of(loaded) if name.partition(".")[0] in names else None
+        if place is not None and not _is_own(place, folder) and not _is_installed(place):
             del sys.modules[name]
 
 
@@ -283,32 +289,26 @@ def _place_of(module: ModuleType) -> Path | None:
         return None
 
 
-def _is_inside(module: ModuleType, folder: Path) -> bool:
-    place = _place_of(module)
-    return place is not None and place.resolve().is_relative_to(folder)
+def _is_own(place: Path, folder: Path) -> bool:
+    """Whether a module is a folder's own: not one of a virtual environment in it."""
+    return place.resolve().is_relative_to(folder) and not _is_installed(place)
 
 
-def _is_installed(module: ModuleType) -> bool:
-    place = _place_of(module)
-    return place is None or any(place.is_relative_to(root) for root in {*sysconfig.get_paths().values(), _OURS})
+def _is_installed(place: Path) -> bool:
+    standard = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    roots = {*standard, *site.getsitepackages(), site.getusersitepackages(), _OURS}
+    return any(place.is_relative_to(root) for root in roots)
 
 
-def _is_installed_from(folder: Path, module: str) -> bool:
-    """Whether the package that a module's name begins with is installed from a folder, as `pip install -e` does it."""
-    top, _, rest = module.partition(".")
+def _places_of(name: str) -> list[Path]:
+    """Find the folders of a package, or the file of a module, that can be imported; empty if there is none."""
     try:
-        spec = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        return False
-    places = [] if spec is None or not rest else list(spec.submodule_search_locations or ())
-    return any(Path(place).resolve().is_relative_to(folder) for place in places)
-
-
-def _is_importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module.partition(".")[0]) is not None
-    except (ImportError, ValueError):
-        return False
+        return []
+    if spec is None:
+        return []
+    return [Path(place).resolve() for place in spec.submodule_search_locations or [spec.origin or ""]]
 
 
 @dataclass(frozen=True, slots=True)
