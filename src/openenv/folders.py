@@ -14,6 +14,8 @@ from typing import Any
 
 from .manifest import DEFAULT_APP, MANIFEST, read_manifest
 
+ABOVE = 3
+"""How far above itself a package may begin the names of its modules: `src.envs.my_env.models`."""
 _APP = "app"
 _FACTORIES = ("create_app", "make_app", "build_app", "get_app", "application")
 _PLACES = (

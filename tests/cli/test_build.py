@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from folder_layouts import LAYOUTS
 from openenv.cli.build import StagingError, _installed_project, staged
 from openenv.cli.init import Names, write_package
 
@@ -280,6 +281,14 @@ def test_a_folder_without_a_dockerfile_gets_one_that_serves_it(maze: Path) -> No
         requirements = (given.context / "openenv-requirements.txt").read_text().splitlines()
         assert requirements == ["rich>=13", "uvicorn>=0.34"]
         assert not (given.context / "openenv").exists(), "the base image has it"
+
+
+def test_the_folders_above_are_in_the_image_if_the_code_names_them(tmp_path: Path) -> None:
+    folder = LAYOUTS["by the names of two above"].write(tmp_path)
+    with staged(folder) as given:
+        assert "COPY . /app/src/envs/maze_env\n" in given.dockerfile.read_text()
+    with staged(LAYOUTS["top"].write(tmp_path / "other")) as given:
+        assert "COPY . /app/env\n" in given.dockerfile.read_text()
 
 
 def test_the_copy_of_an_installed_package_can_be_built(tmp_path: Path) -> None:

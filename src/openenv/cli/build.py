@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from ..folders import FolderApp, FolderError, find_app
+from ..folders import ABOVE, FolderApp, FolderError, find_app
 from ..manifest import MANIFEST, ManifestError
 from .command import failure, tidy_on_sigterm
 
@@ -59,13 +59,14 @@ EXPOSE 8000
 """
 _RECIPE = """\
 FROM openenv-base
-WORKDIR /app/env
-COPY . /app/env
+WORKDIR {place}
+COPY . {place}
 RUN if [ -s {requirements} ]; then pip install --no-cache-dir -r {requirements}; fi
 EXPOSE 8000
-CMD ["python", "-m", "openenv", "serve", "/app/env", "--host", "0.0.0.0", "--port", "8000", "--no-token"]
+CMD ["python", "-m", "openenv", "serve", "{place}", "--host", "0.0.0.0", "--port", "8000", "--no-token"]
 """
 _REQUIREMENTS = "openenv-requirements.txt"
+_IMPORTED = re.compile(r"(?m)^\s*(?:from|import)\s+([A-Za-z_]\w*)\.")
 _ARRAY = re.compile(r"(?ms)^dependencies\s*=\s*\[(.*?)\]\s*$")
 _STRING = re.compile(r"""(["'])([^\n]*?)\1""")
 
@@ -253,7 +254,7 @@ def staged(folder: Path, *, context: Path | None = None, dockerfile: Path | None
         copy = Path(home, source.name or "context")
         shutil.copytree(source, copy, symlinks=True, ignore=_excluded)
         if recipe is None:
-            target = _write_recipe(copy)
+            target = _write_recipe(copy, source)
         elif recipe.is_relative_to(source):
             target = copy / recipe.relative_to(source)
         else:
@@ -277,7 +278,7 @@ def _recipe(folder: Path, chosen: Path | None) -> Path | None:
     return None
 
 
-def _write_recipe(copy: Path) -> Path:
+def _write_recipe(copy: Path, source: Path) -> Path:
     """Write a Dockerfile that installs what the package requires, and serves it."""
     texts = [copy / name for name in ("requirements.txt", "server/requirements.txt")]
     lines = [line for path in texts if path.is_file() for line in path.read_text(encoding="utf-8").splitlines()]
@@ -285,8 +286,19 @@ def _write_recipe(copy: Path) -> Path:
     kept = [line for line in dict.fromkeys(lines) if not _BARE.match(line)]
     (copy / _REQUIREMENTS).write_text("".join(f"{line}\n" for line in kept), encoding="utf-8", newline="\n")
     target = copy / "Dockerfile"
-    target.write_text(_RECIPE.format(requirements=_REQUIREMENTS), encoding="utf-8", newline="\n")
+    recipe = _RECIPE.format(requirements=_REQUIREMENTS, place=_place_in_image(source, copy))
+    target.write_text(recipe, encoding="utf-8", newline="\n")
     return target
+
+
+def _place_in_image(folder: Path, copy: Path) -> str:
+    """Return where the package goes: below the folders above it by whose names its code imports itself."""
+    code = "\n".join(
+        path.read_text(encoding="utf-8", errors="replace") for path in copy.rglob("*.py") if path.is_file()
+    )
+    imported = set(_IMPORTED.findall(code))
+    named = [place for place in folder.parents[:ABOVE] if place.name in imported and not (copy / place.name).exists()]
+    return f"/app/{folder.relative_to(named[-1].parent).as_posix()}" if named else "/app/env"
 
 
 def _dependencies(project: Path) -> list[str]:

@@ -24,7 +24,7 @@ from .. import settings
 from ..author_frames import author_traceback
 from ..env.binding import declared_concurrency, factory_class, infer_models, shared_attributes
 from ..env.environment import Environment
-from ..folders import FolderApp, FolderError, dotted_name, find_app
+from ..folders import ABOVE, FolderApp, FolderError, dotted_name, find_app
 from ..manifest import DEFAULT_APP, MANIFEST, ManifestError
 from ..module_finder import ModuleTableFinder
 from .app import create_app
@@ -32,7 +32,6 @@ from .app import create_app
 GYMNASIUM = "gymnasium:"
 CLASS_SESSIONS = 256  # of a bare class whose sessions are separate; an application says for itself
 _APP = "app"
-_ABOVE = 3  # how far above itself a package may begin the names of its modules: `src.envs.my_env.models`
 _OURS = str(Path(__file__).parents[1])
 
 _EXTRAS = {"gradio": "gradio", "numpy": "numpy", "PIL": "images", "gymnasium": "gymnasium"}
@@ -201,7 +200,7 @@ def _attempts(app: FolderApp) -> Iterator[_Attempt]:
     in_package = f"{next(free, 'served_package')}.{dotted_name(file, package)}"
     yield _Attempt(in_package, package=package)
     names = {name: str(package) for name in own}
-    names |= {place.name: str(place) for place in package.parents[:_ABOVE] if place.name.isidentifier()}
+    names |= {place.name: str(place) for place in package.parents[:ABOVE] if place.name.isidentifier()}
     last = tuple(place for place in (source, file.parent, folder.parent) if place.is_dir())
     yield _Attempt(dotted_name(file, root), (root, folder), names=names, last=last)
     yield _Attempt(in_package, (folder,), package, names, last)
@@ -261,7 +260,7 @@ def _is_about_names(exc: ImportError, app: FolderApp) -> bool:
     if not isinstance(exc, ModuleNotFoundError) or exc.name is None:
         return True
     missing = exc.name.partition(".")[0]
-    if missing in app.own_names() or any(missing == place.name for place in app.package.parents[:_ABOVE]):
+    if missing in app.own_names() or any(missing == place.name for place in app.package.parents[:ABOVE]):
         return True
     inside = [app.folder, app.folder / "src", app.package, app.folder.parent]
     inside += [] if app.file is None else [app.file.parent]
