@@ -19,10 +19,6 @@ BEING_BUILT = (
     "openenv.cli.commands",
     "openenv.cli.importers",
     "openenv.core.containers.runtime",
-    "openenv.core.evals",
-    "openenv.core.harness.collect",
-    "openenv.core.tools",
-    "openenv.discovery",
     "openenv.harbor",
     "openenv.validation",
 )
