@@ -16,7 +16,12 @@ _VERSION = re.compile(r"""(?m)^\s*version\s*=\s*["']([^"'\n]+)["']""")
 
 
 class ManifestError(ValueError):
-    """A manifest cannot be read; the text says why."""
+    """A manifest cannot be read or declares what it must not: each problem, and how to correct them."""
+
+    def __init__(self, errors: list[str], *, remediation: str | None = None) -> None:
+        super().__init__("; ".join(errors))
+        self.errors = errors
+        self.remediation = remediation
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -31,9 +36,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ManifestError(f"{path} is not valid YAML: {exc}") from exc
+        raise ManifestError([f"{path} is not valid YAML: {exc}"]) from exc
     if not isinstance(data, dict):
-        raise ManifestError(f"{path} must be a mapping (a YAML dictionary) with at least a name")
+        raise ManifestError([f"{path} must be a mapping (a YAML dictionary) with at least a name"])
     return data
 
 

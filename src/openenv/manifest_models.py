@@ -52,7 +52,7 @@ class ManifestPart(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Reward(ManifestPart):
+class RewardDeclaration(ManifestPart):
     """Between which numbers rewards lie, and how exact they are."""
 
     range: tuple[float, float] = Field(default=(0.0, 1.0), description="The least and the highest reward of a step.")
@@ -69,7 +69,7 @@ class Reward(ManifestPart):
         return self
 
 
-class Judge(ManifestPart):
+class JudgePin(ManifestPart):
     """Which language model judges."""
 
     model: str
@@ -77,7 +77,7 @@ class Judge(ManifestPart):
     params: dict[str, Any] = Field(default_factory=dict)
 
 
-class Resources(ManifestPart):
+class ResourceDeclaration(ManifestPart):
     """What an episode may use."""
 
     cpu: float = Field(gt=0, description="Cores.")
@@ -88,7 +88,7 @@ class Resources(ManifestPart):
     gpu_types: list[str] = Field(default_factory=list)
 
 
-class TaskDistribution(ManifestPart):
+class TaskDistributionPin(ManifestPart):
     """Where tasks come from."""
 
     generator_seed: int | None = None
@@ -96,7 +96,7 @@ class TaskDistribution(ManifestPart):
     generator_model: str | None = None
 
 
-class Network(ManifestPart):
+class NetworkPolicy(ManifestPart):
     """Which hosts an environment may reach."""
 
     mode: Literal["public", "no-network", "allowlist"] = "public"
@@ -106,17 +106,19 @@ class Network(ManifestPart):
     def _hosts_are_for_a_list(self) -> Self:
         if self.allowed_hosts and self.mode != "allowlist":
             raise ValueError("allowed_hosts needs mode: allowlist")
+        if self.mode == "allowlist" and not self.allowed_hosts:
+            raise ValueError("mode: allowlist needs allowed_hosts, at least one")
         return self
 
 
-class OracleSpec(ManifestPart):
+class OracleDeclaration(ManifestPart):
     """What reaches the best reward."""
 
     form: Literal["injected_state", "script"]
     location: PackagePath
 
 
-class Verifier(ManifestPart):
+class VerifierBinding(ManifestPart):
     """Where rewards come from."""
 
     kind: Literal["reward_channel", "script"] = Field(description="The step's own reward, or a script.")
@@ -129,11 +131,11 @@ class Verifier(ManifestPart):
         return self
 
 
-class Capabilities(ManifestPart):
+class CapabilitiesSpec(ManifestPart):
     """What an environment offers beyond reset and step."""
 
-    oracle: OracleSpec | None = None
-    verifier: Verifier
+    oracle: OracleDeclaration | None = None
+    verifier: VerifierBinding
     set_state: bool = False
     llm_judged: bool = Field(default=False, description="Whether a language model judges; needs judge.")
     rubric_tree: bool = False
@@ -155,28 +157,28 @@ class Types(ManifestPart):
     tags: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
 
 
-class Execution(ManifestPart):
+class ExecutionDeclaration(ManifestPart):
     """How the package is run for its checks, and which actions they take."""
 
+    model_config = ConfigDict(extra="forbid", frozen=True)
     kind: Literal["openenv_ws"] = "openenv_ws"
     probe_path: PackagePath = Field(default="validation/runtime.json", description="The actions of the checks.")
     dockerfile: PackagePath = "Dockerfile"
     context: PackagePath = "."
     agent_boundary: Literal["api"] = "api"
-    requires_credentials: bool = False
+    requires_credentials: StrictBool = False
 
 
-class ValidationBlock(ManifestPart):
-    """What the environment promises; `openenv validate` holds it to that."""
+class Promises(ManifestPart):
+    """What an environment promises of its rewards, its resources and its features."""
 
-    reward: Reward
-    judge: Judge | None = None
-    resources: Resources
-    task_distribution: TaskDistribution | None = None
-    network: Network = Field(default_factory=Network)
-    capabilities: Capabilities
+    reward: RewardDeclaration
+    judge: JudgePin | None = None
+    resources: ResourceDeclaration
+    task_distribution: TaskDistributionPin | None = None
+    network: NetworkPolicy = Field(default_factory=NetworkPolicy)
+    capabilities: CapabilitiesSpec
     types: Types
-    execution: Execution | None = None
 
     @model_validator(mode="after")
     def _judges_are_pinned(self) -> Self:
@@ -185,6 +187,12 @@ class ValidationBlock(ManifestPart):
         if self.capabilities.llm_judged and self.reward.variance_tolerance is None:
             raise ValueError("llm_judged needs reward.variance_tolerance")
         return self
+
+
+class ValidationBlock(Promises):
+    """What the environment promises; `openenv validate` holds it to that."""
+
+    execution: ExecutionDeclaration | None = None
 
 
 class ServeBlock(ManifestPart):

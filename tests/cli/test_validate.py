@@ -12,9 +12,11 @@ from typer.testing import CliRunner
 
 from openenv.cli.__main__ import build
 from openenv.cli.init import Names, write_package
-from openenv.cli.validation.package import NoPackage, check_package
-from openenv.cli.validation.report import Report, Result, source_digest
-from openenv.cli.validation.rules import RULES, verdict
+from openenv.validation.report import CheckOutcome, source_digest
+from openenv.validation.rules import RULES
+from openenv.validation.runner import run_validation
+from openenv.validation.signature import SignatureError
+from openenv.validation.types import Level
 from portable_package import RULES_WITH_STATE
 
 NOT_DONE = {
@@ -53,12 +55,12 @@ def package(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def check(folder: Path, level: str = "runtime", **options: Any) -> dict[str, Result]:
-    report = check_package(folder, level=level, policy="v2", listen=lambda _: None, **options)
+def check(folder: Path, level: str = "runtime", **options: Any) -> dict[str, CheckOutcome]:
+    report = run_validation(folder, max_level=Level[level.upper()], **options)
     return {result.check_id: result for result in report.results}
 
 
-def failed(results: dict[str, Result]) -> set[str]:
+def failed(results: dict[str, CheckOutcome]) -> set[str]:
     return {check_id for check_id, result in results.items() if result.status in ("fail", "error")}
 
 
@@ -110,10 +112,10 @@ def test_files_alone_are_checked_without_running_anything(package: Callable[...,
 
 
 def test_skip_build_skips_what_needs_the_package_to_run(package: Callable[..., Path]) -> None:
-    results = check(package(("server/app.py", "import argparse", "raise SystemExit")), may_run=False)
+    results = check(package(("server/app.py", "import argparse", "raise SystemExit")), skip_build=True)
     assert {result.status for name, result in results.items() if name.startswith("runtime.")} == {"skip"}
     assert results["runtime.startup"].evidence[0].startswith("--skip-build")
-    assert results["runtime.seed_control"].evidence == ("unmet dependency: runtime.startup",)
+    assert results["runtime.seed_control"].evidence == ["unmet dependency: runtime.startup"]
 
 
 # -- faults ---------------------------------------------------------------------------------------------------------
@@ -365,8 +367,8 @@ def test_missing_files_and_dependencies_are_named(package: Callable[..., Path]) 
     for name in ("server/Dockerfile", "README.md", "server/requirements.txt"):
         (folder / name).unlink()
     results = check(folder, "static")
-    assert results["static.layout"].evidence == ("missing: README.md, server/Dockerfile",)
-    assert results["static.entry_point"].evidence == ("openenv is not among the dependencies",)
+    assert results["static.layout"].evidence == ["missing: README.md, server/Dockerfile"]
+    assert results["static.entry_point"].evidence == ["openenv is not among the dependencies"]
 
 
 def test_without_promises_the_package_is_played_all_the_same(package: Callable[..., Path]) -> None:
@@ -397,7 +399,7 @@ def test_a_folder_without_a_manifest_is_no_package(tmp_path: Path) -> None:
     assert (done.exit_code, done.stdout) == (2, "")
     assert "has no openenv.yaml" in done.stderr
     assert validate(str(tmp_path / "nowhere")).exit_code == 2
-    with pytest.raises(NoPackage):
+    with pytest.raises(SignatureError):
         check(tmp_path / "nowhere")
 
 
@@ -411,6 +413,8 @@ def test_a_folder_without_a_manifest_is_no_package(tmp_path: Path) -> None:
         (["--policy", "v9"], 3, "v1, v2"),
         (["--policy", "v1", "--level", "runtime"], 3, "need v2"),
         (["--timeout", "0"], 2, "timeout"),
+        (["--provider", "cloud"], 3, "process, docker"),
+        (["http://localhost:1", "--provider", "docker"], 1, "runs already"),
     ],
 )
 def test_options_that_do_not_go_together_are_an_error_of_one_line(arguments: list[str], code: int, error: str) -> None:
@@ -440,12 +444,3 @@ def test_a_command_that_is_ended_takes_its_server_and_its_files_with_it(
     running.process.terminate()
     assert running.process.wait(60) == 143, running.output
     assert list((tmp_path / "tmp").iterdir()) == []
-
-
-def test_a_verdict_is_the_worst_that_follows() -> None:
-    assert verdict([("static.manifest", "pass")]) == "pass"
-    assert verdict([("static.manifest", "skip")]) == "warn"
-    assert verdict([("static.manifest", "skip")], {"static.manifest"}) == "pass"
-    assert verdict([("static.layout", "fail"), ("static.manifest", "pass")]) == "warn"
-    assert verdict([("static.layout", "fail"), ("static.manifest", "error")]) == "fail"
-    assert Report(Path(), "v2", (Result("static.manifest", "fail"),)).verdict == "fail"

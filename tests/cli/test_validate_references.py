@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from openenv.cli.validation.package import check_package
+from openenv.validation.runner import run_validation
+from openenv.validation.types import Level
 
 ENVS = Path(__file__).resolve().parents[2] / "envs"
 
@@ -14,7 +15,7 @@ ENVS = Path(__file__).resolve().parents[2] / "envs"
 @pytest.mark.slow_but_for("echo_env")
 @pytest.mark.parametrize("name", ["echo_env", "gridworld_env", "notes_env", "opencode_env"])
 def test_a_reference_environment_keeps_what_it_promises(name: str) -> None:
-    report = check_package(ENVS / name, level="runtime", policy="v2", listen=lambda _: None)
+    report = run_validation(ENVS / name, max_level=Level.RUNTIME)
     assert [r for r in report.results if r.status in ("fail", "error")] == []
     assert {"static.manifest", "runtime.startup", "runtime.episode_isolation"} <= {
         r.check_id for r in report.results if r.status == "pass"

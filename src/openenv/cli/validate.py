@@ -1,12 +1,13 @@
-"""`openenv validate`: the options, exit codes and where a report goes; `validation/` makes the checks."""
+"""`openenv validate`: the options, what is printed, exit codes, where a report goes; `validation/` makes the checks."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,8 +15,16 @@ from .. import settings
 from ..errors import message_of
 from .command import failure, tidy_on_sigterm
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..validation.providers.docker import DockerValidationProvider
+    from ..validation.report import CheckOutcome, ValidationReport
+    from ..validation.running_server import Criterion, RunningReport
+
 _LEVELS = ("static", "runtime", "semantic")
 _POLICIES = ("v1", "v2")
+_PROVIDERS = ("process", "docker")
 
 
 def validate(
@@ -43,6 +52,14 @@ def validate(
         5.0, metavar="SECONDS", min=0.1, help="With a URL: how long a reply over HTTP may take."
     ),
     token: str | None = typer.Option(None, metavar="TOKEN", help="The server's token; by default OPENENV_TOKEN."),
+    provider: str = typer.Option(
+        "process",
+        metavar="NAME",
+        help="What runs the package: a process of this machine, or docker, which builds its image.",
+    ),
+    artifacts: Path | None = typer.Option(
+        None, metavar="FOLDER", help="Keep the report, the plan and every message of an episode here."
+    ),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Show the evidence of all checks."),
 ) -> None:
     """Check an environment: its files, its rewards, schemas, seeds and sessions.
@@ -52,8 +69,9 @@ def validate(
       openenv validate guess.py                an environment in a file
       openenv validate http://localhost:8000   a running server
       openenv validate --level static          without running anything
+      openenv validate --provider docker       in its own image, with the network that it declares
 
-    For the checks a process serves the package, with your rights: validate only code that you would run.
+    For the checks a process serves the package, with your rights: validate only code that you would run, or in Docker.
 
     Actions are generated from the schema of the action class. To use others, write validation/runtime.json:
 
@@ -67,9 +85,11 @@ def validate(
     """
     from rich.console import Console  # all of this loads only for this command
 
-    from .validation.package import NoPackage, check_package
-    from .validation.report import Display, Report
-    from .validation.running_server import RunningReport, check_running
+    from ..validation.policy import PolicyError, load_policy
+    from ..validation.runner import run_validation
+    from ..validation.running_server import check_running
+    from ..validation.signature import SignatureError, UnsupportedPackageError
+    from ..validation.types import Level
 
     if target is not None and target.startswith(("http://", "https://")):
         if url is not None:
@@ -77,37 +97,56 @@ def validate(
         target, url = None, target
     if url is not None and (target is not None or local):
         raise failure("give a package or a URL, not both", 1)
-    if level not in _LEVELS:
-        raise failure(f"{level!r} is no level: {', '.join(_LEVELS)}", 3)
     chosen = policy or ("v1" if level == "static" else "v2")
-    if chosen not in _POLICIES:
-        raise failure(f"{chosen!r} is no version of the rules: {', '.join(_POLICIES)}", 3)
-    if url is None and chosen == "v1" and level != "static":
-        raise failure("the rules v1 are for --level static; runtime and semantic need v2", 3)
+    for name, kinds, what in (
+        (level, _LEVELS, "level"),
+        (chosen, _POLICIES, "version of the rules"),
+        (provider, _PROVIDERS, "provider"),
+    ):
+        if name not in kinds:
+            raise failure(f"{name!r} is no {what}: {', '.join(kinds)}", 3)
+    if url is not None and (provider != "process" or artifacts is not None):
+        raise failure("--provider and --artifacts are for packages: a server at a URL runs already", 1)
     token = token or settings.client_token()
     try:
-        display = Display(Console(highlight=False, quiet=as_json), verbose=verbose)
-        report: Report | RunningReport
+        display = _Display(Console(highlight=False, quiet=as_json), verbose=verbose)
         if url is not None:
-            report = check_running(
+            running = check_running(
                 url, timeout_s=timeout, token=token, with_episodes=level != "static", listen=display.criterion
             )
-            display.running_summary(report)
+            display.running_summary(running)
+            passed = running.passed
+            _deliver(running.json(), as_json, output)
         else:
             started = time.monotonic()
-            folder = Path(target or ".").resolve()
             with tidy_on_sigterm():  # else the server of the package would outlive us
-                report = check_package(
-                    folder, level=level, policy=chosen, may_run=not skip_build, token=token, listen=display.result
+                report = run_validation(
+                    Path(target or ".").resolve(),
+                    max_level=Level[level.upper()],
+                    skip_build=skip_build,
+                    policy=load_policy(chosen),
+                    provider=_docker_provider() if provider == "docker" and not skip_build else None,
+                    artifacts_dir=artifacts,
+                    token=token,
+                    listen=display.result,
                 )
-                display.summary(report, time.monotonic() - started)
-        _deliver(report.json(), as_json, output)
-    except NoPackage as error:
+            display.summary(report, time.monotonic() - started)
+            passed = report.passed
+            _deliver(report.model_dump(mode="json"), as_json, output)
+    except (SignatureError, UnsupportedPackageError) as error:
         raise failure(error, 2) from error
+    except PolicyError as error:
+        raise failure(error, 3) from error
     except (OSError, ValueError, RuntimeError) as error:
         raise failure(f"the checks could not be run: {type(error).__name__}: {message_of(error)}", 3) from error
-    if not report.passed:
+    if not passed:
         raise typer.Exit(1)
+
+
+def _docker_provider() -> DockerValidationProvider:
+    from ..validation.providers.docker import DockerValidationProvider
+
+    return DockerValidationProvider()
 
 
 def _deliver(report: dict[str, Any], as_json: bool, output: Path | None) -> None:
@@ -117,3 +156,76 @@ def _deliver(report: dict[str, Any], as_json: bool, output: Path | None) -> None
         output.write_text(text + "\n", encoding="utf-8", newline="\n")
     if as_json:
         sys.stdout.write(text + "\n")
+
+
+_MARKS = {
+    "pass": "[green]✓[/]",
+    "fail": "[red]✗[/]",
+    "warn": "[yellow]![/]",
+    "skip": "[yellow]?[/]",
+    "n/a": "[dim]–[/]",
+    "error": "[red]✗[/]",
+}
+_STYLES = {"pass": "dim", "fail": "red", "warn": "yellow", "skip": "yellow", "n/a": "dim", "error": "red"}
+_VERDICTS = {"pass": "[green]pass[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
+
+
+class _Display:
+    """Prints results as they come, and then the verdict."""
+
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+        from ..validation.rules import RULE
+
+        self._console = console
+        self._verbose = verbose
+        self._rules = RULE
+        self._width = max(len(check_id) for check_id in RULE)
+
+    def result(self, result: CheckOutcome) -> None:
+        """Print the result of a check of a package."""
+        rule = self._rules.get(result.check_id)  # None: a grader of another package
+        kind: str = result.status.value
+        if kind == "fail" and rule is not None and rule.severity.value == "warn":
+            kind = "warn"
+        if not result.applies:
+            kind = "n/a"
+        says = "by a grader of another package" if rule is None else rule.says
+        self._line(kind, result.check_id, says, result.evidence, result.remediation)
+
+    def criterion(self, one: Criterion) -> None:
+        """Print the result of a check of a running server."""
+        kind = "pass" if one.passed else "fail" if one.required else "warn"
+        self._line(kind, one.id, one.description, (one.details,) if one.details else (), one.fix)
+
+    def summary(self, report: ValidationReport, seconds: float) -> None:
+        """Print the verdict on a package."""
+        words = {"pass": "passed", "fail": "failed", "error": "could not be made", "skip": "skipped"}
+        counts = {name: sum(one.status.value == name and one.applies for one in report.results) for name in words}
+        tally = ", ".join(f"{counts[name]} {words[name]}" for name in counts if counts[name] or name == "fail")
+        if aside := sum(not one.applies for one in report.results):
+            tally += f", {aside} not applicable"
+        note = ""
+        if report.verdict.value == "warn" and not counts["fail"] and not counts["error"]:
+            note = "; nothing failed, but skipped checks prove nothing"
+        verdict = _VERDICTS[report.verdict.value]
+        self._console.print(f"\n{tally} in {seconds:.1f} s. Verdict: {verdict}{note}", soft_wrap=True)
+
+    def running_summary(self, report: RunningReport) -> None:
+        """Print the verdict on a running server."""
+        failed = [one for one in report.criteria if not one.passed]
+        tally = f"{len(report.criteria) - len(failed)} passed, {len(failed)} failed"
+        verdict = "fail" if not report.passed else "warn" if failed else "pass"
+        where = f"{report.mode} mode, {report.profile}"
+        self._console.print(f"\n{tally} ({where}). Verdict: {_VERDICTS[verdict]}", soft_wrap=True)
+
+    def _line(self, kind: str, name: str, says: str, evidence: Sequence[str], fix: str | None) -> None:
+        from rich.markup import escape
+
+        self._console.print(f"{_MARKS[kind]} {name:<{self._width}}  {says}", soft_wrap=True)
+        if kind in ("pass", "n/a") and not self._verbose:
+            return
+        for text in evidence:
+            for line in text.splitlines():
+                self._console.print(f"    [{_STYLES[kind]}]{escape(line)}[/]", soft_wrap=True)
+        for index, line in enumerate((fix or "").splitlines()):
+            self._console.print(f"    {'fix: ' if index == 0 else '     '}{escape(line)}", soft_wrap=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ...errors import (
+from openenv.errors import (
     NotForkable,
     OpenEnvError,
     ProtocolError,
@@ -20,11 +20,26 @@ from ...errors import (
     UnknownTypeError,
     message_of,
 )
-from ...protocol.json_values import NONFINITE_REWARD_KEY
+from openenv.protocol.json_values import NONFINITE_REWARD_KEY
+
 from .json_schema import shown, violations
-from .probe import LIST_TOOLS, PLAN, Client, PlayedEpisode, Probe, has_tool_actions, is_tool_call, play, reset, step
-from .rules import CheckEvidence, CheckFailed, CheckSkipped
+from .probe import (
+    LIST_TOOLS,
+    PLAN,
+    Client,
+    Moment,
+    PlayedEpisode,
+    Probe,
+    has_tool_actions,
+    is_tool_call,
+    play,
+    reset,
+    step,
+)
+from .report import CheckOutcome, skipped
+from .rules import RULE, CheckEvidence, CheckFailed, CheckNotApplicable, CheckSkipped
 from .served_package import CLOSE_FAILED, Handles
+from .types import CheckStatus
 
 _SESSIONS = 10
 _SETTLE_S = 10.0
@@ -35,6 +50,36 @@ _COPYING = (
     "HAS_EXTERNAL_STATE and write snapshot() and restore()"
 )
 _ALONE = "keep everything that an episode changes on self: nothing in class or module variables"
+
+
+def run_check(check_id: str, probe: Probe) -> CheckOutcome:
+    """Run one check of a served environment."""
+    rule = RULE[check_id]
+    if rule.skipped is not None:
+        declared = None if probe.manifest is None or rule.needs is None else probe.manifest.capabilities
+        is_declared = declared is not None and bool(getattr(declared, str(rule.needs)))
+        reason = rule.skipped if is_declared or rule.needs is None else f"{rule.needs} is not declared"
+        return skipped(check_id, reason, applies=is_declared)
+    function = globals()[check_id.partition(".")[2]]
+    return outcome_of(check_id, lambda: function(probe))
+
+
+def outcome_of(check_id: str, function: Callable[[], CheckEvidence]) -> CheckOutcome:
+    """Run a check and turn what it returns or raises into its outcome."""
+    started = time.monotonic()
+    try:
+        evidence = function()
+        status, texts, fix, measured = CheckStatus.PASS, [evidence.text], None, evidence.measured
+    except CheckFailed as failure:
+        status, texts, fix, measured = CheckStatus.FAIL, [*failure.problems], failure.fix, failure.measured
+    except CheckSkipped as skip:
+        return skipped(check_id, str(skip), applies=not isinstance(skip, CheckNotApplicable))
+    except Exception as error:  # one check that breaks is a result, not the end of the others
+        status, texts, fix, measured = CheckStatus.ERROR, [f"{type(error).__name__}: {message_of(error)}"], None, {}
+    duration_s = time.monotonic() - started
+    return CheckOutcome(
+        check_id=check_id, status=status, measured=measured, evidence=texts, remediation=fix, duration_s=duration_s
+    )
 
 
 def startup(probe: Probe) -> CheckEvidence:
@@ -50,17 +95,7 @@ def startup(probe: Probe) -> CheckEvidence:
 def reward_well_formed(probe: Probe) -> CheckEvidence:
     """Rewards are finite numbers within the range, or none."""
     limits = probe.manifest.reward.range if probe.manifest is not None else None
-    problems = []
-    for index, moment in enumerate(probe.first.moments):
-        where = "reset" if index == 0 else f"step {index}"
-        if NONFINITE_REWARD_KEY in moment.metadata:
-            problems.append(f"{where}: the reward is {moment.metadata[NONFINITE_REWARD_KEY]}")
-        elif moment.reward is None:
-            continue
-        elif not isinstance(moment.reward, int | float) or not math.isfinite(moment.reward):
-            problems.append(f"{where}: {moment.reward!r} is no finite number")
-        elif limits is not None and not limits[0] <= moment.reward <= limits[1]:
-            problems.append(f"{where}: {moment.reward} is not within {limits[0]:g} and {limits[1]:g}")
+    problems = reward_problems(probe.first.moments, limits)
     rewards = probe.first.rewards
     measured = {"rewards": rewards, "range": None if limits is None else list(limits)}
     if problems:
@@ -70,19 +105,32 @@ def reward_well_formed(probe: Probe) -> CheckEvidence:
     return CheckEvidence(f"{paid} of {len(rewards)} steps were rewarded", measured)
 
 
+def reward_problems(moments: Sequence[Moment], limits: tuple[float, float] | None) -> list[str]:
+    """Return what is wrong with the rewards of an episode."""
+    problems = []
+    for index, moment in enumerate(moments):
+        where = _where(index)
+        if NONFINITE_REWARD_KEY in moment.metadata:
+            problems.append(f"{where}: the reward is {moment.metadata[NONFINITE_REWARD_KEY]}")
+        elif moment.reward is None:
+            continue
+        elif not isinstance(moment.reward, int | float) or not math.isfinite(moment.reward):
+            problems.append(f"{where}: {moment.reward!r} is no finite number")
+        elif limits is not None and not limits[0] <= moment.reward <= limits[1]:
+            problems.append(f"{where}: {moment.reward} is not within {limits[0]:g} and {limits[1]:g}")
+    return problems
+
+
 def observation_schema(probe: Probe) -> CheckEvidence:
     """Observations fit the schemas that the server publishes."""
     of_steps = probe.schema.get("observation")
     of_reset = probe.schema.get("reset_observation") or of_steps
-    problems, checked = [], 0
     has_tools = has_tool_actions(probe.schema.get("action") or {})
-    for index, moment in enumerate(probe.first.moments):
-        if has_tools and not is_tool_call(moment.action):
-            continue  # the schema is that of a called tool
+    checked = 0
+    problems: list[str] = []
+    for where, value, schema in described_observations(probe.first.moments, of_reset, of_steps, has_tools=has_tools):
         checked += 1
-        schema = of_steps if index else of_reset
-        where = f"step {index}" if index else "reset"
-        problems += [f"{where}: {one}" for one in violations(moment.whole, schema if isinstance(schema, dict) else {})]
+        problems += [f"{where}: {one}" for one in violations(value, schema)]
     if problems:
         fix = "return the class that create_app was given, and change its fields where the data is right"
         raise CheckFailed(*problems[:_SHOWN], fix=fix)
@@ -91,21 +139,51 @@ def observation_schema(probe: Probe) -> CheckEvidence:
     return CheckEvidence(f"{checked} observations fit", {"observations": checked})
 
 
+def described_observations(
+    moments: Sequence[Moment], of_reset: Any, of_steps: Any, *, has_tools: bool
+) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Yield where each observation was made, and the observation with its schema.
+
+    Where actions are tool calls, the schema describes the reply to a call and nothing else.
+    """
+    for index, moment in enumerate(moments):
+        if has_tools and not is_tool_call(moment.action):
+            continue
+        schema = of_steps if index else of_reset
+        yield _where(index), moment.whole, schema if isinstance(schema, dict) else {}
+
+
 def state_contract(probe: Probe) -> CheckEvidence:
     """The state has the episode's id, and counts steps from zero."""
-    problems = []
-    episode_id = probe.plan.reset.episode_id
-    for index, state in enumerate(probe.first.states):
-        where = f"after step {index}" if index else "after reset"
-        if state.get("episode_id") != episode_id:
-            problems.append(f"{where}: episode_id is {state.get('episode_id')!r}, and {episode_id!r} was asked for")
-        if not _counts(state, probe.plan.actions[:index]):
-            problems.append(f"{where}: step_count is {state.get('step_count')!r}")
-        problems += [f"{where}: {one}" for one in violations(state, probe.schema.get("state") or {})]
+    states = probe.first.states
+    problems = state_problems(states, probe.plan.reset.episode_id, probe.plan.actions)
+    for index, state in enumerate(states):
+        problems += [f"{_after(index)}: {one}" for one in violations(state, probe.schema.get("state") or {})]
     if problems:
         fix = "in reset, begin a new State(episode_id=episode_id or ...); in step, add 1 to its step_count"
         raise CheckFailed(*problems[:_SHOWN], fix=fix)
-    return CheckEvidence(f"{len(probe.first.states)} states were read", {"states": len(probe.first.states)})
+    return CheckEvidence(f"{len(states)} states were read", {"states": len(states)})
+
+
+def state_problems(states: Sequence[dict[str, Any]], episode_id: str, actions: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what is wrong with the states after the reset and after each of the actions."""
+    problems = []
+    for index, state in enumerate(states):
+        if state.get("episode_id") != episode_id:
+            problems.append(
+                f"{_after(index)}: episode_id is {state.get('episode_id')!r}, and {episode_id!r} was asked for"
+            )
+        if not _counts(state, actions[:index]):
+            problems.append(f"{_after(index)}: step_count is {state.get('step_count')!r}")
+    return problems
+
+
+def _where(index: int) -> str:
+    return f"step {index}" if index else "reset"
+
+
+def _after(index: int) -> str:
+    return f"after {_where(index)}"
 
 
 def trajectory_record(probe: Probe) -> CheckEvidence:
@@ -389,7 +467,7 @@ def _same_rewards(probe: Probe, runs: list[list[Any]], when: str) -> CheckEviden
     return CheckEvidence(f"the same rewards {when}", measured)
 
 
-def _counts(state: dict[str, Any], actions: list[dict[str, Any]]) -> bool:
+def _counts(state: dict[str, Any], actions: Sequence[dict[str, Any]]) -> bool:
     """Say whether a state counts these steps; listing tools may count as one, or not."""
     count = state.get("step_count")
     least = sum(action.get("type") != LIST_TOOLS for action in actions)
@@ -415,7 +493,7 @@ def _compare(one: PlayedEpisode, other: PlayedEpisode, when: str, *, fix: str = 
         if changed:
             name = changed[0]
             values = f"{shown(first.core.get(name))} and {shown(second.core.get(name))}"
-            where = f"step {index}" if index else "reset"
+            where = _where(index)
             raise CheckFailed(f"{when}: {where} differs in {', '.join(changed)} ({values})", fix=fix)
     if len(one.moments) != len(other.moments):
         raise CheckFailed(f"{when}: it ended after {len(one.rewards)} and {len(other.rewards)} steps", fix=fix)

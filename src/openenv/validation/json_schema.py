@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...protocol.schema import Unmakeable, make_example
+from openenv.protocol.schema import Unmakeable, make_example
 
 Schema = Mapping[str, Any]
 

@@ -12,70 +12,46 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import httpx2
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from ...client.env_client import GenericEnvClient, SyncEnvClient
-from ...client.network import ProtocolChoice, with_token
-from ...errors import OpenEnvError, RequestValidationError, ServerError, SessionCapacityError, message_of
-from ...protocol.schema import Unmakeable
+from openenv.client.env_client import GenericEnvClient, SyncEnvClient
+from openenv.client.network import ProtocolChoice, with_token
+from openenv.errors import OpenEnvError, RequestValidationError, ServerError, SessionCapacityError, message_of
+from openenv.protocol.schema import Unmakeable
+
 from .json_schema import make
-from .manifest import Manifest
+from .manifest import NormalizedManifest, NormalizedManifestV2
 from .rules import CheckFailed, CheckNotApplicable, CheckSkipped
-from .served_package import NotServed, ServedPackage
+from .runtime.contracts import RuntimePlan, RuntimePlanError, read_runtime_plan
+from .served_package import NotServed, PackageServer
 
 PLAN = "validation/runtime.json"
-_LONGEST = 65536
+_RESET = {"episode_id": "validate", "seed": 7}
 _GENERATED_STEPS = 4
 _TOOL_FIELDS = {"tool_name", "arguments"}
 LIST_TOOLS = "list_tools"
 
 
-class PlannedReset(BaseModel):
-    """The arguments of the measured episode's reset."""
-
-    model_config = ConfigDict(extra="forbid")
-    episode_id: str = Field(default="validate", min_length=1, max_length=128)
-    seed: int = Field(default=7, ge=0, le=2**32 - 1)
-    options: dict[str, Any] = Field(default_factory=dict)
-
-
-class ActionPlan(BaseModel):
-    """The actions of the measured episode: the package's own, or generated from the schema."""
-
-    model_config = ConfigDict(extra="forbid")
-    plan_schema_version: Literal["1"] = "1"
-    reset: PlannedReset = Field(default_factory=PlannedReset)
-    actions: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=100)]
-    _generated: bool = False
-
-    @property
-    def is_generated(self) -> bool:
-        """Whether the actions are generated from the schema, so that a refusal proves little."""
-        return self._generated
-
-
-def read_plan(path: Path) -> ActionPlan:
-    """Read the plan of a package.
+def read_plan(path: Path) -> RuntimePlan:
+    """Read the plan of a package; it may leave out everything but its actions.
 
     Raises:
         CheckSkipped: It cannot be read, or it is invalid.
     """
     try:
-        text = path.read_bytes()
-        if len(text) > _LONGEST:
-            raise CheckSkipped(f"{path.name} is longer than {_LONGEST} bytes")
-        return ActionPlan.model_validate_json(text)
-    except OSError as error:
-        raise CheckSkipped(f"{path} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        where = "; ".join(f"{'.'.join(map(str, one['loc'])) or path.name}: {one['msg']}" for one in error.errors()[:3])
-        raise CheckSkipped(f"{path.name} is no plan: {where}") from error
+        return read_runtime_plan(path, {"plan_schema_version": "1", "reset": _RESET})
+    except RuntimePlanError as error:
+        raise CheckSkipped(str(error)) from error
 
 
-def make_plan(schema: Mapping[str, Any]) -> ActionPlan:
+def _plan_of(actions: list[Any]) -> RuntimePlan:
+    return RuntimePlan.model_validate({"plan_schema_version": "1", "reset": _RESET, "actions": actions})
+
+
+def make_plan(schema: Mapping[str, Any]) -> RuntimePlan:
     """Generate a plan from the schema of an environment's actions.
 
     Raises:
@@ -83,17 +59,14 @@ def make_plan(schema: Mapping[str, Any]) -> ActionPlan:
     """
     if has_tool_actions(schema):
         # Calling a tool may cost money or do harm: without a plan, tools are listed and not called.
-        plan = ActionPlan(actions=[{"type": LIST_TOOLS}] * 2)
-    else:
-        try:
-            plan = ActionPlan(actions=[make(schema, variant) for variant in range(_GENERATED_STEPS)])
-        except Unmakeable as error:
-            problem = f"no action can be generated from the schema ({error}); write {PLAN} with actions"
-            raise CheckSkipped(problem) from error
-        except ValidationError as error:
-            raise CheckSkipped(f"actions are no objects; write {PLAN} with actions") from error
-    plan._generated = True
-    return plan
+        return _plan_of([{"type": LIST_TOOLS}] * 2)
+    try:
+        return _plan_of([make(schema, variant) for variant in range(_GENERATED_STEPS)])
+    except Unmakeable as error:
+        problem = f"no action can be generated from the schema ({error}); write {PLAN} with actions"
+        raise CheckSkipped(problem) from error
+    except ValidationError as error:
+        raise CheckSkipped(f"actions are no objects; write {PLAN} with actions") from error
 
 
 def has_tool_actions(schema: Mapping[str, Any]) -> bool:
@@ -152,7 +125,7 @@ class PlayedEpisode:
 Client = SyncEnvClient[Any, dict[str, Any], dict[str, Any]]
 
 
-def reset(env: Client, plan: ActionPlan, **changes: Any) -> Moment:
+def reset(env: Client, plan: RuntimePlan, **changes: Any) -> Moment:
     """Begin an episode as planned, with some arguments changed."""
     options = {**plan.reset.options, "seed": plan.reset.seed, "episode_id": plan.reset.episode_id, **changes}
     return _moment(env.reset(**options))
@@ -163,7 +136,7 @@ def step(env: Client, action: dict[str, Any]) -> Moment:
     return _moment(env.step(dict(action)), action)
 
 
-def play(env: Client, plan: ActionPlan, *, with_states: bool = False, **changes: Any) -> PlayedEpisode:
+def play(env: Client, plan: RuntimePlan, *, with_states: bool = False, **changes: Any) -> PlayedEpisode:
     """Play an episode as planned, until it is done."""
     episode, started = PlayedEpisode(), time.monotonic()
     episode.moments.append(reset(env, plan, **changes))
@@ -196,11 +169,12 @@ class Probe:
     token: str | None = None
     reply_s: float = 60.0  # how long a reply in a session may take
     http_timeout_s: float = 60.0
-    manifest: Manifest | None = None  # None: a running server, or a package whose manifest is invalid
+    manifest: NormalizedManifest | None = None  # None: a running server, or a package whose manifest is invalid
     folder: Path | None = None  # the package, where there is one
-    package: ServedPackage | None = None  # the process that serves it, where this command started it
+    package: PackageServer | None = None  # what serves it, where this command started it
     declares: bool = True  # whether there could be a manifest: a file has none
     slowest_s: float = field(default=0.0, init=False)  # of the episodes that were played
+    _is_generated: bool = field(default=False, init=False)  # of the plan's actions: a refusal of one proves little
     _cache: dict[str, Any] = field(default_factory=dict, init=False)
     _failures: dict[str, str] = field(default_factory=dict, init=False)
 
@@ -243,7 +217,7 @@ class Probe:
         return cached
 
     @property
-    def promises(self) -> Manifest:
+    def promises(self) -> NormalizedManifest:
         """The manifest; raises CheckSkipped where there is no valid one."""
         if self.manifest is None and not self.declares:
             raise CheckNotApplicable("a file declares nothing")
@@ -263,7 +237,7 @@ class Probe:
         return schemas
 
     @property
-    def plan(self) -> ActionPlan:
+    def plan(self) -> RuntimePlan:
         """The actions to check with: the package's own, or some that fit the schema.
 
         Raises:
@@ -271,13 +245,14 @@ class Probe:
         """
         return self._once("actions to check with", self._find_plan)
 
-    def _find_plan(self) -> ActionPlan:
-        declared = self.manifest.execution if self.manifest is not None else None
+    def _find_plan(self) -> RuntimePlan:
+        declared = self.manifest.execution if isinstance(self.manifest, NormalizedManifestV2) else None
         root = self.folder.parent if self.folder is not None and self.folder.is_file() else self.folder
         path = None if root is None else root / (declared.probe_path if declared else PLAN)
         if path is not None and (declared is not None or path.exists()):
             return read_plan(path)
         action = self.schema.get("action")
+        self._is_generated = True
         return make_plan(action if isinstance(action, dict) else {})
 
     def open(self, protocol: ProtocolChoice = "v1") -> Client:
@@ -306,7 +281,7 @@ class Probe:
         except SessionCapacityError as error:
             raise CheckSkipped(f"all sessions of the server are taken: {message_of(error)}") from error
         except RequestValidationError as error:
-            if self.plan.is_generated:
+            if self._is_generated:
                 text = f"an action that fits the schema was refused ({message_of(error)}); write {PLAN} with actions"
                 raise CheckSkipped(text) from error
             raise CheckFailed(f"a planned action was refused: {message_of(error)}", fix=f"correct {PLAN}") from error
@@ -357,10 +332,10 @@ class Probe:
         return self._once("a second process", self._play_elsewhere)
 
     def _play_elsewhere(self) -> PlayedEpisode:
-        if self.folder is None:
+        if self.package is None:
             raise CheckSkipped("only a package can be started a second time")
         try:
-            with ServedPackage(self.folder, hash_seed=4711) as other:
+            with self.package.another() as other:
                 return replace(self, url=other.url, package=other).first
         except NotServed as error:
             raise CheckFailed(f"a second server did not start: {last_line(str(error))}") from error

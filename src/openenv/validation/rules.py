@@ -5,20 +5,14 @@ Also what a check returns (`CheckEvidence`) and raises (`CheckFailed`, `CheckSki
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-Severity = Literal["fail", "warn"]
-Verdict = Literal["pass", "warn", "fail"]
-Status = Literal["pass", "fail", "skip", "error"]
-LEVELS = {"static": 1, "runtime": 2, "semantic": 3}
-BOUNDS = {
-    "max_oracle_tolerance": 0.1,
-    "min_floor_margin": 0.1,
-    "max_variance_tolerance": 0.2,
-    "max_episode_timeout_s": 3600.0,
-}
+from .types import Level, Severity
+
+_WARN = Severity.WARN
+_BOTH = ("v1", "v2")
+_NONE: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,39 +21,40 @@ class Rule:
 
     id: str  # its level and the name of the function that makes it
     says: str  # what holds when it passes
-    severity: Severity = "fail"  # what its failure makes of the verdict
+    severity: Severity = Severity.FAIL  # what its failure makes of the verdict
     # Why it is always skipped. The report names such checks, as that of the published package does.
     skipped: str | None = None
     needs: str | None = None  # what a package declares, among its capabilities, that the check is about
     any_server: bool = False  # whether any client that may reset and step can check a running server
+    policies: tuple[str, ...] = _BOTH  # the versions of the published policy that name it; none: a check of our own
 
     @property
-    def level(self) -> int:
+    def level(self) -> Level:
         """From which level on it runs."""
-        return LEVELS[self.id.partition(".")[0]]
+        return Level[self.id.partition(".")[0].upper()]
 
 
 _NO_ORACLE = "no oracle is run here"
 RULES = (
     Rule("static.manifest", "openenv.yaml says what the environment promises"),
-    Rule("static.layout", "the files are there that serving, building and sharing need", "warn"),
-    Rule("static.entry_point", "`server` is a command, and server/app.py can be run", "warn"),
-    Rule("runtime.startup", "it can be served"),
+    Rule("static.layout", "the files are there that serving, building and sharing need", _WARN),
+    Rule("static.entry_point", "`server` is a command, and server/app.py can be run", _WARN, policies=_NONE),
+    Rule("runtime.startup", "it can be served", policies=("v2",)),
     Rule("runtime.reward_well_formed", "rewards are finite numbers within the range", any_server=True),
     Rule(
         "runtime.rubric_introspectable",
         "the rubric can be looked into",
-        "warn",
+        _WARN,
         "a rubric is not visible to clients",
         needs="rubric_tree",
     ),
     Rule("runtime.observation_schema", "observations fit their schema", any_server=True),
     Rule("runtime.state_contract", "the state names the episode and counts its steps", any_server=True),
-    Rule("runtime.trajectory_record", "an episode can be written down", "warn"),
+    Rule("runtime.trajectory_record", "an episode can be written down", _WARN),
     Rule(
         "runtime.reward_attribution",
         "rewards say what they are for",
-        "warn",
+        _WARN,
         "a reward comes without its reason",
         needs="rubric_tree",
     ),
@@ -75,16 +70,29 @@ RULES = (
     ),
     Rule("runtime.resource_bounds", "an episode stays within its memory and time"),
     Rule("runtime.episode_isolation", "concurrent sessions do not affect each other", any_server=True),
-    Rule("runtime.fork", "a copy in mid-episode goes on as its original, or is refused", "warn", any_server=True),
+    Rule(
+        "runtime.fork",
+        "a copy in mid-episode goes on as its original, or is refused",
+        _WARN,
+        any_server=True,
+        policies=_NONE,
+    ),
     Rule("runtime.oracle_containment", "agents cannot reach the oracle", skipped=_NO_ORACLE, needs="oracle"),
-    Rule("runtime.step_before_reset", "a step before the first reset does no harm", "warn", any_server=True),
+    Rule(
+        "runtime.step_before_reset",
+        "a step before the first reset does no harm",
+        _WARN,
+        any_server=True,
+        policies=_NONE,
+    ),
     Rule(
         "runtime.invalid_action",
         "an action that does not fit is refused, and the episode goes on",
-        "warn",
+        _WARN,
         any_server=True,
+        policies=_NONE,
     ),
-    Rule("runtime.session_cleanup", "a session leaves nothing behind when it ends", any_server=True),
+    Rule("runtime.session_cleanup", "a session leaves nothing behind when it ends", any_server=True, policies=_NONE),
     Rule("semantic.oracle_max", "the oracle earns the best reward", skipped=_NO_ORACLE, needs="oracle"),
     Rule("semantic.floor_gap", "doing the least stays well below the best reward"),
     Rule("semantic.canary_floor", "canaries earn nothing", skipped="no canaries are run here", needs="canaries"),
@@ -121,19 +129,3 @@ class CheckSkipped(Exception):
 
 class CheckNotApplicable(CheckSkipped):
     """There is nothing here that the check is about; the text says what is not there."""
-
-
-def verdict(results: Iterable[tuple[str, Status]], not_applicable: Container[str] = ()) -> Verdict:
-    """Return what follows from results.
-
-    A check that should have been made and was skipped is not known to be good, hence a warning; one that does not apply
-    says nothing.
-    """
-    worst: Verdict = "pass"
-    for check_id, status in results:
-        if status == "pass" or (status == "skip" and check_id in not_applicable):
-            continue
-        if status != "skip" and RULE[check_id].severity == "fail":
-            return "fail"
-        worst = "warn"
-    return worst

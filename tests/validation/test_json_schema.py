@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from openenv.cli.validation.json_schema import Unmakeable, make, violations
+from openenv.validation.json_schema import Unmakeable, make, violations
 
 
 class Colour(Enum):

@@ -8,10 +8,12 @@ from typing import Any
 
 import httpx2
 
-from ...errors import message_of
-from .package import check
+from openenv.errors import message_of
+
 from .probe import Probe
 from .rules import RULES
+from .runtime_checks import run_check
+from .types import CheckStatus
 
 _UNKNOWN = "unknown"
 _CONTROLS = ("/reset", "/step", "/state")
@@ -109,9 +111,9 @@ def check_running(
     if with_episodes and mode == "simulation" and all(one.passed for one in criteria):
         probe.http_timeout_s = max(timeout_s, 10.0)
         for rule in RULES:
-            if rule.any_server and (result := check(rule.id, probe)).status != "skip":
+            if rule.any_server and (result := run_check(rule.id, probe)).status is not CheckStatus.SKIP:
                 details = "; ".join(result.evidence) or None
-                passed, actual = result.status == "pass", result.measured
+                passed, actual = result.status is CheckStatus.PASS, result.measured
                 add(Criterion(rule.id, rule.says, passed, False, details, {}, actual, result.remediation))
     return RunningReport(url, version, mode, tuple(criteria))
 
