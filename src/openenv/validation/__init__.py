@@ -18,10 +18,10 @@ _EXPORTS = by_module(
         ),
         "openenv.validation.parsers": "Parser ParserRegistry",
         "openenv.validation.policy": (
-            "CheckResult DeclarationBounds PolicyEntry PolicyError SeverityPolicy apply_policy load_policy"
+            "DeclarationBounds PolicyEntry PolicyError SeverityPolicy apply_policy load_policy"
         ),
         "openenv.validation.providers": "ExecResult RunningSubject ValidationProvider",
-        "openenv.validation.report": "ValidationReport write_report",
+        "openenv.validation.report": "CheckResult ValidationReport write_report",
         "openenv.validation.runner": "run_validation",
         "openenv.validation.signature": (
             "SignatureError UNSUPPORTED_CATEGORIES UnsupportedPackageError WELL_KNOWN_FILES detect_signature"
@@ -48,7 +48,6 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.validation.manifest import VerifierBinding as VerifierBinding
     from openenv.validation.parsers import Parser as Parser
     from openenv.validation.parsers import ParserRegistry as ParserRegistry
-    from openenv.validation.policy import CheckResult as CheckResult
     from openenv.validation.policy import DeclarationBounds as DeclarationBounds
     from openenv.validation.policy import PolicyEntry as PolicyEntry
     from openenv.validation.policy import PolicyError as PolicyError
@@ -58,6 +57,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.validation.providers import ExecResult as ExecResult
     from openenv.validation.providers import RunningSubject as RunningSubject
     from openenv.validation.providers import ValidationProvider as ValidationProvider
+    from openenv.validation.report import CheckResult as CheckResult
     from openenv.validation.report import ValidationReport as ValidationReport
     from openenv.validation.report import write_report as write_report
     from openenv.validation.runner import run_validation as run_validation

@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from typing_extensions import Self
 
 from .report import CheckOutcome
+from .report import CheckResult as CheckResult
 from .rules import RULE, RULES
 from .types import CheckStatus, Level, ReportVerdict, Severity, ValidationLane
+from .types import Lane as Lane
+from .types import Verdict as Verdict
 
-CheckResult = CheckOutcome
-Lane = ValidationLane
-Verdict = ReportVerdict
 _VERSIONS = ("v1", "v2")
 _LOCAL, _HUB = ValidationLane.LOCAL, ValidationLane.HUB
 _FAIL, _WARN, _ADVISORY = Severity.FAIL, Severity.WARN, Severity.ADVISORY

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .manifest import NormalizedManifest, NormalizedManifestV2
 from .types import CheckStatus, Level, ReportVerdict, SignatureKind, ValidationLane
+from .types import Lane as Lane
+from .types import Verdict as Verdict
 
 _NOT_SOURCE = frozenset({".git", "__pycache__", ".venv", ".worktrees", "outputs", ".pytest_cache"})
 _NOT_APPLICABLE = "applicable"
@@ -33,6 +35,9 @@ class CheckOutcome(BaseModel):
     def applies(self) -> bool:
         """False: skipped, because there is nothing here that it is about."""
         return self.status is not CheckStatus.SKIP or self.measured.get(_NOT_APPLICABLE) is not False
+
+
+CheckResult = CheckOutcome  # the published name
 
 
 class ValidationReport(BaseModel):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from openenv.errors import ProviderError as ProviderError
 from openenv.manifest import ManifestError
 
 from . import file_checks, runtime_checks
@@ -25,16 +26,25 @@ from .parsers import ParserRegistry
 from .parsers.openenv_yaml import OpenEnvYamlParser
 from .policy import PolicyError, SeverityPolicy, apply_policy, load_policy
 from .probe import Probe, last_line
+from .providers import StartupError as StartupError
+from .providers import UnsupportedCapability as UnsupportedCapability
 from .providers import ValidationProvider
 from .report import CheckOutcome, ValidationReport, ValidationReportV2, skipped, source_digest
+from .report import CheckResult as CheckResult
 from .rules import RULE, RULES, CheckEvidence, CheckFailed, CheckSkipped, Rule
 from .runtime.artifacts import write_runtime_bundle
 from .runtime.collector import RuntimeCollectionInterrupted, collect_runtime_evidence
+from .runtime.contracts import LaunchSpec as LaunchSpec
 from .runtime.contracts import RuntimeEvidence, RuntimePlan
+from .runtime.contracts import RuntimePlanError as RuntimePlanError
+from .runtime.contracts import load_runtime_plan as load_runtime_plan
 from .runtime.scheduler import execute_graders
+from .runtime.scheduler import order_graders as order_graders
 from .served_package import NotServed, PackageServer, ProvidedPackage, ServedPackage
 from .signature import detect_signature
 from .types import CheckStatus, Level, SignatureKind, ValidationLane
+from .types import Lane as Lane
+from .types import ProviderCapability as ProviderCapability
 
 Listener = Callable[[CheckOutcome], None]
 REPORT_SCHEMA_VERSION: Literal["1"] = "1"

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 from ..manifest import CapabilitiesSpec, NormalizedManifest
 from ..providers import RunningSubject
 from ..report import CheckOutcome
+from ..report import CheckResult as CheckResult
 from ..runtime.contracts import RuntimeEvidence
 from ..types import Level, ProviderCapability
 

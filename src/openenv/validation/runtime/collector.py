@@ -16,7 +16,8 @@ from openenv.errors import message_of
 from openenv.types import WSErrorCode as WSErrorCode
 
 from .contracts import RuntimeEvidence, RuntimePlan, WireExchange
-from .transport import abort_socket, http_deadline
+from .transport import abort_socket as abort_socket
+from .transport import http_deadline
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_TRACE_BYTES = 8 << 20
@@ -102,7 +103,7 @@ class _RecordedEpisode:
         self._phase = "connect"
         scheme, host, path, *_ = urlsplit(self._url)
         address = urlunsplit(("wss" if scheme == "https" else "ws", host, f"{path}/ws", "", ""))
-        socket = connect(
+        with connect(
             address,
             proxy=None,
             compression=None,
@@ -110,13 +111,9 @@ class _RecordedEpisode:
             max_size=MAX_MESSAGE_BYTES,
             open_timeout=self._left_s(),
             close_timeout=_CLOSE_S,
-        )
-        try:
+        ) as socket:
             self._play(socket)
             self._phase = "close"
-            socket.close()
-        finally:
-            abort_socket(socket.socket)  # a server that does not close must not keep us
 
     def _read_schemas(self) -> None:
         timeout_s = self._left_s()

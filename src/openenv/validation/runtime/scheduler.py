@@ -9,6 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from ..graders import Grader, Subject
 from ..policy import PolicyError
 from ..report import CheckOutcome, skipped
+from ..report import CheckResult as CheckResult
 from ..types import CheckStatus, ProviderCapability
 
 

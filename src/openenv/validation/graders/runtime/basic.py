@@ -10,6 +10,7 @@ from typing import Any
 from ...manifest import NormalizedManifest
 from ...probe import Moment, PlayedEpisode
 from ...report import CheckOutcome, skipped
+from ...report import CheckResult as CheckResult
 from ...runtime.contracts import RuntimeEvidence
 from ...runtime.schema_worker import violations_elsewhere
 from ...runtime_checks import described_observations, reward_problems, state_problems
@@ -119,9 +120,8 @@ def episode_of(evidence: RuntimeEvidence) -> PlayedEpisode:
         if exchange.operation == "state":
             episode.states.append(data)
             continue
-        request = json.loads(exchange.request_json)
         observation = data["observation"]
         metadata = {**(observation.get("metadata") or {}), **(data.get("metadata") or {})}
-        action = request["data"] if exchange.operation == "step" else None
+        action = None if exchange.operation == "reset" else json.loads(exchange.request_json).get("data", {})
         episode.moments.append(Moment(observation, data["reward"], bool(data["done"]), metadata, action))
     return episode

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from ...manifest import NormalizedManifest
 from ...report import CheckOutcome, skipped
+from ...report import CheckResult as CheckResult
 from ...runtime.contracts import NetworkEvidence
 from ...types import CheckStatus, Level, ProviderCapability
 from .. import Subject

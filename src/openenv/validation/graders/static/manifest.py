@@ -7,6 +7,7 @@ import time
 from ...manifest import NormalizedManifest
 from ...policy import DeclarationBounds
 from ...report import CheckOutcome
+from ...report import CheckResult as CheckResult
 from ...types import CheckStatus, Level, ProviderCapability
 from .. import Subject
 
