@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from openenv.errors import ProviderError as ProviderError
+from openenv.errors import ProviderError, message_of
 from openenv.manifest import ManifestError
 
 from . import file_checks, runtime_checks
@@ -322,11 +322,19 @@ class _PackageRun:
         if record or self._others:
             self._record(probe, episode_s)
         for check_id in ids:
-            if check_id == _NETWORK and isinstance(package, ProvidedPackage) and self.manifest is not None:
-                self.network_evidence = package.network_evidence()
-                self.add(NetworkPolicyGrader().run(self._subject(self.manifest)))
+            isolated = self.manifest is not None and self.manifest.network.mode != "public"
+            if check_id == _NETWORK and isolated and isinstance(package, ProvidedPackage):
+                self.add(self._network_result(package))
             else:
                 self.add(runtime_checks.run_check(check_id, probe))
+
+    def _network_result(self, package: ProvidedPackage) -> CheckOutcome:
+        assert self.manifest is not None
+        try:
+            self.network_evidence = package.network_evidence()
+        except ProviderError as error:
+            return skipped(_NETWORK, f"the network could not be measured: {message_of(error)}")
+        return NetworkPolicyGrader().run(self._subject(self.manifest))
 
     def _record(self, probe: Probe, episode_s: float) -> None:
         """Keep every message of an episode, for graders of other packages and for the bundle."""

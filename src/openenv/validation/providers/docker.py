@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv.errors import ProviderError, ProviderUnavailable, SandboxUnavailable, message_of
-from openenv.providers.health import wait_for_ready
+from openenv.providers.health import quoted, wait_for_ready
 from openenv.providers.local_docker import INNER_PORT, EngineWatch, Variables, new_name, options_of, owner_labels
 from openenv.sandboxes.base import ExecResult
 from openenv.sandboxes.container_cli import ContainerCli, failure_of, find_engine
@@ -223,8 +223,7 @@ class DockerRunningSubject:
         self._engine.output(*command, data=variables.file, environ=variables.environ)
         self._engine.output("start", self._name)
         if has_network:
-            published = self._engine.output("port", self._name, f"{INNER_PORT}/tcp").splitlines()[0]
-            self.base_url = f"http://127.0.0.1:{published.rpartition(':')[2]}"
+            self.base_url = f"http://127.0.0.1:{self._published()}"
         else:
             self._helper("helper", f"container:{self._name}", _IDLE)
             self._bridge = ExecRelayBridge(self._helper_name("helper"))
@@ -326,6 +325,13 @@ class DockerRunningSubject:
                 left.append(f"container {name} is left: {problem}. Remove it: docker rm -f {name}")
         if left:
             raise ProviderError("; ".join(left))
+
+    def _published(self) -> str:
+        done = self._engine.run("port", self._name, f"{INNER_PORT}/tcp")
+        if done.returncode == 0:
+            return done.stdout.decode().splitlines()[0].rpartition(":")[2]
+        how = self._ended(0.0) or failure_of(done)
+        raise StartupError(f"Container {self._name} has no port: {how}.{quoted(self.logs())}", log=self.logs())
 
     def _ended(self, within_s: float) -> str | None:
         form = "{{.State.Running}} {{.State.ExitCode}} {{.State.OOMKilled}}"
