@@ -71,6 +71,7 @@ class ServedVerifiers(Environment[ChatAnswer, ChatRequest, State]):
     config: ClassVar[Any]
     action_cls: ClassVar[type[ChatAnswer]] = ChatAnswer
     observation_cls: ClassVar[type[ChatRequest]] = ChatRequest
+    reset_observation_cls: ClassVar[type[ChatRequest]] = ChatRequest
     _host: ClassVar[_Host]
 
     def __init__(self) -> None:

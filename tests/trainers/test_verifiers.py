@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import runpy
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,11 @@ import pytest
 pytest.importorskip("verifiers", reason="it has an environment of its own: make test-trainers")
 
 import verifiers.v1 as vf
+from typer.testing import CliRunner
 
 from guess_environment import Guess, Hint, Word
 from openenv import GenericEnvClient, create_app
+from openenv.cli.__main__ import build
 from openenv.errors import ExecutionError
 from openenv.testing import Script, ScriptedModel, Turn, serve
 from openenv.verifiers_server import verifiers_environment
@@ -131,3 +134,12 @@ def test_an_episode_that_verifiers_cannot_play_has_no_reward(backwards: str) -> 
 def test_the_snippet_of_the_page() -> None:
     cls = runpy.run_path(str(SNIPPETS / "serve_verifiers.py"))["Backwards"]
     assert cls.config.taskset.id == "backwards"
+
+
+def test_an_imported_package_is_served_and_its_tests_pass(tmp_path: Path) -> None:
+    source = Path(__file__).parent / "packages" / "backwards"
+    done = CliRunner().invoke(build(["import"]), ["import", str(source), "-n", "backwards_env", "-o", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    command = [sys.executable, "-m", "pytest", "-q", str(tmp_path / "backwards_env")]
+    tests = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert tests.returncode == 0, tests.stdout

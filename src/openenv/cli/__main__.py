@@ -16,8 +16,11 @@ COMMANDS = (
     *("init", "serve", "client", "gateway", "validate", "build", "deploy", "mcp", "top", "ps", "gc"),
     *("push", "fork", "catalog", "discover"),
     *("play", "replay", "rollouts", "view", "collect", "skills", "sandboxes", "doctor"),
+    "import",
 )
 """Each is a function, or a Typer group, in the module of its name."""
+_MODULES = {"import": "import_env"}
+"""Of a command whose name cannot be that of a module."""
 
 _EXAMPLES = """
 Write an RL environment once, serve it, step it from fast typed clients.
@@ -57,7 +60,8 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_root)
     for name in [name for name in COMMANDS if name in arguments[:1]] or COMMANDS:
-        command = getattr(import_module(f"openenv.cli.{name}"), name)
+        module = _MODULES.get(name, name)
+        command = getattr(import_module(f"openenv.cli.{module}"), module)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:

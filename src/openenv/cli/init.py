@@ -10,8 +10,8 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import typer
@@ -185,7 +185,24 @@ class Names:
         }
 
 
-def write_package(names: Names, folder: Path) -> list[Path]:
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A package that is not quite that of `openenv init`.
+
+    Args:
+        templates: Folders of templates; a file of one replaces that of the template, and of the folders before it.
+        without: Files that the package does not have.
+        values: Placeholders of these templates, and their values.
+        finish: Called with the package's folder when its files are written.
+    """
+
+    templates: Sequence[Path] = ()
+    without: frozenset[str] = frozenset()
+    values: Mapping[str, str] = field(default_factory=dict)
+    finish: Callable[[Path], None] | None = None
+
+
+def write_package(names: Names, folder: Path, variant: Variant = Variant()) -> list[Path]:
     """Write the files of a new package into a folder and return them; a failure leaves nothing behind.
 
     Raises:
@@ -196,8 +213,12 @@ def write_package(names: Names, folder: Path) -> list[Path]:
     if folder.exists() and any(folder.iterdir()):
         raise ScaffoldError(f"{folder} is not empty; choose another name, or another place with --output-dir")
     new_folder = _missing_top(folder)
+    values = {**names.placeholders(), **variant.values}
     try:
-        return [_write(names, template, folder / place) for template, place in _files(names)]
+        written = [_write(values, template, folder / place) for place, template in _files(names, variant).items()]
+        if variant.finish is not None:
+            variant.finish(folder)
+        return written
     except BaseException as error:
         _undo(folder, new_folder)
         if isinstance(error, OSError):
@@ -205,16 +226,21 @@ def write_package(names: Names, folder: Path) -> list[Path]:
         raise
 
 
-def _files(names: Names) -> Iterator[tuple[Path, Path]]:
-    """Yield each file of the template, and its path in the package."""
-    for template in sorted(_TEMPLATE.rglob(f"*{SUFFIX}")):
-        name = template.name.removesuffix(SUFFIX).replace("dot.", ".").replace("NAME", names.package)
-        yield template, template.relative_to(_TEMPLATE).with_name(name)
+def _files(names: Names, variant: Variant) -> dict[Path, Path]:
+    """Return each path in the package and its template."""
+    files: dict[Path, Path] = {}
+    for folder in (_TEMPLATE, *variant.templates):
+        for template in sorted(folder.rglob(f"*{SUFFIX}")):
+            name = template.name.removesuffix(SUFFIX).replace("dot.", ".").replace("NAME", names.package)
+            place = template.relative_to(folder).with_name(name)
+            if place.as_posix() not in variant.without:
+                files[place] = template
+    return files
 
 
-def _write(names: Names, template: Path, path: Path) -> Path:
+def _write(values: Mapping[str, str], template: Path, path: Path) -> Path:
     text = template.read_text(encoding="utf-8").replace("\r\n", "\n")
-    for placeholder, value in names.placeholders().items():
+    for placeholder, value in values.items():
         text = text.replace(placeholder, value)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", newline="\n")

@@ -69,7 +69,7 @@ def validate(
       openenv validate guess.py                an environment in a file
       openenv validate http://localhost:8000   a running server
       openenv validate --level static          without running anything
-      openenv validate --provider docker       in its own image, with the network that it declares
+      openenv validate --provider docker       in its own image
 
     For the checks a process serves the package, with your rights: validate only code that you would run, or in Docker.
 

@@ -1,0 +1,73 @@
+"""`openenv import`: a package that serves an environment of another interface; `importers/` find and wrap it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import typer
+
+from .init import Names, ScaffoldError, corrected
+
+
+def import_env(
+    source: Path = typer.Argument(
+        ..., metavar="SOURCE", help="The folder of the source code, or a Python file.", show_default=False
+    ),
+    name: str | None = typer.Option(
+        None, "--name", "-n", metavar="NAME", help="The package's name; by default that of SOURCE."
+    ),
+    output_dir: Path = typer.Option(
+        Path(), "--output-dir", "-o", help="Where to make its folder; by default the current folder."
+    ),
+    env_class: str | None = typer.Option(
+        None, "--env-class", metavar="CLASS", help="Where SOURCE has several environments: a class, or module:class."
+    ),
+    source_type: str | None = typer.Option(
+        None, "--type", metavar="TYPE", help="Look for environments of this kind only: ors or verifiers."
+    ),
+) -> None:
+    """Make a package of an environment that was written for ORS or for verifiers.
+
+        openenv import ../gsm8k --name gsm8k_env
+        openenv serve gsm8k_env
+
+    ORS: a class on Environment of ors (ors-sdk) or openreward. An action calls a tool; its reward comes with the reply.
+    verifiers: a taskset of 0.4 or newer. An action is the model's answer.
+
+    The source code is copied into the package, without files that look like secrets. It is read here, and not run.
+    """
+    from .importers import DEFAULT_IMPORTERS, ImporterRegistry, ImportProblem
+    from .importers.base import secrets_in
+
+    source = source.resolve()
+    if not source.is_dir() and not (source.is_file() and source.suffix == ".py"):
+        raise typer.BadParameter(f"there is no folder or Python file {source}", param_hint="SOURCE")
+    try:
+        package = _package_name(name, source)
+        folder = output_dir / package
+        importer, found = ImporterRegistry(DEFAULT_IMPORTERS).choose(
+            source, source_type=source_type, env_class=env_class
+        )
+        importer.generate(source=source, destination=folder, env_name=package, detected=found)
+    except (ImportProblem, ScaffoldError) as error:
+        raise typer.BadParameter(str(error)) from None
+    typer.echo(f"Made {folder} of {found.qualified_name} ({found.source_type}).")
+    if left_out := secrets_in(source):
+        typer.secho(f"Not copied, because they may hold secrets: {', '.join(left_out)}", fg="yellow", err=True)
+    place = shlex.quote(str(folder))
+    typer.echo("\nInstall what it needs, serve it, check it:\n")
+    typer.echo(f"  pip install -e {place}")
+    typer.echo(f"  openenv serve {place}")
+    typer.echo(f"  python -m pytest {place}")
+    typer.echo(f"  openenv validate {place}")
+
+
+def _package_name(name: str | None, source: Path) -> str:
+    """Return the name of the package: the one that is given, or one like that of the source."""
+    if name is not None:
+        return Names.of(name).package
+    better = corrected(source.stem if source.is_file() else source.name)
+    if better is None:
+        raise ScaffoldError(f"{source.name!r} is no name for a Python package: give one with --name")
+    return better

@@ -1,0 +1,20 @@
+"""What `openenv import` can wrap: each importer finds environments of one kind in source code, and writes a package."""
+
+from __future__ import annotations
+
+from .base import DetectedEnvironment, EnvironmentImporter, ImporterRegistry, ImportProblem
+from .ors import ORSImporter
+from .verifiers import VerifiersImporter
+
+DEFAULT_IMPORTERS: list[EnvironmentImporter] = [ORSImporter(), VerifiersImporter()]
+"""In the order in which they look."""
+
+__all__ = [
+    "DEFAULT_IMPORTERS",
+    "DetectedEnvironment",
+    "EnvironmentImporter",
+    "ImportProblem",
+    "ImporterRegistry",
+    "ORSImporter",
+    "VerifiersImporter",
+]

@@ -1,0 +1,292 @@
+"""What importers share: source trees and their dependencies, what was found in them, and how a package is written.
+
+Source code is parsed and copied, never run.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from ..init import Names, Variant, write_package
+
+VENDOR = "vendor"
+_TEMPLATES = Path(__file__).parent / "templates"
+_NOT_CODE = frozenset(
+    {
+        *("__pycache__", ".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", "node_modules", "build", "dist"),
+        *(".mypy_cache", ".ruff_cache", ".pytest_cache", ".idea", ".vscode"),
+    }
+)
+# What must not end up in an image or on the Hub because it lay beside the code.
+_SECRET = (
+    *(".env", ".env.*", ".netrc", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*", "credentials.json"),
+    *("secrets.*", "*_secret.*", "*_secrets.*", ".pypirc"),
+)
+_BINARY = ("*.pyc", "*.pyo", "*.pyd", "*.so", "*.dll", "*.dylib")
+_PROJECT = re.compile(r"(?ms)^\[project\]\s*$(.*?)(?=^\[[\w.\"-]+\]\s*$|\Z)")
+_DEPENDENCIES = re.compile(r"(?m)^dependencies\s*=\s*\[")
+_REQUIREMENT = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^\]]*\])?\s*([<>=!~;@ ].*)?$")
+
+
+class ImportProblem(Exception):
+    """A source cannot be imported; the text says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class DetectedEnvironment:
+    """An environment that was found in source code."""
+
+    source_type: str
+    class_name: str
+    module_path: str
+    file_path: Path
+
+    @property
+    def qualified_name(self) -> str:
+        """Its module and name, as `--env-class` takes them."""
+        return f"{self.module_path}:{self.class_name}"
+
+
+@runtime_checkable
+class EnvironmentImporter(Protocol):
+    """Finds environments of one kind, and writes packages of them."""
+
+    source_type: str
+
+    def detect(self, source: Path) -> list[DetectedEnvironment]:
+        """Return the environments in a source tree."""
+        ...
+
+    def generate(self, *, source: Path, destination: Path, env_name: str, detected: DetectedEnvironment) -> None:
+        """Write a package of one of them into a folder, which must be empty or not there."""
+        ...
+
+
+class ImporterRegistry:
+    """The importers, in the order in which they look."""
+
+    def __init__(self, importers: list[EnvironmentImporter]) -> None:
+        self._importers = {importer.source_type: importer for importer in importers}
+
+    @property
+    def supported_types(self) -> list[str]:
+        """The kinds of environments that can be imported."""
+        return [*self._importers]
+
+    def get(self, source_type: str) -> EnvironmentImporter:
+        """Return the importer of a kind.
+
+        Raises:
+            ImportProblem: There is none.
+        """
+        try:
+            return self._importers[source_type]
+        except KeyError:
+            kinds = ", ".join(self.supported_types)
+            raise ImportProblem(f"{source_type!r} is no kind of environment that can be imported: {kinds}") from None
+
+    def detect(
+        self, source: Path, source_type: str | None = None
+    ) -> list[tuple[EnvironmentImporter, DetectedEnvironment]]:
+        """Return what is found in a source tree, each with its importer."""
+        importers = self._importers.values() if source_type is None else [self.get(source_type)]
+        return [(importer, found) for importer in importers for found in importer.detect(source)]
+
+    def choose(
+        self, source: Path, *, source_type: str | None = None, env_class: str | None = None
+    ) -> tuple[EnvironmentImporter, DetectedEnvironment]:
+        """Return the one environment in a source tree that is meant.
+
+        Raises:
+            ImportProblem: There is none, or several.
+        """
+        found = self.detect(source, source_type)
+        if not found:
+            kinds = " or ".join([source_type] if source_type else self.supported_types)
+            raise ImportProblem(f"there is no environment of {kinds} in {source}")
+        names = {one.qualified_name: (importer, one) for importer, one in found}
+        if env_class is not None:
+            matching = [name for name, (_, one) in names.items() if env_class in (name, one.class_name)]
+            if not matching:
+                near = difflib.get_close_matches(env_class, [*names, *(one.class_name for _, one in found)], 1)
+                hint = f"; did you mean {near[0]}?" if near else f": there are {', '.join(names)}"
+                raise ImportProblem(f"there is no environment {env_class} in {source}{hint}")
+            names = {name: names[name] for name in matching}
+        if len(names) > 1:
+            raise ImportProblem(f"choose one of several environments with --env-class: {', '.join(names)}")
+        return next(iter(names.values()))
+
+
+# -- source trees ------------------------------------------------------------------------------------------------------
+
+
+def iter_python_files(source: Path) -> list[Path]:
+    """Return the Python files of a source tree, without tests' caches and virtual environments."""
+    if source.is_file():
+        return [source]
+    return sorted(path for path in _files_of(source) if path.suffix == ".py")
+
+
+def parse(path: Path) -> ast.Module | None:
+    """Parse a Python file; None where it is none."""
+    try:
+        return ast.parse(path.read_bytes(), filename=str(path))
+    except (SyntaxError, ValueError, OSError):
+        return None
+
+
+def import_root(source: Path, path: Path) -> Path:
+    """Return the folder that must be on the import path for a file: the first above it that is no package.
+
+    It may be the parent of the source, where the source itself is a package.
+    """
+    folder = path.parent
+    top = source if source.is_dir() else source.parent
+    while (folder / "__init__.py").is_file():
+        if folder == top:
+            return folder.parent
+        folder = folder.parent
+    return folder
+
+
+def module_path(source: Path, file_path: Path) -> str:
+    """Return the name by which a file of a source tree is imported."""
+    parts = file_path.relative_to(import_root(source, file_path)).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def copy_source_tree(source: Path, destination: Path) -> list[str]:
+    """Copy source code without version control, caches, binaries and secrets; return the secrets that were left out."""
+    if source.is_file():
+        destination.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, destination / source.name)
+        return []
+    left_out = []
+    for path in _files_of(source):
+        place = path.relative_to(source)
+        if any(fnmatch(path.name, pattern) for pattern in _SECRET):
+            left_out.append(place.as_posix())
+            continue
+        target = destination / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    return sorted(left_out)
+
+
+def _files_of(source: Path) -> Iterator[Path]:
+    """Yield the files of a tree that are code or data; links may lead out of it, so they are not followed."""
+    for place, folders, files in os.walk(source):
+        folders[:] = sorted(name for name in folders if name not in _NOT_CODE and not name.endswith(".egg-info"))
+        folders[:] = [name for name in folders if not Path(place, name).is_symlink()]
+        for name in sorted(files):
+            path = Path(place, name)
+            if path.is_file() and not path.is_symlink() and not any(fnmatch(name, one) for one in _BINARY):
+                yield path
+
+
+def collect_source_dependencies(source: Path) -> list[str]:
+    """Return what a source tree declares that it needs, from its `pyproject.toml` and `requirements.txt`."""
+    folder = source if source.is_dir() else source.parent
+    project = folder / "pyproject.toml"
+    lines = _project_dependencies(project.read_text(encoding="utf-8", errors="replace")) if project.is_file() else []
+    for name in ("requirements.txt", "server/requirements.txt"):
+        if (folder / name).is_file():
+            lines += (folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
+    return merged_requirements(line.split(" #")[0].strip() for line in lines)
+
+
+def _project_dependencies(text: str) -> list[str]:
+    """Return `dependencies` of the table `project`. A list of texts is the same in TOML and in Python."""
+    table = _PROJECT.search(text)
+    start = None if table is None else _DEPENDENCIES.search(table.group(1))
+    if table is None or start is None:
+        return []
+    rest = table.group(1)[start.end() :]
+    for end in (match.end() for match in re.finditer(r"\]", rest)):  # a text may have brackets: extras
+        with contextlib.suppress(SyntaxError, ValueError):
+            return [str(one) for one in ast.literal_eval("[" + rest[:end])]
+    raise ImportProblem("the dependencies in pyproject.toml cannot be read: they are no list of texts")
+
+
+def merged_requirements(lines: Iterator[str] | list[str]) -> list[str]:
+    """Return requirements, the first of each package; options and paths of pip's are none."""
+    kept: dict[str, str] = {}
+    for line in lines:
+        match = _REQUIREMENT.match(line)
+        if match is not None and not line.startswith("#"):
+            kept.setdefault(re.sub(r"[-_.]+", "-", match.group(1)).lower(), line)
+    return [*kept.values()]
+
+
+# -- packages ----------------------------------------------------------------------------------------------------------
+
+
+def write_import(
+    *,
+    kind: str,
+    source: Path,
+    destination: Path,
+    env_name: str,
+    detected: DetectedEnvironment,
+    requirements: list[str],
+    values: Mapping[str, str],
+) -> None:
+    """Write a package that serves an imported environment: a small wrapper, and the source code beside it.
+
+    Raises:
+        ScaffoldError: The folder holds something already, or cannot be written.
+    """
+    base = source if source.is_dir() else source.parent
+    vendored = safe_vendor_dir_name(source)
+    root = import_root(source, detected.file_path)
+    # A source that is a package itself is imported from the folder above it, so that its name must stay.
+    is_package = root == base.parent
+    place = Path(VENDOR) if is_package else Path(VENDOR, vendored, root.relative_to(base))
+    if is_package:
+        vendored = base.name
+    needs = merged_requirements([*collect_source_dependencies(source), *requirements])
+    needs = [one for one in needs if not re.match(r"(?i)(openenv([-_]core)?|uvicorn)\b(?![-_])", one)]
+
+    def finish(folder: Path) -> None:
+        copy_source_tree(source, folder / VENDOR / vendored)
+
+    every = {
+        "__SOURCE_PATH__": place.as_posix(),
+        "__SOURCE_MODULE__": detected.module_path,
+        "__SOURCE_NAME__": detected.class_name,
+        "__SOURCE_FOLDER__": f"{VENDOR}/{vendored}",
+        "__DEPENDENCIES__": "".join(f'\n  "{_quoted(one)}",' for one in needs),
+        "__REQUIREMENTS__": "".join(f"\n{one}" for one in needs),
+        **values,
+    }
+    templates = (_TEMPLATES / "common", _TEMPLATES / kind)
+    variant = Variant(templates, without=frozenset({"models.py"}), values=every, finish=finish)
+    write_package(Names.of(env_name), destination, variant)
+
+
+def safe_vendor_dir_name(source: Path) -> str:
+    """Return the name of a source's folder in the package."""
+    name = source.resolve().stem if source.is_file() else source.resolve().name
+    return re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_") or "source"
+
+
+def secrets_in(source: Path) -> list[str]:
+    """Return the files of a source tree that look like secrets; they are not copied."""
+    if source.is_file():
+        return []
+    paths = [path for path in _files_of(source) if any(fnmatch(path.name, pattern) for pattern in _SECRET)]
+    return [path.relative_to(source).as_posix() for path in paths]
+
+
+def _quoted(requirement: str) -> str:
+    return requirement.replace("\\", "\\\\").replace('"', "'")
