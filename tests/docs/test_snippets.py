@@ -101,6 +101,7 @@ ELSEWHERE = {
     "opencode_turns.py",
     "own_agent.py",
     "own_cheat.py",
+    "own_grader.py",
     "own_sandbox.py",
     "play_guess.py",
     "play_maze.py",
@@ -116,6 +117,7 @@ ELSEWHERE = {
     "test_word_env.py",
     "tool_reward.py",
     "rock_paper.py",  # tests/trainers, as the next ones
+    "serve_ors.py",
     "serve_verifiers.py",
     "use_pettingzoo.py",
     "train_sb3.py",
@@ -145,6 +147,7 @@ ELSEWHERE = {
     "turn_app.py",
     "use_token.py",
     "use_turns.py",
+    "validate_package.py",
     "word_app.py",
 }
 

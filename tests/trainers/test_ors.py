@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from openenv.validation.types import Level
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SOURCE = Path(__file__).parent / "packages" / "ors_sums"
+SNIPPETS = Path(__file__).parents[2] / "docs_src"
 
 
 @pytest.fixture
@@ -119,6 +121,15 @@ def test_every_episode_is_torn_down_once(sums: type[ServedORS]) -> None:
     env.close()
     env.close()
     assert sums.source.ended[1:] == ["{'one': 5, 'other': 6}"]
+
+
+def test_the_snippet_of_the_page() -> None:
+    env = runpy.run_path(str(SNIPPETS / "serve_ors.py"))["SumsEnvironment"]()
+    try:
+        assert env.reset(seed=1).prompt == "What is 3 + 4?"
+        assert env.step(call("submit", answer=7)).reward == 1.0
+    finally:
+        env.close()
 
 
 def test_only_classes_of_ors_are_taken() -> None:

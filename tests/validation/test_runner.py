@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import runpy
 import socket
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,17 @@ from openenv import create_app
 from openenv.cli.init import Names, write_package
 from openenv.manifest_models import ExecutionDeclaration
 from openenv.testing import serve
-from openenv.validation import CheckResult, CheckStatus, Level, PolicyError, Subject, load_policy, run_validation
+from openenv.validation import (
+    CheckResult,
+    CheckStatus,
+    Grader,
+    Level,
+    PolicyError,
+    Subject,
+    load_policy,
+    run_validation,
+)
+from openenv.validation.parsers.openenv_yaml import OpenEnvYamlParser
 from openenv.validation.providers import RunningSubject, StartupError, UnsupportedCapability
 from openenv.validation.report import ValidationReport, ValidationReportV2, write_report
 from openenv.validation.runtime.collector import collect_runtime_evidence
@@ -31,6 +42,7 @@ PLAN = RuntimePlan(
     reset=RuntimeReset(episode_id="a", seed=1),
     actions=[{"message": "hello"}, {"message": "b"}],
 )
+SNIPPETS = Path(__file__).parents[2] / "docs_src"
 EXECUTION = "  execution: {dockerfile: server/Dockerfile}\n"
 
 
@@ -110,6 +122,21 @@ def test_a_bundle_keeps_everything_with_its_checksums(package: Path, tmp_path: P
     coverage = json.loads((bundle / "coverage.json").read_text())
     assert "runtime.startup" in coverage["executed"]
     assert "runtime.host_containment" in coverage["incomplete"]
+
+
+def test_the_snippets_of_the_page(
+    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(package.parent)
+    runpy.run_path(str(SNIPPETS / "validate_package.py"))
+    assert capsys.readouterr().out == "pass\n"
+    manifest = OpenEnvYamlParser().parse(package)
+    grader = runpy.run_path(str(SNIPPETS / "own_grader.py"))["SbomGrader"]()
+    subject = Subject(package, manifest, None, None, package)
+    assert isinstance(grader, Grader)
+    assert grader.run(subject).status is CheckStatus.FAIL
+    (package / "sbom.json").touch()
+    assert grader.run(subject).status is CheckStatus.PASS
 
 
 def test_files_alone_make_a_report_of_the_first_version(package: Path, tmp_path: Path) -> None:

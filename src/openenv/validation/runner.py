@@ -111,7 +111,8 @@ def run_validation(
         raise PolicyError(f"the rules {chosen.policy_version} are for --level static; runtime and semantic need v2")
     is_file = target.is_file() and target.suffix == ".py"
     signature = SignatureKind.OPENENV_SERVED if is_file else detect_signature(target)
-    run = _PackageRun(target, level, chosen, declares=not is_file, token=token, listen=listen)
+    # The server of the package starts in another folder, so a relative path would lead it elsewhere.
+    run = _PackageRun(target.resolve(), level, chosen, declares=not is_file, token=token, listen=listen)
     if not is_file:
         try:
             run.manifest = default_parser_registry().parser_for(signature).parse(target)
@@ -123,7 +124,7 @@ def run_validation(
         run.check_files()
         if level > Level.STATIC:
             run.check_behaviour(skip_build=skip_build, provider=provider, record=artifacts_dir is not None)
-        report = _report(run, signature)
+        report = _report(run, signature, str(target))
         if artifacts_dir is not None:
             described = None if provider is None else {"name": provider.name, "image_ref": run.image_ref}
             write_runtime_bundle(
@@ -137,7 +138,7 @@ def run_validation(
     return report
 
 
-def _report(run: _PackageRun, signature: SignatureKind) -> ValidationReport | ValidationReportV2:
+def _report(run: _PackageRun, signature: SignatureKind, target: str) -> ValidationReport | ValidationReportV2:
     lane = ValidationLane.LOCAL
     entries = run.policy.entries_for_lane(lane)
     levels = {
@@ -146,7 +147,7 @@ def _report(run: _PackageRun, signature: SignatureKind) -> ValidationReport | Va
         if result.status is not CheckStatus.SKIP and (result.check_id in RULE or result.check_id in entries)
     }
     fields: dict[str, Any] = {
-        "target": str(run.target),
+        "target": target,
         "source_digest": source_digest(run.target),
         "signature": signature,
         "manifest": run.manifest,
