@@ -165,22 +165,27 @@ def module_path(source: Path, file_path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def copy_source_tree(source: Path, destination: Path) -> list[str]:
-    """Copy source code without version control, caches, binaries and secrets; return the secrets that were left out."""
+def copy_source_tree(source: Path, destination: Path) -> None:
+    """Copy source code without version control, caches, binaries, links and secrets."""
     if source.is_file():
         destination.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, destination / source.name)
-        return []
-    left_out = []
+        return
     for path in _files_of(source):
-        place = path.relative_to(source)
-        if any(fnmatch(path.name, pattern) for pattern in _SECRET):
-            left_out.append(place.as_posix())
-            continue
-        target = destination / place
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-    return sorted(left_out)
+        if not _is_secret(path):
+            target = destination / path.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+
+
+def secrets_in(source: Path) -> list[str]:
+    """Return the files of a source tree that look like secrets, and so are not copied."""
+    every = [] if source.is_file() else _files_of(source)
+    return [path.relative_to(source).as_posix() for path in every if _is_secret(path)]
+
+
+def _is_secret(path: Path) -> bool:
+    return any(fnmatch(path.name, pattern) for pattern in _SECRET)
 
 
 def _files_of(source: Path) -> Iterator[Path]:
@@ -278,14 +283,6 @@ def safe_vendor_dir_name(source: Path) -> str:
     """Return the name of a source's folder in the package."""
     name = source.resolve().stem if source.is_file() else source.resolve().name
     return re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_") or "source"
-
-
-def secrets_in(source: Path) -> list[str]:
-    """Return the files of a source tree that look like secrets; they are not copied."""
-    if source.is_file():
-        return []
-    paths = [path for path in _files_of(source) if any(fnmatch(path.name, pattern) for pattern in _SECRET)]
-    return [path.relative_to(source).as_posix() for path in paths]
 
 
 def _quoted(requirement: str) -> str:
