@@ -89,6 +89,7 @@ def test_a_package_in_its_image_passes_and_keeps_its_network_mode(
     assert [one for one in failed if not one.check_id.startswith("static.")] == []
     assert by_id["runtime.startup"].status is CheckStatus.PASS
     assert by_id["runtime.episode_isolation"].status is CheckStatus.PASS
+    assert by_id["runtime.host_containment"].status is CheckStatus.PASS
     network = by_id["runtime.network_policy"]
     assert network.status is CheckStatus.PASS, network
     if mode == "no-network":

@@ -257,6 +257,22 @@ def network_policy(probe: Probe) -> CheckEvidence:
     raise CheckSkipped(f"{promises.network.mode} is declared; run its image without a network to see that it holds")
 
 
+def host_containment(probe: Probe) -> CheckEvidence:
+    """A container has no privileges, no folders of the host and none of its namespaces."""
+    seen = None if probe.package is None else probe.package.containment()
+    if seen is None:
+        raise CheckNotApplicable("the package runs here as a process, not in a container")
+    if "privileged" not in seen:
+        raise CheckSkipped("the provider does not say what its containers may reach")
+    reached = [*seen.get("mounts", ()), *seen.get("host_namespaces", ())]
+    problems = [f"the container has {one} of the host" for one in reached]
+    if seen["privileged"]:
+        problems.append("the container is privileged")
+    if problems:
+        raise CheckFailed(*problems, fix="run the image without these", measured=seen)
+    return CheckEvidence("no privileges, folders or namespaces of the host", seen)
+
+
 def resource_bounds(probe: Probe) -> CheckEvidence:
     """The server's memory and the slowest episode so far are within what is declared."""
     _ = probe.first

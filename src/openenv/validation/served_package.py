@@ -95,6 +95,10 @@ class PackageServer(ABC):
         """Count what the server holds open; None where that is not known."""
         return None
 
+    def containment(self) -> dict[str, Any] | None:
+        """Return what its container may reach of the host; None where it runs in none."""
+        return None
+
 
 class ServedPackage(PackageServer):
     """A package that a process of this machine serves.
@@ -305,6 +309,10 @@ class ProvidedPackage(PackageServer):
     def output(self) -> str:
         """Return what the server has written, as far as the provider keeps it."""
         return "" if self._running is None else self._running.logs()
+
+    def containment(self) -> dict[str, Any] | None:
+        """Return how the provider runs it."""
+        return self.subject.inspect()
 
     def network_evidence(self) -> str | None:
         """Measure the network of what runs, as JSON; None where the provider cannot."""
