@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,13 @@ def test_a_registry_selects_by_level_and_declared_capabilities(manifest: Normali
     with pytest.raises(ValueError, match="nothing_such"):
         registry.register(Custom("a.other", requires_capabilities=frozenset({"nothing_such"})))
     assert registry.get("a.none") is None
+
+
+def test_a_grader_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("sbom", "no_such_module:Grader", "openenv.validation.graders")
+    monkeypatch.setattr("openenv.validation.graders.entry_points", lambda group: [point])
+    with pytest.raises(ValueError, match=r"'sbom' \(no_such_module:Grader\) cannot be loaded: ModuleNotFoundError"):
+        GraderRegistry().load_entry_points()
 
 
 def test_the_default_graders_are_the_published_ones(manifest: NormalizedManifest) -> None:

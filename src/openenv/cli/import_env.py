@@ -46,13 +46,13 @@ def import_env(
     try:
         package = _package_name(name, source)
         folder = output_dir / package
-        importer, found = ImporterRegistry(DEFAULT_IMPORTERS).choose(
+        importer, environment = ImporterRegistry(DEFAULT_IMPORTERS).choose(
             source, source_type=source_type, env_class=env_class
         )
-        importer.generate(source=source, destination=folder, env_name=package, detected=found)
+        importer.generate(source=source, destination=folder, env_name=package, detected=environment)
     except (ImportProblem, ScaffoldError) as error:
         raise typer.BadParameter(str(error)) from None
-    typer.echo(f"Made {folder} of {found.qualified_name} ({found.source_type}).")
+    typer.echo(f"Made {folder} of {environment.qualified_name} ({environment.source_type}).")
     if left_out := secrets_in(source):
         typer.secho(f"Not copied, because they may hold secrets: {', '.join(left_out)}", fg="yellow", err=True)
     place = shlex.quote(str(folder))
@@ -64,7 +64,7 @@ def import_env(
 
 
 def _package_name(name: str | None, source: Path) -> str:
-    """Return the name of the package: the one that is given, or one like that of the source."""
+    """Return the name of the package: `--name`, or one like that of the source."""
     if name is not None:
         return Names.of(name).package
     better = corrected(source.stem if source.is_file() else source.name)

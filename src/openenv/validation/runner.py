@@ -33,7 +33,8 @@ from .report import CheckOutcome, ValidationReport, ValidationReportV2, skipped,
 from .report import CheckResult as CheckResult
 from .rules import RULE, RULES, CheckEvidence, CheckFailed, CheckSkipped, Rule
 from .runtime.artifacts import write_runtime_bundle
-from .runtime.collector import RuntimeCollectionInterrupted, collect_runtime_evidence
+from .runtime.collector import RuntimeCollectionInterrupted as RuntimeCollectionInterrupted
+from .runtime.collector import collect_runtime_evidence
 from .runtime.contracts import LaunchSpec as LaunchSpec
 from .runtime.contracts import RuntimeEvidence, RuntimePlan
 from .runtime.contracts import RuntimePlanError as RuntimePlanError
@@ -307,8 +308,7 @@ class _PackageRun:
                 stack.enter_context(package)
             except NotServed as error:
                 output = str(error).splitlines()
-                fix = f"`openenv serve {self.target}` shows the whole of it"
-                raise CheckFailed(last_line(str(error)), *output[-12:-1], fix=fix) from error
+                raise CheckFailed(last_line(str(error)), *output[-12:-1], fix=package.advice) from error
             probe.url = package.url
             return runtime_checks.startup(probe)
 
@@ -322,8 +322,8 @@ class _PackageRun:
             self.image_ref = package.image_ref
         if record or self._others:
             self._record(probe, episode_s)
+        isolated = self.manifest is not None and self.manifest.network.mode != "public"
         for check_id in ids:
-            isolated = self.manifest is not None and self.manifest.network.mode != "public"
             if check_id == _NETWORK and isolated and isinstance(package, ProvidedPackage):
                 self.add(self._network_result(package))
             else:
@@ -343,13 +343,7 @@ class _PackageRun:
             self.plan = probe.plan
         except (CheckSkipped, CheckFailed):
             return  # the checks that need a plan say so
-        try:
-            self.evidence = collect_runtime_evidence(
-                probe.url, self.plan, episode_timeout_s=episode_s, token=probe.token
-            )
-        except RuntimeCollectionInterrupted as interrupt:
-            self.evidence = interrupt.evidence
-            raise
+        self.evidence = collect_runtime_evidence(probe.url, self.plan, episode_timeout_s=episode_s, token=probe.token)
 
     def _skip(self, ids: Sequence[str], startup: str | None = None) -> None:
         """Skip the checks that need the package to run; `startup` is why it was not even started."""

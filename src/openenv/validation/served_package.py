@@ -76,6 +76,11 @@ class PackageServer(ABC):
 
     @property
     @abstractmethod
+    def advice(self) -> str:
+        """What to do about a package that cannot be served."""
+
+    @property
+    @abstractmethod
     def subject(self) -> RunningSubject:
         """What graders see of it while it is served."""
 
@@ -134,6 +139,11 @@ class ServedPackage(PackageServer):
         except BaseException:
             self.stop()
             raise
+
+    @property
+    def advice(self) -> str:
+        """The command that shows everything."""
+        return f"`openenv serve {self.folder}` shows the whole of it"
 
     @property
     def subject(self) -> RunningSubject:
@@ -293,6 +303,11 @@ class ProvidedPackage(PackageServer):
         except ProviderError as error:
             self.cleanup = {"started": True, "stopped": False, "reason": message_of(error)}
             logger.warning("%s", message_of(error))
+
+    @property
+    def advice(self) -> str:
+        """Where to look: at the image."""
+        return f"let the image of {self._folder} answer GET /health on port 8000: `openenv build`, then run it"
 
     @property
     def subject(self) -> RunningSubject:

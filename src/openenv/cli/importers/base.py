@@ -100,7 +100,7 @@ class ImporterRegistry:
     ) -> list[tuple[EnvironmentImporter, DetectedEnvironment]]:
         """Return what is found in a source tree, each with its importer."""
         importers = self._importers.values() if source_type is None else [self.get(source_type)]
-        return [(importer, found) for importer in importers for found in importer.detect(source)]
+        return [(importer, one) for importer in importers for one in importer.detect(source)]
 
     def choose(
         self, source: Path, *, source_type: str | None = None, env_class: str | None = None
@@ -110,18 +110,18 @@ class ImporterRegistry:
         Raises:
             ImportProblem: There is none, or several.
         """
-        found = self.detect(source, source_type)
-        if not found:
+        matches = self.detect(source, source_type)
+        if not matches:
             kinds = " or ".join([source_type] if source_type else self.supported_types)
             raise ImportProblem(f"there is no environment of {kinds} in {source}")
-        names = {one.qualified_name: (importer, one) for importer, one in found}
+        names = {one.qualified_name: (importer, one) for importer, one in matches}
         if env_class is not None:
-            matching = [name for name, (_, one) in names.items() if env_class in (name, one.class_name)]
-            if not matching:
-                near = difflib.get_close_matches(env_class, [*names, *(one.class_name for _, one in found)], 1)
+            chosen = [name for name, (_, one) in names.items() if env_class in (name, one.class_name)]
+            if not chosen:
+                near = difflib.get_close_matches(env_class, [*names, *(one.class_name for _, one in matches)], 1)
                 hint = f"; did you mean {near[0]}?" if near else f": there are {', '.join(names)}"
                 raise ImportProblem(f"there is no environment {env_class} in {source}{hint}")
-            names = {name: names[name] for name in matching}
+            names = {name: names[name] for name in chosen}
         if len(names) > 1:
             raise ImportProblem(f"choose one of several environments with --env-class: {', '.join(names)}")
         return next(iter(names.values()))

@@ -21,14 +21,14 @@ class VerifiersImporter:
         trees = {path: tree for path in iter_python_files(source) if (tree := parse(path)) is not None}
         tasksets = {name for tree in trees.values() if _imports_verifiers(tree) for name in _tasksets(tree)}
         exports = {path: [name for name in _exported(tree) if name in tasksets] for path, tree in trees.items()}
-        found = []
+        environments = []
         for path, names in exports.items():
             # A package exports what one of its modules defines; verifiers looks where it is exported.
             is_repeated = path.name != "__init__.py" and names and names == exports.get(path.with_name("__init__.py"))
             if not is_repeated:
-                found += [self._detected(source, path, name) for name in names]
-        if found:
-            return found
+                environments += [self._detected(source, path, name) for name in names]
+        if environments:
+            return environments
         return [
             self._detected(source, path, _LOADER)
             for path, tree in trees.items()

@@ -7,6 +7,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from openenv.errors import message_of
+
 from ..manifest import CapabilitiesSpec, NormalizedManifest
 from ..providers import RunningSubject
 from ..report import CheckOutcome
@@ -74,11 +76,21 @@ class GraderRegistry:
         self._graders[grader.check_id] = grader
 
     def load_entry_points(self) -> int:
-        """Add the graders that installed packages offer, and return how many there are."""
+        """Add the graders that installed packages offer, and return how many there are.
+
+        Raises:
+            ValueError: One cannot be loaded, or cannot be added.
+        """
         points = entry_points(group=ENTRY_POINT_GROUP)
         for point in points:
-            offered = point.load()
-            self.register(offered() if callable(offered) and not hasattr(offered, "run") else _instance(offered))
+            try:
+                grader = point.load()
+                if isinstance(grader, type) or not hasattr(grader, "run"):
+                    grader = grader()
+            except Exception as error:  # it is the code of another package
+                reason = f"{type(error).__name__}: {message_of(error)}"
+                raise ValueError(f"the grader {point.name!r} ({point.value}) cannot be loaded: {reason}") from error
+            self.register(grader)
         return len(points)
 
     def get(self, check_id: str) -> Grader | None:
@@ -94,7 +106,3 @@ class GraderRegistry:
             and all(getattr(manifest.capabilities, name) for name in grader.requires_capabilities)
             and grader.applies_to(manifest)
         ]
-
-
-def _instance(offered: Grader | type[Grader]) -> Grader:
-    return offered() if isinstance(offered, type) else offered

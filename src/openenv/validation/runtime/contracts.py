@@ -87,10 +87,10 @@ def read_runtime_plan(path: Path, defaults: Mapping[str, Any] | None = None) -> 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse an object with a key twice: which value counts depends on the reader."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         raise ValueError("a key stands twice in one object")
-    return found
+    return values
 
 
 def _refuse_constant(name: str) -> None:

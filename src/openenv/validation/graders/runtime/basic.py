@@ -88,7 +88,7 @@ class ObservationSchemaGrader(EvidenceGrader):
         described = list(described_observations(moments, of_reset, of_steps, has_tools=has_tools))
         pairs = [(value, schema) for _, value, schema in described]
         problems = violations_elsewhere(pairs, timeout_s=_SCHEMAS_S)
-        return [f"{where}: {one}" for (where, _, _), found in zip(described, problems, strict=True) for one in found]
+        return [f"{where}: {one}" for (where, _, _), texts in zip(described, problems, strict=True) for one in texts]
 
 
 class StateContractGrader(EvidenceGrader):
