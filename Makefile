@@ -80,13 +80,14 @@ $(CLIENTS)/inspect/ready: pyproject.toml
 	@touch $@
 
 # Trainers, each in an environment of its own: they are large, and pin what the rest takes newer.
-TRAINERS := trl sb3 skyrl verl verifiers pettingzoo
+TRAINERS := trl sb3 skyrl verl verifiers ors pettingzoo
 # The packages of each environment.
 TRAINER_trl := torch==2.13.0 trl aiohttp
 TRAINER_sb3 := torch==2.13.0 stable-baselines3
 TRAINER_skyrl := skyrl-gym
 TRAINER_verl := torch==2.13.0 verl
 TRAINER_verifiers := verifiers uv
+TRAINER_ors := ors-sdk
 TRAINER_pettingzoo := pettingzoo pygame
 $(TRAINERS:%=$(CLIENTS)/%/ready): $(CLIENTS)/%/ready: pyproject.toml
 	@echo "Setting up $(@D) ..."
