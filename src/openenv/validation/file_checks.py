@@ -6,7 +6,8 @@ import ast
 import re
 from pathlib import Path
 
-from openenv.manifest import DEFAULT_APP, MANIFEST, ManifestError, read_manifest
+from openenv.folders import FolderApp, FolderError, find_app
+from openenv.manifest import DEFAULT_APP, ManifestError
 
 from .rules import CheckEvidence, CheckFailed
 
@@ -15,12 +16,13 @@ _SERVER_SCRIPT = re.compile(r"""(?m)^\s*server\s*=\s*["']([\w.]+):main["']""")
 _DEPENDENCY = re.compile(r"""(?m)(?:["']|^)openenv(?:[-_]core)?\s*(?:\[[^\]]*\])?\s*(?:[<>=!~@;][^"'\n]*)?(?:["']|$)""")
 
 
-def layout(folder: Path, app: str) -> CheckEvidence:
+def layout(folder: Path, app: FolderApp | None) -> CheckEvidence:
     """All files are there that serving, building and sharing the package need."""
-    missing = [name for name in _ALWAYS if not (folder / name).is_file()]
-    module = _app_file(app)
-    if not (folder / module).is_file():
-        missing.append(f"{module} (of `app: {app}`)")
+    places = [folder] if app is None else [folder, app.package]
+    missing = [name for name in _ALWAYS if not any((place / name).is_file() for place in places)]
+    if app is None or app.file is None or app.note is not None:
+        module = DEFAULT_APP.partition(":")[0] if app is None else app.module
+        missing.append(f"{module.replace('.', '/')}.py (of `app: {_entry(app)}`)")
     if not any((folder / name).is_file() for name in ("server/Dockerfile", "Dockerfile")):
         missing.append("server/Dockerfile")
     if missing:
@@ -31,7 +33,7 @@ def layout(folder: Path, app: str) -> CheckEvidence:
     return CheckEvidence(text, {"uv_lock": has_lock})
 
 
-def entry_point(folder: Path, app: str) -> CheckEvidence:
+def entry_point(folder: Path, app: FolderApp | None) -> CheckEvidence:
     """`server` is a command of the package that runs `main`, and so does the application's file."""
     problems = []
     project = _text(folder / "pyproject.toml")
@@ -41,7 +43,7 @@ def entry_point(folder: Path, app: str) -> CheckEvidence:
     dependency = _DEPENDENCY.search(project + "\n" + _text(folder / "server" / "requirements.txt"))
     if dependency is None and "openenv" not in images:
         problems.append("openenv is not among the dependencies")
-    problems += _main_problems(folder / _app_file(app))
+    problems += _main_problems(folder / "server/app.py" if app is None or app.file is None else app.file)
     if problems:
         raise CheckFailed(*problems, fix="see pyproject.toml and server/app.py of a package that `openenv init` makes")
     return CheckEvidence("`server` and `python -m` run main")
@@ -70,16 +72,16 @@ def _is_guard(test: ast.expr) -> bool:
     return sides == {"__name__", "'__main__'"}
 
 
-def app_of(folder: Path) -> str:
-    """Return the application that the manifest names, such as `server.app:app`."""
+def app_of(folder: Path) -> FolderApp | None:
+    """Find the application of a folder; None where there is none, or where the manifest cannot be read."""
     try:
-        return str(read_manifest(folder / MANIFEST).get("app", DEFAULT_APP))
-    except (ManifestError, OSError):
-        return DEFAULT_APP
+        return find_app(folder)
+    except (ManifestError, FolderError, OSError):
+        return None
 
 
-def _app_file(app: str) -> str:
-    return app.partition(":")[0].replace(".", "/") + ".py"
+def _entry(app: FolderApp | None) -> str:
+    return DEFAULT_APP if app is None else str(app.manifest.get("app") or DEFAULT_APP)
 
 
 def _text(path: Path) -> str:

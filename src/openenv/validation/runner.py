@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from openenv.errors import ProviderError, message_of
+from openenv.folders import FolderApp
 from openenv.manifest import ManifestError
 
 from . import file_checks, runtime_checks
@@ -111,12 +112,16 @@ def run_validation(
     if level > Level.STATIC and _STARTUP not in known:
         raise PolicyError(f"the rules {chosen.policy_version} are for --level static; runtime and semantic need v2")
     is_file = target.is_file() and target.suffix == ".py"
-    signature = SignatureKind.OPENENV_SERVED if is_file else detect_signature(target)
+    app = None if is_file else file_checks.app_of(target)
+    root = target if app is None else app.folder
+    # An application that says of no kind what it is can be served, so its checks are made; the manifest's fails.
+    is_bare = app is not None and not any((root / kind.value).is_file() for kind in SignatureKind)
+    signature = SignatureKind.OPENENV_SERVED if is_file or is_bare else detect_signature(root)
     # The server of the package starts in another folder, so a relative path would lead it elsewhere.
-    run = _PackageRun(target.resolve(), level, chosen, declares=not is_file, token=token, listen=listen)
+    run = _PackageRun(root.resolve(), level, chosen, declares=not is_file, token=token, listen=listen, app=app)
     if not is_file:
         try:
-            run.manifest = default_parser_registry().parser_for(signature).parse(target)
+            run.manifest = default_parser_registry().parser_for(signature).parse(root)
         except ManifestError as error:
             run.manifest_error = error
     run.load_graders()
@@ -173,6 +178,7 @@ class _PackageRun:
     declares: bool  # whether there could be a manifest: a file has none
     token: str | None
     listen: Listener | None
+    app: FolderApp | None  # None where there is none, or where it cannot be found
     manifest: NormalizedManifest | None = None
     manifest_error: ManifestError | None = None
     outputs_dir: Path = Path()
@@ -208,10 +214,9 @@ class _PackageRun:
 
     def check_files(self) -> None:
         """Make the checks of the package's files; a file by itself is no package."""
-        app = file_checks.app_of(self.target)
         functions = {
-            "static.layout": lambda: file_checks.layout(self.target, app),
-            "static.entry_point": lambda: file_checks.entry_point(self.target, app),
+            "static.layout": lambda: file_checks.layout(self.target, self.app),
+            "static.entry_point": lambda: file_checks.entry_point(self.target, self.app),
         }
         for rule in self._rules(Level.STATIC):
             if not self.declares:

@@ -14,7 +14,7 @@ from ..manifest import NormalizedManifest, NormalizedManifestV2
 from ..types import SignatureKind
 
 VALIDATION_BLOCK_REMEDIATION = (
-    f"correct {MANIFEST} (docs/reference/manifest.md has all keys); a complete validation block:\n{VALIDATION_EXAMPLE}"
+    f"write or correct {MANIFEST} (docs/reference/manifest.md has all keys); a complete validation block:\n{VALIDATION_EXAMPLE}"
 )
 SCHEMA_REMEDIATION = f"correct {MANIFEST} (docs/reference/manifest.md has all keys)"
 _UNREADABLE_REMEDIATION = f"write {MANIFEST} as a mapping with name, app and validation"
@@ -31,6 +31,8 @@ class OpenEnvYamlParser:
         Raises:
             ManifestError: There are none, or something in the manifest does not fit: a key, a type, a version.
         """
+        if not (package_root / MANIFEST).is_file():
+            raise ManifestError([f"there is no {MANIFEST}"], remediation=VALIDATION_BLOCK_REMEDIATION)
         try:
             data = read_manifest(package_root / MANIFEST)
         except (ManifestError, OSError) as error:
