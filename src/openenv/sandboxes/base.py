@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import posixpath
 import shutil
 import tempfile
 import time
@@ -36,6 +37,9 @@ MAX_TREE = 512 * 1024 * 1024
 FEATURES = frozenset({"isolation", "limits", "trees", "mounts", "ports", "expiry", "snapshots"})
 """Optional features of a backend: isolation from host and network, limits, killing whole process trees even when they
 hide, mounts, exposed ports that nothing outside can reach, an end by itself when the time is over, snapshots."""
+
+IMAGES = frozenset({"images", "network"})
+"""What only backends of containers offer: an image and a work folder per sandbox, and sandboxes with a network."""
 
 Stream = Literal["stdout", "stderr"]
 OnOutput = Callable[[Stream, bytes], None]
@@ -163,9 +167,24 @@ class SandboxSpec:
     metadata: Mapping[str, str] = field(default_factory=dict)
     from_snapshot: SandboxSnapshot | None = None
     """What the sandbox begins with: the files of another one of the same backend and home."""
+    image: str | None = None
+    """The image to start, in place of the backend's own."""
+    build: Path | None = None
+    """A folder with a Dockerfile that `image` is built from where the engine does not have it."""
+    build_timeout_s: float = 600.0
+    workdir: str | None = None
+    """The folder that commands start in, which is writable; by default `workdir` in the home."""
+    fills_workdir: bool = False
+    """Whether the work folder begins with what the image holds there; otherwise it begins empty."""
+    folders: tuple[str, ...] = ()
+    """Further folders that can be written; they begin empty."""
+    network: bool = False
+    """Whether the sandbox can reach the network of the engine."""
 
     def __post_init__(self) -> None:
         _check_text(self.envs)
+        for folder in (*self.folders, *([] if self.workdir is None else [self.workdir])):
+            check_folder(folder)
         _check_limit("timeout_s", self.timeout_s)
 
 
@@ -196,6 +215,23 @@ def _check_limit(name: str, value: float) -> None:
     """Raise ValueError for a limit that limits nothing, or leaves nothing."""
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be a finite number greater than 0, not {value!r}")
+
+
+def check_folder(path: str) -> None:
+    """Return if a folder of its own can be mounted at a path inside.
+
+    Raises:
+        ValueError: the path is not absolute, not in its shortest form, or one that the system needs.
+    """
+    if not path.startswith("/") or posixpath.normpath(path) != path or set(path) & set(":,\n\0"):
+        raise ValueError(f"{path!r} must be an absolute path without '..', ':' and ','")
+    if path in _SYSTEM_FOLDERS or path.startswith(("/proc/", "/sys/", "/dev/")):
+        raise ValueError(f"{path!r} belongs to the system of the sandbox; choose a folder such as /app")
+
+
+_SYSTEM_FOLDERS = frozenset(
+    ["/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/tmp", "/usr", "/var"]
+)
 
 
 def _check_text(envs: Mapping[str, str], *words: str) -> None:
@@ -466,6 +502,16 @@ def refuse_snapshot(spec: SandboxSpec, backend: str) -> None:
         raise SandboxUnsupported(f"The backend {backend} has no snapshots; local and docker do.")
 
 
+def refuse_image(spec: SandboxSpec, backend: str) -> None:
+    """Raise `SandboxUnsupported` where a spec names an image, folders or a network; for backends without them."""
+    if spec.image is not None or spec.workdir is not None or spec.folders:
+        raise SandboxUnsupported(
+            f"The backend {backend} starts no images and has no folders of a task's own; docker and kubernetes do."
+        )
+    if spec.network:
+        raise SandboxUnsupported(f"The backend {backend} opens no network; docker and kubernetes do.")
+
+
 def spec_from(spec: SandboxSpec | None, snapshot: SandboxSnapshot | None) -> SandboxSpec:
     """Return a spec with the snapshot of `open(from_snapshot=...)`; for backends."""
     spec = spec or SandboxSpec()
@@ -478,7 +524,9 @@ def take_snapshot(sandbox: Sandbox, backend: str, *, max_bytes: int) -> SandboxS
     Archives, and no layers of an overlay: where each sandbox has a user id of its own, the next one could not change
     their files. No `docker commit` either, which keeps no tmpfs.
     """
-    places = (sandbox.home, "/tmp", "/dev/shm")
+    places = [sandbox.home, "/tmp", "/dev/shm"]
+    if not sandbox.workdir.startswith(f"{sandbox.home}/"):
+        places.append(sandbox.workdir)
     _require_files_only(sandbox, places)
     sweep_snapshots()
     owner = str(Owner.current()).replace("/", "_")
@@ -489,7 +537,7 @@ def take_snapshot(sandbox: Sandbox, backend: str, *, max_bytes: int) -> SandboxS
             archive = folder / f"{number}.tar"
             sandbox.pack(path, archive, max_bytes=max_bytes)
             # /tmp and /dev/shm belong to root, so their own modes cannot be set inside.
-            if path == sandbox.home or trees.drop_root(archive):
+            if path in (sandbox.home, sandbox.workdir) or trees.drop_root(archive):
                 archives[path] = archive
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -534,6 +582,16 @@ class Sandboxes(ABC):
     @abstractmethod
     def check(self) -> None:
         """Return if this backend can run here; raise `SandboxUnavailable` with what to install if not."""
+
+    def require(self, spec: SandboxSpec) -> None:
+        """Return if this backend opens sandboxes like that, as far as it is known before one is started.
+
+        Raises:
+            SandboxUnsupported: it opens none with an image, folders or a network.
+            SandboxUnavailable: something that they need is missing here.
+        """
+        if not IMAGES <= self.features:
+            refuse_image(spec, self.name)
 
     @abstractmethod
     def open(self, spec: SandboxSpec | None = None) -> Sandbox:

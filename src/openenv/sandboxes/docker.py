@@ -23,26 +23,37 @@ import math
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import tarfile
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable
 from openenv.sandboxes import seccomp
-from openenv.sandboxes.base import MAX_TREE, Mount, Sandboxes, SandboxSnapshot, SandboxSpec, spec_from, take_snapshot
+from openenv.sandboxes.base import (
+    FEATURES,
+    IMAGES,
+    MAX_TREE,
+    Mount,
+    Sandboxes,
+    SandboxSnapshot,
+    SandboxSpec,
+    spec_from,
+    take_snapshot,
+)
 from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli, EngineName, bind_option, first_engine
 from openenv.sandboxes.descriptors import limit_inside
 from openenv.sandboxes.local.cgroups import limit_sockets
 from openenv.sandboxes.namespaces import limit_terminals, listen_in
 from openenv.sandboxes.owners import Owner
 from openenv.sandboxes.relay import Exposure, Relay
-from openenv.sandboxes.shell import ShellSandbox
+from openenv.sandboxes.shell import ShellSandbox, clean_archive
 from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, ShellRun, framed, mark_kb
 
 DEFAULT_IMAGE = "python:3.12-slim"
@@ -51,6 +62,7 @@ _USER = "1000:1000"
 _TMPFS = "rw,exec,nosuid,nodev"
 _PULL_S = 600.0
 _OVERHEAD_MB = 16
+_BUILD_LINES = 15
 _DOUBTS = 5
 _REMOVE_S = 20.0
 
@@ -72,6 +84,7 @@ class DockerSandboxes(Sandboxes):
     """
 
     name = "docker"
+    features = FEATURES | IMAGES
 
     def __init__(
         self,
@@ -81,31 +94,51 @@ class DockerSandboxes(Sandboxes):
         host: str | None = None,
         run_args: Sequence[str] = (),
     ) -> None:
-        self.image = image or settings.sandbox_image() or DEFAULT_IMAGE
+        chosen = image or settings.sandbox_image()
+        self.image = chosen or DEFAULT_IMAGE
+        self._is_chosen = chosen is not None
         self._engine_name: EngineName = engine
         self._host = host
         self._run_args = tuple(run_args)
         self._lock = threading.Lock()
         self._ready: _PreparedEngine | None = None
+        self._image_lock = threading.Lock()
+        self._images: dict[str, _ReadyImage] = {}
+        self._trees: tempfile.TemporaryDirectory[str] | None = None
+        self._work_trees: dict[tuple[str, str], Path | None] = {}
         self._relay = Relay()
         self._id = secrets.token_hex(8)
         self._open: set[str] = set()
 
     def check(self) -> None:
-        """Return when containers can be started here; raise `SandboxUnavailable` with what to do when not."""
+        """Return when containers can be started here; raise `SandboxUnavailable` with what to do when not.
+
+        An image that was chosen is looked for; that of no choice only once a sandbox needs it, as tasks may bring
+        images of their own.
+        """
         self._prepare()
+        if self._is_chosen:
+            self._image(SandboxSpec())
+
+    def require(self, spec: SandboxSpec) -> None:
+        """Return if the backend's own image is there, or the spec names another; that one is got by `open`."""
+        if spec.image is None:
+            self._image(spec)
 
     def open(self, spec: SandboxSpec | None = None, *, from_snapshot: SandboxSnapshot | None = None) -> DockerSandbox:
         """Start a container; `from_snapshot` is short for that field of the spec."""
         spec = spec_from(spec, from_snapshot)
         ready = self._prepare()
+        image = self._image(spec)
         name = f"openenv-{secrets.token_hex(8)}"
         self._open.add(name)
         try:
             with _profile(ready) as options:
-                ready.engine.output(*self._run(ready, name, spec, options))
+                ready.engine.output(*self._run(ready, image, name, spec, options))
             sandbox = DockerSandbox(ready.engine, name, spec, relay=self._relay, remove=self._remove)
             sandbox.limit_from_outside()
+            if spec.fills_workdir and spec.workdir is not None and spec.from_snapshot is None:
+                self._fill(sandbox, image.name)
             if spec.from_snapshot is not None:
                 spec.from_snapshot.fill(sandbox, self.name)
             return sandbox
@@ -135,22 +168,43 @@ class DockerSandboxes(Sandboxes):
             if self._ready is None:
                 # Another engine has other images and limits: an outage of the first must not move sandboxes there.
                 engine = first_engine(self._engine_name, self._host)
-                image = self.image
-                mounts: tuple[Mount, ...] = ()
-                envs = {"USER": "user", "LOGNAME": "user"}
-                if image == HOST_IMAGE:
-                    image, mounts = ensure_host_image(engine), host_mounts()
-                    envs |= host_environment()
-                elif not engine.has_image(image) and (problem := engine.pull(image, timeout=_PULL_S)):
-                    raise SandboxUnavailable(
-                        f"{problem} Without a registry, name an image that you loaded, or use image='{HOST_IMAGE}', "
-                        "the host's own system."
-                    )
                 engine.sweep()
-                self._ready = _PreparedEngine(engine, image, mounts, envs, _cpus(engine), _takes_profiles(engine))
+                self._ready = _PreparedEngine(engine, _cpus(engine), _takes_profiles(engine))
             return self._ready
 
-    def _run(self, ready: _PreparedEngine, name: str, spec: SandboxSpec, options: Sequence[str]) -> list[str]:
+    def _image(self, spec: SandboxSpec) -> _ReadyImage:
+        """Return the image of a spec, which is built or pulled first where the engine does not have it.
+
+        Raises:
+            SandboxUnavailable: that fails.
+        """
+        wanted = spec.image or self.image
+        if wanted in self._images:
+            return self._images[wanted]
+        engine = self._prepare().engine
+        with self._image_lock:  # several rollouts of one task build it once
+            if wanted not in self._images:
+                self._images[wanted] = _ready_image(engine, wanted, spec)
+            return self._images[wanted]
+
+    def _fill(self, sandbox: DockerSandbox, image: str) -> None:
+        """Lay what an image holds at the work folder into it; the engine is asked once for each image."""
+        key = (image, sandbox.workdir)
+        with self._image_lock:
+            if self._trees is None:
+                self._trees = tempfile.TemporaryDirectory(prefix="openenv-images-")
+            if key not in self._work_trees:
+                target = Path(self._trees.name, f"{len(self._work_trees)}.tar")
+                most = sandbox.spec.limits.disk_mb << 20
+                is_there = copy_from_image(self._prepare().engine, image, sandbox.workdir, target, max_bytes=most)
+                self._work_trees[key] = target if is_there else None
+        tree = self._work_trees[key]
+        if tree is not None:
+            sandbox.unpack(tree, sandbox.workdir)
+
+    def _run(
+        self, ready: _PreparedEngine, image: _ReadyImage, name: str, spec: SandboxSpec, options: Sequence[str]
+    ) -> list[str]:
         limits = spec.limits
         uid, gid = _USER.split(":")
         owned = f"mode=0755,uid={uid},gid={gid}" if ready.engine.kind == "docker" else "mode=1777"  # podman has no uid=
@@ -158,23 +212,26 @@ class DockerSandboxes(Sandboxes):
         memory = f"{limits.memory_mb + limits.disk_mb + _OVERHEAD_MB}m"  # files lie in memory, too
         labels = {OWNER_LABEL: str(Owner.current()), BACKEND_LABEL: self._id}
         labels |= {f"openenv.metadata.{key}": text for key, text in spec.metadata.items()}
-        mounts = [*ready.mounts, *spec.mounts]
+        mounts = [*image.mounts, *spec.mounts]
+        sizes = {spec.home: home, **({} if spec.workdir is None else {spec.workdir: home})}
+        sizes |= {folder: rest for folder in spec.folders}
         return [
             *("run", "--detach", "--rm", "--pull", "never", "--name", name, "--hostname", "sandbox"),
-            *("--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+            *(() if spec.network else ("--network", "none")),
+            *("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
             *("--pids-limit", str(limits.pids), "--cpus", f"{min(limits.cpus, ready.cpus):g}"),
             *("--memory", memory, "--memory-swap", memory, "--shm-size", f"{rest}m"),
             *("--user", "0:0", "--workdir", "/", "--log-driver", "none", "--ulimit", "core=0"),
             *self._file_limit(ready.engine, limits.pids),
             *("--stop-timeout", "0"),  # it ends at once or not at all, for it handles no signal
-            *("--tmpfs", f"{spec.home}:{_TMPFS},size={home}m,{owned}"),
+            *(word for at, size in sizes.items() for word in ("--tmpfs", f"{at}:{_TMPFS},size={size}m,{owned}")),
             *("--tmpfs", f"/tmp:{_TMPFS},size={rest}m,mode=1777"),
-            *(word for key, text in ready.envs.items() for word in ("--env", f"{key}={text}")),
+            *(word for key, text in image.envs.items() for word in ("--env", f"{key}={text}")),
             *(word for mount in mounts for word in ("--mount", bind_option(mount))),
             *(word for key, text in labels.items() for word in ("--label", f"{key}={text}")),
             *options,
             *self._run_args,
-            *("--entrypoint", "/bin/sh", ready.image, "-c", _HOLD, "sh"),
+            *("--entrypoint", "/bin/sh", image.name, "-c", _HOLD, "sh"),
             str(max(1, math.ceil(spec.timeout_s))),
         ]
 
@@ -191,12 +248,84 @@ class _PreparedEngine:
     """What is known about the engine, and what its containers get."""
 
     engine: ContainerCli
-    image: str
-    mounts: tuple[Mount, ...]
-    envs: dict[str, str]
     cpus: float
     takes_profiles: bool
     """Whether its containers can have a system call filter of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadyImage:
+    """An image that the engine has, and what its containers get."""
+
+    name: str
+    mounts: tuple[Mount, ...] = ()
+    envs: dict[str, str] = field(default_factory=lambda: {"USER": "user", "LOGNAME": "user"})
+
+
+def _ready_image(engine: ContainerCli, image: str, spec: SandboxSpec) -> _ReadyImage:
+    if image == HOST_IMAGE:
+        ready = _ReadyImage(ensure_host_image(engine), host_mounts())
+        ready.envs.update(host_environment())
+        return ready
+    if engine.has_image(image):
+        return _ReadyImage(image)
+    if spec.build is not None:
+        build_image(engine, image, spec.build, timeout=spec.build_timeout_s)
+        return _ReadyImage(image)
+    if (problem := engine.pull(image, timeout=_PULL_S)) is not None:
+        raise SandboxUnavailable(
+            f"{problem} Without a registry, name an image that you loaded, or use image='{HOST_IMAGE}', "
+            "the host's own system."
+        )
+    return _ReadyImage(image)
+
+
+def build_image(engine: ContainerCli, image: str, folder: Path, *, timeout: float) -> None:
+    """Build an image from a folder with a Dockerfile.
+
+    Raises:
+        SandboxUnavailable: there is no Dockerfile, or the build fails; the text ends with the engine's last lines.
+    """
+    if not (folder / "Dockerfile").is_file():
+        raise SandboxUnavailable(f"There is no Dockerfile in {folder}, so the image '{image}' cannot be built.")
+    done = engine.run("build", "-t", image, str(folder), timeout=timeout)
+    if done.returncode != 0:
+        text = (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace").strip()
+        last = "\n".join(text.splitlines()[-_BUILD_LINES:])
+        raise SandboxUnavailable(f"The image '{image}' cannot be built from {folder}:\n{last}")
+
+
+def copy_from_image(engine: ContainerCli, image: str, path: str, target: Path, *, max_bytes: int) -> bool:
+    """Write the tree that an image holds at a path into a tar file; return whether it holds one there.
+
+    Raises:
+        SandboxError: the engine cannot copy it, or it is larger than `max_bytes`.
+    """
+    label = f"{OWNER_LABEL}={Owner.current()}"
+    container = engine.output("create", "--pull", "never", "--label", label, "--entrypoint", "/bin/sh", image)
+    raw = target.with_suffix(".raw")
+    try:
+        with raw.open("wb") as file:
+            copy = subprocess.run(
+                engine.argv("cp", f"{container}:{path}/.", "-"),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.PIPE,
+                timeout=_PULL_S,
+                check=False,
+            )
+        if copy.returncode != 0:
+            reason = copy.stderr.decode("utf-8", "replace").strip()
+            if "o such" in reason or "ould not find" in reason or "ot exist" in reason or "ot find" in reason:
+                return False
+            raise SandboxError(f"The folder {path} of the image '{image}' cannot be copied: {reason}")
+        clean_archive(raw, target, max_bytes=max_bytes)
+        return True
+    except subprocess.TimeoutExpired as error:
+        raise SandboxError(f"The folder {path} of the image '{image}' was not copied in {_PULL_S:g} s.") from error
+    finally:
+        raw.unlink(missing_ok=True)
+        engine.remove(container, within_s=_REMOVE_S)
 
 
 class DockerSandbox(ShellSandbox):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from openenv import settings
 from openenv.errors import SandboxError, SandboxTreeError, SandboxUnavailable, SandboxUnsupported, message_of
-from openenv.sandboxes.base import Limits, OnOutput, Sandboxes, SandboxSpec, Stream, refuse_snapshot
+from openenv.sandboxes.base import Limits, OnOutput, Sandboxes, SandboxSpec, Stream, refuse_image, refuse_snapshot
 from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.shell import Input, ShellSandbox, archive_limit
 from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, ShellRun, framed
@@ -86,6 +86,7 @@ class E2BSandboxBackend(Sandboxes):
         closed = {"allow_internet_access": False, "network": {"allow_public_traffic": False}}
         spec = spec or SandboxSpec()
         refuse_snapshot(spec, self.name)
+        refuse_image(spec, self.name)
         return self._open(spec, closed)
 
     def create(

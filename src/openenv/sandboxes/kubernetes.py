@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported, message_of
-from openenv.sandboxes.base import FEATURES, Limits, Sandboxes, SandboxSpec, Stream, refuse_snapshot
+from openenv.sandboxes.base import FEATURES, IMAGES, Limits, Sandboxes, SandboxSpec, Stream, refuse_image, refuse_snapshot
 from openenv.sandboxes.cluster import (
     EXPIRES_ANNOTATION,
     OWNER_ANNOTATION,
@@ -48,7 +48,9 @@ log = logging.getLogger("openenv.sandboxes")
 DEFAULT_IMAGE = "python:3.12-slim"
 SANDBOX_LABEL = "openenv.sandbox"
 BACKEND_LABEL = "openenv.backend"
+NETWORK_LABEL = "openenv.network"
 POLICY = "openenv-sandboxes"
+NETWORK_POLICY = "openenv-sandboxes-network"
 CONTAINER = "box"
 _PASSWD = "openenv.passwd"
 _CLAIMS = "extensions.agents.x-k8s.io"
@@ -60,6 +62,7 @@ _CPU_REQUEST, _MEMORY_REQUEST = "100m", "256Mi"
 _FIRST_UID, _UIDS = 200_000, 1_000_000_000
 _READY_S = 300.0
 _FOREVER_S = 10 * 365 * 86_400
+_FILLED = "/openenv-work"
 
 # PID 1 is the commands' own user, which may neither signal it (the kernel protects the first process of a container)
 # nor look into it: it runs a copy of the shell that it cannot read, so the kernel gives its /proc entries to root.
@@ -114,7 +117,7 @@ class KubernetesSandboxes(Sandboxes):
     """
 
     name = "kubernetes"
-    features = FEATURES - {"mounts", "snapshots"}
+    features = FEATURES - {"mounts", "snapshots"} | IMAGES
 
     def __init__(
         self,
@@ -168,20 +171,33 @@ class KubernetesSandboxes(Sandboxes):
         except SandboxError as error:
             raise SandboxUnavailable(str(error)) from error
 
+    def require(self, spec: SandboxSpec) -> None:
+        """Return if pods can be like that: a cluster builds no images, and a pod of a warm pool has its template's."""
+        if spec.build is not None:
+            raise SandboxUnsupported(
+                f"A cluster builds no images. Build {spec.build} and push it to a registry that the cluster pulls from, "
+                "then name that image: for a task of Harbor's, as `docker_image` in its task.toml."
+            )
+        if self._warm_pool is not None:
+            refuse_image(spec, f"{self.name} with a warm pool")
+
     def open(self, spec: SandboxSpec | None = None) -> KubernetesSandbox:
         """Start a pod, or take one from the warm pool."""
         spec = spec or SandboxSpec()
         refuse_snapshot(spec, self.name)
+        self.require(spec)
         if spec.mounts:
             raise SandboxUnsupported("Pods cannot mount folders of this machine: bake them into the image.")
         watch = self._prepare()
+        if spec.network:
+            self._cluster.apply(self._network_policy())
         if self._warm_pool is not None:
             return self._claim(watch, spec, self._warm_pool)
         name = f"{_POD_NAME}{secrets.token_hex(8)}"
         self._open.add(name)
         try:
             self._cluster.create(self._pod(name, spec))
-            self._await(watch, name)
+            self._await(watch, name, spec.image or self.image)
             return self._opened(name, spec, lambda: self._delete(name))
         except BaseException:
             self._delete(name)
@@ -256,6 +272,19 @@ class KubernetesSandboxes(Sandboxes):
             },
         }
 
+    def _network_policy(self) -> dict[str, Any]:
+        """Return the policy that lets sandboxes with a network out; policies add up, so the others stay closed."""
+        return {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": NETWORK_POLICY, "labels": {"app.kubernetes.io/managed-by": "openenv"}},
+            "spec": {
+                "podSelector": {"matchLabels": {NETWORK_LABEL: "yes"}},
+                "policyTypes": ["Egress"],
+                "egress": [{}],
+            },
+        }
+
     def _pod(self, name: str, spec: SandboxSpec) -> dict[str, Any]:
         limits = spec.limits
         uid = _FIRST_UID + secrets.randbelow(_UIDS)  # its own, so that no other sandbox shares its limit of processes
@@ -263,6 +292,8 @@ class KubernetesSandboxes(Sandboxes):
         memory = f"{limits.memory_mb + limits.disk_mb + _OVERHEAD_MB}Mi"  # files lie in memory, too
         most = {"cpu": f"{limits.cpus:g}", "memory": memory}
         sizes = {"home": (spec.home, home), "tmp": ("/tmp", rest), "shm": ("/dev/shm", rest)}
+        sizes |= {} if spec.workdir is None else {"work": (spec.workdir, home)}
+        sizes |= {f"folder-{number}": (folder, rest) for number, folder in enumerate(spec.folders)}
         mounts: list[dict[str, Any]] = [{"name": volume, "mountPath": path} for volume, (path, _) in sizes.items()]
         mounts.append({"name": "passwd", "mountPath": "/etc/passwd", "subPath": "passwd", "readOnly": True})
         volumes: list[dict[str, Any]] = [
@@ -276,7 +307,7 @@ class KubernetesSandboxes(Sandboxes):
         requests = {**usual, **self._requests}
         container = {
             "name": CONTAINER,
-            "image": self.image,
+            "image": spec.image or self.image,
             "command": ["/bin/sh", "-c", _HOLD, "sh", str(seconds)],
             "workingDir": "/",
             "env": [{"name": key, "value": "user"} for key in ("USER", "LOGNAME")],
@@ -300,8 +331,7 @@ class KubernetesSandboxes(Sandboxes):
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "hostname": "sandbox",
-            "dnsPolicy": "None",
-            "dnsConfig": {"nameservers": ["127.0.0.1"]},
+            **({} if spec.network else {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}),
             "securityContext": {
                 "runAsUser": uid,
                 "runAsGroup": uid,
@@ -310,6 +340,8 @@ class KubernetesSandboxes(Sandboxes):
                 "seccompProfile": profile,
             },
         }
+        if spec.fills_workdir and spec.workdir is not None:
+            pod_spec["initContainers"] = [_filling(container, spec.workdir)]
         options = {
             "runtimeClassName": self._runtime_class,
             "nodeSelector": self._node_selector,
@@ -327,14 +359,18 @@ class KubernetesSandboxes(Sandboxes):
         return {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "labels": self._labels(), "annotations": notes},
+            "metadata": {
+                "name": name,
+                "labels": {**self._labels(), **({NETWORK_LABEL: "yes"} if spec.network else {})},
+                "annotations": notes,
+            },
             "spec": {**pod_spec, **self._pod_spec},
         }
 
     def _labels(self) -> dict[str, str]:
         return {SANDBOX_LABEL: "yes", BACKEND_LABEL: self._id, "app.kubernetes.io/managed-by": "openenv"}
 
-    def _await(self, watch: PodWatch, name: str) -> None:
+    def _await(self, watch: PodWatch, name: str, image: str) -> None:
         """Wait until a pod runs; raise with the cluster's words if it cannot."""
 
         def look(pods: list[PodState]) -> PodState | None:
@@ -353,11 +389,11 @@ class KubernetesSandboxes(Sandboxes):
         words += [] if pod is None else self._cluster.warnings(pod.uid)
         reason = "; ".join(dict.fromkeys(words)) or "no pod appeared"
         within = f" within {self._start_timeout_s:g} s" if is_late else ""
-        raise SandboxUnavailable(f"The cluster started no sandbox of '{self.image}'{within}: {reason}")
+        raise SandboxUnavailable(f"The cluster started no sandbox of '{image}'{within}: {reason}")
 
     def _opened(self, pod: str, spec: SandboxSpec, delete: Callable[[], None]) -> KubernetesSandbox:
         sandbox = KubernetesSandbox(self._cluster, pod, spec, delete=delete, quota=self._quota)
-        if self._check_network:
+        if self._check_network and not spec.network:
             result = sandbox.exec(["python3", "-c", _TRY_NETWORK], timeout=30)
             if "REACHED" in result.stdout:
                 raise SandboxUnavailable(
@@ -495,6 +531,23 @@ def sweep(cluster: Cluster) -> None:
     for one in sandboxes_in(cluster):
         if one.is_leftover:
             delete_sandbox(cluster, one.name)
+
+
+def _filling(container: Mapping[str, Any], workdir: str) -> dict[str, Any]:
+    """Return the container that lays what the image holds at the work folder into the volume mounted there.
+
+    It mounts that volume elsewhere, because a mount hides what the image has.
+    """
+    script = f'[ ! -d "$1" ] || cp -R -p "$1/." {_FILLED}/ 2> /dev/null || cp -R "$1/." {_FILLED}/'
+    return {
+        "name": "fill",
+        "image": container["image"],
+        "command": ["/bin/sh", "-c", script, "sh", workdir],
+        "workingDir": "/",
+        "resources": container["resources"],
+        "securityContext": container["securityContext"],
+        "volumeMounts": [{"name": "work", "mountPath": _FILLED}],
+    }
 
 
 class KubernetesSandbox(ShellSandbox):

@@ -28,6 +28,7 @@ from openenv.sandboxes.base import (
     Sandbox,
     Sandboxes,
     SandboxSpec,
+    refuse_image,
     refuse_snapshot,
 )
 from openenv.sandboxes.relay import Exposure, Relay
@@ -69,6 +70,7 @@ class ProcessSandboxes(Sandboxes):
         self.check()
         spec = spec or SandboxSpec()
         refuse_snapshot(spec, self.name)
+        refuse_image(spec, self.name)
         if spec.mounts:
             raise SandboxUnsupported("The backend 'process' cannot mount anything.")
         if spec.home != HOME:

@@ -109,6 +109,11 @@ class ShellSandbox(Sandbox):
         self._tunnels: list[StdioTunnel] = []
         self._tunnelled: dict[int, Path] = {}
 
+    @property
+    def workdir(self) -> str:
+        """Return the folder that commands start in."""
+        return self.spec.workdir or super().workdir
+
     @abstractmethod
     def _channel(self, script: str, *, has_input: bool) -> Channel:
         """Start a shell inside that runs a script; `has_input` if data will be sent to it."""

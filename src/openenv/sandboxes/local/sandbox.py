@@ -41,6 +41,7 @@ from openenv.sandboxes.base import (
     Sandboxes,
     SandboxSnapshot,
     SandboxSpec,
+    refuse_image,
     spec_from,
     take_snapshot,
 )
@@ -447,6 +448,7 @@ class LocalSandboxes(Sandboxes):
     def open(self, spec: SandboxSpec | None = None, *, from_snapshot: SandboxSnapshot | None = None) -> LocalSandbox:
         """Start a sandbox; `from_snapshot` is short for that field of the spec."""
         spec = spec_from(spec, from_snapshot)
+        refuse_image(spec, self.name)
         kit = self._prepared()
         home = bubblewrap.checked_home(spec.home)
         name = f"{self._tail}x{next(self._serial)}"  # such as 3fa0c1x7: the 7th sandbox of this backend object
