@@ -61,6 +61,7 @@ def run(tmp_path: Path) -> Run:
         VerifierPlace(
             place,
             root=str(root),
+            home=str(tmp_path),
             setup=setup or SetupTree(),
             verify_files=files,
             texts=Texts(asked=[asked], root=str(root)),

@@ -125,13 +125,14 @@ _MIN_TRUST = typer.Option(
     callback=_known_trust,
     help=f"Only those whose reward can be trusted so far: {', '.join(TRUSTS)}.",
 )
+_TASKS_HELP = "Task files, YAML or JSON; folders of them; or harbor:FOLDER for Harbor's tasks."
 _OUTPUT_LINES = 20
 _PIPED_WIDTH = 400
 
 
 @rollouts.command("run", cls=HelpCommand)
 def run(
-    tasks: list[Path] = typer.Argument(..., metavar="TASK...", help="Task files, YAML or JSON."),
+    tasks: list[Path] = typer.Argument(..., metavar="TASK...", help=_TASKS_HELP),
     agent: str = typer.Option("opencode", metavar="AGENT", help="The agent; a version may follow after @."),
     base_url: str | None = typer.Option(None, metavar="URL", help="The model's endpoint, ending in /v1."),
     model: str | None = typer.Option(None, metavar="MODEL", help="The model's id at that endpoint."),
@@ -157,7 +158,14 @@ def run(
     no_share_setup: bool = typer.Option(
         False, "--no-share-setup", help="Run the setup for each rollout, also where it is the same."
     ),
-    sandbox: str = _SANDBOX,
+    sandbox: str | None = typer.Option(
+        None,
+        "--sandbox",
+        metavar="BACKEND",
+        callback=import_from_here,
+        help="Where commands run: local, docker, kubernetes, e2b, or module:Class. By default local, or docker where "
+        "a task names an image.",
+    ),
     min_trust: str | None = typer.Option(
         None,
         "--min-trust",
@@ -176,6 +184,10 @@ def run(
       verify:
         - grep -qx hello greeting.txt
 
+    A folder of Harbor's, such as one of Terminal-Bench, runs in containers:
+
+      openenv rollouts run harbor:tasks/hello --agent oracle
+
     To try it without a real model, serve a scripted one in another terminal:
 
       python -m openenv.testing.scripted opencode:binary_search --port 8001
@@ -186,10 +198,11 @@ def run(
     from ..rollout.agents.base import agent as driver
     from ..rollout.capture.model_call import check_endpoint
     from ..rollout.engine import run_many
-    from ..rollout.task import load_task
+    from ..rollout.task_folders import load_tasks
 
     with _failures():
-        loaded = [task for path in tasks for task in _repeated(load_task(path), repeat)]
+        loaded = [each for path in tasks for task in load_tasks(path) for each in _repeated(task, repeat)]
+        sandbox = sandbox or ("docker" if any(task.image is not None for task in loaded) else "local")
         endpoint = endpoint_model(base_url, model, api_key or settings.model_key(), sampling)
         needs_model = driver(agent).dialect is not None
         if endpoint is None and needs_model:
@@ -470,7 +483,7 @@ def verify_again(
 
 @rollouts.command("lint", cls=HelpCommand)
 def lint(
-    tasks: list[Path] = typer.Argument(..., metavar="TASK...", help="Task files, YAML or JSON."),
+    tasks: list[Path] = typer.Argument(..., metavar="TASK...", help=_TASKS_HELP),
     min_trust: str | None = typer.Option(
         None,
         "--min-trust",
@@ -498,14 +511,15 @@ def lint(
       openenv rollouts lint task.yaml --min-trust isolated --json
     """
     from ..rollout.lint import read_task
-    from ..rollout.task import load_task
+    from ..rollout.task_folders import load_tasks
     from ..rollout.trust import reaches
 
     with _failures():
-        loaded = [load_task(path) for path in tasks]
+        places = [(path, task) for path in tasks for task in load_tasks(path)]
+    loaded = [task for _, task in places]
     readings = [read_task(task) for task in loaded]
     if as_json:
-        both = zip(loaded, tasks, readings, strict=True)
+        both = zip(loaded, [path for path, _ in places], readings, strict=True)
         typer.echo(json.dumps([_lint_document(task, path, each) for task, path, each in both], indent=2))
     else:
         for task, each in zip(loaded, readings, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 sandboxes = command_group("List the sandboxes that can run here, and check that one isolates as it should.")
 _MARKS = {"passed": "[green]✓[/]", "failed": "[red]✗[/]", "not offered": "[dim]–[/]"}
 _UNSAFE = "i_know_there_is_no_isolation"
+_Name = TypeVar("_Name", str, "str | None")
 
 
 @sandboxes.command("ls", cls=HelpCommand)
@@ -120,9 +121,9 @@ def _try_backend(name: str) -> tuple[str, str, str]:
     return "[green]yes[/]", f"{seconds * 1000:.0f} ms", ", ".join(sorted(chosen.features))
 
 
-def import_from_here(name: str) -> str:
+def import_from_here(name: _Name) -> _Name:
     """Let a backend written as `module:Class` be imported from the current folder."""
-    if ":" in name and str(Path.cwd()) not in sys.path:
+    if name is not None and ":" in name and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     return name
 

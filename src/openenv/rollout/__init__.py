@@ -20,6 +20,7 @@ _EXPORTS = by_module(
         "openenv.rollout.rollout_index": "RolloutFilter RolloutRow RolloutStats",
         "openenv.rollout.store": "RolloutStore",
         "openenv.rollout.task": "Budget Model Sampling Task load_task",
+        "openenv.rollout.task_folders": "load_tasks",
         "openenv.rollout.trust": "Trust",
         "openenv.testing.cheats": "run_cheats",
     }
@@ -62,6 +63,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.task import Sampling as Sampling
     from openenv.rollout.task import Task as Task
     from openenv.rollout.task import load_task as load_task
+    from openenv.rollout.task_folders import load_tasks as load_tasks
     from openenv.rollout.trust import Trust as Trust
     from openenv.testing.cheats import run_cheats as run_cheats
 

@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar
 
@@ -49,7 +49,7 @@ from openenv.rollout.store import EventLog, Record, RolloutStore, check_verdict_
 from openenv.rollout.task import Budget, Check, Model, Task
 from openenv.rollout.training import Sequence as TokenSequence
 from openenv.rollout.trust import Trust
-from openenv.rollout.verifier import Verdict, merge_for, verify
+from openenv.rollout.verifier import Verdict, merge_for, sandbox_spec, verify
 from openenv.rollout.worktree import MAX_BYTES, UnusableWorktree
 from openenv.sandboxes.base import HOME, WORKDIR, Sandboxes
 
@@ -207,6 +207,17 @@ class Engine:
         backends = (self._backend, self._verify_backend)
         require_trust(task, self._min_trust, isolated=all("isolation" in each.features for each in backends))
 
+    def require_sandboxes(self, task: Task) -> None:
+        """Return if the backends open sandboxes as a task needs them; nothing is run.
+
+        Raises:
+            SandboxUnsupported: one has no images, or no network for the setup.
+            SandboxUnavailable: what a sandbox needs is missing here.
+        """
+        needed = sandbox_spec(task)
+        self._backend.require(replace(needed, network=task.network == "setup"))
+        self._verify_backend.require(sandbox_spec(task, verifies=True))
+
     def run(
         self,
         task: Task,
@@ -225,9 +236,11 @@ class Engine:
         Raises:
             ValueError: the id cannot be the name of a folder.
             TrustError: a check of the task can be trusted less than `min_trust` says; nothing was run.
+            SandboxUnsupported: the backend has no images, and the task names one; nothing was run.
             StoreError: the outcome could not be stored; it is in the exception.
         """
         self.require_trust(task)
+        self.require_sandboxes(task)
         rollout_id = rollout_id or new_rollout_id()
         check_rollout_id(rollout_id)
         folder = self._folder / rollout_id
@@ -474,6 +487,7 @@ def run_many(
         pool = stack.enter_context(ThreadPoolExecutor(concurrency, "openenv-rollout"))
         for task in known or ():
             shared.require_trust(task)
+            shared.require_sandboxes(task)
         batch = _Batch(
             shared,
             tasks if known is None else known,
@@ -631,7 +645,7 @@ def reverify(
     rollout_id: str,
     *,
     lines: Sequence[str | Check] | None = None,
-    verify_files: Mapping[str, str] | None = None,
+    verify_files: Mapping[str, str | bytes] | None = None,
     task: Task | None = None,
     verdict: str | None = None,
     sandbox: str | Sandboxes = "local",
@@ -673,6 +687,7 @@ def reverify(
     backend = named_backend(sandbox)
     require_trust(task, None, isolated="isolation" in backend.features)
     backend.check()
+    backend.require(sandbox_spec(task, verifies=True))
     reporter = Reporter(first.rollout_id, on_progress)
     started_at = time.time()
     with scratch() as folder, reporter.during("verify", "verifying in a fresh sandbox"):
@@ -711,7 +726,7 @@ def _merged(worktree: Path | None, baseline: Path | None, folder: Path, task: Ta
         return None
     target = folder / "merged.tar"
     try:
-        merge_for(task, worktree, baseline, target, root=WORKDIR, max_bytes=MAX_BYTES)
+        merge_for(task, worktree, baseline, target, root=task.workdir or WORKDIR, max_bytes=MAX_BYTES)
     except UnusableWorktree:  # as in the rollout itself, what the setup left is verified
         return None
     return target

@@ -48,6 +48,7 @@ class VerifierPlace:
     Args:
         folder: A folder of the host for them; it is made.
         root: The work folder inside.
+        home: The home inside.
         setup: What the setup left in it.
         verify_files: The verifier's files, relative to it.
         texts: The texts of the task: modules that they name are the agent's to write.
@@ -59,6 +60,7 @@ class VerifierPlace:
         folder: Path,
         *,
         root: str,
+        home: str,
         setup: SetupTree,
         verify_files: Collection[str],
         texts: Texts,
@@ -66,7 +68,7 @@ class VerifierPlace:
     ) -> None:
         self.mounts = mounts
         self._folder = folder
-        self._root = root
+        self._root, self._home = root, home
         self._trusted = sorted(name for name in setup.folders if f"{name}/pyvenv.cfg" in setup.files)
         self._known = known_modules(setup, verify_files, texts)
         if mounts:
@@ -80,7 +82,7 @@ class VerifierPlace:
     def lay(self, sandbox: Sandbox, archive: Path) -> None:
         """Lay the files into a sandbox that has not mounted them, by way of an archive on the host."""
         if not self.mounts:
-            files = self._files(self.path(sandbox), sandbox.home)
+            files = self._files(self.path(sandbox), sandbox.workdir, sandbox.home)
             write_archive(archive, {name: text.encode() for name, text in files.items()}, mode=0o444)
             sandbox.unpack(archive, self.path(sandbox))
 
@@ -98,7 +100,7 @@ class VerifierPlace:
         return _PATHS.sub(lambda match: f"PYTHONPATH={place}{'' if match[1] is not None else ':'}", line)
 
     def _write(self) -> None:
-        for name, text in self._files(MOUNTED_AT, posixpath.dirname(self._root)).items():
+        for name, text in self._files(MOUNTED_AT, self._root, self._home).items():
             path = self._folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, errors="surrogateescape")
@@ -106,13 +108,13 @@ class VerifierPlace:
         for folder in (self._folder, *(path for path in self._folder.rglob("*") if path.is_dir())):
             folder.chmod(0o755)  # the sandbox's user is another one
 
-    def _files(self, place: str, home: str) -> Mapping[str, str]:
+    def _files(self, place: str, root: str, home: str) -> Mapping[str, str]:
         load = f"sys.path.insert(0, {place!r}); import openenv_imports; sys.path.remove({place!r})"
         start = f"import sys; {load}; openenv_imports.install({place!r})\n"
         source = resources.files("openenv.rollout")
         return {
             "sitecustomize.py": _SITECUSTOMIZE,
-            "root": "\n".join([f"{home}/{posixpath.basename(self._root)}", f"{home}/{OUTPUT}", *self._trusted]),
+            "root": "\n".join([root, f"{home}/{OUTPUT}", *self._trusted]),
             "known": "\n".join(sorted(self._known)),
             **{name: source.joinpath(name).read_text("utf-8") for name in _MODULES},
             **{f"lib/python3.{minor}/site-packages/openenv.pth": start for minor in _MINORS},

@@ -133,7 +133,7 @@ def _of_python(task: Task, pipeline: Pipeline) -> Suggestion | None:
         tests = [text for text in texts[3:] if not text.startswith("-")]
         modules = _modules(task, _test_sources(task, tests))
         options = " ".join(text for text in texts[3:] if text.startswith("-"))
-        files = tests or [path for path in task.verify_files if _is_test(path)]
+        files = tests or [path for path in task.verify_sources if _is_test(path)]
         if not modules or not files:
             return None
         more = {} if options in ("", "-q") else {"options": options}
@@ -141,7 +141,7 @@ def _of_python(task: Task, pipeline: Pipeline) -> Suggestion | None:
     if texts[1] == "-c" and len(texts) > 2:
         modules = _modules(task, [texts[2]])
     elif not texts[1].startswith("-"):
-        modules = _modules(task, [task.verify_files.get(posixpath.normpath(texts[1]), "")])
+        modules = _modules(task, [task.verify_sources.get(posixpath.normpath(texts[1]), "")])
     else:
         return None
     return {"python": shlex.join(texts[1:]), "of": _short(modules)} if modules else None
@@ -155,7 +155,7 @@ def _test_sources(task: Task, tests: list[str]) -> list[str]:
     roots = [posixpath.normpath(test.partition("::")[0]) for test in tests] or ["."]
     return [
         text
-        for path, text in task.verify_files.items()
+        for path, text in task.verify_sources.items()
         if path.endswith(".py")
         and any(root == "." or path == root or path.startswith(f"{root.rstrip('/')}/") for root in roots)
     ]
@@ -167,8 +167,8 @@ def _is_test(path: str) -> bool:
 
 def _modules(task: Task, sources: list[str]) -> list[str]:
     """Return the modules of the agent that Python sources import: those that the task names, or all that are left."""
-    own = {path.partition("/")[0].removesuffix(".py") for path in task.verify_files}
-    own |= {posixpath.basename(path).removesuffix(".py") for path in task.verify_files}
+    own = {path.partition("/")[0].removesuffix(".py") for path in task.verify_sources}
+    own |= {posixpath.basename(path).removesuffix(".py") for path in task.verify_sources}
     names = dict.fromkeys(
         name for source in sources for name in _imported(source) if name not in sys.stdlib_module_names
     )
@@ -254,7 +254,7 @@ def _parted(task: Task, pipeline: Pipeline) -> tuple[str, str]:
     while reads > 0 and line_problem(parts[reads - 1].text, task) is None:
         reads -= 1
     run = " | ".join(part.text for part in parts[:reads])
-    if any(_decides(task, part) for part in parts[:reads]) or runs_tests(run, task.verify_files):
+    if any(_decides(task, part) for part in parts[:reads]) or runs_tests(run, task.verify_sources):
         run = ""
     return run, " | ".join(part.text for part in parts[reads:])
 
@@ -280,7 +280,7 @@ def _prepares(task: Task, pipeline: Pipeline) -> bool:
         return False
     if words[0] in _BUILDERS or _BUILDING.match(" ".join(words)):
         return True
-    return bool(_written(command)) and not runs_tests(pipeline.text, task.verify_files)
+    return bool(_written(command)) and not runs_tests(pipeline.text, task.verify_sources)
 
 
 def _changes_folder(pipeline: Pipeline) -> bool:
@@ -347,7 +347,7 @@ def _of_reading(task: Task, tree: CommandList) -> Suggestion | None:
     paths: dict[str, None] = {}
     for command in commands(tree):
         for word in (*command.words[1:], *(each.word for each in command.redirections if each.operator == "<")):
-            if _is_file(word) and posixpath.normpath(str(word.literal)) not in task.verify_files:
+            if _is_file(word) and posixpath.normpath(str(word.literal)) not in task.verify_sources:
                 paths[str(word.literal)] = None
     if not paths or any(command.words and command.words[0].literal == "cd" for command in commands(tree)):
         return None

@@ -66,13 +66,16 @@ from openenv.rollout.outcome import (
 from openenv.rollout.progress import Cancellation, Reporter
 from openenv.rollout.shared_setup import SetupGroup, SetupResult
 from openenv.rollout.task import Task
-from openenv.rollout.verifier import Verdict, lay_files, merge_for, run_line, verify
+from openenv.rollout.verifier import Verdict, lay_files, lay_outer_files, merge_for, run_line, sandbox_spec, verify
 from openenv.rollout.worktree import (
     MAX_MEMBERS,
     Merged,
     UnusableWorktree,
     WorktreeFiles,
+    join_home,
+    pack_home,
     read_files,
+    unpack_home,
     worktree_limit,
 )
 from openenv.sandboxes.base import HOME, WORKDIR, Sandbox, Sandboxes, SandboxSnapshot, SandboxSpec, Stream
@@ -413,26 +416,43 @@ class RolloutRun:
                 raise PhaseFailed(shared.failure.status, f"{shared.failure.reason} (in rollout {shared.rollout_id})")
             if shared.snapshot is not None:
                 self._take_baseline(shared.snapshot)
-        return self._open_sandbox(stack, shared.snapshot)
+        sandbox = self._open_sandbox(stack, replace(self._spec(), from_snapshot=shared.snapshot))
+        if self._plan.task.folders:  # no snapshot has those
+            lay_outer_files(sandbox, self._plan.task)
+        return sandbox
 
     def _sandbox_of_its_own(self, stack: ExitStack, group: SetupGroup | None) -> Sandbox:
         """Open a sandbox and run the setup in it, for the group as well."""
-        sandbox = self._open_sandbox(stack, None)
-        with self._reporter.during("setup", "setting up"):
-            try:
-                self._set_up(sandbox)
-                self._keep_setup(sandbox, group)
-            except PhaseFailed as stop:
-                if group is not None and not self._cancel.cancelled:
-                    group.publish(SetupResult(self._plan.rollout_id, list(self._setup), failure=stop.label))
-                raise
+        with ExitStack() as own:
+            sandbox = self._open_sandbox(own, replace(self._spec(), fills_workdir=True, network=self._has_network))
+            with self._reporter.during("setup", "setting up"):
+                try:
+                    self._set_up(sandbox)
+                    self._keep_setup(sandbox, group)
+                except PhaseFailed as stop:
+                    if group is not None and not self._cancel.cancelled:
+                        group.publish(SetupResult(self._plan.rollout_id, list(self._setup), failure=stop.label))
+                    raise
+            if not self._has_network:
+                stack.push(own.pop_all())
+                return sandbox
+        # Another sandbox, and not the same one cut off: connections and processes of the setup end with the first.
+        sandbox = self._open_sandbox(stack, self._spec())
+        with self._reporter.during("setup", "moving the setup to a sandbox without a network"):
+            unpack_home(sandbox, self.baseline)
+            lay_outer_files(sandbox, self._plan.task)
         return sandbox
 
-    def _open_sandbox(self, stack: ExitStack, snapshot: SandboxSnapshot | None) -> Sandbox:
-        backend = self._plan.backend
-        with self._reporter.during("sandbox", f"starting a sandbox ({backend.name})"):
+    @property
+    def _has_network(self) -> bool:
+        return self._plan.task.network == "setup"
+
+    def _open_sandbox(self, stack: ExitStack, spec: SandboxSpec) -> Sandbox:
+        backend, snapshot = self._plan.backend, spec.from_snapshot
+        builds = "" if spec.build is None else f", image {spec.image}"
+        with self._reporter.during("sandbox", f"starting a sandbox ({backend.name}{builds})"):
             self._cancel.check()
-            sandbox = stack.enter_context(_closing(backend.open(replace(self._spec(), from_snapshot=snapshot))))
+            sandbox = stack.enter_context(_closing(backend.open(spec)))
             stack.enter_context(self._cancel.on_cancel(sandbox.kill))
             if sandbox.from_snapshot is not snapshot:  # a backend around another that makes a spec of its own
                 raise SandboxError(f"{backend.name} opens no sandbox from a snapshot: use run_many(share_setup=False)")
@@ -442,8 +462,8 @@ class RolloutRun:
     def _spec(self) -> SandboxSpec:
         task = self._plan.task
         lifetime = len(task.setup) * task.setup_timeout_s + self._agent_limit() + _SLACK_S
-        return SandboxSpec(
-            limits=task.limits,
+        return replace(
+            sandbox_spec(task),
             mounts=self._plan.installation.mounts,
             timeout_s=lifetime,
             home=self._plan.home,
@@ -475,7 +495,7 @@ class RolloutRun:
         try:
             if snapshot is not None:
                 self._take_baseline(snapshot)
-            elif self._plan.task.files or self._plan.task.setup:
+            elif self._plan.task.files or self._plan.task.setup or self._plan.task.workdir:
                 self._pack_baseline(sandbox)
         except BaseException:
             if snapshot is not None:
@@ -496,7 +516,7 @@ class RolloutRun:
 
     def _pack_baseline(self, sandbox: Sandbox) -> None:
         try:
-            sandbox.pack(sandbox.home, self.baseline)
+            pack_home(sandbox, self.baseline, max_bytes=worktree_limit(self._plan.task.limits))
         except SandboxGone:
             raise
         except SandboxError as exc:
@@ -504,6 +524,10 @@ class RolloutRun:
 
     def _take_baseline(self, snapshot: SandboxSnapshot) -> None:
         source = snapshot.archives[snapshot.home]
+        workdir = self._plan.task.workdir
+        if workdir is not None and workdir in snapshot.archives:
+            join_home(source, snapshot.archives[workdir], self.baseline)
+            return
         try:
             os.link(source, self.baseline)  # it is only read
         except OSError:  # on another disk
@@ -620,7 +644,7 @@ class RolloutRun:
                 stack.enter_context(self._cancel.on_cancel(sandbox.kill))
                 stack.enter_context(_time_limit(sandbox, COLLECT_S))
                 if self.baseline.exists():
-                    sandbox.unpack(self.baseline, sandbox.home)
+                    unpack_home(sandbox, self.baseline)
                 done = sandbox.exec(["true"])
                 if done.exit_code != 0:
                     raise SandboxError(f"a command that does nothing exited with code {done.exit_code}")
@@ -720,6 +744,8 @@ class RolloutRun:
             notes["agent_version"] = self._plan.installation.version
         if self._verdict.sandbox_id:
             notes["verify_sandbox_id"] = self._verdict.sandbox_id
+        if len(self._verdict.rewards) > 1:
+            notes["rewards"] = self._verdict.rewards
         if self._verdict.ignored_reward_file:
             notes["ignored_reward_file"] = True
         if self._lost_worktree:

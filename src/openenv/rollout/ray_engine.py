@@ -31,7 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -53,6 +53,8 @@ from openenv.rollout.scratch import scratch
 from openenv.rollout.shared_setup import SharedSetups, setup_key
 from openenv.rollout.store import EventLog
 from openenv.rollout.task import Task
+from openenv.rollout.verifier import sandbox_spec
+from openenv.sandboxes.base import Sandboxes
 
 logger = logging.getLogger(__name__)
 
@@ -338,6 +340,7 @@ class RayEngine:
         sandbox = engine.get("sandbox", "local")
         backends = (named_backend(sandbox), named_backend(engine.get("verify_sandbox") or sandbox))
         self._is_isolated = all("isolation" in each.features for each in backends)
+        self._backends = backends
         self._backend_name = backends[0].name
         self.store = engine.pop("store", None)
         self._on_install = engine.pop("on_install", None) or (lambda message: logger.info("%s", message))
@@ -381,6 +384,16 @@ class RayEngine:
             TrustError: one cannot; the text names it and says how to write it.
         """
         require_trust(task, self._options.get("min_trust"), isolated=self._is_isolated)
+
+    def require_sandboxes(self, task: Task) -> None:
+        """Return if the backends open sandboxes as a task needs them; what their machines have is seen there.
+
+        Raises:
+            SandboxUnsupported: one has no images, or no network for the setup.
+        """
+        needed = replace(sandbox_spec(task), network=task.network == "setup")
+        for backend in self._backends:
+            Sandboxes.require(backend, needed)
 
     def run(
         self,

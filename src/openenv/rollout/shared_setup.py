@@ -25,6 +25,9 @@ from openenv.rollout.progress import Cancellation
 from openenv.rollout.task import Task
 from openenv.sandboxes.base import SandboxSnapshot, sweep_snapshots
 
+_SETUP_FIELDS = {"files", "setup", "setup_timeout_s", "limits", "image", "build", "workdir", "folders", "network"}
+"""What a sandbox is before the agent comes."""
+
 
 def setup_key(task: Task) -> str | None:
     """Return what tasks have in common whose setups leave the same: all that the sandbox gets before the agent.
@@ -33,7 +36,7 @@ def setup_key(task: Task) -> str | None:
     """
     if not task.setup:
         return None
-    parts = task.model_dump_json(include={"files", "setup", "setup_timeout_s", "limits"})
+    parts = task.model_dump_json(include=_SETUP_FIELDS)
     return hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()
 
 

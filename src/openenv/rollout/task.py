@@ -5,16 +5,19 @@ Knows values and files. Must not know sandboxes, agents or servers.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     SecretStr,
     ValidationError,
     ValidationInfo,
@@ -29,10 +32,43 @@ from openenv.rollout.parameters import NEUTRAL_SAMPLING, check_trainer_parameter
 from openenv.rollout.parameters import Dialect as Dialect
 from openenv.rollout.parameters import Engine as Engine
 from openenv.rollout.trust import Trust
-from openenv.sandboxes.base import Limits
+from openenv.sandboxes.base import Limits, check_folder
 
 Seconds = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 """A limit of time: an end that comes, at the latest after eleven days."""
+
+
+def _read_content(value: Any) -> Any:
+    """Take the form that bytes have in files: `{"base64": "iVBORw0..."}`."""
+    if isinstance(value, Mapping) and set(value) == {"base64"}:
+        return base64.b64decode(str(value["base64"]), validate=True)
+    return value
+
+
+def _write_content(value: str | bytes) -> str | dict[str, str]:
+    return value if isinstance(value, str) else {"base64": base64.b64encode(value).decode()}
+
+
+FileContent = Annotated[
+    str | bytes,
+    BeforeValidator(_read_content),
+    PlainSerializer(_write_content, return_type=str | dict[str, str], when_used="json"),
+]
+"""A text, or bytes, which JSON and YAML have as `{"base64": "..."}`."""
+
+
+def as_texts(files: Mapping[str, str | bytes]) -> Mapping[str, str]:
+    """Return files as texts; bytes that are no UTF-8 are escaped, so that `as_bytes` returns them as they were."""
+    return {
+        path: content if isinstance(content, str) else content.decode("utf-8", "surrogateescape")
+        for path, content in files.items()
+    }
+
+
+def as_bytes(content: str | bytes) -> bytes:
+    """Return a file's bytes."""
+    return content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
+
 
 PROTECTED = (
     "**/sitecustomize.*",
@@ -78,17 +114,39 @@ class Task(BaseModel):
     """Shell lines, each of which runs in a fresh sandbox with the agent's work tree, or `Check`s, which keep what runs
     apart from what judges; the reward is the share that exits with 0. A blank line or a comment is refused: it would
     pay an agent that does nothing."""
-    files: Mapping[str, str] = Field(default_factory=dict)
-    """Text files for the agent's sandbox, before the setup; paths below the work folder or absolute."""
+    files: Mapping[str, FileContent] = Field(default_factory=dict)
+    """Files for the agent's sandbox, before the setup: texts or bytes; paths below the work folder or absolute."""
     min_trust: Trust | None = None
     """The least that may decide the reward; a task with a weaker check is refused before it runs."""
-    verify_files: Mapping[str, str] = Field(default_factory=dict)
-    """Text files for the verifier's sandbox only, laid over the agent's work tree; the agent never sees them."""
+    verify_files: Mapping[str, FileContent] = Field(default_factory=dict)
+    """Files for the verifier's sandbox only, laid over the agent's work tree; the agent never sees them."""
+    image: str | None = None
+    """The image of the task's sandboxes, the verifier's too; by default the backend's own. For docker, kubernetes."""
+    build: str | None = None
+    """A folder with a Dockerfile, from which docker builds `image` where it does not have it."""
+    build_timeout_s: Seconds = 600.0
+    verify_image: str | None = None
+    """Another image for the verifier's sandboxes."""
+    verify_build: str | None = None
+    """A folder with a Dockerfile, from which docker builds `verify_image`."""
+    workdir: str | None = None
+    """The work folder inside, such as `/app`, which begins with what the image holds there; by default `workdir` in the
+    home. It and the home are what the agent can change, and the work folder is what the verifier sees of it."""
+    folders: tuple[str, ...] = ()
+    """Further folders that can be written inside; they begin empty, and nothing in them reaches the verifier."""
+    network: Literal["none", "setup"] = "none"
+    """`setup`: the setup lines run in a sandbox with a network. The agent gets another one without, with the files that
+    they left in the home and in the work folder; processes and other places do not come along."""
     protected: tuple[str, ...] = PROTECTED
     """Patterns below the work folder that reach the verifier as the setup left them."""
     reward_file: bool | None = None
-    """Whether `logs/verifier/reward.txt` in the verifier's home is the reward. None: when a line or a file of the task,
-    or what its setup left, names `reward.txt`; code of the agent that a check runs cannot decide to write one."""
+    """Whether `reward_path` is the reward. None: when a line or a file of the task, or what its setup left, names
+    `reward.txt`; code of the agent that a check runs cannot decide to write one."""
+    reward_path: str = "logs/verifier/reward.txt"
+    """Where a check may write the reward, below the verifier's home or absolute. A `reward.json` beside it, which is
+    read first, holds a number or an object of numbers."""
+    reward_key: str | None = None
+    """Which number of a `reward.json` is the reward; by default `reward`, or the only one."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """The lowest and the highest number that a reward file may hold. It includes 0, what a check earns that fails."""
     proof: bool | None = None
@@ -96,6 +154,12 @@ class Task(BaseModel):
     those that run pytest, unittest, `python -c` or a Python script of `verify_files`. True: all must. False: none."""
     solution: tuple[str, ...] = ()
     """Shell lines that solve the task: what the `oracle` agent runs."""
+    solution_files: Mapping[str, FileContent] = Field(default_factory=dict)
+    """Files that the solution needs; only the `oracle` agent gets them."""
+    verify_env: Mapping[str, str] = Field(default_factory=dict)
+    """Variables of the checks' commands."""
+    solution_env: Mapping[str, str] = Field(default_factory=dict)
+    """Variables of the solution's lines."""
     limits: Limits = Field(default_factory=Limits)
     setup_timeout_s: Seconds = 120.0
     agent_timeout_s: Seconds = 600.0
@@ -134,6 +198,27 @@ class Task(BaseModel):
                 )
         return value
 
+    @field_validator("workdir")
+    @classmethod
+    def _is_folder(cls, value: str | None) -> str | None:
+        if value is not None:
+            check_folder(value)
+        return value
+
+    @field_validator("folders")
+    @classmethod
+    def _are_folders(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for folder in value:
+            check_folder(folder)
+        return value
+
+    @model_validator(mode="after")
+    def _names_what_it_builds(self) -> Task:
+        for build, image in ((self.build, self.image), (self.verify_build, self.verify_image)):
+            if build is not None and image is None:
+                raise ValueError(f"name the image that is built from {build}")
+        return self
+
     @field_validator("reward_range")
     @classmethod
     def _holds_zero(cls, value: tuple[float, float]) -> tuple[float, float]:
@@ -145,7 +230,13 @@ class Task(BaseModel):
     def texts(self) -> tuple[str, ...]:
         """Return the texts that say which files are the agent's to write."""
         own = (text for check in self.verify if isinstance(check, Check) for text in check.files.values())
-        return (self.instruction, *self.verify_texts(), *self.verify_files.values(), *own, *self.solution)
+        solution = (*self.solution, *as_texts(self.solution_files).values())
+        return (self.instruction, *self.verify_texts(), *self.verify_sources.values(), *own, *solution)
+
+    @property
+    def verify_sources(self) -> Mapping[str, str]:
+        """The verifier's files as texts, for what reads them as programs."""
+        return as_texts(self.verify_files)
 
     def verify_texts(self) -> tuple[str, ...]:
         """Return the shell lines of all checks."""
@@ -285,7 +376,7 @@ def load_task(path: str | Path) -> Task:
 def parse_task(data: object, *, folder: Path, name: str = "") -> Task:
     """Build a task from a mapping with the fields of `Task`.
 
-    `files_from` and `verify_files_from` name folders, relative to `folder`, whose text files are added.
+    `files_from` and `verify_files_from` name folders, relative to `folder`, whose files are added.
 
     Raises:
         RolloutError: it is no task.
@@ -295,11 +386,11 @@ def parse_task(data: object, *, folder: Path, name: str = "") -> Task:
     fields: dict[str, Any] = {"task_id": name, **data}
     for key, target in _FOLDERS.items():
         if key in fields:
-            fields[target] = {**_read_folder(folder / str(fields.pop(key))), **(fields.get(target) or {})}
+            fields[target] = {**read_folder(folder / str(fields.pop(key))), **(fields.get(target) or {})}
     try:
         return Task.model_validate(fields)
     except ValidationError as exc:
-        raise RolloutError(f"The task {name} is not valid: {_problems(exc)}") from exc
+        raise RolloutError(f"The task {name} is not valid: {problems_of(exc)}") from exc
 
 
 def parse_check(text: str) -> str | Check:
@@ -317,12 +408,13 @@ def parse_check(text: str) -> str | Check:
     try:
         return Check.model_validate(expand(value))
     except ValidationError as exc:
-        raise RolloutError(f"{text} is no check: {_problems(exc)}") from exc
+        raise RolloutError(f"{text} is no check: {problems_of(exc)}") from exc
     except ValueError as exc:
         raise RolloutError(f"{text} is no check: {exc}") from exc
 
 
-def _problems(exc: ValidationError) -> str:
+def problems_of(exc: ValidationError) -> str:
+    """Return what is wrong with values, field by field."""
     return "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
 
 
@@ -335,14 +427,30 @@ def _parse_text(path: Path, text: str) -> object:
         raise RolloutError(f"The task {path} cannot be read: {exc}") from exc
 
 
-def _read_folder(folder: Path) -> dict[str, str]:
+def read_folder(folder: Path, *, below: str = "") -> dict[str, str | bytes]:
+    """Return the files of a folder by their paths in it, with `below` before them; those that are no UTF-8 as bytes.
+
+    Raises:
+        RolloutError: there is no such folder, it cannot be read, or a link in it leads out of it.
+    """
     if not folder.is_dir():
         raise RolloutError(f"There is no folder {folder}")
+    files: dict[str, str | bytes] = {}
+    inside = folder.resolve()
     try:
-        return {
-            path.relative_to(folder).as_posix(): path.read_text("utf-8")
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        }
-    except (OSError, UnicodeDecodeError) as exc:
-        raise RolloutError(f"The files in {folder} cannot be read as text: {exc}") from exc
+        for path in sorted(folder.rglob("*")):
+            if not path.resolve().is_relative_to(inside):
+                raise RolloutError(f"{path} is a link that leads out of {folder}: copy what it stands for")
+            if path.is_file():
+                files[below + path.relative_to(folder).as_posix()] = _read_file(path)
+    except OSError as exc:
+        raise RolloutError(f"The files in {folder} cannot be read: {exc}") from exc
+    return files
+
+
+def _read_file(path: Path) -> str | bytes:
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        return content

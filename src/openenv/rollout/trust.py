@@ -146,7 +146,7 @@ def line_problem(line: str, task: Task) -> str | None:
     """Return what of the agent's a plain line may run, or None when it runs nothing of it for certain."""
     # What a setup leaves cannot be read before it runs, and a conftest.py of it may load what the agent wrote.
     try:
-        LineReader(task.verify_files, allows_pytest=not (task.setup or task.files)).read(line)
+        LineReader(task.verify_sources, allows_pytest=not (task.setup or task.files or task.workdir)).read(line)
     except LineRefused as refusal:
         return str(refusal)
     return None
@@ -155,7 +155,7 @@ def line_problem(line: str, task: Task) -> str | None:
 def only_reads(line: str, task: Task) -> bool:
     """Return whether a plain line leaves all as it was: a sandbox in which it ran is as good as a fresh one."""
     try:
-        _ReadingLine(task.verify_files, allows_pytest=False).read(line)
+        _ReadingLine(task.verify_sources, allows_pytest=False).read(line)
     except LineRefused:
         return False
     return True
@@ -681,7 +681,7 @@ _POSITIONAL = frozenset("123456789@*")
 
 def judge_problem(check: Check, task: Task) -> str | None:
     """Return how a check's judge may run what the agent left, or let it decide; None when nothing shows that."""
-    files = {**task.verify_files, **check.files}
+    files = {**task.verify_sources, **check.files}
     reader = _JudgeReader(files)
     try:
         reader.read(check.judge, {"OUTPUT"})

@@ -35,6 +35,7 @@ work tree can be verified again.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import math
 import mmap
@@ -57,7 +58,7 @@ from openenv.rollout.outcome import CommandResult
 from openenv.rollout.progress import Cancellation
 from openenv.rollout.proof import Evidence, Proof, could_not_load, proves_itself, runs_pytest, with_wrapper
 from openenv.rollout.scratch import scratch
-from openenv.rollout.task import Check, Task
+from openenv.rollout.task import Check, Task, as_bytes, as_texts
 from openenv.rollout.trust import Trust, only_reads, trust_of, weakest
 from openenv.rollout.worktree import (
     Merged,
@@ -65,6 +66,7 @@ from openenv.rollout.worktree import (
     UnusableWorktree,
     files_of,
     merge,
+    unpack_home,
     worktree_limit,
     write_archive,
     write_home,
@@ -73,13 +75,12 @@ from openenv.sandboxes.base import HOME, ExecResult, Sandbox, Sandboxes, Sandbox
 
 logger = logging.getLogger(__name__)
 
-REWARD_FILE = "logs/verifier/reward.txt"
-"""Below the home of a verifier's sandbox."""
 MAX_OUTPUT = 256 * 1024
 MAX_STREAM = 16 * 1024 * 1024
 """So much of what `run` prints on either stream reaches the judge."""
 MAX_KEPT = 64 * 1024 * 1024
 _SLACK_S = 300.0
+_REWARD_BYTES = 64 * 1024
 _KILLED = 137
 _REFUSED = 1
 """The exit code of a line that exited with 0 and does not count."""
@@ -154,6 +155,8 @@ class Verdict:
     sandbox_id: str = ""
     trust: Trust | None = None
     """How far the reward can be trusted: as far as the weakest check."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """All numbers of the reward file that counts, by their names."""
     ignored_reward_file: bool = False
     """A reward file was written, but the task does not count it, or the agent's code may have written it."""
 
@@ -164,7 +167,7 @@ def merge_for(task: Task, work: Path, baseline: Path | None, target: Path, *, ro
     Raises:
         UnusableWorktree: it is no archive, or larger than `max_bytes`.
     """
-    files = dict(task.verify_files)
+    files = dict(task.verify_sources)
     for check in task.verify:
         files |= {} if isinstance(check, str) else check.files
     return merge(
@@ -175,7 +178,7 @@ def merge_for(task: Task, work: Path, baseline: Path | None, target: Path, *, ro
         verify_files=files,
         named=task.texts(),
         checks=(*task.verify_texts(), *files.values()),
-        asked=(task.instruction, *task.solution),
+        asked=(task.instruction, *task.solution, *as_texts(task.solution_files).values()),
         root=root,
         max_bytes=max_bytes,
     )
@@ -260,6 +263,7 @@ def _set_reward(verdict: Verdict, lines: LineChecks) -> None:
     share = sum(scores) / len(scores)
     written = lines.reward(share)
     verdict.reward = share if written is None else written
+    verdict.rewards = dict(lines.written) if written is not None else {}
     verdict.ignored_reward_file = lines.ignored_file
 
 
@@ -267,7 +271,7 @@ def reads_reward_file(task: Task, baseline: Path | None = None) -> bool:
     """Return whether a reward file counts: the task says so, or the task or what its setup left names the file."""
     if task.reward_file is not None:
         return task.reward_file
-    texts = [*task.verify_texts(), *task.setup, *task.verify_files.values(), *task.files.values()]
+    texts = [*task.verify_texts(), *task.setup, *task.verify_sources.values(), *as_texts(task.files).values()]
     if any("reward.txt" in text for text in texts):
         return True
     return baseline is not None and _contains(baseline, b"reward.txt")
@@ -349,7 +353,7 @@ class VerificationCase:
         self._lock = threading.Lock()
         self._has_mounted = False
         self._worktree, self._baseline, self._home = worktree, baseline, home
-        self._root = f"{home}/workdir"
+        self._root = task.workdir or f"{home}/workdir"
         self._archives: dict[_Need, Path] = {}
         self._place: VerifierPlace | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="openenv-verify")
@@ -365,13 +369,13 @@ class VerificationCase:
     def need(self, check: str | Check, source: Source = "work") -> _Need:
         """Return the first sandbox that a check needs."""
         if isinstance(check, str):
-            return _Need(source, self._absolute(self.task.verify_files), is_guarded=True)
-        return _Need(source, self._absolute(needed(check, self.task.verify_files, self._root)))
+            return _Need(source, self._absolute(self.task.verify_sources), is_guarded=True)
+        return _Need(source, self._absolute(needed(check, self.task.verify_sources, self._root)))
 
     def judges_need(self, check: Check) -> _Need:
         """Return the sandbox that a judge needs."""
         # Guarded, because a judge may enter the folder of the agent's output.
-        return _Need("setup", self._absolute({**self.task.verify_files, **check.files}), is_guarded=True)
+        return _Need("setup", self._absolute({**self.task.verify_sources, **check.files}), is_guarded=True)
 
     def _absolute(self, files: Mapping[str, str]) -> frozenset[tuple[str, str]]:
         return frozenset((posixpath.normpath(posixpath.join(self._root, path)), text) for path, text in files.items())
@@ -472,7 +476,7 @@ class VerificationCase:
 
     def _open_sandbox(self, lifetime: float, place: VerifierPlace | None) -> Sandbox:
         mounts = () if place is None else place.mount
-        spec = SandboxSpec(limits=self.task.limits, timeout_s=lifetime, home=self._home, mounts=mounts)
+        spec = replace(sandbox_spec(self.task, verifies=True), timeout_s=lifetime, home=self._home, mounts=mounts)
         sandbox = self.backend.open(spec)
         self._has_mounted = self._has_mounted or bool(mounts)
         return sandbox
@@ -491,16 +495,17 @@ class VerificationCase:
             baseline=self._baseline,
             worktree=self._worktree if need.source == "work" else None,
             files={f"workdir/{file[len(below) :]}": text for file, text in need.files if file.startswith(below)},
-            empty=posixpath.dirname(REWARD_FILE),
+            empty=posixpath.dirname(Task.model_fields["reward_path"].default),
             date=int(time.time()),
         )
         if self._place is None:
             self._place = VerifierPlace(
                 self.folder / "inside",
                 root=self._root,
+                home=self._home,
                 setup=setup,
                 verify_files=[
-                    file[len(below) :] for file, _ in self._absolute(self.task.verify_files) if file.startswith(below)
+                    file[len(below) :] for file, _ in self._absolute(self.task.verify_sources) if file.startswith(below)
                 ],
                 texts=Texts(asked=self.task.texts(), root=self._root),
                 mounts="mounts" in self.backend.features,
@@ -509,12 +514,21 @@ class VerificationCase:
         return path
 
     def _lay_out(self, sandbox: Sandbox, need: _Need, archive: Path) -> None:
-        sandbox.unpack(archive, sandbox.home)
-        lay_files(sandbox, {path: text for path, text in self.task.files.items() if _is_outside(path, sandbox.home)})
+        unpack_home(sandbox, archive)
+        lay_outer_files(sandbox, self.task)
+        if self.task.reward_path.startswith("/"):
+            _run_own(sandbox, ["mkdir", "-p", "--", posixpath.dirname(self.task.reward_path)])
         files = dict(need.files)
         if need.source == "solved":
+            lay_files(sandbox, self.task.solution_files)
             for line in self.task.solution:
-                done = sandbox.exec(line, cwd=sandbox.workdir, timeout=self.task.agent_timeout_s, max_output=MAX_OUTPUT)
+                done = sandbox.exec(
+                    line,
+                    envs=self.task.solution_env,
+                    cwd=sandbox.workdir,
+                    timeout=self.task.agent_timeout_s,
+                    max_output=MAX_OUTPUT,
+                )
                 if done.exit_code != 0:
                     raise SandboxError(f"the solution fails with exit code {done.exit_code}")
             sandbox.stop_processes()
@@ -573,6 +587,10 @@ class WrittenReward:
 
     text: str
     value: float | None
+    file: str = ""
+    """Its path inside."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """All numbers in it, by their names."""
 
 
 _Change = tuple[str, Literal["inode", "date", "content", "entries"]]
@@ -616,10 +634,32 @@ def run_line(
     return LineRun(result, _crash(done, timeout), done.timed_out)
 
 
-def lay_files(sandbox: Sandbox, files: Mapping[str, str]) -> None:
-    """Write text files, relative paths below the work folder."""
-    for path, text in files.items():
-        sandbox.write_text(posixpath.join(sandbox.workdir, path), text)
+def lay_files(sandbox: Sandbox, files: Mapping[str, str | bytes]) -> None:
+    """Write files, relative paths below the work folder."""
+    for path, content in files.items():
+        sandbox.write_bytes(posixpath.join(sandbox.workdir, path), as_bytes(content))
+
+
+def lay_outer_files(sandbox: Sandbox, task: Task) -> None:
+    """Write those of a task's files that are neither in the home nor in the work folder, which archives have."""
+    inner = (f"{sandbox.home}/", f"{sandbox.workdir}/")
+    outer = {path: text for path, text in task.files.items() if path.startswith("/")}
+    lay_files(sandbox, {path: text for path, text in outer.items() if not posixpath.normpath(path).startswith(inner)})
+
+
+def sandbox_spec(task: Task, *, verifies: bool = False) -> SandboxSpec:
+    """Return what a task says of its sandboxes, or of the verifier's."""
+    image, build = task.image, task.build
+    if verifies and task.verify_image is not None:
+        image, build = task.verify_image, task.verify_build
+    return SandboxSpec(
+        limits=task.limits,
+        image=image,
+        build=None if build is None else Path(build),
+        build_timeout_s=task.build_timeout_s,
+        workdir=task.workdir,
+        folders=task.folders,
+    )
 
 
 def _lay_files_over(sandbox: Sandbox, files: Mapping[str, str]) -> None:
@@ -666,26 +706,59 @@ def _crash(done: ExecResult, timeout: float) -> str | None:
 
 def _read_reward(sandbox: Sandbox, task: Task) -> WrittenReward | None:
     """Return what is in a sandbox's reward file, or None where there is none."""
-    try:
-        content = sandbox.read_bytes(posixpath.join(sandbox.home, REWARD_FILE), max_bytes=1024)
-    except FileNotFoundError:
-        return None
-    except SandboxGone:
-        raise
-    except (SandboxError, OSError) as exc:
-        return WrittenReward(f"what cannot be read ({exc})", None)
-    text = content.decode("utf-8", "replace").strip()
-    low, high = task.reward_range
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    return WrittenReward(repr(text[:80]), value if low <= value <= high else None)
+    path = posixpath.join(sandbox.home, task.reward_path)
+    for file in (posixpath.splitext(path)[0] + ".json", path):
+        try:
+            content = sandbox.read_bytes(file, max_bytes=_REWARD_BYTES)
+        except FileNotFoundError:
+            continue
+        except SandboxGone:
+            raise
+        except (SandboxError, OSError) as exc:
+            return WrittenReward(f"what cannot be read ({exc})", None, file)
+        text = content.decode("utf-8", "replace").strip()
+        low, high = task.reward_range
+        rewards: dict[str, float] = {}
+        try:
+            rewards = _rewards_of_json(text) if file != path else {"reward": float(text)}
+            value = _chosen_reward(rewards, task.reward_key)
+        except ValueError:
+            value = math.nan
+        return WrittenReward(repr(text[:80]), value if low <= value <= high else None, file, rewards)
+    return None
+
+
+def _rewards_of_json(text: str) -> dict[str, float]:
+    """Return the numbers of a `reward.json`.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    value = json.loads(text)
+    rewards = value if isinstance(value, dict) else {"reward": value}
+    if not all(type(each) in (int, float) for each in rewards.values()):
+        raise ValueError("no numbers")
+    return {name: float(each) for name, each in rewards.items()}
+
+
+def _chosen_reward(rewards: Mapping[str, float], key: str | None) -> float:
+    """Return the one of several rewards that counts; to combine them would invent a reward.
+
+    Raises:
+        ValueError: none does.
+    """
+    if key is None:
+        key = next(iter(rewards)) if len(rewards) == 1 else "reward"
+    if key not in rewards:
+        raise ValueError(f"no reward {key}")
+    return rewards[key]
 
 
 def _is_plain(sandbox: Sandbox, file: str) -> bool:
-    """Return whether a file below the home can be written over, and is not behind a link."""
-    done = sandbox.exec(["/bin/sh", "-c", _IS_PLAIN, "sh", sandbox.home, file], cwd="/", timeout=30)
+    """Return whether a file can be written over, and is not behind a link below the home, or at all outside of it."""
+    above = sandbox.home if file.startswith(f"{sandbox.home}/") else "/"
+    below = posixpath.relpath(file, above)
+    done = sandbox.exec(["/bin/sh", "-c", _IS_PLAIN, "sh", above, below], cwd="/", timeout=30)
     return done.exit_code == 0
 
 
@@ -699,10 +772,6 @@ def _run_own(sandbox: Sandbox, argv: list[str]) -> str:
     if done.exit_code != 0:
         raise SandboxError(f"'{argv[0]}' failed in the verifier's sandbox: {done.stderr.strip()}")
     return done.stdout
-
-
-def _is_outside(path: str, home: str) -> bool:
-    return path.startswith("/") and not posixpath.normpath(path).startswith(f"{home}/")
 
 
 # ---- verify lines ----
@@ -733,6 +802,8 @@ class LineChecks:
         # Without isolation, the processes that can be seen are the host's.
         case.counts_processes = reads_file and {"isolation", "trees"} <= case.backend.features
         self._rewards: list[_LineReward] = []
+        self.written: Mapping[str, float] = {}
+        """All numbers of the last reward file that counts."""
         self.ignored_file = False
         """Whether a reward file was written that does not count."""
 
@@ -753,6 +824,8 @@ class LineChecks:
         elif self._reads_file:
             attempt = self._with_valid_reward(line, attempt)
         value = attempt.written.value if attempt.written is not None and self._reads_file else None
+        if attempt.written is not None and value is not None:
+            self.written = attempt.written.rewards
         self.ignored_file = self.ignored_file or (attempt.written is not None and not self._reads_file)
         self._rewards.append(_LineReward(line, value, attempt.result.exit_code == 0, trust == "isolated"))
         return attempt.result
@@ -790,9 +863,9 @@ class LineChecks:
         task = self._case.task
         if task.proof is not None:
             return task.proof
-        if runs_pytest(line) or with_wrapper(line, task.verify_files) != line:
+        if runs_pytest(line) or with_wrapper(line, task.verify_sources) != line:
             return True
-        named = (text for path, text in task.verify_files.items() if posixpath.basename(path) in line)
+        named = (text for path, text in task.verify_sources.items() if posixpath.basename(path) in line)
         return any(proves_itself(text) for text in (line, *named))
 
     def _attempt(self, line: str, source: Source, *, proves: bool) -> LineRun:
@@ -808,25 +881,25 @@ class LineChecks:
         task, place, sandbox = self._case.task, self._case.place(), ready.sandbox
         envs, command, proof = place.environment(sandbox), line, None
         if proves:
-            proof = Proof(line, sandbox.home, sandbox.workdir, task.verify_files)
+            proof = Proof(line, sandbox.home, sandbox.workdir, task.verify_sources)
             proof.lay(sandbox, self._case.folder / "proof.tar")
             envs, command = {**envs, **proof.environment()}, proof.command()
-        before = _file_states(sandbox, task.verify_files)
+        before = _file_states(sandbox, task.verify_sources)
         attempt = run_line(
             sandbox,
             place.command(command, sandbox),
             timeout=task.verify_timeout_s,
-            envs=clean_environment(sandbox.home, envs),
+            envs={**task.verify_env, **clean_environment(sandbox.home, envs)},
             cmd=line,
         )
         left = self._case.counts_processes and self._left_processes(ready)
         sandbox.stop_processes()  # nothing may write while the rest is read
         evidence = None if proof is None else proof.read(sandbox)
         written = _read_reward(sandbox, task)
-        if written is not None and self._reads_file and not _is_plain(sandbox, REWARD_FILE):
+        if written is not None and self._reads_file and not _is_plain(sandbox, written.file):
             # The agent's code can close the file that it wrote, or make it a link to one that holds a 1.
             written = WrittenReward("a link, or a closed file,", None)
-        changes = _changes(before, _file_states(sandbox, task.verify_files))
+        changes = _changes(before, _file_states(sandbox, task.verify_sources))
         ready.is_unchanged = attempt.crash is None and proof is None and not changes
         return replace(attempt, evidence=evidence, left_processes=left, written=written, changes=changes)
 
@@ -1094,7 +1167,7 @@ def _run_part(case: VerificationCase, check: Check, sandbox: Sandbox) -> _RunOut
     task, output = case.task, _RunOutput()
     done = sandbox.exec(
         check.run,
-        envs=clean_environment(sandbox.home),
+        envs={**task.verify_env, **clean_environment(sandbox.home)},
         cwd=sandbox.workdir,
         timeout=task.verify_timeout_s,
         on_output=output.feed,
@@ -1140,7 +1213,8 @@ def _judge_part(case: VerificationCase, check: Check, sandbox: Sandbox, output: 
     if "isolation" in case.backend.features:  # without isolation the backend must be able to remove the folder later
         _run_own(sandbox, ["chmod", "-R", "a-w", "--", place])
     inside = case.place()
-    envs = clean_environment(sandbox.home, {"OUTPUT": place, **inside.environment(sandbox)})
+    clean = clean_environment(sandbox.home, {"OUTPUT": place, **inside.environment(sandbox)})
+    envs = {**task.verify_env, **clean}
     line = inside.command(check.judge, sandbox)
     judged = run_line(sandbox, line, timeout=task.verify_timeout_s, envs=envs, cmd=check.judge)
     sandbox.stop_processes()
@@ -1156,7 +1230,7 @@ def _judge_live(case: VerificationCase, check: Check, port: int, running: Sandbo
         line=check.run,
         port=port,
         folder=case.folder,
-        envs=clean_environment(running.home),
+        envs={**task.verify_env, **clean_environment(running.home)},
         seconds=task.verify_timeout_s,
         isolated="isolation" in case.backend.features,
     ) as live:

@@ -28,7 +28,8 @@ from openenv.rollout.lookups import (
     ancestors,
     safe_git_config,
 )
-from openenv.sandboxes.base import WORKDIR, Limits
+from openenv.rollout.task import as_bytes
+from openenv.sandboxes.base import WORKDIR, Limits, Sandbox
 
 # What `merge` takes from the setup and not from the agent, and why:
 #
@@ -53,6 +54,8 @@ from openenv.sandboxes.base import WORKDIR, Limits
 
 MAX_BYTES = 512 * 1024 * 1024
 MAX_MEMBERS = 100_000
+_WORK = "workdir"
+"""Where archives of a home have the work folder."""
 _CONFIG_BYTES = 1024 * 1024
 _BESIDE_PYTEST = frozenset(
     {"colorama", "exceptiongroup", "iniconfig", "packaging", "pluggy", "py", "pygments", "tomli"}
@@ -421,7 +424,7 @@ def merge(
     checks: Sequence[str] = (),
     asked: Sequence[str] = (),
     root: str = WORKDIR,
-    prefix: str = "workdir",
+    prefix: str = _WORK,
     max_bytes: int = MAX_BYTES,
 ) -> Merged:
     """Write the work tree as the verifier is to see it.
@@ -528,7 +531,7 @@ def write_home(
     files: Mapping[str, str],
     empty: str,
     date: int,
-    prefix: str = "workdir",
+    prefix: str = _WORK,
 ) -> SetupTree:
     """Write the home of a verifier's sandbox as one archive, and return what the setup left in the work folder.
 
@@ -563,16 +566,71 @@ def write_home(
                 for below, member in source.members:
                     if is_free(f"{prefix}/{below}", member):
                         _copy_member(out, f"{prefix}/{below}", source, member, before=date)
-        _add_files(out, {name: text.encode() for name, text in files.items()}, mode=0o644, folder=empty, date=date)
+        _add_files(out, {name: as_bytes(text) for name, text in files.items()}, mode=0o644, folder=empty, date=date)
     return setup
 
 
-def _copy_member(out: tarfile.TarFile, name: str, source: Archive, member: tarfile.TarInfo, *, before: int) -> None:
+def pack_home(sandbox: Sandbox, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
+    """Pack the home of a sandbox, with the work folder at `workdir` in the archive wherever it is inside.
+
+    Raises:
+        SandboxError: a tree is larger than `max_bytes`, or cannot be packed.
+    """
+    if _is_in_home(sandbox):
+        sandbox.pack(sandbox.home, target)
+        return
+    home, work = target.with_suffix(".home.tar"), target.with_suffix(".work.tar")
+    try:
+        sandbox.pack(sandbox.home, home)
+        sandbox.pack(sandbox.workdir, work, max_bytes=max_bytes)
+        join_home(home, work, target)
+    finally:
+        home.unlink(missing_ok=True)
+        work.unlink(missing_ok=True)
+
+
+def join_home(home: Path, work: Path, target: Path) -> None:
+    """Write one archive of a home and of a work folder that is not in it."""
+    with tarfile.open(target, "w:", format=tarfile.PAX_FORMAT) as out:
+        for archive, place in ((home, ""), (work, f"{_WORK}/")):
+            with Archive(archive) as source:
+                for name, member in source.members:
+                    if place or not f"{name}/".startswith(f"{_WORK}/"):
+                        _copy_member(out, place + name, source, member)
+
+
+def unpack_home(sandbox: Sandbox, archive: Path) -> None:
+    """Unpack an archive of `pack_home` or `write_home` into a sandbox."""
+    if _is_in_home(sandbox):
+        sandbox.unpack(archive, sandbox.home)
+        return
+    places = {sandbox.home: ".home.tar", sandbox.workdir: ".work.tar"}
+    for path, ending in places.items():
+        part = archive.with_name(f"{archive.stem}-{sandbox.sandbox_id}{ending}")
+        try:
+            with tarfile.open(part, "w:", format=tarfile.PAX_FORMAT) as out, Archive(archive) as source:
+                for name, member in source.members:
+                    is_work = f"{name}/".startswith(f"{_WORK}/")
+                    below = name[len(_WORK) + 1 :] if is_work else name
+                    if below and is_work == (path == sandbox.workdir):
+                        _copy_member(out, below, source, member)
+            sandbox.unpack(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _is_in_home(sandbox: Sandbox) -> bool:
+    return sandbox.workdir.startswith(f"{sandbox.home}/")
+
+
+def _copy_member(
+    out: tarfile.TarFile, name: str, source: Archive, member: tarfile.TarInfo, *, before: int | None = None
+) -> None:
     """Copy a member of an archive of our own; of a hard link, the file that it stands for."""
     entry = tarfile.TarInfo(name)
     member = source.file(member)
     entry.type, entry.mode = member.type, member.mode & 0o777
-    entry.mtime = min(max(0, int(member.mtime)), before - 1)
+    entry.mtime = max(0, int(member.mtime)) if before is None else min(max(0, int(member.mtime)), before - 1)
     entry.linkname = member.linkname
     entry.size = member.size if member.isreg() else 0
     if member.isreg():

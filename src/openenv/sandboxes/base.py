@@ -590,7 +590,7 @@ class Sandboxes(ABC):
             SandboxUnsupported: it opens none with an image, folders or a network.
             SandboxUnavailable: something that they need is missing here.
         """
-        if not IMAGES <= self.features:
+        if not self.features >= IMAGES:
             refuse_image(spec, self.name)
 
     @abstractmethod

@@ -23,7 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported, message_of
-from openenv.sandboxes.base import FEATURES, IMAGES, Limits, Sandboxes, SandboxSpec, Stream, refuse_image, refuse_snapshot
+from openenv.sandboxes.base import (
+    FEATURES,
+    IMAGES,
+    Limits,
+    Sandboxes,
+    SandboxSpec,
+    Stream,
+    refuse_image,
+    refuse_snapshot,
+)
 from openenv.sandboxes.cluster import (
     EXPIRES_ANNOTATION,
     OWNER_ANNOTATION,
@@ -175,8 +184,8 @@ class KubernetesSandboxes(Sandboxes):
         """Return if pods can be like that: a cluster builds no images, and a pod of a warm pool has its template's."""
         if spec.build is not None:
             raise SandboxUnsupported(
-                f"A cluster builds no images. Build {spec.build} and push it to a registry that the cluster pulls from, "
-                "then name that image: for a task of Harbor's, as `docker_image` in its task.toml."
+                f"A cluster builds no images. Build {spec.build}, push the image to a registry that the cluster pulls "
+                "from, and name it there: for a task of Harbor's, as `docker_image` in its task.toml."
             )
         if self._warm_pool is not None:
             refuse_image(spec, f"{self.name} with a warm pool")
@@ -538,7 +547,7 @@ def _filling(container: Mapping[str, Any], workdir: str) -> dict[str, Any]:
 
     It mounts that volume elsewhere, because a mount hides what the image has.
     """
-    script = f'[ ! -d "$1" ] || cp -R -p "$1/." {_FILLED}/ 2> /dev/null || cp -R "$1/." {_FILLED}/'
+    script = f'[ ! -d "$1" ] || exec cp -R "$1/." {_FILLED}/'
     return {
         "name": "fill",
         "image": container["image"],

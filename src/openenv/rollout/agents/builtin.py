@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from collections.abc import Sequence
 
 from openenv.errors import RolloutError
 from openenv.rollout.agents.base import Agent, AgentRun, Launch
-from openenv.rollout.task import Dialect
+from openenv.rollout.task import Dialect, as_bytes
 from openenv.sandboxes.base import Sandbox
 
 
@@ -29,15 +30,17 @@ class Oracle(Agent):
     dialect = None
 
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
-        """Start the lines of the solution, each in a shell of its own.
+        """Lay the solution's files, and start its lines, each in a shell of its own.
 
         Raises:
             RolloutError: the task has no solution.
         """
         if not run.task.solution:
             raise RolloutError("The task has no solution that the oracle could run")
+        for path, content in run.task.solution_files.items():
+            sandbox.write_bytes(posixpath.join(run.workdir, path), as_bytes(content))
         script = "\n".join(f"/bin/sh -c {shlex.quote(line)} || exit $?" for line in run.task.solution)
-        return Launch(argv=("/bin/sh", "-c", script), cwd=run.workdir)
+        return Launch(argv=("/bin/sh", "-c", script), envs=run.task.solution_env, cwd=run.workdir)
 
 
 class Shell(Agent):
