@@ -189,12 +189,28 @@ anthropic_api_key = Setting("ANTHROPIC_API_KEY", str)
 """The key of Anthropic."""
 any_api_key = Setting("API_KEY", str)
 """The key of a model's provider whose own variable is not set."""
+llm_model = Setting("OPENENV_MODEL", str)
+"""The model at that endpoint."""
+env_file = Setting("OPENENV_ENV_FILE", Path)
+"""The file of variables that `openenv harbor` reads where none is named."""
+harbor_trials = Setting("OPENENV_HARBOR_TRIALS_DIR", Path)
+"""Where rollouts of Harbor's tasks are stored."""
 sandbox_name = Setting("OPENENV_SANDBOX", str)
 """The backend for rollouts that name none."""
 sandbox_image = Setting("OPENENV_SANDBOX_IMAGE", str)
 """The image of container sandboxes."""
 e2b_api_key = Setting("E2B_API_KEY", str)
 """The key of E2B."""
+
+
+def harbor_datasets(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the datasets of Harbor's tasks in `OPENENV_DATASETS`, with commas between them."""
+    return _listed("OPENENV_DATASETS", environ)
+
+
+def harbor_sandboxes(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the backends in `OPENENV_SANDBOXES` that `openenv harbor info` looks at."""
+    return _listed("OPENENV_SANDBOXES", environ)
 
 
 def sandbox_uids(environ: Mapping[str, str] | None = None) -> range | None:
@@ -231,6 +247,12 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder for what is fetched once: `OPENENV_CACHE`, or `openenv` in the user's cache folder."""
     path = _text("OPENENV_CACHE", environ)
     return Path(path).expanduser() if path else _user_folder("XDG_CACHE_HOME", ".cache", environ) / "openenv"
+
+
+def dataset_cache(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the folder of downloaded datasets: `OPENENV_DATASET_CACHE`, or `harbor-datasets` in the cache folder."""
+    path = _text("OPENENV_DATASET_CACHE", environ)
+    return Path(path).expanduser() if path else cache_dir(environ) / "harbor-datasets"
 
 
 def trust_remote_code(environ: Mapping[str, str] | None = None) -> bool:
@@ -271,6 +293,24 @@ def export(values: Mapping[str, object | None]) -> None:
     for name, value in values.items():
         if value is not None:
             os.environ[name] = str(value)
+
+
+def export_file(path: Path) -> list[str]:
+    """Set the variables of a file with lines `NAME=value`, but for those that are set; return the names that were.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    names = []
+    for line in path.read_text("utf-8", "replace").splitlines():
+        name, is_set, value = line.strip().removeprefix("export ").partition("=")
+        name = name.strip()
+        if is_set and name.isidentifier() and name not in os.environ:
+            value = value.strip()
+            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+            os.environ[name] = value[1:-1] if quoted else value
+            names.append(name)
+    return names
 
 
 def child_environment(

@@ -146,7 +146,8 @@ class Task(BaseModel):
     """Where a check may write the reward, below the verifier's home or absolute. A `reward.json` beside it, which is
     read first, holds a number or an object of numbers."""
     reward_key: str | None = None
-    """Which number of a `reward.json` is the reward; by default `reward`, or the only one."""
+    """Which number of a `reward.json` is the reward; by default `reward`, or the only one. Several names with commas
+    between them: the first that is there."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """The lowest and the highest number that a reward file may hold. It includes 0, what a check earns that fails."""
     proof: bool | None = None

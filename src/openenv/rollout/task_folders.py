@@ -36,7 +36,7 @@ from openenv.sandboxes.base import Limits
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 HARBOR_PREFIX = "harbor:"
 MAX_DEPTH = 6

@@ -749,9 +749,10 @@ def _chosen_reward(rewards: Mapping[str, float], key: str | None) -> float:
     """
     if key is None:
         key = next(iter(rewards)) if len(rewards) == 1 else "reward"
-    if key not in rewards:
-        raise ValueError(f"no reward {key}")
-    return rewards[key]
+    for name in (key, *(part.strip() for part in key.split(","))):
+        if name in rewards:
+            return rewards[name]
+    raise ValueError(f"no reward {key}")
 
 
 def _is_plain(sandbox: Sandbox, file: str) -> bool:

@@ -146,6 +146,17 @@ class DockerSandboxes(Sandboxes):
             self._remove(name)
             raise
 
+    def rebuild(self, image: str, folder: Path, *, timeout: float) -> None:
+        """Build an image again, without what the engine has kept of builds.
+
+        Raises:
+            SandboxUnavailable: that fails.
+        """
+        engine = self._prepare().engine
+        with self._image_lock:
+            build_image(engine, image, folder, timeout=timeout, is_cached=False)
+            self._work_trees = {key: tree for key, tree in self._work_trees.items() if key[0] != image}
+
     def leftovers(self) -> list[str]:
         """List the containers that this backend started and that should be gone."""
         if self._ready is None:
@@ -194,7 +205,7 @@ class DockerSandboxes(Sandboxes):
             if self._trees is None:
                 self._trees = tempfile.TemporaryDirectory(prefix="openenv-images-")
             if key not in self._work_trees:
-                target = Path(self._trees.name, f"{len(self._work_trees)}.tar")
+                target = Path(self._trees.name, f"{secrets.token_hex(4)}.tar")
                 most = sandbox.spec.limits.disk_mb << 20
                 is_there = copy_from_image(self._prepare().engine, image, sandbox.workdir, target, max_bytes=most)
                 self._work_trees[key] = target if is_there else None
@@ -280,7 +291,7 @@ def _ready_image(engine: ContainerCli, image: str, spec: SandboxSpec) -> _ReadyI
     return _ReadyImage(image)
 
 
-def build_image(engine: ContainerCli, image: str, folder: Path, *, timeout: float) -> None:
+def build_image(engine: ContainerCli, image: str, folder: Path, *, timeout: float, is_cached: bool = True) -> None:
     """Build an image from a folder with a Dockerfile.
 
     Raises:
@@ -288,7 +299,8 @@ def build_image(engine: ContainerCli, image: str, folder: Path, *, timeout: floa
     """
     if not (folder / "Dockerfile").is_file():
         raise SandboxUnavailable(f"There is no Dockerfile in {folder}, so the image '{image}' cannot be built.")
-    done = engine.run("build", "-t", image, str(folder), timeout=timeout)
+    options = () if is_cached else ("--no-cache",)
+    done = engine.run("build", "-t", image, *options, str(folder), timeout=timeout)
     if done.returncode != 0:
         text = (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace").strip()
         last = "\n".join(text.splitlines()[-_BUILD_LINES:])
