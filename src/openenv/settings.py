@@ -295,22 +295,31 @@ def export(values: Mapping[str, object | None]) -> None:
             os.environ[name] = str(value)
 
 
-def export_file(path: Path) -> list[str]:
-    """Set the variables of a file with lines `NAME=value`, but for those that are set; return the names that were.
+def read_file(path: Path) -> dict[str, str]:
+    """Return the variables of a file with lines `NAME=value`.
 
     Raises:
         OSError: it cannot be read.
     """
-    names = []
+    values = {}
     for line in path.read_text("utf-8", "replace").splitlines():
         name, is_set, value = line.strip().removeprefix("export ").partition("=")
-        name = name.strip()
-        if is_set and name.isidentifier() and name not in os.environ:
-            value = value.strip()
-            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
-            os.environ[name] = value[1:-1] if quoted else value
-            names.append(name)
-    return names
+        name, value = name.strip(), value.strip()
+        if is_set and name.isidentifier():
+            is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+            values[name] = value[1:-1] if is_quoted else value
+    return values
+
+
+def export_file(path: Path) -> list[str]:
+    """Set the variables of a file, but for those that are set; return the names that were not.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    missing = {name: value for name, value in read_file(path).items() if name not in os.environ}
+    os.environ.update(missing)
+    return list(missing)
 
 
 def child_environment(

@@ -15,7 +15,7 @@ from .command import HelpCommand, HelpGroup
 COMMANDS = (
     *("init", "serve", "client", "gateway", "validate", "build", "deploy", "mcp", "top", "ps", "gc"),
     *("push", "fork", "catalog", "discover"),
-    *("play", "replay", "rollouts", "view", "collect", "skills", "sandboxes", "doctor"),
+    *("play", "replay", "rollouts", "harbor", "view", "collect", "skills", "sandboxes", "doctor"),
     "import",
 )
 """Each is a function, or a Typer group, in the module of its name."""

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
+import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
+from openenv import settings
 from openenv.env.mcp_environment import MCPEnvironment as MCPEnvironment
 from openenv.errors import message_of
 from openenv.rollout.capture.published.capture_sessions import UpstreamAddress
@@ -19,10 +25,53 @@ from .models import HarborState as HarborState
 from .rollout import run_rollout
 from .runner import default_trials_dir
 from .service import HarborService
-from .tasks import HarborTaskProvider
+from .tasks import HarborTaskProvider, resolve_task_dirs
+
+
+def is_private(url: str) -> bool:
+    """Return whether a URL leads to an address that is not public, or to none."""
+    host = urlsplit(url).hostname
+    try:
+        found = socket.getaddrinfo(host, None) if host else []
+    except OSError:
+        return True
+    return not found or any(not ipaddress.ip_address(entry[4][0]).is_global for entry in found)
+
 
 ROLLOUT_TIMEOUT_S = 1800.0
 """How long a step may take that names no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class HarborServerOptions:
+    """What callers of a server may do."""
+
+    shares_endpoint: bool = True
+    """Run rollouts on the server's endpoint."""
+    takes_endpoints: bool = True
+    """Name another endpoint."""
+    takes_private_urls: bool = True
+    """Name one on a private or local address, which the server then calls."""
+    runs_rollouts: bool = True
+    adds_datasets: bool = False
+    """Add datasets of the Hub."""
+    shows_rollouts: bool = True
+    """See stored rollouts on the page."""
+    keeps_rollouts: bool = True
+    """Whether rollouts stay on disk when the server ends."""
+    reward_key: str = ""
+
+    @classmethod
+    def of(cls, *, is_local: bool, **values: Any) -> HarborServerOptions:
+        """Return options; those that are None are as a server on this machine, on another, or on a Space has them."""
+        is_space = settings.space_id() is not None
+        usual = {
+            "takes_private_urls": is_local,
+            "adds_datasets": is_local,
+            "shows_rollouts": not is_space,
+            "keeps_rollouts": not is_space,
+        }
+        return cls(**{**usual, **{name: value for name, value in values.items() if value is not None}})
 
 
 class HarborEnvironment(MCPEnvironment):
@@ -30,6 +79,8 @@ class HarborEnvironment(MCPEnvironment):
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
+    _options = HarborServerOptions()
+    _trials: Path | None = None
     _datasets: Sequence[str] = ()
     _llm_url: str = ""
     _model: str = ""
@@ -37,10 +88,18 @@ class HarborEnvironment(MCPEnvironment):
 
     @classmethod
     def configure(
-        cls, *, datasets: Sequence[str], llm_url: str = "", model: str = "", llm: Mapping[str, Any] | None = None
+        cls,
+        *,
+        datasets: Sequence[str],
+        llm_url: str = "",
+        model: str = "",
+        llm: Mapping[str, Any] | None = None,
+        options: HarborServerOptions | None = None,
+        trials_dir: Path | None = None,
     ) -> None:
-        """Say what is served: datasets, the default endpoint and model, and what is known of them."""
+        """Say what is served: datasets, the default endpoint and model, what is known of them, and what callers may."""
         cls._datasets, cls._llm_url, cls._model, cls._llm = tuple(datasets), llm_url, model, dict(llm or {})
+        cls._options, cls._trials = options or HarborServerOptions(), trials_dir
 
     def __init__(self) -> None:
         from fastmcp import FastMCP
@@ -49,6 +108,8 @@ class HarborEnvironment(MCPEnvironment):
         server.tool(self._run_rollout, name="run_rollout")
         server.tool(self._capabilities, name="capabilities")
         server.tool(self._list_tasks, name="list_tasks")
+        if self._options.adds_datasets:
+            server.tool(self._add_dataset, name="add_dataset")
         super().__init__(server)
         self._provider = HarborTaskProvider(self._datasets)
         self._state = HarborState(episode_id=str(uuid4()), llm_url=self._llm_url)
@@ -139,6 +200,7 @@ class HarborEnvironment(MCPEnvironment):
             failed.error = "server not initialised: no capture proxy is running"
             return failed.model_dump_json()
         try:
+            await asyncio.to_thread(self._require_allowed, llm_url)
             folder = await asyncio.to_thread(self._provider.task_dir, split, int(task_index))
             engine = await service.engine(
                 UpstreamAddress(
@@ -161,9 +223,9 @@ class HarborEnvironment(MCPEnvironment):
             registry=service.capture.registry,
             intercept_url=service.capture.url,
             model=engine.model,
-            trials_dir=default_trials_dir(),
+            trials_dir=self._trials or default_trials_dir(),
             dataset=split or self._datasets[0],
-            reward_key=reward_key,
+            reward_key=reward_key or self._options.reward_key,
             keep_sandbox=keep_sandbox,
             force_build=force_build,
             agent_timeout_sec=agent_timeout_sec or None,
@@ -180,6 +242,27 @@ class HarborEnvironment(MCPEnvironment):
         state.rollouts_completed += 1
         state.last_reward, state.last_task_id, state.last_trial_name = result.reward, result.task_id, result.trial_name
         return result.model_dump_json()
+
+    def _require_allowed(self, llm_url: str) -> None:
+        options = self._options
+        if not options.runs_rollouts:
+            raise PermissionError("this server lists tasks and runs no rollouts (--no-rollouts)")
+        if llm_url and not options.takes_endpoints:
+            raise PermissionError("this server takes no endpoints of callers (--no-visitor-endpoints)")
+        if not llm_url and not options.shares_endpoint:
+            raise PermissionError("this server shares no endpoint (--no-share-endpoint): name yours with llm_url")
+        if llm_url and not options.takes_private_urls and is_private(llm_url):
+            raise PermissionError("this server calls no private addresses (--no-private-urls)")
+
+    def _add_dataset(self, dataset: str) -> str:
+        """Serve another dataset of the Hugging Face Hub, as owner/name; return its number of tasks, as JSON."""
+        if Path(dataset).expanduser().exists() or dataset.count("/") != 1:
+            raise ValueError("name a dataset repository of the Hub, as owner/name")
+        count = len(resolve_task_dirs(dataset))
+        kind = type(self)
+        kind._datasets = tuple(dict.fromkeys([*kind._datasets, dataset]))
+        self._provider = HarborTaskProvider(kind._datasets)
+        return json.dumps({"name": dataset, "num_tasks": count})
 
     def _capabilities(self) -> str:
         """Return agents, sandboxes, datasets and endpoint of this server, as JSON."""

@@ -13,6 +13,7 @@ from openenv.rollout.capture.published.forwarding import make_forwarder
 from openenv.rollout.capture.published.session_app import SessionCaptureServer as _SessionCaptureServer
 from openenv.sandboxes.base import Sandboxes
 
+from . import seams
 from .models import HarborRolloutResult
 from .rollout import run_rollout
 from .startup import prepare
@@ -50,7 +51,7 @@ async def run_batch(
     """Run tasks of a dataset one after another, and return their results in that order.
 
     Args:
-        llm_url: The model's endpoint.
+        llm_url: The model's endpoint; empty for an agent that needs none.
         dataset: As `resolve_task_dirs` takes it.
         task_indices: Which tasks.
         harness: The agent.
@@ -75,18 +76,20 @@ async def run_batch(
         RuntimeError: the endpoint does not answer.
         ValueError: there is no such dataset.
     """
+    needs_model = isinstance(harness, Agent) or seams.get(harness).dialect != "none"
     found = prepare(
         llm_url=llm_url,
         model=model,
         datasets=[dataset],
         sandboxes=(),
         env_file=env_file,
+        require_llm=needs_model,
         quiet=True,
         api_key=api_key,
         auth_header=auth_header,
         provider=provider,
     )
-    served, level = str(found.llm.get("model") or model or ""), str(found.llm.get("capture_level") or "tokens")
+    served, level = str(found.llm.get("model") or model or ""), str(found.llm.get("capture_level") or "text")
     folders = resolve_task_dirs(dataset)
     missing = [index for index in task_indices if not 0 <= index < len(folders)]
     if missing:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -12,8 +15,9 @@ from openenv.rollout.capture.listener import is_loopback
 from openenv.rollout.capture.published.session_app import SessionCaptureServer as _SessionCaptureServer
 from openenv.tool_types import CallToolAction, CallToolObservation
 
-from .environment import HarborEnvironment
+from .environment import HarborEnvironment, HarborServerOptions
 from .models import HarborState
+from .runner import default_trials_dir
 from .service import HarborService as HarborService
 from .startup import prepare
 
@@ -72,12 +76,31 @@ def _is_foreign(scope: Scope) -> bool:
 
 
 def build_app(
-    *, datasets: Sequence[str], llm_url: str = "", model: str = "", llm: Mapping[str, Any] | None = None
+    *,
+    datasets: Sequence[str],
+    llm_url: str = "",
+    model: str = "",
+    llm: Mapping[str, Any] | None = None,
+    options: HarborServerOptions | None = None,
+    trials_dir: Path | None = None,
 ) -> FastAPI:
-    """Return the application: Task API, tools, and the page at `/web`."""
+    """Return the application: Task API, tools, and the page at `/web`.
+
+    Args:
+        datasets: What is served; each is a split.
+        llm_url: The endpoint of rollouts that name none, as `HarborService` has it.
+        model: The model there.
+        llm: What is known of them.
+        options: What callers may do.
+        trials_dir: Where rollouts are stored.
+    """
     from openenv.server.app import create_app
 
-    HarborEnvironment.configure(datasets=datasets, llm_url=llm_url, model=model, llm=llm)
+    options = options or HarborServerOptions()
+    trials = trials_dir or default_trials_dir()
+    HarborEnvironment.configure(
+        datasets=datasets, llm_url=llm_url, model=model, llm=llm, options=options, trials_dir=trials
+    )
     app = create_app(
         HarborEnvironment,
         CallToolAction,
@@ -85,6 +108,7 @@ def build_app(
         env_name=ENV_NAME,
         max_concurrent_envs=settings.max_sessions() or SESSIONS,
         state_cls=HarborState,
+        rollout_store=trials if options.shows_rollouts else None,
     )
     app.add_middleware(SameOrigin)
     return app
@@ -104,6 +128,7 @@ def serve_harbor(
     auth_header: str = "Authorization",
     provider: str = "openai",
     max_output_tokens: int | None = 8192,
+    options: HarborServerOptions | None = None,
     report: Callable[[str], None] = print,
 ) -> None:
     """Start the capture server, and serve Harbor's tasks until Ctrl-C.
@@ -121,6 +146,7 @@ def serve_harbor(
         auth_header: The header that has it.
         provider: `openai` or `anthropic`.
         max_output_tokens: The most tokens of an answer.
+        options: What callers may do.
         report: Gets what a user needs to know, line by line.
 
     Raises:
@@ -128,8 +154,8 @@ def serve_harbor(
     """
     from openenv.server.run import ServeOptions, check_port, run_app
 
-    options = ServeOptions(host, port)
-    check_port(options)
+    where, allowed = ServeOptions(host, port), options or HarborServerOptions()
+    check_port(where)
     found = prepare(
         llm_url=llm_url,
         model=model,
@@ -153,17 +179,26 @@ def serve_harbor(
         capture_level=str(found.llm.get("capture_level") or "text"),
         max_output_tokens=max_output_tokens,
     )
-    report(f"capture   {service.start()}")
-    HarborService.set_current(service)
-    try:
+    with ExitStack() as stack:
+        report(f"capture   {service.start()}")
+        stack.callback(service.stop)
+        HarborService.set_current(service)
+        trials = default_trials_dir()
+        if not allowed.keeps_rollouts:
+            trials = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="openenv-trials-")))
         settings.export({"ENABLE_WEB_INTERFACE": "true"})
-        app = build_app(datasets=datasets, llm_url=llm_url, model=service.model, llm=found.llm)
+        app = build_app(
+            datasets=datasets,
+            llm_url=llm_url,
+            model=service.model,
+            llm=found.llm,
+            options=allowed,
+            trials_dir=trials,
+        )
         token = _required_token(app, host)
         if token is not None:
             report(f"token     {token}")
-        run_app(app, options, lambda _, actual: report(f"server    http://{host}:{actual}   (page: /web)"))
-    finally:
-        service.stop()
+        run_app(app, where, lambda _, actual: report(f"server    http://{host}:{actual}   (page: /web)"))
 
 
 def _required_token(app: FastAPI, host: str) -> str | None:

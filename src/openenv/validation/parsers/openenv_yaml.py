@@ -14,7 +14,8 @@ from ..manifest import NormalizedManifest, NormalizedManifestV2
 from ..types import SignatureKind
 
 VALIDATION_BLOCK_REMEDIATION = (
-    f"write or correct {MANIFEST} (docs/reference/manifest.md has all keys); a complete validation block:\n{VALIDATION_EXAMPLE}"
+    f"write or correct {MANIFEST} (docs/reference/manifest.md has all keys); a complete validation block:\n"
+    f"{VALIDATION_EXAMPLE}"
 )
 SCHEMA_REMEDIATION = f"correct {MANIFEST} (docs/reference/manifest.md has all keys)"
 _UNREADABLE_REMEDIATION = f"write {MANIFEST} as a mapping with name, app and validation"
