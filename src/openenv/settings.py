@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -293,6 +295,25 @@ def export(values: Mapping[str, object | None]) -> None:
     for name, value in values.items():
         if value is not None:
             os.environ[name] = str(value)
+
+
+_EXPORTED = threading.Lock()
+
+
+@contextlib.contextmanager
+def exported(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for a block, and put them back; one block at a time, for the environment is the whole process's."""
+    with _EXPORTED:
+        before = {name: os.environ.get(name) for name in values}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 def read_file(path: Path) -> dict[str, str]:

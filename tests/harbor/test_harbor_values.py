@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harbor_folders import write_task
-from openenv.harbor import atif, seams
+from openenv.harbor import atif, install_fixes, proc_env_context, seams
 from openenv.harbor.contract import export_training_contract, to_trace_entries, to_training_trace
+from openenv.harbor.environment import HarborServerOptions
+from openenv.harbor.install_fixes import build_models_json
 from openenv.harbor.models import (
     HarborRolloutResult,
     HarborState,
@@ -25,6 +28,7 @@ from openenv.harbor.qualification import (
     qualification_rows,
 )
 from openenv.harbor.rollout import build_trial_config
+from openenv.harbor.shared_template import enable_shared_templates
 from openenv.harbor.tasks import (
     HarborTaskProvider,
     has_symlinks,
@@ -34,6 +38,8 @@ from openenv.harbor.tasks import (
     resolve_task_dirs,
     task_root,
 )
+from openenv.harbor.ui import connect_endpoint, count_actions, js_prelude, validate_endpoint
+from openenv.testing import Script, ScriptedModel, Turn
 
 
 def node(name: str, prompt: int, sampled: int, **more: Any) -> dict[str, Any]:
@@ -301,3 +307,42 @@ def test_evidence_is_checked_and_shown() -> None:
         qualification_rows([], {"cells": [cell, cell]})
     graded = HarborRolloutResult(rollout_type="eval", reward=1.0, n_turns=1)
     assert all(evaluate_eval_capture(graded).values())
+
+
+def test_names_of_the_package_harbor_say_what_to_install() -> None:
+    assert json.loads(build_models_json("http://h", "k", "m"))["providers"]["intercept"]["baseUrl"] == "http://h/v1"
+    for name in dir(install_fixes):
+        if name != "build_models_json":
+            with pytest.raises(ImportError, match="pip install harbor"):
+                getattr(install_fixes, name)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        install_fixes.Nothing  # noqa: B018
+
+
+def test_an_overlay_of_variables_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARBOR_TEST_C", "before")
+    assert (proc_env_context.enabled(), proc_env_context.install()) == (False, False)
+    with proc_env_context.overlay({"HARBOR_TEST_C": "within", "HARBOR_TEST_D": "new"}):
+        assert os.environ["HARBOR_TEST_C"] == "within"
+        assert os.environ["HARBOR_TEST_D"] == "new"
+    assert os.environ["HARBOR_TEST_C"] == "before"
+    assert "HARBOR_TEST_D" not in os.environ
+    assert enable_shared_templates()
+
+
+def test_tool_calls_are_counted() -> None:
+    assert count_actions(result()) == 1
+    assert js_prelude() == ""
+
+
+def test_an_endpoint_that_a_form_names_is_asked_or_refused() -> None:
+    assert connect_endpoint({"source": "hf"})["reason"] == "Pick a model."
+    assert "token" in connect_endpoint({"source": "hf", "model": "m"})["reason"]
+    assert "own endpoint" in connect_endpoint({}, settings=HarborServerOptions(takes_endpoints=False))["reason"]
+    assert "private" in validate_endpoint("http://127.0.0.1:1", "m", "", private_urls=False)["reason"]
+    assert "URL" in validate_endpoint("", "m", "")["reason"]
+    with ScriptedModel(Script(name="m", turns=(Turn(text="hi"),) * 20)) as server:
+        engine = connect_endpoint({"source": "url", "url": server.model()["base_url"], "api_key": "k"})
+        assert (engine["ok"], engine["model"]) == (True, "scripted/m"), engine
+        assert "opencode" in engine["harnesses"]
+        assert engine["custom"] == {"source": "url", "url": server.model()["base_url"]}

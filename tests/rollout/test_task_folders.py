@@ -21,7 +21,7 @@ def test_a_harbor_folder_is_a_task(tmp_path: Path) -> None:
     assert task.workdir == "/app"
     assert task.build == str(tmp_path / "sum it" / "environment")
     assert task.image is not None
-    assert task.image.startswith("openenv-task-sum-it:")
+    assert task.image.startswith("openenv-task:")
     assert task.limits == Limits(memory_mb=1024, cpus=1, disk_mb=512)
     assert (task.agent_timeout_s, task.verify_timeout_s, task.build_timeout_s) == (90, 60, 120)
     assert task.verify == ("sh /tests/test.sh",)

@@ -234,7 +234,7 @@ def _shell(script: Path) -> str:
 
 
 def _image(folder: Path, context: Path, section: _EnvironmentSection, *, kind: str = "task") -> tuple[str, str | None]:
-    """Return the name of an image, and the folder that it is built from if it is."""
+    """Return the name of an image, and the folder that it is built from if it is; tasks with equal folders share it."""
     if section.docker_image is not None:
         return section.docker_image, None
     if not (context / "Dockerfile").is_file():
@@ -242,8 +242,7 @@ def _image(folder: Path, context: Path, section: _EnvironmentSection, *, kind: s
             f"The Harbor task {folder} has no image: there is no {context.name}/Dockerfile, and no docker_image in its "
             "task.toml"
         )
-    name = re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-") or "task"
-    return f"openenv-{kind}-{name[:60]}:{_digest(context)}", str(context)
+    return f"openenv-{kind}:{_digest(context)}", str(context)
 
 
 def _digest(context: Path) -> str:
