@@ -215,3 +215,39 @@ def test_the_backend_is_found_by_name_and_its_options_are_in_the_pod(tmp_path: P
         assert spec["hostUsers"] is False
         assert isinstance(sandboxes, KubernetesSandboxes)
         sandboxes.close()
+
+
+def test_a_sandbox_may_have_an_image_a_work_folder_and_a_network_of_its_own(tmp_path: Path) -> None:
+    with KubernetesDouble({}) as double:
+        path = double.kubeconfig(tmp_path / "config")
+        sandboxes = KubernetesSandboxes("x", kubeconfig=path, start_timeout_s=1)
+        spec = SandboxSpec(
+            image="task:1", workdir="/app", fills_workdir=True, folders=("/tests", "/logs"), network=True
+        )
+        with pytest.raises(SandboxUnavailable, match="started no sandbox of 'task:1'"):
+            sandboxes.open(spec)
+        with pytest.raises(SandboxUnavailable):
+            sandboxes.open(SandboxSpec(image="task:1", workdir="/app"))
+        with pytest.raises(SandboxUnsupported, match=r"builds no images.*task\.toml"):
+            sandboxes.open(SandboxSpec(image="task:1", build=tmp_path))
+        pooled = KubernetesSandboxes("x", kubeconfig=path, warm_pool="pool")
+        with pytest.raises(SandboxUnsupported, match="warm pool starts no images"):
+            pooled.open(SandboxSpec(image="task:1"))
+        sandboxes.close()
+        pooled.close()
+        manifests = double.manifests
+    assert [wrong for one in manifests for wrong in problems(one, versions()[-1])] == []
+    first, second = [one for one in manifests if one["kind"] == "Pod"]
+    box = first["spec"]["containers"][0]
+    mounts = {mount["mountPath"]: mount["name"] for mount in box["volumeMounts"]}
+    assert {"/app", "/tests", "/logs", "/home/user"} < set(mounts)
+    (fill,) = first["spec"]["initContainers"]
+    assert (fill["image"], fill["volumeMounts"][0]["name"]) == ("task:1", mounts["/app"])
+    assert fill["securityContext"] == box["securityContext"]
+    assert fill["command"][-1] == "/app"
+    assert "initContainers" not in second["spec"]
+    assert second["spec"]["dnsPolicy"] == "None"
+    policy = next(one for one in manifests if one["metadata"]["name"] == "openenv-sandboxes-network")
+    chosen = policy["spec"]["podSelector"]["matchLabels"].items()
+    assert chosen <= first["metadata"]["labels"].items()
+    assert not chosen <= second["metadata"]["labels"].items()
