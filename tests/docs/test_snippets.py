@@ -39,6 +39,7 @@ ALONE = {
     "scripted_model.py": (
         "I write the file. write {'path': '/home/user/note.txt', 'text': 'for Ada'}\nDone: 12 bytes\nTrue\n"
     ),
+    "task_image.py": "my-project:1 /app setup\n",
     "turn_program.py": "1 HELLO\n2 GOOD BYE\n",
     "tree_search.py": "[0, 0, 2] 0\n",
     "use_tasks.py": "['train', 'test'] 4\n"
@@ -126,6 +127,8 @@ ELSEWHERE = {
     "train_trl_agents.py",
     "readme_rollout.py",
     "use_check.py",
+    "use_harbor.py",
+    "use_harbor_client.py",
     "use_checks.py",
     "use_git_server.py",  # tests/tools
     "use_inspect.py",  # tests/evals

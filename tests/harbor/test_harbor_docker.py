@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,13 +73,15 @@ def test_a_server_runs_the_oracle_and_opencode(dataset: Path, tmp_path: Path) ->
         HarborService.set_current(service)
         app = build_app(datasets=[str(dataset)], trials_dir=tmp_path / "trials")
         stack.callback(HarborEnvironment.configure, datasets=())
-        env = stack.enter_context(HarborEnv(base_url=stack.enter_context(serve(app)).url))
+        env_url = stack.enter_context(serve(app)).url
+        env = stack.enter_context(HarborEnv(base_url=env_url))
         oracle: Any = env.run_rollout(harness="oracle", sandbox="docker")
         nothing: Any = env.run_rollout(harness="nop", sandbox="docker", force_build=True)
         agent: Any = env.run_rollout(
             harness="opencode", sandbox="docker", sampling={"temperature": 1.0}, agent_step_limit=5
         )
         played = script.played()
+        assert run_snippet("use_harbor_client.py", env_url) == "sum\n1.0 True\n"
         assert service.capture.registry.list_ids() == []
     assert (oracle.ok, oracle.reward, oracle.findings) == (True, 1.0, []), oracle.error
     assert (nothing.ok, nothing.reward) == (True, 0.0), nothing.error
@@ -87,6 +92,19 @@ def test_a_server_runs_the_oracle_and_opencode(dataset: Path, tmp_path: Path) ->
     assert agent.conversations[0].messages[-1]["content"] == "Done."
     assert agent.n_trainable_tokens == sum(len(entry.token_ids) for entry in played)
     assert len(to_training_trace(agent).turns) == 2
+
+
+def run_snippet(file: str, argument: str) -> str:
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    command = [sys.executable, str(root / "docs_src" / file), argument]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_snippet_prints_what_its_page_says(dataset: Path) -> None:
+    assert run_snippet("use_harbor.py", str(dataset)) == "oracle [1.0]\nnoop [0.0]\n"
 
 
 def test_the_command_lines_run_the_oracle(dataset: Path, tmp_path: Path) -> None:

@@ -101,8 +101,20 @@ class SpacePlan:
         return "\n".join(lines)
 
 
-def push_space(plan: SpacePlan, *, recreate: bool = False, report: Callable[[str], None] = lambda line: None) -> str:
+def push_space(
+    plan: SpacePlan,
+    *,
+    recreate: bool = False,
+    endpoint: str | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> str:
     """Make or change a Space, and return its address.
+
+    Args:
+        plan: What it is to be.
+        recreate: Delete it first, with its variables and secrets.
+        endpoint: Where the Hub is; by default as `huggingface_hub` knows it.
+        report: Gets what is done, line by line, without values of secrets.
 
     Variables and secrets come before the files, so that the first build has them.
 
@@ -118,7 +130,7 @@ def push_space(plan: SpacePlan, *, recreate: bool = False, report: Callable[[str
     files, hidden = plan.files(), plan.secrets()
     if plan.hardware is not None and plan.hardware not in set(SpaceHardware):
         raise ValueError(f"There is no hardware {plan.hardware!r}; there is {', '.join(SpaceHardware)}")
-    hub = HfApi()
+    hub = HfApi(endpoint=endpoint)
     if recreate:
         report(f"deleting {plan.repo_id}")
         hub.delete_repo(plan.repo_id, repo_type="space", missing_ok=True)
