@@ -9,6 +9,7 @@ import pytest
 from harbor_folders import write_task
 from openenv.errors import RolloutError, SandboxUnsupported
 from openenv.rollout import Task, load_tasks, run_many, run_rollout
+from openenv.rollout.agents.builtin import Shell
 from openenv.rollout.task_folders import load_harbor_task
 from openenv.sandboxes import Limits
 from openenv.sandboxes.base import Sandboxes
@@ -93,7 +94,7 @@ def test_settings_of_older_and_newer_files_are_read(tmp_path: Path) -> None:
 def test_a_folder_without_tasks_says_so(tmp_path: Path) -> None:
     with pytest.raises(RolloutError, match="no tasks in"):
         load_tasks(tmp_path)
-    with pytest.raises(RolloutError, match="no task file or folder"):
+    with pytest.raises(RolloutError, match="no such file or folder"):
         load_tasks(tmp_path / "nowhere")
     folder = write_task(tmp_path / "t")
     (folder / "tests" / "test.sh").unlink()
@@ -134,3 +135,24 @@ def test_bytes_survive_json_and_reach_the_sandbox(local: Sandboxes) -> None:
     assert again == task
     outcome = run_rollout(again, agent="noop", sandbox=local)
     assert (outcome.status, outcome.reward) == ("ok", 1.0), outcome.verify_results
+
+
+def test_the_agents_code_writes_no_reward_before_the_verifiers(local: Sandboxes) -> None:
+    cheat = "import os; open(os.path.expanduser('~/logs/verifier/reward.json'), 'w').write('1')"
+    task = Task(
+        instruction="Write module.py.",
+        verify_files={"check.sh": "python3 -c 'import module'; echo 0 > ~/logs/verifier/reward.txt\n"},
+        verify=("sh check.sh",),
+    )
+    outcome = run_rollout(task, agent=Shell([f'echo "{cheat}" > module.py']), sandbox=local)
+    assert (outcome.status, outcome.reward) == ("ok", 0.0), outcome.verify_results
+    judged = task.model_copy(update={"verify_files": {"check.sh": "echo 0.5 > ~/logs/verifier/reward.json\n"}})
+    written = run_rollout(judged.model_copy(update={"reward_file": True}), agent="noop", sandbox=local)
+    assert (written.status, written.reward) == ("ok", 0.5), written.reason
+
+
+def test_a_work_folder_is_outside_of_the_home() -> None:
+    with pytest.raises(ValueError, match="outside of /home/user"):
+        Task(instruction="x", image="a", workdir="/home/user/project")
+    with pytest.raises(ValueError, match="name the image that is built"):
+        Task(instruction="x", build="folder")

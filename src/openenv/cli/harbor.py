@@ -162,7 +162,8 @@ def rollout(
     Examples:
 
       openenv harbor rollout --dataset tasks --harness oracle
-      openenv harbor rollout --dataset tasks --llm-url http://localhost:8000/v1 -n 10 --out results.json
+      openenv harbor rollout --dataset tasks -n 10 --out results.json \\
+          --llm-url http://localhost:8000/v1
     """
     from ..harbor.runner import run_batch
 
@@ -235,7 +236,8 @@ def serve(
     Examples:
 
       openenv harbor serve --dataset tasks
-      openenv harbor serve --dataset tasks --llm-url http://localhost:8000/v1 --host 0.0.0.0
+      openenv harbor serve --dataset tasks --host 0.0.0.0 \\
+          --llm-url http://localhost:8000/v1
     """
     from ..harbor.environment import HarborServerOptions
     from ..harbor.serving import serve_harbor

@@ -32,7 +32,7 @@ from openenv.rollout.parameters import NEUTRAL_SAMPLING, check_trainer_parameter
 from openenv.rollout.parameters import Dialect as Dialect
 from openenv.rollout.parameters import Engine as Engine
 from openenv.rollout.trust import Trust
-from openenv.sandboxes.base import Limits, check_folder
+from openenv.sandboxes.base import HOME, Limits, check_folder
 
 Seconds = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 """A limit of time: an end that comes, at the latest after eleven days."""
@@ -143,8 +143,8 @@ class Task(BaseModel):
     """Whether `reward_path` is the reward. None: when a line or a file of the task, or what its setup left, names
     `reward.txt`; code of the agent that a check runs cannot decide to write one."""
     reward_path: str = "logs/verifier/reward.txt"
-    """Where a check may write the reward, below the verifier's home or absolute. A `reward.json` beside it, which is
-    read first, holds a number or an object of numbers."""
+    """Where a check may write the reward, below the verifier's home or absolute. A `reward.json` beside it, a number or
+    an object of numbers, counts where this file is missing; and before it where the task's own files name it."""
     reward_key: str | None = None
     """Which number of a `reward.json` is the reward; by default `reward`, or the only one. Several names with commas
     between them: the first that is there."""
@@ -204,6 +204,8 @@ class Task(BaseModel):
     def _is_folder(cls, value: str | None) -> str | None:
         if value is not None:
             check_folder(value)
+            if f"{value}/".startswith(f"{HOME}/"):
+                raise ValueError(f"it must be outside of {HOME}; leave it out for the work folder there")
         return value
 
     @field_validator("folders")

@@ -108,7 +108,7 @@ def load_tasks(path: str | Path) -> list[Task]:
     only_harbor = text.startswith(HARBOR_PREFIX)
     place = Path(text.removeprefix(HARBOR_PREFIX)).expanduser()
     if not place.exists():
-        raise RolloutError(f"There is no task file or folder {place}")
+        raise RolloutError(f"The task {place} cannot be read: there is no such file or folder")
     if place.is_file() and not only_harbor:
         return [load_task(place)]
     folders = harbor_task_folders(place)

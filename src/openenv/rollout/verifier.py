@@ -707,7 +707,10 @@ def _crash(done: ExecResult, timeout: float) -> str | None:
 def _read_reward(sandbox: Sandbox, task: Task) -> WrittenReward | None:
     """Return what is in a sandbox's reward file, or None where there is none."""
     path = posixpath.join(sandbox.home, task.reward_path)
-    for file in (posixpath.splitext(path)[0] + ".json", path):
+    numbers = posixpath.splitext(path)[0] + ".json"
+    # Code of the agent that a check runs must not be able to write the file that counts before the verifier's.
+    named = (*task.verify_texts(), *task.verify_sources.values())
+    for file in (numbers, path) if any("reward.json" in text for text in named) else (path, numbers):
         try:
             content = sandbox.read_bytes(file, max_bytes=_REWARD_BYTES)
         except FileNotFoundError:

@@ -185,6 +185,8 @@ class SandboxSpec:
         _check_text(self.envs)
         for folder in (*self.folders, *([] if self.workdir is None else [self.workdir])):
             check_folder(folder)
+        if self.workdir is not None and f"{self.workdir}/".startswith(f"{self.home}/"):
+            raise ValueError(f"the work folder {self.workdir} must be outside of the home, or be left out")
         _check_limit("timeout_s", self.timeout_s)
 
 
