@@ -41,7 +41,7 @@ class HarnessStatus:
 
 
 @dataclass
-class Capabilities:
+class HarborCapabilities:
     """What a server can run."""
 
     harnesses: list[HarnessStatus] = field(default_factory=list)
@@ -87,6 +87,10 @@ class Capabilities:
         if not verbose:
             lines.append(f"  {', '.join(self.validated_harnesses)}")
         return "\n".join(lines)
+
+
+Capabilities = HarborCapabilities
+"""The published name; a manifest has a class of that name, too."""
 
 
 def _llm_lines(llm: Mapping[str, Any], *, verbose: bool) -> list[str]:
@@ -141,7 +145,7 @@ def capabilities(
     datasets: Sequence[str] | None = None,
     sandboxes: Sequence[str] = KNOWN_SANDBOXES,
     llm: Mapping[str, Any] | None = None,
-) -> Capabilities:
+) -> HarborCapabilities:
     """Return what can run here.
 
     Args:
@@ -149,7 +153,7 @@ def capabilities(
         sandboxes: Backends to look at.
         llm: What is known about the endpoint, as `prepare` finds it.
     """
-    return Capabilities(
+    return HarborCapabilities(
         harnesses=list_harnesses(),
         sandboxes=[check_sandbox(name) for name in sandboxes],
         datasets=HarborTaskProvider(datasets).list_splits() if datasets else [],

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from openenv.rollout.agents.opencode import merged
+
 OPENCODE_PROVIDER = "intercepted"
 _LONGEST = 64
 _ODD = re.compile(r"[^A-Za-z0-9._-]")
@@ -75,20 +77,12 @@ class Seam:
         values = {"base_url": base_url, "session": session, "model": model}
         arguments = self.kwargs(base_url, session, model) if self.kwargs is not None else {}
         if training:
-            arguments = _merged(arguments, self.training_kwargs)
+            arguments = merged(arguments, self.training_kwargs)
         if step_limit and self.step_limit is not None:  # the capture server counts calls in any case
-            arguments = _merged(arguments, self.step_limit(step_limit))
+            arguments = merged(arguments, self.step_limit(step_limit))
         agent_env = {name: text.format(**values) for name, text in self.agent_env.items()}
         own_env = {name: text.format(**values) for name, text in self.env.items()}
         return self.model_fmt.format(model=model), arguments, agent_env, own_env
-
-
-def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in more.items():
-        before = merged.get(key)
-        merged[key] = _merged(before, value) if isinstance(value, dict) and isinstance(before, dict) else value
-    return merged
 
 
 def acp_opencode_config(base_url: str, session: str, model: str) -> dict[str, Any]:

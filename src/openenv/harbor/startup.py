@@ -9,7 +9,8 @@ from typing import Any
 from openenv import settings
 from openenv.rollout.capture.published.engine_probe import list_models, validate_llm
 
-from .capabilities import KNOWN_SANDBOXES, Capabilities
+from .capabilities import KNOWN_SANDBOXES, HarborCapabilities
+from .capabilities import Capabilities as Capabilities
 from .capabilities import capabilities as capabilities
 
 
@@ -39,7 +40,7 @@ def prepare(
     auth_header: str = "Authorization",
     provider: str = "openai",
     report: Callable[[str], None] = print,
-) -> Capabilities:
+) -> HarborCapabilities:
     """Look at everything that rollouts need, and return what was found.
 
     Args:

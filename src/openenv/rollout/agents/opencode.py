@@ -159,7 +159,7 @@ def opencode_json(run: AgentRun, *, system_path: str | None = None) -> dict[str,
     if system_path is not None:
         config["instructions"] = [system_path]
     extra = options.get("extra_opencode_json")
-    return _merged(config, extra) if isinstance(extra, Mapping) else config
+    return merged(config, extra) if isinstance(extra, Mapping) else config
 
 
 def _tools(options: Mapping[str, object]) -> dict[str, bool]:
@@ -169,11 +169,12 @@ def _tools(options: Mapping[str, object]) -> dict[str, bool]:
     return {**{str(tool): False for tool in off}, **{str(tool): True for tool in on}}
 
 
-def _merged(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with another one laid over it, mapping by mapping."""
     result = dict(base)
     for key, value in extra.items():
         old = result.get(key)
-        result[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return result
 
 
