@@ -145,6 +145,8 @@ def test_only_the_setup_has_a_network(docker: DockerSandboxes) -> None:
         agent = Shell([f"! {fetch.replace('got', 'again')}", "grep -q network got.txt", "! ps | grep -q '[s]leep 300'"])
         outcome = run_rollout(task, agent=agent, sandbox=docker)
         assert (outcome.status, outcome.reward) == ("ok", 1.0), (outcome.reason, outcome.agent_log_tail)
+        nothing = run_rollout(Task(instruction="x", image=BASE_IMAGE, network="setup"), agent="noop", sandbox=docker)
+        assert nothing.status == "ok", nothing.reason
         without = run_rollout(task.model_copy(update={"network": "none"}), agent="noop", sandbox=docker)
         assert without.status == "env_failed"
     assert docker.leftovers() == []

@@ -6,6 +6,7 @@ import json
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
+from openenv.client.driver import run_async_safely as run_async_safely
 from openenv.client.mcp_client import MCPToolClient as MCPToolClient
 from openenv.client.task_client import TaskClient
 from openenv.tool_types import CallToolAction as CallToolAction

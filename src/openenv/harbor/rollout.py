@@ -7,6 +7,7 @@ The first records what the rollout did, for its store; the second has the tokens
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import math
 import re
@@ -124,10 +125,10 @@ async def run_rollout(
             raise ValueError("sandboxes of rollouts are always closed: read the stored work tree instead")
         if not isinstance(harness, Agent):
             seams.get(harness, profile=harness_profile)
-        task = _task(folder, reward_key, agent_timeout_sec)
+        task = await asyncio.to_thread(_task, folder, reward_key, agent_timeout_sec)
         backend = named_backend(sandbox)
         if force_build:
-            _build_again(backend, task)
+            await asyncio.to_thread(_build_again, backend, task)
         session = registry.create(
             upstream=upstream,
             capture_level=capture_level,

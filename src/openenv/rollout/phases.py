@@ -445,7 +445,7 @@ class RolloutRun:
 
     @property
     def _has_network(self) -> bool:
-        return self._plan.task.network == "setup"
+        return self._plan.task.network == "setup" and bool(self._plan.task.setup)
 
     def _open_sandbox(self, stack: ExitStack, spec: SandboxSpec) -> Sandbox:
         backend, snapshot = self._plan.backend, spec.from_snapshot

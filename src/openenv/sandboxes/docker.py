@@ -209,7 +209,7 @@ class DockerSandboxes(Sandboxes):
                 most = sandbox.spec.limits.disk_mb << 20
                 is_there = copy_from_image(self._prepare().engine, image, sandbox.workdir, target, max_bytes=most)
                 self._work_trees[key] = target if is_there else None
-        tree = self._work_trees[key]
+            tree = self._work_trees[key]
         if tree is not None:
             sandbox.unpack(tree, sandbox.workdir)
 
