@@ -95,6 +95,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._route("GET")
 
+    def do_DELETE(self) -> None:
+        self._route("DELETE")
+
     def do_POST(self) -> None:
         self._route("POST")
 
@@ -123,8 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, {"type": "user", "id": "5e9ecfc0", "name": USER, "fullname": "A tester", "orgs": orgs})
         elif parts[:2] == ["api", "validate-yaml"]:
             self._validate()
-        elif parts[:3] == ["api", "repos", "create"]:
-            self._create()
+        elif parts[:2] == ["api", "repos"]:
+            self._delete() if parts[2] == "delete" else self._create()
         elif parts[0] == "api" and len(parts) >= 4:
             self._repository(method, "/".join(parts[2:4]), parts[4:])
         elif parts[-3:] == ["lfs", "objects", "batch"]:
@@ -133,6 +136,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "Sorry, we can't find the page you are looking for.")
 
     # -- repositories ---------------------------------------------------------------------------------------------
+
+    def _delete(self) -> None:
+        wish = json.loads(self._body)
+        name = f"{wish.get('organization') or USER}/{wish['name']}"
+        if self.server.repositories.pop(name, None) is None:
+            self._refuse(404, "Repository not found", code="RepoNotFound")
+        else:
+            self._send(200, {})
 
     def _create(self) -> None:
         wish = json.loads(self._body)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from openenv import settings
+from openenv.hub.spaces import Spaces, SpaceSettings, Upload
 
 PORT = 7860
 """Where a Space expects its application."""
@@ -101,51 +102,26 @@ class SpacePlan:
         return "\n".join(lines)
 
 
-def push_space(
-    plan: SpacePlan,
-    *,
-    recreate: bool = False,
-    endpoint: str | None = None,
-    report: Callable[[str], None] = lambda line: None,
-) -> str:
+def push_space(plan: SpacePlan, *, recreate: bool = False, report: Callable[[str], None] = lambda line: None) -> str:
     """Make or change a Space, and return its address.
 
     Args:
         plan: What it is to be.
         recreate: Delete it first, with its variables and secrets.
-        endpoint: Where the Hub is; by default as `huggingface_hub` knows it.
         report: Gets what is done, line by line, without values of secrets.
 
-    Variables and secrets come before the files, so that the first build has them.
-
     Raises:
-        ImportError: `huggingface_hub` is not installed.
+        HubError: `huggingface_hub` is not installed, or the Hub refuses something.
         ValueError: a dataset is a folder of this machine.
-        OSError: the Hub refuses something, or does not answer.
     """
-    try:
-        from huggingface_hub import HfApi, SpaceHardware
-    except ImportError:
-        raise ImportError("Spaces need huggingface_hub: pip install 'openenv[hub]'") from None
-    files, hidden = plan.files(), plan.secrets()
-    if plan.hardware is not None and plan.hardware not in set(SpaceHardware):
-        raise ValueError(f"There is no hardware {plan.hardware!r}; there is {', '.join(SpaceHardware)}")
-    hub = HfApi(endpoint=endpoint)
+    files = plan.files()
+    kept = SpaceSettings(plan.private, plan.hardware, plan.variables(), plan.secrets())
+    spaces = Spaces()
     if recreate:
         report(f"deleting {plan.repo_id}")
-        hub.delete_repo(plan.repo_id, repo_type="space", missing_ok=True)
-    made = hub.create_repo(plan.repo_id, repo_type="space", space_sdk="docker", private=plan.private, exist_ok=True)
-    for name, value in plan.variables().items():
-        report(f"variable {name}")
-        hub.add_space_variable(plan.repo_id, name, value)
-    for name, value in hidden.items():
-        report(f"secret {name}")
-        hub.add_space_secret(plan.repo_id, name, value)
+        spaces.delete(plan.repo_id)
     with tempfile.TemporaryDirectory(prefix="openenv-space-") as folder:
         for name, text in files.items():
             Path(folder, name).write_text(text, "utf-8")
-        report(f"uploading {', '.join(files)}")
-        hub.upload_folder(repo_id=plan.repo_id, repo_type="space", folder_path=folder)
-    if plan.hardware is not None:
-        hub.request_space_hardware(plan.repo_id, SpaceHardware(plan.hardware))
-    return str(made)
+        report(f"pushing {', '.join(files)}; {len(kept.variables)} variables, {len(kept.secrets)} secrets")
+        return spaces.deploy(plan.repo_id, Upload(Path(folder), message="Serve Harbor's tasks"), kept)

@@ -105,6 +105,15 @@ class Spaces:
         self._upload(repo_id, upload)
         return self.url(repo_id)
 
+    def delete(self, repo_id: str) -> None:
+        """Delete a Space with its variables and secrets; one that does not exist is fine.
+
+        Raises:
+            HubError: The Hub refused.
+        """
+        with self._failures(f"Failed to delete {repo_id}"):
+            self._api.delete_repo(self.full_id(repo_id), repo_type="space", missing_ok=True)
+
     def open_pull_request(self, repo_id: str, upload: Upload) -> str | None:
         """Upload files as a pull request to a Space that exists; return its address, or None if no file differs.
 
