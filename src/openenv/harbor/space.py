@@ -77,12 +77,12 @@ class SpacePlan:
         }
 
     def variables(self) -> dict[str, str]:
-        """Return what everybody may read."""
+        """Return the Space's public variables."""
         values = {"OPENENV_DATASETS": ",".join(self.datasets), "OPENENV_MODEL": self.model}
         return {name: value for name, value in values.items() if value}
 
     def secrets(self) -> dict[str, str]:
-        """Return what nobody may read.
+        """Return the Space's secrets, which the Hub shows to no visitor.
 
         Raises:
             OSError: the file of variables cannot be read.

@@ -18,7 +18,7 @@ def load_env_file(path: str | Path | None = None) -> list[str]:
     """Set the variables of a file that are not set; return their names, never their values.
 
     Args:
-        path: The file, which must be there; by default `OPENENV_ENV_FILE`. A `.env` that nobody named is not read.
+        path: The file, which must be there; by default `OPENENV_ENV_FILE`. A `.env` is read only where it is named.
 
     Raises:
         OSError: it cannot be read.
