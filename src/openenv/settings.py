@@ -171,6 +171,23 @@ kubeconfig = Setting("KUBECONFIG", str)
 kubernetes_service_host = Setting("KUBERNETES_SERVICE_HOST", str)
 """Set by Kubernetes in every container: the address of its API."""
 
+# -- clouds ---------------------------------------------------------------------------------------------------------
+
+daytona_api_key = Setting("DAYTONA_API_KEY", str)
+"""The key of Daytona."""
+novita_api_key = Setting("NOVITA_API_KEY", str)
+"""The key of Novita."""
+novita_domain = Setting("NOVITA_DOMAIN", str)
+"""The region of Novita."""
+azure_subscription_id = Setting("AZURE_SUBSCRIPTION_ID", str)
+"""The subscription of Azure Container Apps sandboxes."""
+azure_resource_group = Setting("AZURE_RESOURCE_GROUP", str)
+"""Their resource group."""
+azure_sandbox_group = Setting("AZURE_SANDBOX_GROUP", str)
+"""Their sandbox group."""
+azure_region = Setting("AZURE_REGION", str)
+"""Their region."""
+
 # -- rollouts and sandboxes -----------------------------------------------------------------------------------------
 
 

@@ -37,6 +37,7 @@ def wait_for_ready(
     what: str = "Server",
     watch: ServerWatch | None = None,
     advice: Callable[[], str] = str,
+    shown_url: str | None = None,
 ) -> None:
     """Return when `GET base_url/health` answers 200.
 
@@ -46,6 +47,7 @@ def wait_for_ready(
         what: The name of the server in errors.
         watch: What runs it; without one, its end is not noticed.
         advice: Called for one more sentence when the time is over.
+        shown_url: What errors show in place of the address, where that opens the server to everyone who knows it.
 
     Raises:
         ServerDied: It has ended; the text has the end of its log.
@@ -71,7 +73,7 @@ def wait_for_ready(
     log = "" if watch is None else watch.log()
     hint = advice()
     raise ServerNotReady(
-        f"{what} at {base_url} did not become ready within {timeout_s:g} s ({reason}). "
+        f"{what} at {shown_url or base_url} did not become ready within {timeout_s:g} s ({reason}). "
         f"Allow it more time: timeout_s here, ready_timeout_s of a provider.{' ' + hint if hint else ''}{quoted(log)}",
         log=log,
     )

@@ -1,0 +1,493 @@
+"""Servers in sandboxes of a cloud: what every cloud provider shares. Each cloud adds four calls of its package.
+
+    start_container ──> _create ──> find the command ──> start it in the background ──> _address
+          │ a failure, a time-out, Ctrl-C: what was made is deleted, also where the package did not return it
+    wait_for_ready  ──> /health from here, and whether the process inside still runs
+    stop_container  ──> _delete
+
+Everything that is made carries two labels: `openenv-owner`, the process that made it, and `openenv-start`, a random
+name of the start, by which a sandbox is found that was made although its creation failed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import importlib
+import logging
+import os
+import re
+import secrets
+import shlex
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, ClassVar, Generic, TypeVar
+from urllib.parse import urlsplit
+
+import yaml
+
+from openenv.errors import ProviderError, ProviderUnavailable, message_of
+from openenv.providers.dockerfiles import DockerfileSource
+from openenv.providers.health import wait_for_ready
+from openenv.providers.provider import ContainerProvider, announce_if_slow
+from openenv.sandboxes.owners import Owner
+
+logger = logging.getLogger(__name__)
+
+PORT = 8000
+READY_S = 120.0
+OWNER_LABEL = "openenv-owner"
+START_LABEL = "openenv-start"
+DOCKERFILE = "dockerfile:"
+_COMMAND_S = 20.0
+_LOOK_S = 2.0
+_LOG_BYTES = 4000
+_LOG = "/tmp/openenv-server.log"
+_PID = "/tmp/openenv-server.pid"
+_EXIT = "/tmp/openenv-server.exit"
+_MANIFEST = (
+    "if [ -f /app/env/openenv.yaml ]; then echo /app/env/openenv.yaml; "
+    "else find /app -maxdepth 4 -name openenv.yaml -print 2>/dev/null | head -n 1; fi"
+)
+# A process whose parent is gone may stay as a zombie where the first process of the sandbox waits for no child.
+_STATE = (
+    f"if [ -s {_EXIT} ]; then echo ended with exit code $(cat {_EXIT}); "
+    f"elif ! p=$(cat {_PID} 2>/dev/null) || [ ! -d /proc/$p ] || grep -q '^State:[[:space:]]*Z' /proc/$p/status; "
+    "then echo was killed; fi"
+)
+_SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
+_LONG = 8
+
+Box = TypeVar("Box")
+
+
+def import_package(name: str, extra: str) -> ModuleType:
+    """Import the package of a cloud.
+
+    Raises:
+        ProviderUnavailable: It is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ProviderUnavailable(
+            f"The package {name.partition('.')[0]!r} is not installed. Install it: pip install 'openenv[{extra}]'"
+        ) from error
+
+
+class Redactor:
+    """Replaces secrets in texts that may be shown: keys, the values of variables, addresses that open a sandbox."""
+
+    def __init__(self) -> None:
+        self._values: set[str] = set()
+
+    def add(self, *values: str | None) -> None:
+        """Keep values out of texts."""
+        self._values |= {value for value in values if value}
+
+    def add_variables(self, variables: Mapping[str, str]) -> None:
+        """Keep the values of variables out of texts, except short ones whose names say nothing of a secret."""
+        self.add(*(value for name, value in variables.items() if len(value) >= _LONG or _SECRET_NAME.search(name)))
+
+    def __call__(self, text: str) -> str:
+        for value in sorted(self._values, key=len, reverse=True):
+            text = text.replace(value, "***")
+        return text
+
+
+def owner_label(owner: Owner | None = None) -> str:
+    """Return a process as a label: clouds allow few characters, and not many of them."""
+    owner = owner or Owner.current()
+    return f"{_digest(owner.place)}-{owner.pid}-{owner.started}"
+
+
+def owner_of(label: str) -> Owner | None:
+    """Read such a label; None if it is none."""
+    parts = label.split("-")
+    if len(parts) != 3 or not parts[1].isdigit():
+        return None
+    here = Owner.current().place
+    return Owner(here if _digest(here) == parts[0] else parts[0], int(parts[1]), parts[2])
+
+
+def _digest(place: str) -> str:
+    return hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class CloudSandbox:
+    """A sandbox of a cloud that carries our labels, as `openenv ps` lists it."""
+
+    name: str
+    what: str
+    created: str | None
+    """As the cloud writes it."""
+    owner: Owner | None
+    delete: Callable[[], None] = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StartPlan:
+    """What one start asks a cloud for."""
+
+    image: str
+    env_vars: dict[str, str]
+    command: str | None
+    options: dict[str, Any]
+    """Further options of `start_container`."""
+    start_id: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of what is made."""
+        return {OWNER_LABEL: owner_label(), START_LABEL: self.start_id}
+
+    def dockerfile(self) -> DockerfileSource | None:
+        """Return the Dockerfile that the image is built from, None for an image that exists."""
+        return DockerfileSource.parse(self.image[len(DOCKERFILE) :]) if self.image.startswith(DOCKERFILE) else None
+
+
+class CloudProvider(ContainerProvider, Generic[Box]):
+    """Runs one server in a sandbox of a cloud; as a context manager it stops what it has started.
+
+    A subclass adds the calls of its cloud's package: `_create`, `_run`, `_address`, `_delete`, `_labelled`.
+
+    Args:
+        image: What `start_container` starts when it names none.
+        env_vars: Variables of the server when `start_container` gives none.
+        cmd: The command that starts the server.
+        working_directory: The folder to run it in.
+        surface_server_logs: Whether errors show the end of the server's log, without the secrets that are known.
+    """
+
+    _cloud: ClassVar[str]
+    """The name of the cloud in messages."""
+    _place: ClassVar[str]
+    """Its name in `openenv ps`."""
+    _options: ClassVar[tuple[str, ...]] = ("cmd",)
+    """The options of `start_container` beside its parameters."""
+
+    def __init__(
+        self,
+        *,
+        image: str | None,
+        env_vars: Mapping[str, str] | None,
+        cmd: str | None,
+        working_directory: str | None = None,
+        surface_server_logs: bool = True,
+    ) -> None:
+        self._image = image
+        self._env_vars = dict(env_vars or {})
+        self._cmd = cmd
+        self._working_directory = working_directory
+        self.surface_server_logs = surface_server_logs
+        self._redact = Redactor()
+        self._redact.add_variables(self._env_vars)
+        self._lock = threading.Lock()
+        self._box: Box | None = None
+        self._base_url: str | None = None
+        self._has_command = False
+        self._owner = os.getpid()
+
+    # -- what a cloud adds -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _create(self, plan: StartPlan) -> Box:
+        """Make a sandbox with the plan's labels, and return it when commands can run in it."""
+
+    @abstractmethod
+    def _run(self, box: Box, command: str, timeout_s: float) -> str:
+        """Run a shell command inside and return its standard output, whatever its exit code is."""
+
+    @abstractmethod
+    def _address(self, box: Box) -> str:
+        """Return the address under which port 8000 can be reached."""
+
+    @abstractmethod
+    def _delete(self, box: Box) -> None:
+        """Delete a sandbox; one that is gone is no error."""
+
+    @abstractmethod
+    def _labelled(self, start_id: str | None = None) -> Iterable[CloudSandbox]:
+        """List the sandboxes with our labels, of one start or of all."""
+
+    def _name(self, box: Box) -> str:
+        """Return what the cloud calls a sandbox."""
+        return str(getattr(box, "id", ""))
+
+    def _source(self, image: str) -> str:
+        """Check the name of an image before anything is made.
+
+        Raises:
+            ValueError: It is none that this cloud can start.
+        """
+        if image.startswith(DOCKERFILE):
+            DockerfileSource.parse(image[len(DOCKERFILE) :])
+        return image
+
+    def _image_command(self, plan: StartPlan) -> str | None:
+        """Return the command of the image itself, where it is known."""
+        return None
+
+    def _begun_by_image(self, plan: StartPlan) -> bool:
+        """Return whether the image starts the server itself where no command is given."""
+        return False
+
+    def _release(self) -> None:
+        """Free what belongs to one start besides the sandbox."""
+
+    # -- start, wait, stop -------------------------------------------------------------------------------------------
+
+    def start_container(
+        self,
+        image: str | None = None,
+        port: int | None = None,
+        env_vars: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Make a sandbox, start the server in it and return its address, which may not answer yet.
+
+        The command is `cmd`, else what `openenv.yaml` under /app names as its `app`, else that of the Dockerfile.
+
+        Args:
+            image: What to start; by default the constructor's.
+            port: None or 8000, the one port that is reached from outside.
+            env_vars: Variables of the server, in place of the constructor's.
+            kwargs: `cmd`, the command that starts the server, and what the cloud's class names.
+
+        Raises:
+            ValueError: An argument is invalid, or no command was found. Nothing is left.
+            RuntimeError: It could not be started, or something is running already. Nothing of this start is left.
+        """
+        plan = self._plan(image, port, env_vars, kwargs)
+        with self._lock:
+            if self._box is not None:
+                raise ProviderError(
+                    f"{type(self).__name__} already has an active sandbox, {self._name(self._box)}; "
+                    "stop_container() first, or use another provider"
+                )
+            self._redact.add_variables(plan.env_vars)
+            self._owner = os.getpid()
+            atexit.register(self._stop_at_exit)
+            try:
+                return self._start(plan)
+            except BaseException as error:
+                self._undo(plan)
+                if isinstance(error, (ProviderError, ValueError)) or not isinstance(error, Exception):
+                    raise
+                # The text of the package's error is kept; its own objects may hold keys and signed addresses.
+                raise self._failure("could not start a sandbox", error) from None
+
+    def _plan(
+        self, image: str | None, port: int | None, env_vars: Mapping[str, str] | None, kwargs: Mapping[str, Any]
+    ) -> StartPlan:
+        name = type(self).__name__
+        if port not in (None, PORT):
+            raise ValueError(f"{name} only supports port {PORT} (got {port}): {self._cloud} reaches no other from here")
+        unknown = sorted(set(kwargs) - {*self._options, "wait_timeout"})
+        if unknown:
+            known = ", ".join(self._options)
+            raise ValueError(f"Unsupported {name} start options: {', '.join(unknown)}. It takes {known}.")
+        image = self._image if image is None else image
+        if not image or not image.strip():
+            raise ValueError(f"{name} requires an image: pass it to the constructor or to start_container().")
+        options = {key: value for key, value in kwargs.items() if key not in ("cmd", "wait_timeout")}
+        variables = self._env_vars if env_vars is None else dict(env_vars)
+        return StartPlan(self._source(image.strip()), variables, kwargs.get("cmd") or self._cmd, options)
+
+    def _start(self, plan: StartPlan) -> str:
+        with announce_if_slow(f"{self._cloud} starts a sandbox of {plan.image}"):
+            self._box = box = self._create(plan)
+        command = plan.command
+        if command is None and not self._begun_by_image(plan):
+            command = self._find_command(box, plan)
+        self._has_command = command is not None
+        if command is not None:
+            self._launch(box, command)
+        self._base_url = self._address(box)
+        self._redact.add(self._base_url)
+        return self._base_url
+
+    def _find_command(self, box: Box, plan: StartPlan) -> str:
+        advice = f"Pass cmd= to {type(self).__name__} or to start_container()."
+        path = self._run(box, _MANIFEST, _COMMAND_S).strip()
+        own = self._image_command(plan)
+        if not path.startswith("/"):
+            if own is not None:
+                return own
+            raise ValueError(f"Could not find openenv.yaml under /app in the sandbox. {advice}")
+        app = _app_of(self._run(box, f"cat {shlex.quote(path)}", _COMMAND_S))
+        if app is None:
+            if own is not None:
+                return own
+            raise ValueError(f"{path} in the sandbox does not contain an 'app' field. {advice}")
+        folder = shlex.quote(path.rpartition("/")[0] or "/")
+        return f"cd {folder} && python -m uvicorn {shlex.quote(app)} --host 0.0.0.0 --port {PORT}"
+
+    def _launch(self, box: Box, command: str) -> None:
+        """Start the server so that it outlives the call; its end is written into a file."""
+        if self._working_directory:
+            command = f"cd {shlex.quote(self._working_directory)} && {command}"
+        script = f"( {command}\n) ; echo $? >{_EXIT}"
+        line = f"nohup sh -c {shlex.quote(script)} >{_LOG} 2>&1 </dev/null & echo $! >{_PID}"
+        self._run(box, f"rm -f {_EXIT}; {line}", _COMMAND_S)
+
+    def wait_for_ready(self, base_url: str, timeout_s: float = READY_S) -> None:
+        """Return as soon as the server answers; a sandbox whose server ends or does not answer in time is deleted.
+
+        Raises:
+            ServerDied: The server ended.
+            ServerNotReady: It did not answer in time.
+        """
+        box = self._box
+        if box is None:
+            wait_for_ready(base_url, timeout_s, what=f"{self._cloud} sandbox")
+            return
+        what = f"{self._cloud} sandbox {self._name(box)}"
+        watch = _ProcessWatch(self, box) if self._has_command else None
+        try:
+            wait_for_ready(base_url, timeout_s, what=what, watch=watch, shown_url="its address")
+        except BaseException:
+            self._stop_quietly()
+            raise
+
+    def log(self) -> str:
+        """Return the end of what the server has written, without the secrets that are known."""
+        box = self._box
+        if box is None or not self._has_command:
+            return ""
+        try:
+            text = self._run(box, f"tail -c {_LOG_BYTES} {_LOG} 2>/dev/null", _COMMAND_S)
+        except Exception as error:  # the errors of the packages have no common base class
+            logger.debug("no log: %s", type(error).__name__)
+            return ""
+        return self._redact(text.strip())
+
+    def stop_container(self) -> None:
+        """Delete the sandbox; harmless when there is none.
+
+        Raises:
+            ProviderError: It could not be deleted; a later call tries again.
+        """
+        atexit.unregister(self._stop_at_exit)
+        with contextlib.suppress(Exception):  # the sandbox is what must not be left
+            self._release()
+        box = self._box
+        if box is None or self._owner != os.getpid():  # a forked process leaves it to its parent
+            return
+        try:
+            self._delete(box)
+        except Exception as error:  # the errors of the packages have no common base class
+            raise self._failure(f"could not delete sandbox {self._name(box)}", error) from None
+        self._box = self._base_url = None
+
+    def close(self) -> None:
+        """Delete the sandbox, and free what the provider holds besides it."""
+        self.stop_container()
+
+    @property
+    def base_url(self) -> str:
+        """The address that `start_container` returned last.
+
+        Raises:
+            RuntimeError: Nothing runs.
+        """
+        if self._base_url is None:
+            raise ProviderError(f"{type(self).__name__} has no active sandbox: start_container() first")
+        return self._base_url
+
+    def labelled(self) -> list[CloudSandbox]:
+        """List the sandboxes that providers made in this account, whichever process did.
+
+        Raises:
+            ProviderError: The cloud does not answer.
+        """
+        try:
+            return list(self._labelled())
+        except Exception as error:  # the errors of the packages have no common base class
+            raise self._failure("did not list its sandboxes", error) from None
+
+    def __repr__(self) -> str:
+        active = "" if self._box is None else f", sandbox={self._name(self._box)!r}"
+        return f"{type(self).__name__}(image={self._image!r}{active})"
+
+    # -- failures ----------------------------------------------------------------------------------------------------
+
+    def _undo(self, plan: StartPlan) -> None:
+        """Delete what a failed start made, also where the package raised instead of returning it."""
+        if self._box is not None:
+            self._stop_quietly()
+            return
+        atexit.unregister(self._stop_at_exit)
+        try:
+            for left in list(self._labelled(plan.start_id)):
+                left.delete()
+        except Exception as error:  # the failure of the start is what the caller has to see
+            logger.warning(
+                "a sandbox of %s may be left: %s. `openenv gc --only %s` removes it once this process has ended",
+                self._cloud,
+                self._redact(message_of(error)),
+                self._place,
+            )
+
+    def _stop_quietly(self) -> None:
+        try:
+            self.stop_container()
+        except Exception as error:  # the failure before it is what the caller has to see
+            logger.warning("%s", self._redact(message_of(error)))
+
+    def _stop_at_exit(self) -> None:
+        if self._owner == os.getpid():
+            self._stop_quietly()
+
+    def _failure(self, problem: str, error: Exception) -> ProviderError:
+        reason = self._redact(f"{type(error).__name__}: {message_of(error)}")
+        return ProviderError(f"{self._cloud} {problem}: {reason}")
+
+
+@dataclass(slots=True)
+class _ProcessWatch:
+    """The end and the log of the server inside, as `wait_for_ready` takes them. It asks at most every two seconds."""
+
+    provider: CloudProvider[Any]
+    box: Any
+    asked: float = field(default_factory=time.monotonic)
+
+    def ended(self, within_s: float, /) -> str | None:
+        time.sleep(within_s)
+        if time.monotonic() - self.asked < _LOOK_S:
+            return None
+        state = self.provider._run(self.box, _STATE, _COMMAND_S).strip()
+        self.asked = time.monotonic()
+        return f"Server process died: it {state}" if state else None
+
+    def log(self) -> str:
+        if self.provider.surface_server_logs:
+            return self.provider.log()
+        return "(withheld, because it may hold secrets; surface_server_logs=True shows it)"
+
+
+def _app_of(manifest: str) -> str | None:
+    """Return the `app` of an `openenv.yaml`."""
+    try:
+        data = yaml.safe_load(manifest)
+    except yaml.YAMLError:
+        return None
+    app = data.get("app") if isinstance(data, dict) else None
+    return app.strip() or None if isinstance(app, str) else None
+
+
+def require_https(url: object, cloud: str) -> str:
+    """Return an address if what goes there is encrypted.
+
+    Raises:
+        ProviderError: It is not; the text leaves the address out, because it may open the sandbox.
+    """
+    if not isinstance(url, str) or urlsplit(url).scheme != "https" or not urlsplit(url).hostname:
+        raise ProviderError(f"{cloud} returned an address that is not https; nothing is sent there unencrypted.")
+    return url.rstrip("/")

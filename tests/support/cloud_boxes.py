@@ -1,0 +1,242 @@
+"""The sandboxes behind every cloud double: bubblewrap with its own processes, network and `/app`, reached over TLS.
+
+    provider ──the cloud's package──> double ──> Box ── cloud_agent.py inside: commands, and port 8000
+    client   ──https://localhost:N──> TLS end ──────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servers import wait_for
+
+AGENT = Path(__file__).with_name("cloud_agent.py")
+MANIFEST = "spec_version: 1\nname: sums\ntype: space\nruntime: fastapi\napp: sum_app:app\nport: 8000\n"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool
+
+
+class Box:
+    """One sandbox: a process tree that ends with its first process."""
+
+    def __init__(self, image: Path | None, env: Mapping[str, str], tls: ssl.SSLContext) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="cloud-box-"))
+        for name in ("app", "tmp", "control"):
+            (self.folder / name).mkdir(mode=0o777)
+        if image is not None:
+            shutil.copytree(image, self.folder / "app", dirs_exist_ok=True)
+        path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+        variables = {"PATH": path, "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", **env}
+        self._process = subprocess.Popen(
+            [*_bubblewrap(self.folder), sys.executable, str(AGENT), "/control"], env=variables, start_new_session=True
+        )
+        self.end = TlsEnd(self.folder / "control" / "port", tls)
+        try:
+            wait_for(lambda: (self.folder / "control" / "exec").exists() or self._process.poll() is not None)
+            assert self.is_alive, "bubblewrap did not start the sandbox"
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_s: float | None = None,
+        stdin: bytes = b"",
+    ) -> Ran:
+        """Run a command inside, a text in a shell."""
+        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        request = {"argv": argv, "env": dict(env or {}), "cwd": cwd, "timeout_s": timeout_s}
+        request["stdin"] = base64.b64encode(stdin).decode()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(self.folder / "control" / "exec"))
+            with connection.makefile("rwb") as stream:
+                stream.write(json.dumps(request).encode() + b"\n")
+                stream.flush()
+                answer = json.loads(stream.readline() or "{}")
+        if not answer:
+            raise ConnectionError("the sandbox has ended")
+        out, err = (base64.b64decode(answer[name]) for name in ("stdout", "stderr"))
+        return Ran(answer["code"], out, err, answer["timed_out"])
+
+    def close(self) -> None:
+        """End every process in it."""
+        self.end.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(20)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _bubblewrap(folder: Path) -> list[str]:
+    words = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--die-with-parent", "--tmpfs", "/"]
+    for entry in sorted(Path("/").iterdir()):
+        if entry.is_symlink():
+            words += ["--symlink", os.readlink(entry), str(entry)]
+        elif entry.is_dir() and entry.name not in {"app", "tmp", "proc", "dev", "sys", "control"}:
+            words += ["--ro-bind", str(entry), str(entry)]
+    for name in ("app", "tmp", "control"):
+        words += ["--bind", str(folder / name), f"/{name}"]
+    return [*words, "--proc", "/proc", "--dev", "/dev", "--chdir", "/"]
+
+
+class TlsEnd:
+    """A loopback port that speaks TLS and passes what comes on to a unix socket, as a cloud's ingress does."""
+
+    def __init__(self, target: Path, tls: ssl.SSLContext) -> None:
+        self._target = target
+        self._loop = asyncio.new_event_loop()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._tls = tls
+        self._thread = threading.Thread(target=self._serve, name="tls-end", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"https://localhost:{self.port}"
+
+    def close(self) -> None:
+        """Close it and its connections."""
+        if not self._loop.is_closed():
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = asyncio.start_server(self._connected, sock=self._listener, ssl=self._tls)
+        self._loop.run_until_complete(server)
+        try:
+            self._loop.run_forever()
+        finally:
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+                with contextlib.suppress(BaseException):
+                    self._loop.run_until_complete(task)
+            self._loop.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            inner_reader, inner_writer = await asyncio.open_unix_connection(str(self._target))
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError, ssl.SSLError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    with contextlib.suppress(OSError, ssl.SSLError):
+        writer.close()
+
+
+class Boxes:
+    """Makes the sandboxes of one double, from "images" that are folders, copied to `/app`."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self.certificate = certificate
+        self.key = key
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._tls.load_cert_chain(certificate, key)
+        self.images: dict[str, Path] = {}
+        self.opened: list[Box] = []
+
+    def open(self, image: str, env: Mapping[str, str]) -> Box:
+        """Start a sandbox of an image, or of none."""
+        box = Box(self.images.get(image), env, self._tls)
+        self.opened.append(box)
+        return box
+
+    @property
+    def alive(self) -> list[Box]:
+        """Those that run."""
+        return [box for box in self.opened if box.is_alive]
+
+    def close(self) -> None:
+        """End them all."""
+        for box in self.opened:
+            box.close()
+
+    def server_settings(self) -> dict[str, Any]:
+        """Return what lets uvicorn speak TLS."""
+        return {"ssl_certfile": str(self.certificate), "ssl_keyfile": str(self.key)}
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate for localhost; return it and its key."""
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    names = "subjectAltName=DNS:localhost,DNS:*.localhost,IP:127.0.0.1"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", names, "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+@contextlib.contextmanager
+def cloud_boxes(folder: Path) -> Iterator[Boxes]:
+    """Provide sandboxes with the image `sums`, an environment with an `openenv.yaml`; every process here trusts them."""
+    for tool in ("bwrap", "openssl"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    certificate, key = make_certificate(folder)
+    boxes = Boxes(certificate, key)
+    image = folder / "sums" / "env"
+    image.mkdir(parents=True)
+    (image / "openenv.yaml").write_text(MANIFEST)
+    shutil.copy(Path(__file__).with_name("sum_app.py"), image)
+    boxes.images["sums"] = image.parent
+    empty = folder / "empty"
+    empty.mkdir()
+    boxes.images["empty"] = empty
+    nameless = folder / "nameless" / "env"
+    nameless.mkdir(parents=True)
+    (nameless / "openenv.yaml").write_text("spec_version: 1\nname: nameless\n")
+    boxes.images["nameless"] = nameless.parent
+    patch = pytest.MonkeyPatch()
+    for variable in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
+        patch.setenv(variable, str(certificate))
+    try:
+        yield boxes
+    finally:
+        patch.undo()
+        boxes.close()
