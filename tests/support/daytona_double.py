@@ -51,6 +51,10 @@ class DaytonaDouble:
             ],
         )
 
+    def labels(self) -> list[dict[str, str]]:
+        """The labels of each sandbox."""
+        return [one.request["labels"] for one in self.listed.values()]
+
     async def create(self, request: Request) -> Response:
         """Start a sandbox."""
         if (refusal := self._refuse(request, "create")) is not None:
@@ -93,7 +97,7 @@ class DaytonaDouble:
 
     async def preview(self, request: Request) -> Response:
         """Sign an address."""
-        if (refusal := self._refuse(request, "preview")) is not None:
+        if (refusal := self._refuse(request, "address")) is not None:
             return refusal
         one = self.listed[request.path_params["id"]]
         token = secrets.token_hex(8)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..providers.inventory import Inventory, InventoryItem
 
 ONLY = typer.Option(
-    [], "--only", metavar="PLACE", help="docker, podman, swarm, process, local or kubernetes; may be repeated."
+    [], "--only", metavar="PLACE", help="docker, podman, swarm, process, local, kubernetes or a cloud; may be repeated."
 )
 KUBECONFIG = typer.Option(None, "--kubeconfig", metavar="FILE", help="The cluster; by default what kubectl would use.")
 CONTEXT = typer.Option(None, "--context", metavar="NAME", help="The context in that file; by default its current one.")

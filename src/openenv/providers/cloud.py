@@ -23,13 +23,15 @@ import shlex
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import yaml
+from typing_extensions import Self
 
 from openenv.errors import ProviderError, ProviderUnavailable, message_of
 from openenv.providers.dockerfiles import DockerfileSource
@@ -275,13 +277,11 @@ class CloudProvider(ContainerProvider, Generic[Box]):
             self._owner = os.getpid()
             atexit.register(self._stop_at_exit)
             try:
-                return self._start(plan)
-            except BaseException as error:
+                with self._asking("could not start a sandbox"):
+                    return self._start(plan)
+            except BaseException:
                 self._undo(plan)
-                if isinstance(error, (ProviderError, ValueError)) or not isinstance(error, Exception):
-                    raise
-                # The text of the package's error is kept; its own objects may hold keys and signed addresses.
-                raise self._failure("could not start a sandbox", error) from None
+                raise
 
     def _plan(
         self, image: str | None, port: int | None, env_vars: Mapping[str, str] | None, kwargs: Mapping[str, Any]
@@ -380,10 +380,8 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         box = self._box
         if box is None or self._owner != os.getpid():  # a forked process leaves it to its parent
             return
-        try:
+        with self._asking(f"could not delete sandbox {self._name(box)}"):
             self._delete(box)
-        except Exception as error:  # the errors of the packages have no common base class
-            raise self._failure(f"could not delete sandbox {self._name(box)}", error) from None
         self._box = self._base_url = None
 
     def close(self) -> None:
@@ -407,10 +405,17 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         Raises:
             ProviderError: The cloud does not answer.
         """
-        try:
-            return list(self._labelled())
-        except Exception as error:  # the errors of the packages have no common base class
-            raise self._failure("did not list its sandboxes", error) from None
+        with self._asking("did not list its sandboxes"):
+            return [replace(one, delete=partial(self._delete_listed, one)) for one in self._labelled()]
+
+    @classmethod
+    def for_account(cls) -> Self:
+        """Return a provider that only lists what is in the account that the environment names.
+
+        Raises:
+            ProviderUnavailable: There is none, or the package is not installed.
+        """
+        return cls()  # type: ignore[call-arg]  # the options of a subclass have defaults
 
     def __repr__(self) -> str:
         active = "" if self._box is None else f", sandbox={self._name(self._box)!r}"
@@ -445,9 +450,21 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         if self._owner == os.getpid():
             self._stop_quietly()
 
-    def _failure(self, problem: str, error: Exception) -> ProviderError:
-        reason = self._redact(f"{type(error).__name__}: {message_of(error)}")
-        return ProviderError(f"{self._cloud} {problem}: {reason}")
+    def _delete_listed(self, one: CloudSandbox) -> None:
+        with self._asking(f"could not delete sandbox {one.name}"):
+            one.delete()
+
+    @contextlib.contextmanager
+    def _asking(self, problem: str) -> Iterator[None]:
+        """Turn what the package raises into a `ProviderError` without secrets."""
+        try:
+            yield
+        except (ProviderError, ValueError):
+            raise
+        except Exception as error:  # the errors of the packages have no common base class
+            reason = self._redact(f"{type(error).__name__}: {message_of(error)}")
+            # Without its cause: the package's own objects may hold keys and signed addresses.
+            raise ProviderError(f"{self._cloud} {problem}: {reason}") from None
 
 
 @dataclass(slots=True)

@@ -10,7 +10,9 @@ from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable, message_of
 from openenv.providers.cloud import (
     DOCKERFILE,
+    OWNER_LABEL,
     PORT,
+    START_LABEL,
     CloudProvider,
     CloudSandbox,
     StartPlan,
@@ -18,7 +20,6 @@ from openenv.providers.cloud import (
     owner_of,
     require_https,
 )
-from openenv.providers.cloud import OWNER_LABEL, START_LABEL
 from openenv.providers.dockerfiles import DockerfileSource, server_command, strip_mounts
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ Everything that is started names its owner, the process that started it:
 
     containers, services   the label `openenv.owner`          processes    the variable `OPENENV_OWNER`
     local sandboxes        the name of their control group    kubernetes   the annotation `openenv.owner`
+    clouds                 the label `openenv-owner`
 
 A leftover is what belongs to a process that has certainly ended, or whose time (`ttl_s`) is over.
 """
@@ -11,6 +12,7 @@ A leftover is what belongs to a process that has certainly ended, or whose time 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -24,8 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable, SandboxError, SandboxUnavailable
 from openenv.providers import guardian
+from openenv.providers.cloud import CloudProvider
 from openenv.providers.kubernetes import servers_in
 from openenv.providers.local_docker import PROVIDER_LABEL
 from openenv.providers.server_process import GRACE_S, OWNER_VARIABLE
@@ -35,8 +39,18 @@ from openenv.sandboxes.kubernetes import delete_sandbox, sandboxes_in
 from openenv.sandboxes.local import cgroups
 from openenv.sandboxes.owners import Owner
 
-Place = Literal["docker", "podman", "swarm", "process", "local", "kubernetes"]
-PLACES: tuple[Place, ...] = ("docker", "podman", "swarm", "process", "local", "kubernetes")
+Place = Literal[
+    "docker", "podman", "swarm", "process", "local", "kubernetes", "daytona", "modal", "novita", "aca", "huggingface"
+]
+Cloud = Literal["daytona", "modal", "novita", "aca", "huggingface"]
+CLOUDS: dict[Cloud, str] = {
+    "daytona": "openenv.providers.daytona:DaytonaProvider",
+    "modal": "openenv.providers.modal:ModalProvider",
+    "novita": "openenv.providers.novita:NovitaSandboxProvider",
+    "aca": "openenv.providers.aca:ACASandboxProvider",
+    "huggingface": "openenv.providers.hf_sandbox:HFSandboxProvider",
+}
+PLACES: tuple[Place, ...] = ("docker", "podman", "swarm", "process", "local", "kubernetes", *CLOUDS)
 _REMOVE_S = 20.0
 _LOOK_S = 0.05
 
@@ -76,17 +90,19 @@ def take_inventory(
     """List what runs.
 
     Args:
-        places: Where to look.
+        places: Where to look. Among all places, only those clouds are asked whose account is in the environment.
         address: The cluster, and the namespace in it.
         everywhere: Whether to look into all namespaces.
         needs_cluster: Whether a cluster that is not configured is worth a note.
     """
+    are_named = places != PLACES
     found = Inventory([], [])
     sources: dict[tuple[Place, ...], Callable[[], Iterator[InventoryItem]]] = {
         ("docker", "podman", "swarm"): partial(_containers, places, found.notes),
         ("process",): _processes,
         ("local",): _local_sandboxes,
         ("kubernetes",): partial(_cluster_objects, address or ClusterAddress(), everywhere),
+        **{(cloud,): partial(_cloud_sandboxes, cloud, are_named) for cloud in CLOUDS},
     }
     for kinds, source in sources.items():
         if not set(kinds) & set(places):
@@ -94,7 +110,7 @@ def take_inventory(
         try:
             found.items.extend(source())
         except (ProviderUnavailable, SandboxUnavailable) as error:
-            if kinds[0] == "kubernetes" and needs_cluster:
+            if (kinds[0] == "kubernetes" and needs_cluster) or (kinds[0] in CLOUDS and are_named):
                 found.notes.append(str(error))
         except (ProviderError, SandboxError) as error:
             found.notes.append(f"{kinds[0]}: {error}")
@@ -336,3 +352,30 @@ def _delete_from_cluster(address: ClusterAddress, one: OwnedObject, use: Literal
             delete_sandbox(cluster, one.name)
     finally:
         cluster.close()
+
+
+# -- clouds ------------------------------------------------------------------------------------------------------------
+
+
+def _cloud_sandboxes(cloud: Cloud, is_named: bool) -> Iterator[InventoryItem]:
+    accounts = {
+        "daytona": settings.daytona_api_key(),
+        "novita": settings.novita_api_key(),
+        "aca": settings.azure_sandbox_group(),
+    }
+    if not is_named and not accounts.get(cloud):
+        return
+    module, _, name = CLOUDS[cloud].partition(":")
+    provider: CloudProvider[Any] = getattr(importlib.import_module(module), name).for_account()
+    for one in provider.labelled():
+        yield InventoryItem(
+            place=cloud,
+            use="server",
+            name=one.name,
+            what=one.what,
+            address="",
+            created=_time(one.created or ""),
+            owner=one.owner,
+            is_leftover=one.owner is not None and one.owner.is_dead(),
+            remove=one.delete,
+        )

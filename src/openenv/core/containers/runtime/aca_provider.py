@@ -1,7 +1,8 @@
-"""Facade: a provider of a cloud. Not part of this release: importing its name raises an error that says so."""
+"""Facade: the provider of Azure Container Apps sandboxes. Re-exports only."""
 
 from __future__ import annotations
 
-from openenv._lazy import missing_exports
+from openenv._lazy import export_imports
+from openenv.providers.aca import ACASandboxProvider as ACASandboxProvider
 
-__getattr__ = missing_exports(__name__, ("ACASandboxProvider",), "Cloud providers")
+export_imports(__name__)

@@ -1,7 +1,8 @@
-"""Facade: a provider of a cloud. Not part of this release: importing its name raises an error that says so."""
+"""Facade: the provider of Hugging Face sandboxes. Re-exports only."""
 
 from __future__ import annotations
 
-from openenv._lazy import missing_exports
+from openenv._lazy import export_imports
+from openenv.providers.hf_sandbox import HFSandboxProvider as HFSandboxProvider
 
-__getattr__ = missing_exports(__name__, ("HFSandboxProvider",), "Cloud providers")
+export_imports(__name__)

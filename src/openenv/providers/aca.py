@@ -1,0 +1,218 @@
+"""Servers in Azure Container Apps sandboxes: `ACASandboxProvider`, through the packages of the extra `aca`.
+
+The package is a preview; what is used of it is in this file.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+from typing_extensions import Self
+
+from openenv import settings
+from openenv.errors import ProviderError, ProviderUnavailable
+from openenv.providers.cloud import (
+    OWNER_LABEL,
+    PORT,
+    START_LABEL,
+    CloudProvider,
+    CloudSandbox,
+    StartPlan,
+    import_package,
+    owner_of,
+    require_https,
+)
+
+if TYPE_CHECKING:
+    from azure.containerapps.sandbox import EgressPolicy, SandboxClient
+
+_PACKAGE = "azure.containerapps.sandbox"
+
+
+class ACASandboxProvider(CloudProvider["SandboxClient"]):
+    """Starts a server in an Azure Container Apps sandbox and returns its public address.
+
+    An image is a disk of sandboxes, no image of a registry: `disk:NAME`, or only NAME, for a public disk, `disk-id:ID`
+    for one of your own. Without a command, the disk is expected to start the server itself.
+
+    Args:
+        subscription_id: By default `AZURE_SUBSCRIPTION_ID`.
+        resource_group: By default `AZURE_RESOURCE_GROUP`.
+        sandbox_group: By default `AZURE_SANDBOX_GROUP`.
+        region: By default `AZURE_REGION`; not needed with `endpoint`.
+        endpoint: The address of the service; by default that of the region.
+        credential: A credential of `azure-identity`; by default `DefaultAzureCredential()`.
+        cpu: How much processor, such as `1000m`.
+        memory: How much memory, such as `2048Mi`.
+        disk_size: How much disk, such as `20Gi`.
+        auto_suspend_seconds: After how many seconds without use it is suspended.
+        auto_suspend_mode: What is kept then: `Memory` or `Disk`.
+        labels: More labels of the sandbox.
+        egress_policy: Where it may connect to; see `deny_all_egress`. Without one it may connect to everything.
+        anonymous_port: Must be True: the server is public, which has to be said.
+        image: What `start_container` starts when it names none.
+        env_vars: Variables of the server when `start_container` gives none.
+        cmd: The command that starts the server.
+        working_directory: The folder to run it in.
+        surface_server_logs: Whether errors show the end of the server's log, without the secrets that are known.
+        create_timeout: How many seconds the sandbox may take to start.
+        polling_interval: How many seconds lie between two looks at it.
+        sdk_kwargs: More arguments of `SandboxGroupClient`.
+
+    Raises:
+        ValueError: An argument is invalid.
+        ProviderUnavailable: A package is not installed, or the account is not named.
+    """
+
+    _cloud = "Azure Container Apps"
+    _place = "aca"
+    _options = ("cmd", "labels", "egress_policy", "anonymous_port")
+
+    def __init__(
+        self,
+        *,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+        sandbox_group: str | None = None,
+        region: str | None = None,
+        endpoint: str | None = None,
+        credential: Any = None,
+        cpu: str = "1000m",
+        memory: str = "2048Mi",
+        disk_size: str | None = None,
+        auto_suspend_seconds: int = 900,
+        auto_suspend_mode: Literal["Memory", "Disk"] = "Memory",
+        labels: dict[str, str] | None = None,
+        egress_policy: EgressPolicy | None = None,
+        anonymous_port: Literal[True] | None = None,
+        image: str | None = None,
+        env_vars: dict[str, str] | None = None,
+        cmd: str | None = None,
+        working_directory: str | None = None,
+        surface_server_logs: bool = False,
+        create_timeout: int = 300,
+        polling_interval: int = 3,
+        sdk_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            image=image,
+            env_vars=env_vars,
+            cmd=cmd,
+            working_directory=working_directory,
+            surface_server_logs=surface_server_logs,
+        )
+        if auto_suspend_mode not in ("Memory", "Disk"):
+            raise ValueError("auto_suspend_mode must be 'Memory' or 'Disk'")
+        _require_public(anonymous_port)
+        self._sdk: Any = import_package(_PACKAGE, "aca")
+        account = {
+            "subscription_id": subscription_id or settings.azure_subscription_id(),
+            "resource_group": resource_group or settings.azure_resource_group(),
+            "sandbox_group": sandbox_group or settings.azure_sandbox_group(),
+        }
+        missing = [name for name, value in account.items() if not value]
+        region = region or settings.azure_region()
+        if endpoint is None and region is None:
+            missing.append("region")
+        if missing:
+            variables = ", ".join(f"AZURE_{name.upper()}" for name in missing)
+            raise ProviderUnavailable(f"{', '.join(missing)} is required. Pass it, or set {variables}.")
+        self._resources = {"cpu": cpu, "memory": memory, "disk_size": disk_size}
+        self._suspend = {"auto_suspend_seconds": auto_suspend_seconds, "auto_suspend_mode": auto_suspend_mode}
+        self._labels = dict(labels or {})
+        self._egress_policy = egress_policy
+        self._polling = {"polling_timeout": create_timeout, "polling_interval": polling_interval}
+        credential = credential or import_package("azure.identity", "aca").DefaultAzureCredential()
+        address = endpoint or self._sdk.endpoint_for_region(region)
+        self._client = self._sdk.SandboxGroupClient(address, credential, **account, **(sdk_kwargs or {}))
+
+    @staticmethod
+    def deny_all_egress(allow: list[str] | None = None) -> EgressPolicy:
+        """Return a policy that lets a sandbox connect to the hosts in `allow` and to nothing else."""
+        sdk: Any = import_package(_PACKAGE, "aca")
+        rules = [sdk.EgressHostRule(pattern=pattern, action="Allow") for pattern in allow or []]
+        policy: EgressPolicy = sdk.EgressPolicy(default_action="Deny", host_rules=rules)
+        return policy
+
+    @classmethod
+    def for_account(cls) -> Self:
+        return cls(anonymous_port=True)
+
+    def close(self) -> None:
+        """Delete the sandbox and close the connections to the service."""
+        try:
+            self.stop_container()
+        finally:
+            self._client.close()
+
+    def _source(self, image: str) -> str:
+        kind, _, name = image.partition(":")
+        if kind in ("disk", "disk-id") and name.strip():
+            return image
+        if ":" in image or "/" in image:
+            raise ValueError(
+                f"{image!r} is no disk of Azure Container Apps sandboxes. Use disk:NAME for a public disk, disk-id:ID "
+                "for one of your own; images of registries have to be made into a disk first."
+            )
+        return f"disk:{image}"
+
+    def _create(self, plan: StartPlan) -> SandboxClient:
+        _require_public(plan.options.get("anonymous_port", True))
+        policy = plan.options.get("egress_policy", self._egress_policy)
+        if policy is None:
+            warnings.warn(
+                "This sandbox may connect to everything, also to the metadata service of the cloud. Pass "
+                "egress_policy=ACASandboxProvider.deny_all_egress(allow=[...]).",
+                stacklevel=5,
+            )
+        kind, _, name = plan.image.partition(":")
+        source = {"disk": name.strip()} if kind == "disk" else {"disk": None, "disk_id": name.strip()}
+        labels = {**self._labels, **(plan.options.get("labels") or {}), **plan.labels}
+        arguments: dict[str, Any] = {**source, **self._resources, **self._suspend, **self._polling}
+        arguments |= {"labels": labels, "environment": plan.env_vars or None, "egress_policy": policy}
+        box: SandboxClient = self._client.begin_create_sandbox(**arguments).result()
+        return box
+
+    def _begun_by_image(self, plan: StartPlan) -> bool:
+        return True
+
+    def _run(self, box: SandboxClient, command: str, timeout_s: float) -> str:
+        return box.exec(command).stdout
+
+    def _address(self, box: SandboxClient) -> str:
+        url = box.add_port(PORT, anonymous=True).url
+        if not url:
+            raise ProviderError("Azure Container Apps gave the port of the server no address.")
+        return require_https(url, self._cloud)
+
+    def _name(self, box: SandboxClient) -> str:
+        return box.sandbox_id
+
+    def _delete(self, box: SandboxClient) -> None:
+        self._delete_by_id(box.sandbox_id)
+
+    def _delete_by_id(self, name: str) -> None:
+        from azure.core.exceptions import ResourceNotFoundError
+
+        try:
+            self._client.begin_delete_sandbox(name, polling_interval=self._polling["polling_interval"]).result()
+        except ResourceNotFoundError:
+            pass
+
+    def _labelled(self, start_id: str | None = None) -> Iterable[CloudSandbox]:
+        labels = None if start_id is None else {START_LABEL: start_id}
+        for one in self._client.list_sandboxes(labels=labels):
+            if OWNER_LABEL in one.labels and (start_id is None or one.labels.get(START_LABEL) == start_id):
+                owner = owner_of(one.labels[OWNER_LABEL])
+                disk = one.sources_ref.disk_image if one.sources_ref else None
+                what = (disk.name or disk.id or "") if disk else ""
+                yield CloudSandbox(one.id, what, one.created_at, owner, lambda name=one.id: self._delete_by_id(name))
+
+
+def _require_public(anonymous_port: bool | None) -> None:
+    if anonymous_port is None:
+        raise ValueError("The server is public on this cloud, which has to be said: anonymous_port=True.")
+    if not anonymous_port:
+        raise ValueError("authenticated ports are not supported: clients have no credential for them.")
