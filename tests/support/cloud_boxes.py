@@ -118,7 +118,7 @@ class TlsEnd:
     """A loopback port that speaks TLS and passes what comes on to a unix socket, as a cloud's ingress does."""
 
     def __init__(self, target: Path, tls: ssl.SSLContext) -> None:
-        self._target = target
+        self.target = target
         self._loop = asyncio.new_event_loop()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -153,12 +153,20 @@ class TlsEnd:
             self._loop.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            inner_reader, inner_writer = await asyncio.open_unix_connection(str(self._target))
-        except OSError:
-            writer.close()
-            return
-        await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
+        await splice(reader, writer, self.target)
+
+
+async def splice(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: Path, *, first: bytes = b""
+) -> None:
+    """Connect a connection with a unix socket, to which some bytes go first."""
+    try:
+        inner_reader, inner_writer = await asyncio.open_unix_connection(str(target))
+    except OSError:
+        writer.close()
+        return
+    inner_writer.write(first)
+    await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -176,14 +184,14 @@ class Boxes:
     def __init__(self, certificate: Path, key: Path) -> None:
         self.certificate = certificate
         self.key = key
-        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._tls.load_cert_chain(certificate, key)
+        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.tls.load_cert_chain(certificate, key)
         self.images: dict[str, Path] = {}
         self.opened: list[Box] = []
 
     def open(self, image: str, env: Mapping[str, str]) -> Box:
         """Start a sandbox of an image, or of none."""
-        box = Box(self.images.get(image), env, self._tls)
+        box = Box(self.images.get(image), env, self.tls)
         self.opened.append(box)
         return box
 
@@ -205,7 +213,7 @@ class Boxes:
 def make_certificate(folder: Path) -> tuple[Path, Path]:
     """Make a certificate for localhost; return it and its key."""
     certificate, key = folder / "cert.pem", folder / "key.pem"
-    names = "subjectAltName=DNS:localhost,DNS:*.localhost,IP:127.0.0.1"
+    names = "subjectAltName=DNS:localhost,DNS:*.cloud.localhost,IP:127.0.0.1"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     command += ["-addext", names, "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True)
@@ -235,6 +243,15 @@ def cloud_boxes(folder: Path) -> Iterator[Boxes]:
     patch = pytest.MonkeyPatch()
     for variable in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
         patch.setenv(variable, str(certificate))
+    resolve = socket.getaddrinfo
+
+    def resolve_here(host: Any, *arguments: Any, **options: Any) -> Any:
+        """Resolve names under localhost, as clouds have one for each sandbox; not every machine does."""
+        name = host.decode() if isinstance(host, bytes) else host or ""
+        is_here = name.endswith(".cloud.localhost")
+        return resolve("127.0.0.1" if is_here else host, *arguments, **options)
+
+    patch.setattr(socket, "getaddrinfo", resolve_here)
     try:
         yield boxes
     finally:

@@ -459,10 +459,12 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         """Turn what the package raises into a `ProviderError` without secrets."""
         try:
             yield
-        except (ProviderError, ValueError):
+        except ProviderError:
             raise
         except Exception as error:  # the errors of the packages have no common base class
-            reason = self._redact(f"{type(error).__name__}: {message_of(error)}")
+            if type(error) is ValueError:  # our own; those of packages are of their own classes
+                raise
+            reason = " ".join(self._redact(f"{type(error).__name__}: {message_of(error)}").split())
             # Without its cause: the package's own objects may hold keys and signed addresses.
             raise ProviderError(f"{self._cloud} {problem}: {reason}") from None
 
