@@ -169,6 +169,15 @@ async def splice(
     await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
 
 
+async def reply(writer: asyncio.StreamWriter, status: int, body: bytes, *, kind: str = "application/json") -> None:
+    """Answer one HTTP request and close the connection."""
+    head = f"HTTP/1.1 {status} x\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    with contextlib.suppress(OSError, ssl.SSLError):
+        writer.write(head.encode() + body)
+        await writer.drain()
+        writer.close()
+
+
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError, ssl.SSLError):
         while data := await reader.read(1 << 16):

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cloud_boxes import Box, Boxes, TlsEnd, splice
+from cloud_boxes import Box, Boxes, TlsEnd, reply, splice
 
 TOKEN = "hf_0123456789abcdefghijklmnopqrstuvwx"
 
@@ -78,11 +78,7 @@ class SandboxEnd(TlsEnd):
 
 
 async def _reply(writer: asyncio.StreamWriter, status: int, content: Any) -> None:
-    body = (content if isinstance(content, str) else json.dumps(content)).encode()
-    head = f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    writer.write(head.encode() + body)
-    await writer.drain()
-    writer.close()
+    await reply(writer, status, (content if isinstance(content, str) else json.dumps(content)).encode())
 
 
 class HubJobsDouble:

@@ -22,7 +22,7 @@ from openenv.thread_server import ThreadServer
 from servers import running_server
 
 SECRET = "s3cr3t-value-of-a-variable"
-CLOUDS = ("daytona", "aca", "huggingface")
+CLOUDS = ("daytona", "aca", "huggingface", "novita")
 
 
 @dataclass
@@ -99,6 +99,25 @@ def huggingface(boxes: Boxes, patch: pytest.MonkeyPatch) -> Iterator[Cloud]:
             return provider
 
         yield Cloud("huggingface", double, make, "sums", hub_jobs_double.TOKEN, asks_for_address=False)
+
+
+@contextlib.contextmanager
+def novita(boxes: Boxes, patch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    """Novita's API, told by a variable; sandboxes have names of their own."""
+    pytest.importorskip("novita_sandbox")
+    import novita_double
+
+    from openenv.providers.novita import NovitaSandboxProvider
+
+    double = novita_double.NovitaDouble(boxes)
+    with running_server(double.app, lifespan="off") as server:
+        patch.setenv("NOVITA_API_URL", server.url)
+        patch.setenv("NOVITA_API_KEY", novita_double.KEY)
+
+        def make(create_timeout: float = 0, **options: Any) -> NovitaSandboxProvider:
+            return NovitaSandboxProvider(**options)
+
+        yield Cloud("novita", double, make, "sums", novita_double.KEY, asks_for_address=False)
 
 
 @pytest.fixture(scope="module", params=CLOUDS)
