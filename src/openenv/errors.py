@@ -447,6 +447,12 @@ class ServerNotReady(ProviderError, TimeoutError):
     code = "SERVER_NOT_READY"
 
 
+class ServerCommandUnknown(ProviderError, ValueError):
+    """Neither the caller nor the image says which command starts the server; the text says what to pass."""
+
+    code = "SERVER_COMMAND_UNKNOWN"
+
+
 class ImagePullFailed(ProviderError):
     """A node of the cluster cannot get the image; the text has the cluster's own words."""
 

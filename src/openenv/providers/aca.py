@@ -6,7 +6,7 @@ The package is a preview; what is used of it is in this file.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Self
@@ -158,8 +158,13 @@ class ACASandboxProvider(CloudProvider["SandboxClient"]):
             )
         return f"disk:{image}"
 
+    def _plan(
+        self, image: str | None, port: int | None, env_vars: Mapping[str, str] | None, kwargs: Mapping[str, Any]
+    ) -> StartPlan:
+        _require_public(kwargs.get("anonymous_port", True))
+        return super()._plan(image, port, env_vars, kwargs)
+
     def _create(self, plan: StartPlan) -> SandboxClient:
-        _require_public(plan.options.get("anonymous_port", True))
         policy = plan.options.get("egress_policy", self._egress_policy)
         if policy is None:
             warnings.warn(

@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 import yaml
 from typing_extensions import Self
 
-from openenv.errors import ProviderError, ProviderUnavailable, message_of
+from openenv.errors import ProviderError, ProviderUnavailable, ServerCommandUnknown, message_of
 from openenv.providers.dockerfiles import DockerfileSource
 from openenv.providers.health import wait_for_ready
 from openenv.providers.provider import ContainerProvider, announce_if_slow
@@ -171,7 +171,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
     """The name of the cloud in messages."""
     _place: ClassVar[str]
     """Its name in `openenv ps`."""
-    _options: ClassVar[tuple[str, ...]] = ("cmd",)
+    _options: tuple[str, ...] = ("cmd",)
     """The options of `start_container` beside its parameters."""
 
     def __init__(
@@ -263,8 +263,9 @@ class CloudProvider(ContainerProvider, Generic[Box]):
             kwargs: `cmd`, the command that starts the server, and what the cloud's class names.
 
         Raises:
-            ValueError: An argument is invalid, or no command was found. Nothing is left.
-            RuntimeError: It could not be started, or something is running already. Nothing of this start is left.
+            ValueError: An argument is invalid.
+            ServerCommandUnknown: No command was found, which is a ValueError too. Nothing is left.
+            ProviderError: It could not be started, or something is running already. Nothing of this start is left.
         """
         plan = self._plan(image, port, env_vars, kwargs)
         with self._lock:
@@ -320,12 +321,12 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         if not path.startswith("/"):
             if own is not None:
                 return own
-            raise ValueError(f"Could not find openenv.yaml under /app in the sandbox. {advice}")
+            raise ServerCommandUnknown(f"Could not find openenv.yaml under /app in the sandbox. {advice}")
         app = _app_of(self._run(box, f"cat {shlex.quote(path)}", _COMMAND_S))
         if app is None:
             if own is not None:
                 return own
-            raise ValueError(f"{path} in the sandbox does not contain an 'app' field. {advice}")
+            raise ServerCommandUnknown(f"{path} in the sandbox does not contain an 'app' field. {advice}")
         folder = shlex.quote(path.rpartition("/")[0] or "/")
         return f"cd {folder} && python -m uvicorn {shlex.quote(app)} --host 0.0.0.0 --port {PORT}"
 
@@ -462,8 +463,6 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         except ProviderError:
             raise
         except Exception as error:  # the errors of the packages have no common base class
-            if type(error) is ValueError:  # our own; those of packages are of their own classes
-                raise
             reason = " ".join(self._redact(f"{type(error).__name__}: {message_of(error)}").split())
             # Without its cause: the package's own objects may hold keys and signed addresses.
             raise ProviderError(f"{self._cloud} {problem}: {reason}") from None

@@ -22,7 +22,7 @@ from openenv.thread_server import ThreadServer
 from servers import running_server
 
 SECRET = "s3cr3t-value-of-a-variable"
-CLOUDS = ("daytona", "aca", "huggingface", "novita")
+CLOUDS = ("daytona", "aca", "huggingface", "novita", "modal")
 
 
 @dataclass
@@ -118,6 +118,26 @@ def novita(boxes: Boxes, patch: pytest.MonkeyPatch) -> Iterator[Cloud]:
             return NovitaSandboxProvider(**options)
 
         yield Cloud("novita", double, make, "sums", novita_double.KEY, asks_for_address=False)
+
+
+@contextlib.contextmanager
+def modal(boxes: Boxes, patch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    """Modal's services, told by a variable."""
+    pytest.importorskip("modal")
+    import modal_double
+
+    from openenv.providers.modal import ModalProvider
+
+    double = modal_double.ModalDouble(boxes)
+    with double.serving() as url:
+        patch.setenv("MODAL_SERVER_URL", url)
+        patch.setenv("MODAL_TOKEN_ID", modal_double.TOKEN_ID)
+        patch.setenv("MODAL_TOKEN_SECRET", modal_double.TOKEN_SECRET)
+
+        def make(create_timeout: float = 0, **options: Any) -> ModalProvider:
+            return ModalProvider(**options)
+
+        yield Cloud("modal", double, make, "sums", modal_double.TOKEN_SECRET)
 
 
 @pytest.fixture(scope="module", params=CLOUDS)
