@@ -1,7 +1,7 @@
 """The first process of a cloud double's sandbox: runs commands, and passes connections on to port 8000.
 
 `python cloud_agent.py FOLDER` listens on two sockets in that folder, `exec` and `port`. A request on the first is one
-JSON line, `{"argv": [...], "env": {...}, "cwd": ..., "timeout_s": ..., "stdin": base64}`; so is its answer.
+JSON line, `{"argv": [...], "env": {...}, "cwd": ..., "timeout_s": ..., "user": ..., "stdin": base64}`; so is its answer.
 """
 
 from __future__ import annotations
@@ -41,8 +41,11 @@ def execute(connection: socket.socket) -> None:
     """Run one command to its end, or to the end of its time."""
     with connection, connection.makefile("rwb") as stream:
         request = json.loads(stream.readline())
+        user = request.get("user")
+        who = {} if user is None else {"user": user, "group": user, "extra_groups": []}
         process = subprocess.Popen(
             request["argv"],
+            **who,
             env={**os.environ, **request.get("env", {})},
             cwd=request.get("cwd") or "/",
             stdin=subprocess.PIPE,

@@ -28,6 +28,9 @@ import pytest
 
 from servers import wait_for
 
+FOLDERS = {"app": "/app", "tmp": "/tmp", "control": "/control", "home": "/home/user"}
+USER = 1000
+"""The user of commands in sandboxes that are no servers; root's commands must not be killed with theirs."""
 AGENT = Path(__file__).with_name("cloud_agent.py")
 MANIFEST = "spec_version: 1\nname: sums\ntype: space\nruntime: fastapi\napp: sum_app:app\nport: 8000\n"
 
@@ -47,8 +50,9 @@ class Box:
 
     def __init__(self, image: Path | None, env: Mapping[str, str], tls: ssl.SSLContext) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cloud-box-"))
-        for name in ("app", "tmp", "control"):
-            (self.folder / name).mkdir(mode=0o777)
+        for name in FOLDERS:
+            (self.folder / name).mkdir()
+            (self.folder / name).chmod(0o777)
         if image is not None:
             shutil.copytree(image, self.folder / "app", dirs_exist_ok=True)
         path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
@@ -77,10 +81,12 @@ class Box:
         cwd: str | None = None,
         timeout_s: float | None = None,
         stdin: bytes = b"",
+        as_user: bool = False,
     ) -> Ran:
         """Run a command inside, a text in a shell."""
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        request = {"argv": argv, "env": dict(env or {}), "cwd": cwd, "timeout_s": timeout_s}
+        request: dict[str, Any] = {"argv": argv, "env": dict(env or {}), "cwd": cwd, "timeout_s": timeout_s}
+        request["user"] = USER if as_user and os.geteuid() == 0 else None
         request["stdin"] = base64.b64encode(stdin).decode()
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(self.folder / "control" / "exec"))
@@ -104,13 +110,14 @@ class Box:
 
 def _bubblewrap(folder: Path) -> list[str]:
     words = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--die-with-parent", "--tmpfs", "/"]
+    words += ["--perms", "0755", "--dir", "/home"]
     for entry in sorted(Path("/").iterdir()):
         if entry.is_symlink():
             words += ["--symlink", os.readlink(entry), str(entry)]
-        elif entry.is_dir() and entry.name not in {"app", "tmp", "proc", "dev", "sys", "control"}:
+        elif entry.is_dir() and entry.name not in {"app", "tmp", "proc", "dev", "sys", "control", "home"}:
             words += ["--ro-bind", str(entry), str(entry)]
-    for name in ("app", "tmp", "control"):
-        words += ["--bind", str(folder / name), f"/{name}"]
+    for name, place in FOLDERS.items():
+        words += ["--bind", str(folder / name), place]
     return [*words, "--proc", "/proc", "--dev", "/dev", "--chdir", "/"]
 
 

@@ -6,8 +6,10 @@ import asyncio
 import json
 import re
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cloud_boxes import Box, Boxes
+from cloud_boxes import Box, Boxes, Ran
 
 KEY = "dtn_0123456789abcdef0123456789abcdef"
 
@@ -40,6 +42,9 @@ class DaytonaDouble:
         """Operations that answer with an error: its text."""
         self.never_starts = False
         self.requests: list[tuple[str, str]] = []
+        self.as_user = False
+        """Whether commands run as a user that is not root."""
+        self._threads = ThreadPoolExecutor(256)
         self.app = Starlette(
             routes=[
                 Route("/api/sandbox", self.create, methods=["POST"]),
@@ -48,6 +53,8 @@ class DaytonaDouble:
                 Route("/api/sandbox/{id}", self.delete, methods=["DELETE"]),
                 Route("/api/sandbox/{id}/ports/{port:int}/signed-preview-url", self.preview, methods=["GET"]),
                 Route("/toolbox/{id}/process/execute", self.execute, methods=["POST"]),
+                Route("/toolbox/{id}/files/bulk-upload", self.upload, methods=["POST"]),
+                Route("/toolbox/{id}/files/bulk-download", self.download, methods=["POST"]),
             ],
         )
 
@@ -60,8 +67,8 @@ class DaytonaDouble:
         if (refusal := self._refuse(request, "create")) is not None:
             return refusal
         wanted = await request.json()
-        image = wanted.get("snapshot") or ""
-        if not image:
+        image = wanted.get("snapshot") or "empty"
+        if wanted.get("buildInfo"):
             image = re.match(r"FROM (\S+)", wanted["buildInfo"]["dockerfileContent"])[1]  # type: ignore[index]
         if image not in self.boxes.images:
             return JSONResponse({"statusCode": 400, "message": f"Snapshot {image} not found"}, status_code=400)
@@ -113,12 +120,42 @@ class DaytonaDouble:
         if one is None:
             return _missing()
         wanted = await request.json()
-        ran = await asyncio.to_thread(
-            one.box.run, wanted["command"], env=wanted.get("envs"), cwd=wanted.get("cwd"), timeout_s=wanted.get("timeout")
-        )
+        try:
+            ran = await self._run(
+                one, wanted["command"], env=wanted.get("envs"), cwd=wanted.get("cwd"), timeout_s=wanted.get("timeout")
+            )
+        except OSError:
+            return _missing()
         if ran.timed_out:
             return JSONResponse({"statusCode": 408, "message": "command execution timeout"}, status_code=408)
         return JSONResponse({"exitCode": ran.code, "result": (ran.stdout + ran.stderr).decode("utf-8", "replace")})
+
+    async def upload(self, request: Request) -> Response:
+        """Take a file."""
+        one = self.listed.get(request.path_params["id"])
+        if one is None:
+            return _missing()
+        async with request.form() as form:
+            path, data = str(form["files[0].path"]), await form["files[0].file"].read()  # type: ignore[union-attr]
+        ran = await self._run(one, ["/bin/sh", "-c", 'cat >"$0"', path], stdin=data)
+        return JSONResponse({}) if ran.code == 0 else JSONResponse({"errors": [ran.stderr.decode()]}, status_code=400)
+
+    async def download(self, request: Request) -> Response:
+        """Send a file, as the part of a form."""
+        one = self.listed.get(request.path_params["id"])
+        if one is None:
+            return _missing()
+        (path,) = (await request.json())["paths"]
+        ran = await self._run(one, ["cat", path])
+        name, data = ("file", ran.stdout) if ran.code == 0 else ("error", ran.stderr)
+        head = f'--edge\r\nContent-Disposition: form-data; name="{name}"; filename="{path}"\r\n\r\n'
+        body = head.encode() + data + b"\r\n--edge--\r\n"
+        return Response(body, media_type="multipart/form-data; boundary=edge")
+
+    async def _run(self, one: Listed, command: Any, **options: Any) -> Ran:
+        # Not the loop's own threads, which are few: many calls wait for output at the same time.
+        call = partial(one.box.run, command, as_user=self.as_user, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def _refuse(self, request: Request, operation: str) -> Response | None:
         self.requests.append((request.method, request.url.path))

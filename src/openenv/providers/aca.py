@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Self
@@ -14,16 +15,15 @@ from typing_extensions import Self
 from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable
 from openenv.providers.cloud import (
-    OWNER_LABEL,
     PORT,
     START_LABEL,
     CloudProvider,
     CloudSandbox,
     StartPlan,
     import_package,
-    owner_of,
     require_https,
 )
+from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
 
 if TYPE_CHECKING:
     from azure.containerapps.sandbox import EgressPolicy, SandboxClient
@@ -209,11 +209,11 @@ class ACASandboxProvider(CloudProvider["SandboxClient"]):
     def _labelled(self, start_id: str | None = None) -> Iterable[CloudSandbox]:
         labels = None if start_id is None else {START_LABEL: start_id}
         for one in self._client.list_sandboxes(labels=labels):
-            if OWNER_LABEL in one.labels and (start_id is None or one.labels.get(START_LABEL) == start_id):
-                owner = owner_of(one.labels[OWNER_LABEL])
+            if CLOUD_OWNER_LABEL in one.labels and (start_id is None or one.labels.get(START_LABEL) == start_id):
+                owner = Owner.parse_short(one.labels[CLOUD_OWNER_LABEL])
                 disk = one.sources_ref.disk_image if one.sources_ref else None
                 what = (disk.name or disk.id or "") if disk else ""
-                yield CloudSandbox(one.id, what, one.created_at, owner, lambda name=one.id: self._delete_by_id(name))
+                yield CloudSandbox(one.id, what, owner, partial(self._delete_by_id, one.id), one.created_at)
 
 
 def _require_public(anonymous_port: bool | None) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import importlib
 import logging
 import os
@@ -27,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import ModuleType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import yaml
@@ -37,13 +36,12 @@ from openenv.errors import ProviderError, ProviderUnavailable, ServerCommandUnkn
 from openenv.providers.dockerfiles import DockerfileSource
 from openenv.providers.health import wait_for_ready
 from openenv.providers.provider import ContainerProvider, announce_if_slow
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
 
 logger = logging.getLogger(__name__)
 
 PORT = 8000
 READY_S = 120.0
-OWNER_LABEL = "openenv-owner"
 START_LABEL = "openenv-start"
 DOCKERFILE = "dockerfile:"
 _COMMAND_S = 20.0
@@ -102,35 +100,17 @@ class Redactor:
         return text
 
 
-def owner_label(owner: Owner | None = None) -> str:
-    """Return a process as a label: clouds allow few characters, and not many of them."""
-    owner = owner or Owner.current()
-    return f"{_digest(owner.place)}-{owner.pid}-{owner.started}"
-
-
-def owner_of(label: str) -> Owner | None:
-    """Read such a label; None if it is none."""
-    parts = label.split("-")
-    if len(parts) != 3 or not parts[1].isdigit():
-        return None
-    here = Owner.current().place
-    return Owner(here if _digest(here) == parts[0] else parts[0], int(parts[1]), parts[2])
-
-
-def _digest(place: str) -> str:
-    return hashlib.sha256(place.encode()).hexdigest()[:16]
-
-
 @dataclass(frozen=True, slots=True)
 class CloudSandbox:
     """A sandbox of a cloud that carries our labels, as `openenv ps` lists it."""
 
     name: str
     what: str
-    created: str | None
-    """As the cloud writes it."""
     owner: Owner | None
     delete: Callable[[], None] = field(compare=False, repr=False)
+    created: str | None = None
+    """As the cloud writes it."""
+    use: Literal["server", "sandbox"] = "server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +127,7 @@ class StartPlan:
     @property
     def labels(self) -> dict[str, str]:
         """The labels of what is made."""
-        return {OWNER_LABEL: owner_label(), START_LABEL: self.start_id}
+        return {CLOUD_OWNER_LABEL: Owner.current().short, START_LABEL: self.start_id}
 
     def dockerfile(self) -> DockerfileSource | None:
         """Return the Dockerfile that the image is built from, None for an image that exists."""

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable, message_of
 from openenv.providers.cloud import (
     DOCKERFILE,
-    OWNER_LABEL,
     PORT,
     START_LABEL,
     CloudProvider,
     CloudSandbox,
     StartPlan,
     import_package,
-    owner_of,
     require_https,
 )
 from openenv.providers.dockerfiles import DockerfileSource, server_command, strip_mounts
+from openenv.sandboxes.daytona import USE_LABEL
+from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
 
 if TYPE_CHECKING:
     from daytona import Image, Resources, Sandbox
@@ -168,6 +169,9 @@ class DaytonaProvider(CloudProvider["Sandbox"]):
     def _labelled(self, start_id: str | None = None) -> Iterable[CloudSandbox]:
         labels = {} if start_id is None else {START_LABEL: start_id}
         for box in self._daytona.list(self._sdk.ListSandboxesQuery(labels=labels or None)):
-            if OWNER_LABEL in box.labels:
-                owner = owner_of(box.labels[OWNER_LABEL])
-                yield CloudSandbox(box.id, box.snapshot or "", box.created_at, owner, lambda box=box: self._delete(box))
+            if CLOUD_OWNER_LABEL in box.labels:
+                owner = Owner.parse_short(box.labels[CLOUD_OWNER_LABEL])
+                use: Literal["server", "sandbox"] = "sandbox" if USE_LABEL in box.labels else "server"
+                yield CloudSandbox(
+                    box.id, box.snapshot or "", owner, partial(self._delete, box), box.created_at, use
+                )

@@ -12,22 +12,22 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
 from openenv.errors import ProviderUnavailable
 from openenv.providers.cloud import (
-    OWNER_LABEL,
     PORT,
     START_LABEL,
     CloudProvider,
     CloudSandbox,
     StartPlan,
     import_package,
-    owner_of,
     require_https,
 )
+from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
 from openenv.thread_server import ThreadServer
 
 if TYPE_CHECKING:
@@ -132,11 +132,11 @@ class HFSandboxProvider(CloudProvider["Sandbox"]):
     def _labelled(self, start_id: str | None = None) -> Iterable[CloudSandbox]:
         labels = None if start_id is None else {START_LABEL: start_id}
         for job in self._api.list_jobs(labels=labels, namespace=self._account()):
-            if OWNER_LABEL in (job.labels or {}) and job.status.stage in _ACTIVE:
+            if CLOUD_OWNER_LABEL in (job.labels or {}) and job.status.stage in _ACTIVE:
                 what = job.docker_image or job.space_id or ""
                 created = None if job.created_at is None else job.created_at.isoformat()
-                owner = owner_of(job.labels[OWNER_LABEL])
-                yield CloudSandbox(job.id, what, created, owner, lambda name=job.id: self._cancel(name))
+                owner = Owner.parse_short(job.labels[CLOUD_OWNER_LABEL])
+                yield CloudSandbox(job.id, what, owner, partial(self._cancel, job.id), created)
 
 
 class AuthProxy:

@@ -370,7 +370,7 @@ def _cloud_sandboxes(cloud: Cloud, is_named: bool) -> Iterator[InventoryItem]:
     for one in provider.labelled():
         yield InventoryItem(
             place=cloud,
-            use="server",
+            use=one.use,
             name=one.name,
             what=one.what,
             address="",

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from openenv.errors import ProviderUnavailable
 from openenv.providers.cloud import (
     DOCKERFILE,
-    OWNER_LABEL,
     PORT,
     START_LABEL,
     CloudProvider,
     CloudSandbox,
     StartPlan,
     import_package,
-    owner_of,
     require_https,
 )
 from openenv.providers.dockerfiles import DockerfileSource, server_command
+from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
 
 if TYPE_CHECKING:
     from modal import Image, Sandbox
@@ -155,6 +155,6 @@ class ModalProvider(CloudProvider["Sandbox"]):
         tags = None if start_id is None else {START_LABEL: start_id}
         for box in self._list(app_id=app.app_id, tags=tags):
             labels = box.get_tags()
-            if OWNER_LABEL in labels:
-                owner = owner_of(labels[OWNER_LABEL])
-                yield CloudSandbox(box.object_id, self._app_name, None, owner, lambda box=box: self._delete(box))
+            if CLOUD_OWNER_LABEL in labels:
+                owner = Owner.parse_short(labels[CLOUD_OWNER_LABEL])
+                yield CloudSandbox(box.object_id, self._app_name, owner, partial(self._delete, box))

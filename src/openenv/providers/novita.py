@@ -5,23 +5,23 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable, message_of
 from openenv.providers.cloud import (
-    OWNER_LABEL,
     PORT,
     START_LABEL,
     CloudProvider,
     CloudSandbox,
     StartPlan,
     import_package,
-    owner_of,
     require_https,
 )
 from openenv.providers.dockerfiles import DockerfileSource, flatten, instructions, server_command
+from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
 
 if TYPE_CHECKING:
     from novita_sandbox import Sandbox
@@ -195,11 +195,11 @@ class NovitaSandboxProvider(CloudProvider["Sandbox"]):
         listing = self._novita.sandbox.list(query=query)
         while listing.has_next:
             for one in listing.next_items():
-                if OWNER_LABEL in (one.metadata or {}):
-                    owner = owner_of(one.metadata[OWNER_LABEL])
+                if CLOUD_OWNER_LABEL in (one.metadata or {}):
+                    owner = Owner.parse_short(one.metadata[CLOUD_OWNER_LABEL])
                     what = one.name or one.template_id
                     name, began = one.sandbox_id, one.started_at.isoformat()
-                    yield CloudSandbox(name, what, began, owner, lambda name=name: self._kill(name))
+                    yield CloudSandbox(name, what, owner, partial(self._kill, name), began)
 
 
 def _dockerfile(image: str) -> DockerfileSource | None:

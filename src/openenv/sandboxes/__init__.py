@@ -22,6 +22,7 @@ _EXPORTS = {
     "ProcessSandboxes": "openenv.sandboxes.no_isolation",
     "DockerSandboxes": "openenv.sandboxes.docker",
     "KubernetesSandboxes": "openenv.sandboxes.kubernetes",
+    "DaytonaSandboxes": "openenv.sandboxes.daytona",
     "E2BSandboxBackend": "openenv.sandboxes.e2b",
     "SandboxPool": "openenv.sandboxes.pool",
     "backend": "openenv.sandboxes.base",
@@ -42,6 +43,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.sandboxes.base import backend as backend
     from openenv.sandboxes.checks import CheckResult as CheckResult
     from openenv.sandboxes.checks import self_check as self_check
+    from openenv.sandboxes.daytona import DaytonaSandboxes as DaytonaSandboxes
     from openenv.sandboxes.docker import DockerSandboxes as DockerSandboxes
     from openenv.sandboxes.e2b import E2BSandboxBackend as E2BSandboxBackend
     from openenv.sandboxes.kubernetes import KubernetesSandboxes as KubernetesSandboxes

@@ -615,6 +615,7 @@ _BACKENDS = {
     "docker": ("openenv.sandboxes.docker", "DockerSandboxes"),
     "kubernetes": ("openenv.sandboxes.kubernetes", "KubernetesSandboxes"),
     "e2b": ("openenv.sandboxes.e2b", "E2BSandboxBackend"),
+    "daytona": ("openenv.sandboxes.daytona", "DaytonaSandboxes"),
     "process": ("openenv.sandboxes.no_isolation", "ProcessSandboxes"),
 }
 BACKENDS = tuple(_BACKENDS)
@@ -625,7 +626,7 @@ def backend(name: str, **options: Any) -> Sandboxes:
     """Return the backend of that name.
 
     Args:
-        name: `local`, `docker`, `kubernetes`, `e2b` or `process`, or a backend of your own as `module:Class`.
+        name: `local`, `docker`, `kubernetes`, `e2b`, `daytona` or `process`, or a backend of your own as `module:Class`.
             `process` isolates nothing, and needs `i_know_there_is_no_isolation=True`. `module:Class` imports the
             module: never pass a name from an untrusted source.
         **options: Arguments of the backend's class.

@@ -1,35 +1,31 @@
 """The backend `e2b`: sandboxes in E2B's cloud, through the `e2b` package, which is imported when a backend is made.
 
-`E2BSandboxBackend` is also the name that existing code imports. `ShellSandbox` does everything inside.
+`E2BSandboxBackend` is also the name that existing code imports. `RemoteSandbox` does everything inside.
 """
 
 from __future__ import annotations
 
 import codecs
-import contextlib
 import inspect
 import logging
 import math
 import queue
-import secrets
 import shlex
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import IO, TYPE_CHECKING, Any
 
 from openenv import settings
-from openenv.errors import SandboxError, SandboxTreeError, SandboxUnavailable, SandboxUnsupported, message_of
-from openenv.sandboxes.base import Limits, OnOutput, Sandboxes, SandboxSpec, Stream, refuse_image, refuse_snapshot
+from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported, message_of
+from openenv.sandboxes.base import Limits, Sandboxes, SandboxSpec, Stream, refuse_image, refuse_snapshot
 from openenv.sandboxes.descriptors import ConnectionQuota
-from openenv.sandboxes.shell import Input, ShellSandbox, archive_limit
-from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, ShellRun, framed
+from openenv.sandboxes.remote import RemoteSandbox
+from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, framed
 from openenv.sandboxes.streams import slices
 
 if TYPE_CHECKING:
-    from e2b import Sandbox as RemoteSandbox
+    from e2b import Sandbox as PackageSandbox
 
 _log = logging.getLogger(__name__)
 _KILLED = 137
@@ -124,12 +120,13 @@ def _unretained(run: Callable[..., Any]) -> dict[str, Any]:
     return {"retain_output": False} if "retain_output" in inspect.signature(run).parameters else {}
 
 
-class E2BSandbox(ShellSandbox):
+class E2BSandbox(RemoteSandbox):
     """One sandbox at E2B."""
 
+    cloud = "E2B"
     oom_counters = ("/proc/vmstat",)
 
-    def __init__(self, remote: RemoteSandbox, spec: SandboxSpec, quota: ConnectionQuota) -> None:
+    def __init__(self, remote: PackageSandbox, spec: SandboxSpec, quota: ConnectionQuota) -> None:
         super().__init__(remote.sandbox_id, spec, quota=quota)
         self.remote = remote
         """The package's own object, for features that this protocol does not have."""
@@ -162,46 +159,11 @@ class E2BSandbox(ShellSandbox):
             if self._ended == "closed" and self._why_gone() is None:
                 raise SandboxError(f"Sandbox '{self.sandbox_id}' could not be ended: {message_of(error)}") from error
 
-    # Files go through E2B's own file transfer, which is made for many bytes.
+    def _send_file(self, place: str, file: IO[bytes]) -> None:
+        self.remote.files.write(place, file)
 
-    def _tool(self, script: str, *, stdin: Input | None = None, on_output: OnOutput | None = None) -> ShellRun:
-        if stdin is None:
-            return super()._tool(script, on_output=on_output)
-        self._require_alive()
-        place = f"/tmp/.openenv-{secrets.token_hex(8)}"
-        with tempfile.TemporaryFile() as file:
-            for part in stdin():
-                file.write(part)
-            file.seek(0)
-            with self._asking("moved no file to"):
-                self.remote.files.write(place, file)
-        return super()._tool(f"exec <{place}; rm -f {place}\n{script}", on_output=on_output)
-
-    def _fetch_tree(self, path: str, raw: Path, max_bytes: int) -> None:
-        place = f"/tmp/.openenv-{secrets.token_hex(8)}.tar"
-        limit = archive_limit(max_bytes)
-        kilobytes = limit // 1024 + 1
-        self._tool(f"ulimit -f {kilobytes * 2}\n{self._tar_out(path, place)}")  # in blocks of 512 bytes
-        try:
-            with self._asking("moved no file of"), raw.open("wb") as file:
-                for part in self.remote.files.read(place, format="stream"):
-                    limit -= len(part)
-                    if limit < 0:
-                        raise SandboxTreeError(f"The tree holds more than {max_bytes} bytes.")
-                    file.write(part)
-        finally:
-            self._tool(f"rm -f {place}")
-
-    @contextlib.contextmanager
-    def _asking(self, problem: str) -> Iterator[None]:
-        """Turn what the package raises into a `SandboxError`, or into `SandboxGone` if the sandbox has ended."""
-        try:
-            yield
-        except SandboxError:
-            raise
-        except Exception as error:  # the errors of the package have no common base class
-            self._raise_if_gone()
-            raise SandboxError(f"E2B {problem} sandbox '{self.sandbox_id}': {message_of(error)}") from error
+    def _fetch_file(self, place: str) -> Iterable[bytes]:
+        return self.remote.files.read(place, format="stream")
 
 
 class CommandChannel(Channel):

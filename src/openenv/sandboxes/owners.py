@@ -6,9 +6,14 @@ is `<boot id>.<pid namespace>/<pid>/<start time>`.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+
+CLOUD_OWNER_LABEL = "openenv-owner"
+"""The label of what is made in a cloud: `Owner.short`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,21 @@ class Owner:
         return f"{self.place}/{self.pid}/{self.started}"
 
     @property
+    def short(self) -> str:
+        """The label for clouds, which allow few characters, and not many of them."""
+        return f"{_digest(self.place)}-{self.pid}-{self.started}"
+
+    @classmethod
+    def parse_short(cls, text: str) -> Owner | None:
+        """Parse such a label; None if it is none."""
+        digest, _, rest = text.partition("-")
+        pid, _, started = rest.partition("-")
+        if not (pid.isdigit() and started.isdigit()):
+            return None
+        here = _place()
+        return cls(here if _digest(here) == digest else digest, int(pid), started)
+
+    @property
     def is_here(self) -> bool:
         """Whether it is, or was, a process of this machine that this one can see."""
         return self.place == _place()
@@ -44,6 +64,10 @@ class Owner:
         if not self.is_here or self.started == "0":
             return False
         return _start_time(self.pid) != self.started
+
+
+def _digest(place: str) -> str:
+    return hashlib.sha256(place.encode()).hexdigest()[:16]
 
 
 def _place() -> str:

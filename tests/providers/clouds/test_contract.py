@@ -16,8 +16,9 @@ import pytest
 from cloud_boxes import Boxes
 from openenv import GenericEnvClient
 from openenv.errors import ProviderError, ServerDied, ServerNotReady
-from openenv.providers.cloud import OWNER_LABEL, CloudProvider
+from openenv.providers.cloud import CloudProvider
 from openenv.providers.inventory import take_inventory
+from openenv.sandboxes.owners import CLOUD_OWNER_LABEL
 from openenv.thread_server import ThreadServer
 from servers import running_server
 
@@ -272,8 +273,8 @@ def test_what_a_dead_process_left_is_listed_and_removed(cloud: Cloud) -> None:
     (labels,) = cloud.double.labels()
     (item,) = take_inventory((cloud.name,)).items
     assert (item.place, item.use, item.is_leftover) == (cloud.name, "server", False)
-    place, _, _ = labels[OWNER_LABEL].split("-")
-    labels[OWNER_LABEL] = f"{place}-4194303-1"
+    place, _, _ = labels[CLOUD_OWNER_LABEL].split("-")
+    labels[CLOUD_OWNER_LABEL] = f"{place}-4194303-1"
     (item,) = take_inventory((cloud.name,)).items
     assert item.is_leftover
     item.remove()

@@ -13,7 +13,6 @@ import pytest
 from cloud_boxes import Boxes
 from openenv import GenericEnvClient
 from openenv.errors import ProviderError, ProviderUnavailable, ServerDied, ServerNotReady
-from openenv.providers.cloud import OWNER_LABEL
 from servers import running_server
 
 pytest.importorskip("daytona")
