@@ -14,7 +14,7 @@ def call(*arguments: str) -> Result:
 def test_every_backend_is_listed_with_what_it_offers_and_what_is_missing() -> None:
     result = call("ls")
     assert result.exit_code == 0
-    for name in ("local", "docker", "kubernetes", "e2b", "process"):
+    for name in ("local", "docker", "kubernetes", "e2b", "daytona", "process"):
         assert name in result.output
     assert "i_know_there_is_no_isolation=True" in result.output
 

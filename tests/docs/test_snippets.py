@@ -96,6 +96,8 @@ ELSEWHERE = {
     "cart_pole.py",
     "docker_sandbox.py",
     "e2b_sandbox.py",
+    "daytona_sandbox.py",
+    "use_cloud.py",
     "fragile_app.py",
     "gradio_app.py",
     "opencode_harness.py",

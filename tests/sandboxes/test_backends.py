@@ -28,7 +28,7 @@ def test_backends_are_found_by_name() -> None:
 
 
 def test_an_unknown_backend_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="local, docker, kubernetes, e2b, process"):
+    with pytest.raises(ValueError, match="local, docker, kubernetes, e2b, daytona, process"):
         backend("vm")
 
 

@@ -1,4 +1,4 @@
-"""Daytona sandboxes: the real package against a double whose commands run for real; `make test-clouds` has the package."""
+"""Daytona sandboxes: the real package, which `make test-clouds` has, against a double that runs commands for real."""
 
 from __future__ import annotations
 

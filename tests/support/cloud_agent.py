@@ -1,7 +1,7 @@
 """The first process of a cloud double's sandbox: runs commands, and passes connections on to port 8000.
 
-`python cloud_agent.py FOLDER` listens on two sockets in that folder, `exec` and `port`. A request on the first is one
-JSON line, `{"argv": [...], "env": {...}, "cwd": ..., "timeout_s": ..., "user": ..., "stdin": base64}`; so is its answer.
+`python cloud_agent.py FOLDER` listens on two sockets in that folder, `exec` and `port`. A request on the first is a
+line, `{"argv": [...], "env": {...}, "cwd": ..., "timeout_s": ..., "user": ..., "stdin": base64}`; so is its answer.
 """
 
 from __future__ import annotations

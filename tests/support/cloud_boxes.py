@@ -1,7 +1,7 @@
 """The sandboxes behind every cloud double: bubblewrap with its own processes, network and `/app`, reached over TLS.
 
-    provider ──the cloud's package──> double ──> Box ── cloud_agent.py inside: commands, and port 8000
-    client   ──https://localhost:N──> TLS end ──────────────┘
+provider ──the cloud's package──> double ──> Box ── cloud_agent.py inside: commands, and port 8000
+client   ──https://localhost:N──> TLS end ──────────────┘
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 @contextlib.contextmanager
 def cloud_boxes(folder: Path) -> Iterator[Boxes]:
-    """Provide sandboxes with the image `sums`, an environment with an `openenv.yaml`; every process here trusts them."""
+    """Provide sandboxes and three images, of which `sums` is an environment; this process trusts their certificate."""
     for tool in ("bwrap", "openssl"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")

@@ -83,7 +83,9 @@ class DaytonaDouble:
             return refusal
         labels = json.loads(request.query_params.get("labels") or "{}")
         names = [name for name, one in self.listed.items() if labels.items() <= (one.request["labels"] or {}).items()]
-        return JSONResponse({"items": [self._described(name) for name in names], "total": len(names), "nextCursor": None})
+        return JSONResponse(
+            {"items": [self._described(name) for name in names], "total": len(names), "nextCursor": None}
+        )
 
     async def get(self, request: Request) -> Response:
         """Describe a sandbox."""

@@ -1,4 +1,4 @@
-"""A double of the Hub's Jobs and of the sandbox server in each job, which also proxies to port 8000. Runs a `Box` each."""
+"""A double of the Hub's Jobs and of the sandbox server in each, which proxies to port 8000. Runs a `Box` each."""
 
 from __future__ import annotations
 

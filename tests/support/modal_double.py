@@ -64,8 +64,12 @@ class ModalDouble:
         started = threading.Event()
 
         async def serve() -> None:
-            server = Server([_service(api_grpc.ModalClientBase, ModalApi(self)),
-                             _service(task_command_router_grpc.TaskCommandRouterBase, CommandRouter(self))])
+            server = Server(
+                [
+                    _service(api_grpc.ModalClientBase, ModalApi(self)),
+                    _service(task_command_router_grpc.TaskCommandRouterBase, CommandRouter(self)),
+                ]
+            )
             await server.start("127.0.0.1", 0)
             (listening,) = server._server.sockets  # type: ignore[union-attr]
             self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -93,7 +93,7 @@ _SANDBOX = typer.Option(
     "--sandbox",
     metavar="BACKEND",
     callback=import_from_here,
-    help="Where commands run: local, docker, kubernetes, e2b, or module:Class.",
+    help="Where commands run: local, docker, kubernetes, e2b, daytona, or module:Class.",
 )
 _STATUS = typer.Option(
     None,

@@ -48,7 +48,7 @@ def ls() -> None:
 @sandboxes.command("check", cls=HelpCommand)
 def check(
     backend: str = typer.Argument(
-        ..., metavar="BACKEND", help="local, docker, kubernetes, e2b, process, or module:Class."
+        ..., metavar="BACKEND", help="local, docker, kubernetes, e2b, daytona, process, or module:Class."
     ),
     only: list[str] = typer.Option(
         [], "--only", metavar="PREFIX", help="Only checks whose id begins with this; may be repeated."

@@ -15,16 +15,26 @@ _EXPORTS = {
     "UVProvider": "openenv.providers.uv",
     "LocalDockerProvider": "openenv.providers.local_docker",
     "DockerSwarmProvider": "openenv.providers.swarm",
+    "DaytonaProvider": "openenv.providers.daytona",
+    "ModalProvider": "openenv.providers.modal",
+    "NovitaSandboxProvider": "openenv.providers.novita",
+    "ACASandboxProvider": "openenv.providers.aca",
+    "HFSandboxProvider": "openenv.providers.hf_sandbox",
     "RayCluster": "openenv.ray_cluster",
     "RayProvider": "openenv.providers.ray",
     "wait_for_ready": "openenv.providers.health",
 }
 
 if TYPE_CHECKING:  # the table above, for type checkers
+    from openenv.providers.aca import ACASandboxProvider as ACASandboxProvider
+    from openenv.providers.daytona import DaytonaProvider as DaytonaProvider
     from openenv.providers.health import wait_for_ready as wait_for_ready
+    from openenv.providers.hf_sandbox import HFSandboxProvider as HFSandboxProvider
     from openenv.providers.kubernetes import KubernetesProvider as KubernetesProvider
     from openenv.providers.local_docker import LocalDockerProvider as LocalDockerProvider
     from openenv.providers.manifests import IngressRoute as IngressRoute
+    from openenv.providers.modal import ModalProvider as ModalProvider
+    from openenv.providers.novita import NovitaSandboxProvider as NovitaSandboxProvider
     from openenv.providers.provider import ContainerProvider as ContainerProvider
     from openenv.providers.provider import RuntimeProvider as RuntimeProvider
     from openenv.providers.ray import RayProvider as RayProvider

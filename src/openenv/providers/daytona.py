@@ -172,6 +172,4 @@ class DaytonaProvider(CloudProvider["Sandbox"]):
             if CLOUD_OWNER_LABEL in box.labels:
                 owner = Owner.parse_short(box.labels[CLOUD_OWNER_LABEL])
                 use: Literal["server", "sandbox"] = "sandbox" if USE_LABEL in box.labels else "server"
-                yield CloudSandbox(
-                    box.id, box.snapshot or "", owner, partial(self._delete, box), box.created_at, use
-                )
+                yield CloudSandbox(box.id, box.snapshot or "", owner, partial(self._delete, box), box.created_at, use)

@@ -41,12 +41,14 @@ _ACTIVE = ("RUNNING", "SCHEDULING", "UPDATING")
 _TRIES, _PAUSE_S = 5, 0.5
 _ANSWER_S = 300.0
 _HOP_BY_HOP = frozenset(
-    "connection content-length host keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding "
-    "upgrade".split()
+    {
+        *("connection", "content-length", "host", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
+        *("trailer", "transfer-encoding", "upgrade"),
+    }
 )
-_HANDSHAKE = _HOP_BY_HOP | frozenset(
-    "sec-websocket-key sec-websocket-version sec-websocket-extensions sec-websocket-protocol".split()
-)
+_HANDSHAKE = _HOP_BY_HOP | {
+    *("sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol"),
+}
 
 
 class HFSandboxProvider(CloudProvider["Sandbox"]):

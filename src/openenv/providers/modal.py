@@ -74,7 +74,7 @@ class ModalProvider(CloudProvider["Sandbox"]):
         sandboxes = self._sdk.Sandbox
         if use_sandbox_v2 and not hasattr(sandboxes, "_experimental_create"):
             raise ProviderUnavailable(
-                f"modal {self._sdk.__version__} has no second kind of sandboxes: update it, or leave use_sandbox_v2 out."
+                f"modal {self._sdk.__version__} has no second kind of sandboxes. Update it, or leave use_sandbox_v2."
             )
         self._app_name = app_name
         self._make = sandboxes._experimental_create if use_sandbox_v2 else sandboxes.create

@@ -626,9 +626,9 @@ def backend(name: str, **options: Any) -> Sandboxes:
     """Return the backend of that name.
 
     Args:
-        name: `local`, `docker`, `kubernetes`, `e2b`, `daytona` or `process`, or a backend of your own as `module:Class`.
-            `process` isolates nothing, and needs `i_know_there_is_no_isolation=True`. `module:Class` imports the
-            module: never pass a name from an untrusted source.
+        name: `local`, `docker`, `kubernetes`, `e2b`, `daytona` or `process`, or a backend of your own as
+            `module:Class`. `process` isolates nothing, and needs `i_know_there_is_no_isolation=True`. `module:Class`
+            imports the module: never pass a name from an untrusted source.
         **options: Arguments of the backend's class.
 
     Raises:

@@ -193,7 +193,7 @@ class DaytonaSandbox(RemoteSandbox):
             if len(command) > _INLINE:  # Linux limits a single argument to 128 KB
                 place = f"/tmp/.openenv-{secrets.token_hex(8)}.sh"
                 self.remote.fs.upload_file(script.encode(), place)
-                command = f"/bin/sh -c 's=$(cat \"$0\"); rm -f \"$0\"; eval \"$s\"' {place}"
+                command = f'/bin/sh -c \'s=$(cat "$0"); rm -f "$0"; eval "$s"\' {place}'
             return FifoChannel(self.remote.process, command, has_input=has_input)
 
     def _kill_all(self) -> None:

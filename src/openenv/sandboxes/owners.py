@@ -11,7 +11,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-
 CLOUD_OWNER_LABEL = "openenv-owner"
 """The label of what is made in a cloud: `Owner.short`."""
 

@@ -1,4 +1,4 @@
-"""What sandboxes of a cloud share: files go through the cloud's own transfer, and the errors of its package become ours.
+"""What sandboxes of a cloud share: files go through its own transfer, and the errors of its package become ours.
 
 Knows no cloud. `ShellSandbox` does everything else.
 """

@@ -44,7 +44,6 @@ def daytona(boxes: Boxes, patch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     """Daytona's API, told by a variable."""
     pytest.importorskip("daytona")
     import daytona_double
-
     from openenv.providers.daytona import DaytonaProvider
 
     double = daytona_double.DaytonaDouble(boxes)
@@ -60,7 +59,6 @@ def aca(boxes: Boxes, patch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     """Azure's data plane, told by an argument, with a credential of our own."""
     pytest.importorskip("azure.containerapps.sandbox")
     import aca_double
-
     from openenv.providers.aca import ACASandboxProvider
 
     double = aca_double.ACADouble(boxes)
@@ -83,7 +81,6 @@ def huggingface(boxes: Boxes, patch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     """The Hub's Jobs, found by a setting of the package."""
     pytest.importorskip("huggingface_hub._sandbox")
     import hub_jobs_double
-
     from openenv.providers.hf_sandbox import HFSandboxProvider
 
     double = hub_jobs_double.HubJobsDouble(boxes)
@@ -107,7 +104,6 @@ def novita(boxes: Boxes, patch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     """Novita's API, told by a variable; sandboxes have names of their own."""
     pytest.importorskip("novita_sandbox")
     import novita_double
-
     from openenv.providers.novita import NovitaSandboxProvider
 
     double = novita_double.NovitaDouble(boxes)
@@ -126,7 +122,6 @@ def modal(boxes: Boxes, patch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     """Modal's services, told by a variable."""
     pytest.importorskip("modal")
     import modal_double
-
     from openenv.providers.modal import ModalProvider
 
     double = modal_double.ModalDouble(boxes)
@@ -242,7 +237,7 @@ def test_a_sandbox_that_cannot_be_deleted_is_reported_and_the_next_stop_tries_ag
     provider = cloud.make(cmd="sleep 600")
     provider.start_container(cloud.image)
     cloud.double.fails["delete"] = "try later"
-    with pytest.raises(ProviderError, match="could not delete sandbox .*try later"):
+    with pytest.raises(ProviderError, match=r"could not delete sandbox .*try later"):
         provider.stop_container()
     cloud.double.fails.clear()
     provider.stop_container()

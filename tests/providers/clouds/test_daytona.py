@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +14,12 @@ import pytest
 
 from cloud_boxes import Boxes
 from openenv import GenericEnvClient
-from openenv.errors import ProviderError, ProviderUnavailable, ServerDied, ServerNotReady
+from openenv.errors import ProviderError, ProviderUnavailable
 from servers import running_server
 
 pytest.importorskip("daytona")
 
 import daytona_double
-
 from openenv.providers.daytona import DaytonaProvider
 
 SECRET = "s3cr3t-value-of-a-variable"
@@ -63,7 +64,8 @@ def test_a_server_starts_from_openenv_yaml_and_is_played(double: Any) -> None:
 
 def test_a_snapshot_a_command_and_a_region_are_passed_on(double: Any) -> None:
     command = "cd /app/env && python -m uvicorn sum_app:app --port 8000"
-    with DaytonaProvider(image="snapshot:sums", cmd=command, public=True, auto_stop_interval=0, target="eu") as provider:
+    options: dict[str, Any] = {"image": "snapshot:sums", "public": True, "auto_stop_interval": 0, "target": "eu"}
+    with DaytonaProvider(cmd=command, **options) as provider:
         provider.wait_for_ready(provider.start_container(), timeout_s=60)
         (listed,) = double.listed.values()
         assert (listed.request["snapshot"], listed.request["target"], listed.request["public"]) == ("sums", "eu", True)
@@ -73,8 +75,8 @@ def test_a_snapshot_a_command_and_a_region_are_passed_on(double: Any) -> None:
 def test_a_dockerfile_is_built_and_its_command_starts_where_there_is_no_manifest(double: Any, tmp_path: Path) -> None:
     (tmp_path / "server").mkdir()
     file = tmp_path / "server" / "Dockerfile"
-    server = "import http.server as h; h.HTTPServer(('', 8000), type('H', (h.BaseHTTPRequestHandler,), {'do_GET': lambda s: (s.send_response(200), s.end_headers())})).serve_forever()"
-    file.write_text(f'FROM empty\nWORKDIR /tmp\nRUN --mount=type=cache,target=/x \\\n  true\nCMD ["python", "-c", "{server}"]\n')
+    steps = ["FROM empty", "WORKDIR /tmp", "RUN --mount=type=cache,target=/x \\\n  true"]
+    file.write_text("\n".join([*steps, 'CMD ["sh", "-c", "touch health && python -m http.server 8000"]']))
     lines: list[str] = []
     with DaytonaProvider(on_snapshot_create_logs=lines.append) as provider:
         image = DaytonaProvider.image_from_dockerfile(str(file))
@@ -144,3 +146,12 @@ def test_no_key_is_an_error_of_the_constructor(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.delenv("DAYTONA_API_KEY")
     with pytest.raises(ProviderUnavailable, match="DAYTONA_API_KEY"):
         DaytonaProvider()
+
+
+def test_the_snippets_print_what_their_pages_say(double: Any) -> None:
+    sources = Path(__file__).resolve().parents[3] / "docs_src"
+    for file, printed in (("use_cloud.py", "3.0\n"), ("daytona_sandbox.py", "3 out err\n")):
+        done = subprocess.run(
+            [sys.executable, str(sources / file)], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.stdout == printed, done.stderr
