@@ -184,7 +184,7 @@ class ACASandboxProvider(CloudProvider["SandboxClient"]):
         return True
 
     def _run(self, box: SandboxClient, command: str, timeout_s: float) -> str:
-        return box.exec(command).stdout
+        return str(box.exec(command).stdout)
 
     def _address(self, box: SandboxClient) -> str:
         url = box.add_port(PORT, anonymous=True).url
@@ -193,7 +193,7 @@ class ACASandboxProvider(CloudProvider["SandboxClient"]):
         return require_https(url, self._cloud)
 
     def _name(self, box: SandboxClient) -> str:
-        return box.sandbox_id
+        return str(box.sandbox_id)
 
     def _delete(self, box: SandboxClient) -> None:
         self._delete_by_id(box.sandbox_id)

@@ -133,13 +133,13 @@ class ModalProvider(CloudProvider["Sandbox"]):
         process = box.exec("sh", "-c", command, timeout=round(timeout_s))
         output = process.stdout.read()
         process.wait()
-        return output
+        return str(output)
 
     def _address(self, box: Sandbox) -> str:
         return require_https(box.tunnels()[PORT].url, self._cloud)
 
     def _name(self, box: Sandbox) -> str:
-        return box.object_id
+        return str(box.object_id)
 
     def _delete(self, box: Sandbox) -> None:
         try:

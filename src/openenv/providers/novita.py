@@ -171,7 +171,7 @@ class NovitaSandboxProvider(CloudProvider["Sandbox"]):
 
     def _run(self, box: Sandbox, command: str, timeout_s: float) -> str:
         try:
-            return box.commands.run(command, user=self._user, timeout=timeout_s).stdout
+            return str(box.commands.run(command, user=self._user, timeout=timeout_s).stdout)
         except self._sdk.CommandExitException as ended:
             return ended.stdout or ""
 

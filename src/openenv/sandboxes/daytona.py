@@ -221,10 +221,10 @@ class DaytonaSandbox(RemoteSandbox):
                 raise SandboxError(f"Sandbox '{self.sandbox_id}' could not be ended: {message_of(error)}") from error
 
     def _send_file(self, place: str, file: IO[bytes]) -> None:
-        self.remote.fs.upload_file_stream(file, place)  # type: ignore[arg-type]  # anything that can be read
+        self.remote.fs.upload_file_stream(file, place)
 
     def _fetch_file(self, place: str) -> Iterable[bytes]:
-        return self.remote.fs.download_file_stream(place)
+        yield from self.remote.fs.download_file_stream(place)
 
 
 class Executor(Protocol):
