@@ -37,6 +37,7 @@
     │   └── SandboxGone                    SANDBOX_GONE        killed, closed or expired
     ├── ProviderError (RuntimeError)       PROVIDER_ERROR      a server could not be started or stopped
     │   ├── ProviderUnavailable            PROVIDER_UNAVAILABLE what starts it is missing; the text says what to install
+    │   ├── ServerCommandUnknown (ValueError) SERVER_COMMAND_UNKNOWN the command that starts it is not known
     │   ├── ImagePullFailed                IMAGE_PULL_FAILED   a node of the cluster cannot get the image
     │   ├── ServerDied                     SERVER_DIED         it ended before it answered
     │   └── ServerNotReady (TimeoutError)  SERVER_NOT_READY    it runs, but does not answer in time

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from typing_extensions import Self
 
@@ -33,8 +33,11 @@ from openenv.thread_server import ThreadServer
 if TYPE_CHECKING:
     import httpx2
     from huggingface_hub import Sandbox
-    from starlette.types import Message, Receive, Scope, Send
 
+Message: TypeAlias = "dict[str, Any]"
+Scope: TypeAlias = "dict[str, Any]"
+Receive: TypeAlias = "Callable[[], Awaitable[Message]]"
+Send: TypeAlias = "Callable[[Message], Awaitable[None]]"
 _OWN_COMMAND = "server"
 _START_S = 300.0
 _ACTIVE = ("RUNNING", "SCHEDULING", "UPDATING")
@@ -285,7 +288,7 @@ async def _answer(send: Send, status: int, text: bytes) -> None:
 
 async def _upward(receive: Receive, upstream: Any) -> None:
     while True:
-        message: Message = await receive()
+        message = await receive()
         if message["type"] == "websocket.disconnect":
             await upstream.close(_sendable(message.get("code")))
             return
