@@ -229,6 +229,8 @@ class Boxes:
 def make_certificate(folder: Path) -> tuple[Path, Path]:
     """Make a certificate for localhost; return it and its key."""
     certificate, key = folder / "cert.pem", folder / "key.pem"
+    if certificate.exists():
+        return certificate, key
     names = "subjectAltName=DNS:localhost,DNS:*.cloud.localhost,IP:127.0.0.1"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     command += ["-addext", names, "-keyout", str(key), "-out", str(certificate)]
@@ -237,12 +239,12 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 
 @contextlib.contextmanager
-def cloud_boxes(folder: Path) -> Iterator[Boxes]:
+def cloud_boxes(folder: Path, certificate_folder: Path | None = None) -> Iterator[Boxes]:
     """Provide sandboxes and three images, of which `sums` is an environment; this process trusts their certificate."""
     for tool in ("bwrap", "openssl"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
-    certificate, key = make_certificate(folder)
+    certificate, key = make_certificate(certificate_folder or folder)
     boxes = Boxes(certificate, key)
     image = folder / "sums" / "env"
     image.mkdir(parents=True)

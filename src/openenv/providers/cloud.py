@@ -33,7 +33,7 @@ import yaml
 from typing_extensions import Self
 
 from openenv.errors import ProviderError, ProviderUnavailable, ServerCommandUnknown, message_of
-from openenv.providers.dockerfiles import DockerfileSource
+from openenv.providers.dockerfiles import DockerfileSource, server_command
 from openenv.providers.health import wait_for_ready
 from openenv.providers.provider import ContainerProvider, announce_if_slow
 from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 PORT = 8000
 READY_S = 120.0
 START_LABEL = "openenv-start"
-DOCKERFILE = "dockerfile:"
 _COMMAND_S = 20.0
 _LOOK_S = 2.0
 _LOG_BYTES = 4000
@@ -129,10 +128,6 @@ class StartPlan:
         """The labels of what is made."""
         return {CLOUD_OWNER_LABEL: Owner.current().short, START_LABEL: self.start_id}
 
-    def dockerfile(self) -> DockerfileSource | None:
-        """Return the Dockerfile that the image is built from, None for an image that exists."""
-        return DockerfileSource.parse(self.image[len(DOCKERFILE) :]) if self.image.startswith(DOCKERFILE) else None
-
 
 class CloudProvider(ContainerProvider, Generic[Box]):
     """Runs one server in a sandbox of a cloud; as a context manager it stops what it has started.
@@ -208,8 +203,6 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         Raises:
             ValueError: It is none that this cloud can start.
         """
-        if image.startswith(DOCKERFILE):
-            DockerfileSource.parse(image[len(DOCKERFILE) :])
         return image
 
     def _image_command(self, plan: StartPlan) -> str | None:
@@ -446,6 +439,48 @@ class CloudProvider(ContainerProvider, Generic[Box]):
             reason = " ".join(self._redact(f"{type(error).__name__}: {message_of(error)}").split())
             # Without its cause: the package's own objects may hold keys and signed addresses.
             raise ProviderError(f"{self._cloud} {problem}: {reason}") from None
+
+
+class BuildingProvider(CloudProvider[Box]):
+    """A provider whose cloud builds images of Dockerfiles; a reference to one is `dockerfile:PATH`."""
+
+    _prefix: ClassVar[str] = "dockerfile:"
+
+    @classmethod
+    def image_from_dockerfile(cls, dockerfile_path: str, context_dir: str | None = None) -> str:
+        """Check a Dockerfile and return a reference to it for `start_container`, which builds it.
+
+        Args:
+            dockerfile_path: The Dockerfile.
+            context_dir: The folder that `COPY` reads from; by default the parent of the Dockerfile's own folder, as
+                `openenv init` has it.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: There is no such folder, something that is copied is not in it, or the cloud cannot build it.
+        """
+        source = DockerfileSource.of(dockerfile_path, context_dir)
+        cls._check_dockerfile(source)
+        return f"{cls._prefix}{source}"
+
+    @classmethod
+    def _check_dockerfile(cls, source: DockerfileSource) -> None:
+        """Raise ValueError for one that the cloud cannot build."""
+
+    @classmethod
+    def _dockerfile(cls, image: str) -> DockerfileSource | None:
+        """Return the Dockerfile that an image is built from, None for an image that exists."""
+        return DockerfileSource.parse(image[len(cls._prefix) :]) if image.startswith(cls._prefix) else None
+
+    def _source(self, image: str) -> str:
+        source = self._dockerfile(image)
+        if source is not None:
+            self._check_dockerfile(source)
+        return image
+
+    def _image_command(self, plan: StartPlan) -> str | None:
+        source = self._dockerfile(plan.image)
+        return None if source is None else server_command(source.text)
 
 
 @dataclass(slots=True)

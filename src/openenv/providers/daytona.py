@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable, message_of
 from openenv.providers.cloud import (
-    DOCKERFILE,
     PORT,
     START_LABEL,
-    CloudProvider,
+    BuildingProvider,
     CloudSandbox,
     StartPlan,
     import_package,
     require_https,
 )
-from openenv.providers.dockerfiles import DockerfileSource, server_command, strip_mounts
+from openenv.providers.dockerfiles import DockerfileSource, strip_mounts
 from openenv.sandboxes.daytona import USE_LABEL
 from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
 
@@ -30,7 +29,7 @@ _SNAPSHOT = "snapshot:"
 _SIGNED_S = 86_400  # what Daytona allows at most
 
 
-class DaytonaProvider(CloudProvider["Sandbox"]):
+class DaytonaProvider(BuildingProvider["Sandbox"]):
     """Starts a server in a Daytona sandbox and returns a signed address of it, which holds for 24 hours.
 
     An image is a name in a registry, `snapshot:NAME`, or `dockerfile:PATH`, as `image_from_dockerfile` returns it.
@@ -90,21 +89,6 @@ class DaytonaProvider(CloudProvider["Sandbox"]):
         """Return a Dockerfile without BuildKit's `--mount` flags, which Daytona's builder does not know."""
         return strip_mounts(dockerfile_content)
 
-    @classmethod
-    def image_from_dockerfile(cls, dockerfile_path: str, context_dir: str | None = None) -> str:
-        """Check a Dockerfile and return `dockerfile:PATH` for `start_container`.
-
-        Args:
-            dockerfile_path: The Dockerfile.
-            context_dir: The folder that `COPY` reads from; by default the parent of the Dockerfile's own folder, as
-                `openenv init` has it.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            ValueError: There is no such folder, or something that is copied is not in it.
-        """
-        return f"{DOCKERFILE}{DockerfileSource.of(dockerfile_path, context_dir)}"
-
     def refresh_preview_url(self) -> str:
         """Return a new signed address of the same sandbox: one holds for 24 hours at most.
 
@@ -132,7 +116,7 @@ class DaytonaProvider(CloudProvider["Sandbox"]):
             snapshot = plan.image[len(_SNAPSHOT) :]
             params = self._sdk.CreateSandboxFromSnapshotParams(snapshot=snapshot, **arguments)
         else:
-            dockerfile = plan.dockerfile()
+            dockerfile = self._dockerfile(plan.image)
             image = plan.image if dockerfile is None else self._build(dockerfile)
             if on_logs is not None:
                 options["on_snapshot_create_logs"] = on_logs
@@ -149,10 +133,6 @@ class DaytonaProvider(CloudProvider["Sandbox"]):
         finally:
             file.unlink(missing_ok=True)
         return image
-
-    def _image_command(self, plan: StartPlan) -> str | None:
-        dockerfile = plan.dockerfile()
-        return None if dockerfile is None else server_command(dockerfile.text)
 
     def _run(self, box: Sandbox, command: str, timeout_s: float) -> str:
         return box.process.exec(command, timeout=round(timeout_s)).result or ""

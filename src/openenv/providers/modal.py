@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from openenv.errors import ProviderUnavailable
 from openenv.providers.cloud import (
-    DOCKERFILE,
     PORT,
     START_LABEL,
-    CloudProvider,
+    BuildingProvider,
     CloudSandbox,
     StartPlan,
     import_package,
     require_https,
 )
-from openenv.providers.dockerfiles import DockerfileSource, server_command
 from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ _RESERVED_MB = 128
 _OWN_OPTIONS = frozenset({"args", "app", "image", "env", "tags", "timeout", "encrypted_ports", "client"})
 
 
-class ModalProvider(CloudProvider["Sandbox"]):
+class ModalProvider(BuildingProvider["Sandbox"]):
     """Starts a server in a Modal sandbox and returns the address of an encrypted tunnel to it.
 
     An image is a name in a registry, or `dockerfile:PATH`, as `image_from_dockerfile` returns it. The account is what
@@ -88,23 +86,8 @@ class ModalProvider(CloudProvider["Sandbox"]):
         more = sorted(set(inspect.signature(self._make).parameters) - _OWN_OPTIONS)
         self._options = ("cmd", *(name for name in more if not name.startswith("_")))
 
-    @classmethod
-    def image_from_dockerfile(cls, dockerfile_path: str, context_dir: str | None = None) -> str:
-        """Check a Dockerfile and return `dockerfile:PATH` for `start_container`.
-
-        Args:
-            dockerfile_path: The Dockerfile.
-            context_dir: The folder that `COPY` reads from; by default the parent of the Dockerfile's own folder, as
-                `openenv init` has it.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            ValueError: There is no such folder, or something that is copied is not in it.
-        """
-        return f"{DOCKERFILE}{DockerfileSource.of(dockerfile_path, context_dir)}"
-
     def _create(self, plan: StartPlan) -> Sandbox:
-        dockerfile = plan.dockerfile()
+        dockerfile = self._dockerfile(plan.image)
         images = self._sdk.Image
         image: Image
         if dockerfile is None:
@@ -124,10 +107,6 @@ class ModalProvider(CloudProvider["Sandbox"]):
             **{**self._limits, **plan.options},
         )
         return box
-
-    def _image_command(self, plan: StartPlan) -> str | None:
-        dockerfile = plan.dockerfile()
-        return None if dockerfile is None else server_command(dockerfile.text)
 
     def _run(self, box: Sandbox, command: str, timeout_s: float) -> str:
         process = box.exec("sh", "-c", command, timeout=round(timeout_s))

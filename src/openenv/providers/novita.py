@@ -14,13 +14,13 @@ from openenv.errors import ProviderError, ProviderUnavailable, message_of
 from openenv.providers.cloud import (
     PORT,
     START_LABEL,
-    CloudProvider,
+    BuildingProvider,
     CloudSandbox,
     StartPlan,
     import_package,
     require_https,
 )
-from openenv.providers.dockerfiles import DockerfileSource, flatten, instructions, server_command
+from openenv.providers.dockerfiles import DockerfileSource, flatten, instructions
 from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _SETTLED_MS = 5_000
 _ROOT = "root"
 
 
-class NovitaSandboxProvider(CloudProvider["Sandbox"]):
+class NovitaSandboxProvider(BuildingProvider["Sandbox"]):
     """Starts a server in a Novita sandbox and returns its address.
 
     An image is a name in a registry; `template:ID`, a template of the account; or `template:PATH`, a Dockerfile, as
@@ -61,6 +61,7 @@ class NovitaSandboxProvider(CloudProvider["Sandbox"]):
 
     _cloud = "Novita"
     _place = "novita"
+    _prefix = _TEMPLATE
 
     def __init__(
         self,
@@ -105,29 +106,13 @@ class NovitaSandboxProvider(CloudProvider["Sandbox"]):
             raise ProviderUnavailable(f"Novita accepts no request: {self._redact(message_of(error))}") from None
 
     @classmethod
-    def image_from_dockerfile(cls, dockerfile_path: str, context_dir: str | None = None) -> str:
-        """Check a Dockerfile and return `template:PATH` for `start_container`, which builds it.
-
-        Novita builds single stages: one of several stages that begin from the same image is rewritten as one.
-
-        Args:
-            dockerfile_path: The Dockerfile.
-            context_dir: The folder that `COPY` reads from; by default the parent of the Dockerfile's own folder, as
-                `openenv init` has it.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            ValueError: There is no such folder, something that is copied is not in it, or it cannot be rewritten.
-        """
-        source = DockerfileSource.of(dockerfile_path, context_dir)
+    def _check_dockerfile(cls, source: DockerfileSource) -> None:
+        # Novita builds single stages: one of several stages that begin from the same image is rewritten as one.
         flatten(source.text)
-        return f"{_TEMPLATE}{source}"
 
-    def _source(self, image: str) -> str:
-        source = _dockerfile(image)
-        if source is not None:
-            flatten(source.text)
-        return image
+    @classmethod
+    def _dockerfile(cls, image: str) -> DockerfileSource | None:
+        return super()._dockerfile(image) if "/" in image else None  # otherwise it is the id of a template
 
     def _create(self, plan: StartPlan) -> Sandbox:
         arguments: dict[str, Any] = {
@@ -138,7 +123,7 @@ class NovitaSandboxProvider(CloudProvider["Sandbox"]):
         }
         # A template keeps its own user. What Novita makes of an image loses it, and the owners of its files.
         self._user = None if plan.image.startswith(_TEMPLATE) else _ROOT
-        source = _dockerfile(plan.image)
+        source = self._dockerfile(plan.image)
         if source is not None:
             arguments["template"] = self._build(source)
         elif plan.image.startswith(_TEMPLATE):
@@ -164,10 +149,6 @@ class NovitaSandboxProvider(CloudProvider["Sandbox"]):
         logs = self._on_build_logs
         info = self._novita.template.build(builder, name, on_build_logs=logs, **self._resources)
         return str(info.template_id)
-
-    def _image_command(self, plan: StartPlan) -> str | None:
-        source = _dockerfile(plan.image)
-        return None if source is None else server_command(source.text)
 
     def _run(self, box: Sandbox, command: str, timeout_s: float) -> str:
         try:
@@ -200,12 +181,6 @@ class NovitaSandboxProvider(CloudProvider["Sandbox"]):
                     what = one.name or one.template_id
                     name, began = one.sandbox_id, one.started_at.isoformat()
                     yield CloudSandbox(name, what, owner, partial(self._kill, name), began)
-
-
-def _dockerfile(image: str) -> DockerfileSource | None:
-    """Return the Dockerfile of a `template:PATH`, None for a template and for an image."""
-    name = image[len(_TEMPLATE) :] if image.startswith(_TEMPLATE) else ""
-    return DockerfileSource.parse(name) if "/" in name else None
 
 
 def _template_name(source: DockerfileSource) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import logging
 import math
-import queue
 import re
 import secrets
 import shlex
@@ -27,7 +26,7 @@ from openenv.sandboxes import shell_command
 from openenv.sandboxes.base import Limits, Sandboxes, SandboxSpec, Stream, refuse_snapshot
 from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
-from openenv.sandboxes.remote import RemoteSandbox
+from openenv.sandboxes.remote import QueueChannel, RemoteSandbox
 from openenv.sandboxes.shell_command import Channel
 
 if TYPE_CHECKING:
@@ -234,20 +233,17 @@ class Executor(Protocol):
         """Run a command; the result has `exit_code` and `result`, its output."""
 
 
-class FifoChannel(Channel):
+class FifoChannel(QueueChannel):
     """A shell inside, between named pipes; two threads read them, call after call."""
 
     def __init__(self, executor: Executor, command: str, *, has_input: bool) -> None:
+        super().__init__()
         self._executor = executor
         self._has_input = has_input
         self._folder = f"/tmp/.openenv-{secrets.token_hex(8)}"
         self._nonce = secrets.token_hex(8)
-        self._events: queue.Queue[tuple[Stream, bytes] | None] = queue.Queue(maxsize=64)
-        self._closed = threading.Event()
-        self._over = threading.Event()
         self._left = 2
         self._lock = threading.Lock()
-        self._exit_code: int | None = None
         done = self._call(self._launch_script(command))
         if done.exit_code != 0:
             raise SandboxError(f"Daytona started no shell: {done.result}")
@@ -300,29 +296,11 @@ echo $! >pid"""
             except Exception:  # the command or the sandbox has ended
                 _log.debug("end of input", exc_info=True)
 
-    def receive(self, timeout: float | None) -> tuple[Stream, bytes] | None:
-        if self._closed.is_set():
-            raise EOFError
-        try:
-            got = self._events.get(timeout=timeout)
-        except queue.Empty:
-            return None
-        if got is None:
-            self._events.put(None)
-            raise EOFError
-        return got
-
     def close(self) -> None:
         """Close the channel: what the shell still writes is dropped, and the pipes go when it ends."""
         if self._closed.is_set():
             return
-        self._closed.set()
-        while True:
-            try:
-                self._events.get_nowait()
-            except queue.Empty:
-                break
-        self._events.put(None)
+        super().close()
         threading.Thread(target=self._release, name="daytona-release", daemon=True).start()
 
     def _release(self) -> None:
@@ -374,13 +352,3 @@ echo $! >pid"""
         while edge > 0 and not mark.startswith(data[edge : edge + len(mark)]):
             edge = data.rfind(_EDGE, max(0, len(data) - len(mark) - 8), edge)
         return edge if edge >= 0 and mark.startswith(data[edge : edge + len(mark)]) else len(data)
-
-    def _put(self, event: tuple[Stream, bytes] | None) -> None:
-        if event is not None and not event[1]:
-            return
-        while not self._closed.is_set():
-            try:
-                self._events.put(event, timeout=0.5)
-            except queue.Full:
-                continue
-            return

@@ -9,7 +9,6 @@ import codecs
 import inspect
 import logging
 import math
-import queue
 import shlex
 import threading
 import time
@@ -20,7 +19,7 @@ from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported, message_of
 from openenv.sandboxes.base import Limits, Sandboxes, SandboxSpec, Stream, refuse_image, refuse_snapshot
 from openenv.sandboxes.descriptors import ConnectionQuota
-from openenv.sandboxes.remote import RemoteSandbox
+from openenv.sandboxes.remote import QueueChannel, RemoteSandbox
 from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, framed
 from openenv.sandboxes.streams import slices
 
@@ -166,17 +165,14 @@ class E2BSandbox(RemoteSandbox):
         return self.remote.files.read(place, format="stream")
 
 
-class CommandChannel(Channel):
+class CommandChannel(QueueChannel):
     """A command at E2B; a thread takes its events from the package, in their order."""
 
     def __init__(self, handle: Any, *, has_input: bool) -> None:
+        super().__init__()
         self._handle = handle
         self._has_input = has_input
         self._encoding = _keep_bytes(handle)
-        self._events: queue.Queue[tuple[Stream, bytes] | None] = queue.Queue(maxsize=64)
-        self._closed = threading.Event()
-        self._over = threading.Event()
-        self._exit_code: int | None = None
         threading.Thread(target=self._follow, name=f"e2b-{handle.pid}", daemon=True).start()
 
     @property
@@ -202,28 +198,6 @@ class CommandChannel(Channel):
             except Exception:  # the command or the sandbox has ended
                 _log.debug("close_stdin", exc_info=True)
 
-    def receive(self, timeout: float | None) -> tuple[Stream, bytes] | None:
-        if self._closed.is_set():
-            raise EOFError
-        try:
-            got = self._events.get(timeout=timeout)
-        except queue.Empty:
-            return None
-        if got is None:
-            self._events.put(None)
-            raise EOFError
-        return got
-
-    def close(self) -> None:
-        """Close the channel; the thread ends with the next event, or with the sandbox."""
-        self._closed.set()
-        while True:
-            try:
-                self._events.get_nowait()
-            except queue.Empty:
-                break
-        self._events.put(None)
-
     def _follow(self) -> None:
         try:
             for out, err, _ in self._handle:
@@ -240,14 +214,6 @@ class CommandChannel(Channel):
         finally:
             self._over.set()
             self._put(None)
-
-    def _put(self, event: tuple[Stream, bytes] | None) -> None:
-        while not self._closed.is_set():
-            try:
-                self._events.put(event, timeout=0.5)
-            except queue.Full:
-                continue
-            return
 
 
 def _keep_bytes(handle: Any) -> str:

@@ -6,17 +6,60 @@ Knows no cloud. `ShellSandbox` does everything else.
 from __future__ import annotations
 
 import contextlib
+import queue
 import secrets
 import tempfile
+import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, ClassVar
 
 from openenv.errors import SandboxError, SandboxTreeError, message_of
-from openenv.sandboxes.base import OnOutput
+from openenv.sandboxes.base import OnOutput, Stream
 from openenv.sandboxes.shell import Input, ShellSandbox, archive_limit
-from openenv.sandboxes.shell_command import ShellRun
+from openenv.sandboxes.shell_command import Channel, ShellRun
+
+
+class QueueChannel(Channel):
+    """A channel whose output threads take from a package and put into a queue."""
+
+    def __init__(self) -> None:
+        self._events: queue.Queue[tuple[Stream, bytes] | None] = queue.Queue(maxsize=64)
+        self._closed = threading.Event()
+        self._over = threading.Event()
+        self._exit_code: int | None = None
+
+    def receive(self, timeout: float | None) -> tuple[Stream, bytes] | None:
+        if self._closed.is_set():
+            raise EOFError
+        try:
+            got = self._events.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if got is None:
+            self._events.put(None)
+            raise EOFError
+        return got
+
+    def close(self) -> None:
+        """Close the channel; the threads end with the next output, or with the sandbox."""
+        self._closed.set()
+        while True:
+            try:
+                self._events.get_nowait()
+            except queue.Empty:
+                break
+        self._events.put(None)
+
+    def _put(self, event: tuple[Stream, bytes] | None) -> None:
+        """Add output, or None for its end; wait while the queue is full."""
+        while not self._closed.is_set():
+            try:
+                self._events.put(event, timeout=0.5)
+            except queue.Full:
+                continue
+            return
 
 
 class RemoteSandbox(ShellSandbox):
