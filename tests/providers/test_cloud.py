@@ -13,7 +13,7 @@ import pytest
 from openenv.errors import ProviderError, ProviderUnavailable
 from openenv.providers import inventory
 from openenv.providers.aca import ACASandboxProvider
-from openenv.providers.cloud import CloudProvider, CloudSandbox, Redactor, StartPlan, require_https
+from openenv.providers.cloud import BuildingProvider, CloudProvider, CloudSandbox, Redactor, StartPlan, require_https
 from openenv.providers.daytona import DaytonaProvider
 from openenv.providers.hf_sandbox import HFSandboxProvider
 from openenv.providers.modal import ModalProvider
@@ -51,7 +51,7 @@ def test_the_published_modules_export_the_providers(module: str, name: str) -> N
     )
 
 
-class LocalProvider(CloudProvider[str]):
+class LocalProvider(BuildingProvider[str]):
     """A cloud that is this machine: enough for what is decided before anything is started."""
 
     _cloud = "Here"

@@ -22,6 +22,7 @@ from openenv.sandboxes.owners import CLOUD_OWNER_LABEL
 from openenv.thread_server import ThreadServer
 from servers import running_server
 
+pytestmark = pytest.mark.slow
 SECRET = "s3cr3t-value-of-a-variable"
 CLOUDS = ("daytona", "aca", "huggingface", "novita", "modal")
 
