@@ -13,7 +13,7 @@ SANDBOX_PACKAGES := bubblewrap $(NPM)
 TEST_PACKAGES := $(SANDBOX_PACKAGES) docker.io runc containerd iptables iproute2 busybox-static chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help sandbox-packages test-packages clients demo test test-all test-k8s check-and-others chaos test-fastmcp3 test-gradio test-ray test-inspect test-trainers conformance check format bench docs lock clean
+.PHONY: help sandbox-packages test-packages clients demo test test-all test-k8s check-and-others chaos test-fastmcp3 test-gradio test-ray test-clouds test-inspect test-trainers conformance check format bench docs lock clean
 
 help: ## show what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -79,6 +79,13 @@ $(CLIENTS)/inspect/ready: pyproject.toml
 	@$(@D)/bin/python $(PIP) --no-deps litellm
 	@touch $@
 
+# The packages of clouds pull in a great deal, and pin some of it, so what runs on their doubles has one, too.
+$(CLIENTS)/clouds/ready: pyproject.toml
+	@echo "Setting up $(@D) ..."
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python $(PIP) -e ".[daytona,modal,novita,aca,hub]" anyio pytest pytest-timeout pytest-xdist
+	@touch $@
+
 # Trainers, each in an environment of its own: they are large, and pin what the rest takes newer.
 TRAINERS := trl sb3 skyrl verl verifiers ors pettingzoo
 # The packages of each environment.
@@ -130,7 +137,7 @@ test: $(VENV)/ready test-packages clients ## the checks, and every test that is 
 		env WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python -m "not slow"
 
 test-all: $(VENV)/ready test-packages clients .engine/ready ## the slow tests too (STRICT=1: without a second look at failures)
-	@scripts/beside "$(MAKE) --no-print-directory check-and-others test-ray test-inspect test-trainers" \
+	@scripts/beside "$(MAKE) --no-print-directory check-and-others test-ray test-clouds test-inspect test-trainers" \
 		env WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python
 
 # K8S="-k update" chooses tests; the logs of the cluster's parts are in .k8s/logs afterwards.
@@ -149,6 +156,9 @@ test-ray: $(CLIENTS)/ray/ready sandbox-packages ## the tests on a Ray cluster of
 
 test-inspect: $(CLIENTS)/inspect/ready sandbox-packages ## the tests of evaluations with Inspect AI itself
 	@WORKERS=2 scripts/run-tests $(CLIENTS)/inspect/bin/python tests/evals
+
+test-clouds: $(CLIENTS)/clouds/ready sandbox-packages ## the tests of cloud providers: real packages, doubles of the clouds
+	@WORKERS=2 scripts/run-tests $(CLIENTS)/clouds/bin/python tests/providers/clouds tests/sandboxes/test_daytona.py
 
 # One trainer after another: make test-trainers TRAINERS=trl chooses.
 test-trainers: $(TRAINERS:%=test-with-%) ## the adapters with the trainers themselves, as they are on PyPI
