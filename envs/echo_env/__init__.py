@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from echo_env.client import EchoEnv
+from echo_env.models import EchoAction, EchoObservation
 
-__all__ = ["EchoEnv"]
+__all__ = ["EchoAction", "EchoEnv", "EchoObservation"]

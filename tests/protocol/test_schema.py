@@ -13,6 +13,7 @@ from openenv.protocol.schema import (
     deserialize_action_with_preprocessing,
     json_schema,
     step_frame_parser,
+    takes_tool_actions,
 )
 from openenv.tool_types import CallToolAction, ListToolsAction
 from openenv.types import Action, Observation
@@ -84,6 +85,11 @@ def test_a_subclass_of_a_tool_action_means_exactly_itself() -> None:
     with pytest.raises(ValidationError):
         deserialize_action({"type": "list_tools"}, ToolSubclass)
     assert type(deserialize_action({"tool_name": "t"}, ToolSubclass)) is ToolSubclass
+
+
+def test_an_environment_is_stepped_with_tool_calls_where_its_actions_are_those_or_more() -> None:
+    assert all(takes_tool_actions(each) for each in (Action, CallToolAction, ToolSubclass))
+    assert not any(takes_tool_actions(each) for each in (None, Move, PlainAction))
 
 
 def test_root_models_and_dataclasses_are_actions_too() -> None:

@@ -6,13 +6,14 @@ import argparse
 
 import uvicorn
 
+from echo_env.models import EchoStepAction
 from echo_env.server.echo_environment import EchoEnvironment
 from openenv.core.env_server.http_server import create_app
-from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+from openenv.core.env_server.mcp_types import CallToolObservation
 
 app = create_app(
     EchoEnvironment,
-    CallToolAction,
+    EchoStepAction,
     CallToolObservation,
     env_name="echo_env",
     max_concurrent_envs=256,

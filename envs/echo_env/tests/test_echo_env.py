@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from fastmcp import Client
 
-from echo_env import EchoEnv
+from echo_env import EchoAction, EchoEnv, EchoObservation
+from echo_env.models import EchoStepAction
 from echo_env.server.app import app
 from echo_env.server.echo_environment import EchoEnvironment
 from openenv import LocalEnv
 from openenv.core.env_server.mcp_types import CallToolAction, ListToolsAction
 from openenv.core.env_server.types import Action
+from openenv.errors import RequestValidationError
 from openenv.testing import Served
 
 pytest_plugins = ["openenv.testing.plugin"]
@@ -48,6 +50,33 @@ def test_what_is_no_message_or_no_tool_is_an_error_of_its_call() -> None:
         assert echo(env, ["no", "text"]).error.error_type == "invalid_args"
         assert echo(env, "x", "shout").error.error_type == "tool_not_found"
         assert echo(env, "still there").result.data == "still there"
+
+
+def test_a_plain_message_comes_back_and_earns_by_its_length() -> None:
+    with LocalEnv(EchoEnvironment, EchoStepAction).sync() as env:
+        assert env.reset().observation.echoed_message == "Echo environment ready!"
+        for action in ({"message": "héllo"}, EchoAction(message="héllo")):
+            result = env.step(action)
+            assert (result.observation.echoed_message, result.observation.message_length) == ("héllo", 5)
+            assert result.reward == pytest.approx(0.5)
+        assert env.step({"message": "x" * 20_000}).reward == 1000
+        assert env.step({"type": "list_tools"}).observation.tools
+        assert env.step({"tool_name": "echo_message", "arguments": {"message": "a"}}).observation.result.data == "a"
+        with pytest.raises(RequestValidationError):
+            env.step({"message": 7})
+        assert env.state().step_count == 5
+
+
+def test_the_client_steps_with_messages_and_tools_of_one_episode(serve_env: Callable[..., Served]) -> None:
+    with EchoEnv(base_url=serve_env(app).url).sync() as env:
+        assert isinstance(env.reset().observation, EchoObservation)
+        result = env.step(EchoAction(message="hello"))
+        assert isinstance(result.observation, EchoObservation)
+        assert (result.observation.echoed_message, result.reward, result.done) == ("hello", 0.5, False)
+        assert env.call_tool("echo_message", message="hi") == "hi"
+        called = env.step(CallToolAction(tool_name="echo_message", arguments={"message": "a"})).observation
+        assert called.result["data"] == "a"
+        assert env.state().step_count == 2  # the call of a tool beside the steps is none
 
 
 def test_other_actions_get_the_list_of_tools_as_an_error() -> None:
