@@ -11,6 +11,7 @@ from coding_env.server.exercises import Exercise, Task
 from coding_env.server.interpreter import CodeResult, InterpreterLimits, PythonInterpreter
 from openenv import Environment
 from openenv.core.env_server.interfaces import Transform
+from openenv.core.env_server.types import EnvironmentMetadata
 from openenv.core.rubrics import Rubric
 from openenv.sandboxes import Sandboxes, backend
 
@@ -123,6 +124,12 @@ class PythonCodeActEnv(Environment[CodeAction, CodeObservation, CodeState]):
         interpreter, self._interpreter = self._interpreter, None
         if interpreter is not None:
             interpreter.close()
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """Describe the environment."""
+        return EnvironmentMetadata(
+            name="coding_env", description="Run Python in a sandbox, one piece after another.", version="0.11.0"
+        )
 
     def render_web(self, observation: dict[str, Any]) -> str | None:
         """Show code and output as a terminal would."""

@@ -42,6 +42,7 @@ class ServedGymnasium(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
     make: ClassVar[MakeEnv]
     action_cls: ClassVar[type[Action]]
     observation_cls: ClassVar[type[Observation]]
+    action_space: ClassVar[SomeSpace]
     observation_space: ClassVar[SomeSpace]
     write_observation: ClassVar[Callable[[Any], Any]]
 
@@ -138,6 +139,7 @@ def gymnasium_environment(env: str | MakeEnv, **kwargs: Any) -> type[ServedGymna
         "make": staticmethod(make),
         "action_cls": action_cls,
         "observation_cls": observation_cls,
+        "action_space": action_space,
         "observation_space": observation_space,
         "write_observation": staticmethod(wire_writer(observation_space)),
         "RUNS_INLINE": type(sample.unwrapped).__module__.startswith(_AT_ONCE),
