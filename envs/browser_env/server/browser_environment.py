@@ -1,0 +1,184 @@
+"""The Browser environment: episodes in a browser, with or without a task. Browser, site and tasks are elsewhere."""
+
+from __future__ import annotations
+
+import html
+import re
+import secrets
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from browser_env.models import BrowserAction, BrowserObservation, BrowserState
+from browser_env.server import tasks
+from browser_env.server.chromium import ActionNotPossible, Chromium
+from browser_env.server.site import Site
+from browser_env.server.tasks import Goal, Task
+from openenv import Environment
+from openenv.core.env_server.types import EnvironmentMetadata
+
+MAX_STEPS = 30
+_CLICKABLE = re.compile(r'- (?:link|button) "([^"]+)"(?: \[[^]]*\])*? \[ref=((?:f\d+)?e\d+)\]')
+
+
+class BrowserEnvironment(Environment[BrowserAction, BrowserObservation, BrowserState]):
+    """Use a real browser on a small site, and do a task there.
+
+    Args:
+        program: The browser's path; by default the Chromium that is installed.
+        allowed_hosts: The hosts that it may reach besides the site.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    HAS_EXTERNAL_STATE = True  # pages are in the browser
+
+    def __init__(self, program: str | None = None, allowed_hosts: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._program, self._allowed_hosts = program, tuple(allowed_hosts)
+        self._browser: Chromium | None = None
+        self._site = Site(0)
+        self._goal: Goal | None = None
+        self._most_steps, self._takes_screenshots = MAX_STEPS, True
+        self._is_over = True
+        self._state = BrowserState()
+
+    def reset(
+        self,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        task_id: str | None = None,
+        screenshot: bool = True,
+        max_steps: int = MAX_STEPS,
+        split: str | None = None,
+        index: int = 0,
+        **kwargs: Any,
+    ) -> BrowserObservation:
+        """Begin on the home page, with a task (`task_id`, or `split` and `index`) or without one.
+
+        Args:
+            seed: Of the site's products and people, and of the task; drawn if there is none.
+            episode_id: A name for the episode.
+            task_id: A kind of task: order, cheapest, message, settings, phone or count.
+            screenshot: Whether observations have a picture.
+            max_steps: After how many steps the episode is cut off.
+            split: The tasks: train or test.
+            index: Which task of the split.
+
+        Raises:
+            ValueError: An argument is not possible.
+            IndexError: The split has no such task.
+            RuntimeError: There is no browser, or it does not start.
+        """
+        if split is not None:
+            task = tasks.find_task(split, index)
+            task_id, seed = task["task_id"], task["seed"]
+        if max_steps < 1:
+            raise ValueError(f"max_steps must be 1 or more, not {max_steps}")
+        seed = secrets.randbelow(2**31) if seed is None else seed
+        site = Site(seed)
+        goal = None if task_id is None else tasks.make_goal(task_id, site, seed)
+        if self._browser is None:
+            self._browser = Chromium(self._program, self._allowed_hosts)
+        self._browser.open(site)
+        self._site, self._goal, self._is_over = site, goal, False
+        self._most_steps, self._takes_screenshots = max_steps, screenshot
+        self._state = BrowserState(episode_id=episode_id or str(uuid.uuid4()), task_id=task_id, seed=seed)
+        return self._observe(self._browser)
+
+    def step(self, action: BrowserAction, timeout_s: float | None = None, **kwargs: Any) -> BrowserObservation:
+        """Do something in the browser, or answer.
+
+        Raises:
+            RuntimeError: No episode is running, or the browser has ended.
+        """
+        if self._browser is None or self._is_over:
+            raise RuntimeError("no episode is running: call reset first")
+        error = None
+        try:
+            self._browser.do(action)
+        except ActionNotPossible as failure:
+            error = str(failure)
+        self._state.step_count += 1
+        observation = self._observe(self._browser)
+        observation.error = error
+        answer = action.text if action.action == "answer" else None
+        verdict = None if self._goal is None else self._goal.judge(self._site.records, answer)
+        observation.terminated = verdict is not None or answer is not None
+        observation.truncated = not observation.terminated and self._state.step_count >= self._most_steps
+        observation.done = self._is_over = observation.terminated or observation.truncated
+        observation.reward = verdict or 0.0
+        return observation
+
+    def _observe(self, browser: Chromium) -> BrowserObservation:
+        view = browser.look(screenshot=self._takes_screenshots)
+        self._state.url = view.url
+        self._state.records = [dict(record) for record in self._site.records]
+        return BrowserObservation(
+            url=view.url,
+            title=view.title,
+            text=view.text,
+            screenshot=view.screenshot,
+            instruction="" if self._goal is None else self._goal.instruction,
+            reward=0.0,
+        )
+
+    @property
+    def state(self) -> BrowserState:
+        """The running episode."""
+        return self._state
+
+    def close(self) -> None:
+        """End the browser."""
+        browser, self._browser = self._browser, None
+        if browser is not None:
+            browser.close()
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """Describe the environment."""
+        return EnvironmentMetadata(
+            name="browser_env", description="Use a real browser, and do a task on a small site.", version="0.11.0"
+        )
+
+    def render_web(self, observation: dict[str, Any]) -> str | None:
+        """Show the address, the picture and what went wrong."""
+        picture = observation.get("screenshot")
+        if not picture:
+            return None
+        notes = [observation.get("instruction"), observation.get("url"), observation.get("error")]
+        lines = "".join(f"<p>{html.escape(note)}</p>" for note in notes if note)
+        return f'{_STYLE}{lines}<img src="{html.escape(picture)}" alt="The page">'
+
+    def web_actions(self, observation: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        """Offer to click links and buttons."""
+        found = _CLICKABLE.findall(observation.get("text") or "")
+        return [(name, {"action": "click", "target": ref}) for name, ref in found[:16]]
+
+    # -- tasks ----------------------------------------------------------------------------------------------------
+
+    def list_splits(self) -> list[str]:
+        """Name the splits."""
+        return list(tasks.SPLITS)
+
+    def num_tasks(self, split: str) -> int:
+        """Count the tasks of a split."""
+        return tasks.count_tasks(split)
+
+    def list_tasks(self, split: str) -> list[Task]:
+        """List the tasks of a split."""
+        return self.get_task_range(split)
+
+    def get_task(self, split: str, index: int) -> Task:
+        """Return one task."""
+        return tasks.find_task(split, index)
+
+    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[Task]:
+        """Return the tasks from `start` up to but without `stop`."""
+        return [tasks.find_task(split, index) for index in range(self.num_tasks(split))[start:stop]]
+
+
+_STYLE = """<style>
+:root { color-scheme: light dark }
+body { margin: 0; font: 13px/1.4 system-ui, sans-serif }
+p { margin: 0 0 4px }
+img { width: 100%; border: 1px solid light-dark(#ccc, #444); border-radius: 4px }
+</style>"""
