@@ -53,6 +53,7 @@ ALONE = {
     "use_collect.py": (
         "2 collected, 1 dropped, 0 failed\nep-000001 {'seed': 1} [0, 1, 2]\nep-000002 {'seed': 2} [0]\n"
     ),
+    "use_environments.py": "2b1k3/1pppp1q1/2n5/8/7K/1PP5/5r1P/3R4 b - - 1 26\n['f2h2']\n",
     "use_local.py": ".=.==\neagle\n",
     "web_hooks.py": (
         "<b style='background:goldenrod'>&emsp;</b>"

@@ -10,13 +10,11 @@ import uvicorn
 
 from browser_env.models import BrowserAction, BrowserObservation
 from browser_env.server.browser_environment import BrowserEnvironment
+from browser_env.server.chromium import Chromium
 from openenv import create_app
 
-environment = partial(
-    BrowserEnvironment,
-    os.environ.get("BROWSER_PROGRAM"),
-    os.environ.get("BROWSER_ALLOWED_HOSTS", "").split(","),
-)
+chromium = Chromium(os.environ.get("BROWSER_PROGRAM"), os.environ.get("BROWSER_ALLOWED_HOSTS", "").split(","))
+environment = partial(BrowserEnvironment, chromium)
 app = create_app(environment, BrowserAction, BrowserObservation, env_name="browser_env", max_concurrent_envs=16)
 
 

@@ -6,12 +6,11 @@ import html
 import re
 import secrets
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
 from browser_env.models import BrowserAction, BrowserObservation, BrowserState
 from browser_env.server import tasks
-from browser_env.server.chromium import ActionNotPossible, Chromium
+from browser_env.server.chromium import ActionNotPossible, BrowserProfile, Chromium
 from browser_env.server.site import Site
 from browser_env.server.tasks import Goal, Task
 from openenv import Environment
@@ -25,17 +24,17 @@ class BrowserEnvironment(Environment[BrowserAction, BrowserObservation, BrowserS
     """Use a real browser on a small site, and do a task there.
 
     Args:
-        program: The browser's path; by default the Chromium that is installed.
-        allowed_hosts: The hosts that it may reach besides the site.
+        chromium: The browser, which environments may share; each has a profile of its own.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     HAS_EXTERNAL_STATE = True  # pages are in the browser
 
-    def __init__(self, program: str | None = None, allowed_hosts: Sequence[str] = ()) -> None:
+    def __init__(self, chromium: Chromium | None = None) -> None:
         super().__init__()
-        self._program, self._allowed_hosts = program, tuple(allowed_hosts)
-        self._browser: Chromium | None = None
+        self._chromium = chromium or Chromium()
+        self._has_joined = False
+        self._profile: BrowserProfile | None = None
         self._site = Site(0)
         self._goal: Goal | None = None
         self._most_steps, self._takes_screenshots = MAX_STEPS, True
@@ -77,13 +76,15 @@ class BrowserEnvironment(Environment[BrowserAction, BrowserObservation, BrowserS
         seed = secrets.randbelow(2**31) if seed is None else seed
         site = Site(seed)
         goal = None if task_id is None else tasks.make_goal(task_id, site, seed)
-        if self._browser is None:
-            self._browser = Chromium(self._program, self._allowed_hosts)
-        self._browser.open(site)
+        if not self._has_joined:
+            self._chromium.join()
+            self._has_joined = True
+        self._close_profile()
+        self._profile = BrowserProfile(self._chromium, site)
         self._site, self._goal, self._is_over = site, goal, False
         self._most_steps, self._takes_screenshots = max_steps, screenshot
         self._state = BrowserState(episode_id=episode_id or str(uuid.uuid4()), task_id=task_id, seed=seed)
-        return self._observe(self._browser)
+        return self._observe(self._profile)
 
     def step(self, action: BrowserAction, timeout_s: float | None = None, **kwargs: Any) -> BrowserObservation:
         """Do something in the browser, or answer.
@@ -91,15 +92,15 @@ class BrowserEnvironment(Environment[BrowserAction, BrowserObservation, BrowserS
         Raises:
             RuntimeError: No episode is running, or the browser has ended.
         """
-        if self._browser is None or self._is_over:
+        if self._profile is None or self._is_over:
             raise RuntimeError("no episode is running: call reset first")
         error = None
         try:
-            self._browser.do(action)
+            self._profile.do(action)
         except ActionNotPossible as failure:
             error = str(failure)
         self._state.step_count += 1
-        observation = self._observe(self._browser)
+        observation = self._observe(self._profile)
         observation.error = error
         answer = action.text if action.action == "answer" else None
         verdict = None if self._goal is None else self._goal.judge(self._site.records, answer)
@@ -109,8 +110,8 @@ class BrowserEnvironment(Environment[BrowserAction, BrowserObservation, BrowserS
         observation.reward = verdict or 0.0
         return observation
 
-    def _observe(self, browser: Chromium) -> BrowserObservation:
-        view = browser.look(screenshot=self._takes_screenshots)
+    def _observe(self, profile: BrowserProfile) -> BrowserObservation:
+        view = profile.look(screenshot=self._takes_screenshots)
         self._state.url = view.url
         self._state.records = [dict(record) for record in self._site.records]
         return BrowserObservation(
@@ -128,10 +129,18 @@ class BrowserEnvironment(Environment[BrowserAction, BrowserObservation, BrowserS
         return self._state
 
     def close(self) -> None:
-        """End the browser."""
-        browser, self._browser = self._browser, None
-        if browser is not None:
-            browser.close()
+        """Leave the browser, which ends with the last of its environments."""
+        if self._has_joined:
+            self._has_joined = False
+            try:
+                self._close_profile()
+            finally:
+                self._chromium.leave()
+
+    def _close_profile(self) -> None:
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.close()
 
     def get_metadata(self) -> EnvironmentMetadata:
         """Describe the environment."""

@@ -18,7 +18,7 @@ pytest.importorskip("playwright", reason="needs Playwright: pip install playwrig
 from browser_env import BrowserAction, BrowserEnv, BrowserObservation, BrowserState
 from browser_env.server.app import app
 from browser_env.server.browser_environment import BrowserEnvironment
-from browser_env.server.chromium import PROGRAMS
+from browser_env.server.chromium import PROGRAMS, Chromium
 from browser_env.server.site import HOME, STAFF_PER_PAGE, Site
 from browser_env.server.tasks import KINDS, Goal, make_goal
 from openenv import LocalEnv
@@ -181,7 +181,7 @@ def test_only_allowed_hosts_are_reached() -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/page"
-        with LocalEnv(lambda: BrowserEnvironment(allowed_hosts=["127.0.0.1"]), BrowserAction).sync() as env:
+        with LocalEnv(lambda: BrowserEnvironment(Chromium(allowed_hosts=["127.0.0.1"])), BrowserAction).sync() as env:
             env.reset(screenshot=False)
             seen = do(env, "goto", url).observation
             assert (seen.title, "Outside" in seen.text) == ("Outside", True)
@@ -212,6 +212,33 @@ def test_an_episode_begins_with_a_new_profile_and_is_cut_off_in_time(env: SyncLo
     assert not do(env, "wait").done
     last = do(env, "wait")
     assert (last.done, last.observation.truncated, last.reward) == (True, True, 0.0)
+
+
+@needs_browser
+@pytest.mark.slow
+def test_environments_share_a_browser_until_the_last_one_ends() -> None:
+    chromium = Chromium()
+    first, second = BrowserEnvironment(chromium), BrowserEnvironment(chromium)
+    first.reset(seed=1, task_id="settings", screenshot=False)
+    second.reset(seed=1, task_id="settings", screenshot=False)
+    first.step(BrowserAction(action="goto", target="/settings"))
+    assert second.step(BrowserAction(action="wait")).url == HOME
+    first.close()
+    first.close()
+    assert second.step(BrowserAction(action="goto", target="/staff")).title == "Staff - Company"
+    chromium.run(end_browser(chromium))
+    with pytest.raises(RuntimeError, match="reset to"):
+        second.step(BrowserAction(action="wait"))
+    assert second.reset(seed=1, screenshot=False).url == HOME
+    second.close()
+    with pytest.raises(RuntimeError, match="has ended"):
+        chromium.run(end_browser(chromium))
+
+
+async def end_browser(chromium: Chromium) -> None:
+    """End the browser as a crash does."""
+    assert chromium._browser is not None
+    await chromium._browser.close()
 
 
 def test_without_a_browser_a_reset_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import shutil
 import socket
 import tempfile
@@ -23,8 +24,7 @@ from openenv.sandboxes.base import TIMED_OUT
 
 _START_S = 20.0
 _GRACE_S = 1.0
-_FOLDER = "/tmp/openenv"
-_FIRST_PORT = 8100
+_PORTS = range(20_000, 30_000)
 _WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -56,12 +56,12 @@ class PythonInterpreter:
 
     def __init__(self, backend: Sandboxes, limits: InterpreterLimits) -> None:
         self._limits = limits
-        self._port = _FIRST_PORT
         self._connection: socket.socket | None = None
         self._job: BgJob | None = None
         self._sandbox = backend.open(SandboxSpec(limits=limits.sandbox, timeout_s=limits.episode_s))
+        self._folder = f"{self._sandbox.home}/.interpreter"
         try:
-            self._sandbox.write_text(f"{_FOLDER}/worker.py", _WORKER.read_text())
+            self._sandbox.write_text(f"{self._folder}/worker.py", _WORKER.read_text())
             self._start()
         except BaseException:
             self.close()
@@ -89,7 +89,7 @@ class PythonInterpreter:
             return self._ended()
 
     def _start(self) -> None:
-        """Start a worker and wait until it connects; each has a port of its own, as the last one is still open."""
+        """Start a worker and wait until it connects; each has a port of its own, as the last one may still be open."""
         folder = Path(tempfile.mkdtemp(prefix="openenv-coding-"))
         errors: list[bytes] = []
         try:
@@ -97,9 +97,10 @@ class PythonInterpreter:
                 listener.bind(str(folder / "socket"))
                 listener.listen(1)
                 listener.settimeout(_START_S)
-                self._port += 1
-                self._sandbox.expose(folder / "socket", port=self._port)
-                command = ["python3", f"{_FOLDER}/worker.py", str(self._port), str(self._limits.output_bytes), _FOLDER]
+                port = secrets.choice(_PORTS)
+                self._sandbox.expose(folder / "socket", port=port)
+                worker = f"{self._folder}/worker.py"
+                command = ["python3", worker, str(port), str(self._limits.output_bytes), self._folder]
                 self._job = self._sandbox.start_bg(command, on_output=lambda _, chunk: errors.append(chunk))
                 self._connection, _ = listener.accept()  # of one connection only: code must not make another
         except TimeoutError:
@@ -160,7 +161,7 @@ class PythonInterpreter:
 
     def _written(self, stream: str) -> str:
         try:
-            content = self._sandbox.read_bytes(f"{_FOLDER}/{stream}", max_bytes=self._limits.output_bytes)
+            content = self._sandbox.read_bytes(f"{self._folder}/{stream}", max_bytes=self._limits.output_bytes)
         except OSError:  # the code removed it
             return ""
         return content.decode("utf-8", "replace")

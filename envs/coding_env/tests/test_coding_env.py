@@ -114,7 +114,8 @@ def test_code_that_ends_the_interpreter_costs_the_names_and_keeps_the_files(
 def test_code_reaches_no_network_and_no_file_of_the_host(env: SyncLocalEnv[Any, Any, Any]) -> None:
     assert "unreachable" in run(env, "import socket; socket.create_connection(('192.0.2.1', 80), 1)").stderr
     assert run(env, f"import os; os.path.exists({__file__!r})").stdout == "False\n"
-    again = run(env, "import socket; socket.create_connection(('127.0.0.1', 8101), 1).recv(1)")
+    own_port = "next(int(word) for word in open('/proc/self/cmdline').read().split('\\0') if word.isdigit())"
+    again = run(env, f"import socket; socket.create_connection(('127.0.0.1', {own_port}), 1).recv(1)")
     assert again.stdout in ("", "b''\n")  # the host accepts one connection: the interpreter's own
 
 
@@ -218,6 +219,18 @@ def test_without_a_sandbox_a_reset_says_what_to_install() -> None:
         PythonCodeActEnv(sandbox=Nowhere()).reset()
     with pytest.raises(ValueError, match="no sandbox backend 'elsewhere'"):
         PythonCodeActEnv(sandbox="elsewhere")
+
+
+def test_the_backend_without_isolation_serves_for_debugging() -> None:
+    with (
+        LocalEnv(lambda: PythonCodeActEnv(sandbox="process"), CodeAction).sync() as env,
+        LocalEnv(lambda: PythonCodeActEnv(sandbox="process"), CodeAction).sync() as other,
+    ):
+        env.reset()
+        other.reset()
+        run(env, "x = 3")
+        assert run(env, "x").stdout == "3\n"
+        assert run(other, "x").exit_code == 1
 
 
 def test_the_page_shows_code_and_output_and_escapes_them(env: SyncLocalEnv[Any, Any, Any]) -> None:
