@@ -77,7 +77,7 @@ def try_package(tmp_path: Path) -> Callable[..., list[float]]:
             look_at_page(url)
             returns = play_randomly(url, choose, most_steps, reset)
         validate = [sys.executable, "-m", "openenv", "validate", str(ENVS / name)]
-        report = subprocess.run(validate, cwd=home, capture_output=True, text=True, timeout=240)
+        report = subprocess.run(validate, cwd=home, capture_output=True, text=True, timeout=600)
         assert report.returncode == 0, report.stdout + report.stderr
         assert "Verdict: pass" in report.stdout + report.stderr
         return returns

@@ -73,8 +73,9 @@ def array_dtype(annotation: Any) -> str | None:
 
 def takes_tool_actions(action_cls: type[Any] | None) -> bool:
     """Whether an environment of that action class is stepped with tool calls; a subclass may take more than those."""
-    is_class = isinstance(action_cls, type)
-    return action_cls in _OPEN_ACTION_CLASSES or (is_class and issubclass(action_cls, CallToolAction))
+    if action_cls in _OPEN_ACTION_CLASSES:
+        return True
+    return isinstance(action_cls, type) and issubclass(action_cls, CallToolAction)
 
 
 def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Any]) -> Any:
