@@ -28,7 +28,7 @@ class EchoStepAction(CallToolAction):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _by_its_fields(cls, data: Any, handler: ModelWrapValidatorHandler[Action]) -> Action:
+    def _by_its_fields(cls, data: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
         if isinstance(data, dict):
             if "message" in data:
                 return EchoAction.model_validate(data)

@@ -28,6 +28,7 @@ from playwright.async_api import (
     Playwright,
     Request,
     Route,
+    ViewportSize,
     async_playwright,
 )
 
@@ -37,7 +38,7 @@ from browser_env.server.site import HOME, HOST, Site
 T = TypeVar("T")
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-VIEWPORT = {"width": 1024, "height": 640}
+VIEWPORT = ViewportSize(width=1024, height=640)
 _ACTION_MS = 10_000
 _SELECT_MS = 2000  # an option that is not there is waited for
 _LOOK_MS = 60_000  # on a busy machine

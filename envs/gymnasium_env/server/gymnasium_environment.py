@@ -97,7 +97,8 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
             self._inner = served()
         inner = self._inner
         assert inner is not None
-        first = inner.reset(seed=seed, options=options, **({} if pixels else {"render": render}))
+        # An environment of pixels always renders, and would be made again without its wrapper.
+        first = inner.reset(seed=seed, options=options, render=None if pixels else render)
         self._is_over, self._shows_pixels = False, pixels
         self.state.env_id, self.state.seed = env_id or self._default_id, seed
         observation = self._observe(first)
