@@ -26,12 +26,18 @@ pytest_plugins = ["openenv.testing.plugin"]
 SOLUTION = "def sum_of_squares(x):\n    return sum(n * n for n in x)"
 
 
-@pytest.fixture
-def env() -> Iterator[SyncLocalEnv[Any, Any, Any]]:
-    """The environment in this process, in an episode; a step may take one second."""
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SyncLocalEnv[Any, Any, Any]]:
+    """The environment in this process; a step may take one second."""
     with LocalEnv(lambda: PythonCodeActEnv(limits=InterpreterLimits(step_s=1.0)), CodeAction).sync() as local:
-        local.reset()
         yield local
+
+
+@pytest.fixture
+def env(shared: SyncLocalEnv[Any, Any, Any]) -> SyncLocalEnv[Any, Any, Any]:
+    """The environment, in an episode."""
+    shared.reset()
+    return shared
 
 
 def run(env: SyncLocalEnv[Any, Any, Any], code: str) -> CodeObservation:
@@ -54,27 +60,26 @@ def test_names_files_and_imports_stay_within_an_episode(env: SyncLocalEnv[Any, A
     assert run(env, "import os; os.path.exists('helper.py')").stdout == "False\n"
 
 
-@pytest.mark.parametrize(
-    ("code", "exit_code", "stdout", "stderr"),
-    [
-        ("print('a')\n1 / 0", 1, "a\n", "ZeroDivisionError: division by zero"),
-        ("def f(:", 1, "", "SyntaxError"),
-        ("import sys; sys.exit(5)", 5, "", ""),
-        ("raise SystemExit('bye')", 1, "", "bye"),
-        ("import os; os.system('echo out; echo err >&2')", 0, "out\n0\n", "err"),
-        ("input()", 1, "", "EOFError"),
-        ("", 0, "", ""),
-        ("print('é' * 3)", 0, "ééé\n", ""),
-    ],
-)
-def test_the_result_says_how_the_code_ended(
-    env: SyncLocalEnv[Any, Any, Any], code: str, exit_code: int, stdout: str, stderr: str
-) -> None:
-    result = run(env, code)
-    assert (result.exit_code, result.stdout) == (exit_code, stdout)
-    assert stderr in result.stderr
-    assert "worker.py" not in result.stderr
-    assert env.state().last_exit_code == exit_code
+ENDINGS = [
+    ("print('a')\n1 / 0", 1, "a\n", "ZeroDivisionError: division by zero"),
+    ("def f(:", 1, "", "SyntaxError"),
+    ("import sys; sys.exit(5)", 5, "", ""),
+    ("raise SystemExit('bye')", 1, "", "bye"),
+    ("import os; os.system('echo out; echo err >&2')", 0, "out\n0\n", "err"),
+    ("input()", 1, "", "EOFError"),
+    ("", 0, "", ""),
+    ("print('é' * 3)", 0, "ééé\n", ""),
+]
+"""Code, and its exit code, output, and part of its errors."""
+
+
+def test_the_result_says_how_the_code_ended(env: SyncLocalEnv[Any, Any, Any]) -> None:
+    for code, exit_code, stdout, stderr in ENDINGS:
+        result = run(env, code)
+        assert (result.exit_code, result.stdout) == (exit_code, stdout)
+        assert stderr in result.stderr
+        assert "worker.py" not in result.stderr
+        assert env.state().last_exit_code == exit_code
 
 
 def test_a_traceback_shows_the_lines_of_the_code(env: SyncLocalEnv[Any, Any, Any]) -> None:
@@ -96,7 +101,11 @@ def test_code_that_takes_too_long_is_interrupted_and_names_stay(env: SyncLocalEn
         ("import os; print('gone', flush=True); os._exit(3)", 3),
         ("import os, signal; print('gone', flush=True); os.kill(os.getpid(), signal.SIGKILL)", 137),
         ("import signal; print('gone', flush=True)\nwhile True: signal.signal(signal.SIGINT, signal.SIG_IGN)", 124),
-        ("import os; print('gone', flush=True); [os.write(fd, b'[1]\\n') for fd in range(3, 9) if fd != 4]", 1),
+        pytest.param(
+            "import os; print('gone', flush=True); [os.write(fd, b'[1]\\n') for fd in range(3, 9) if fd != 4]",
+            1,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_code_that_ends_the_interpreter_costs_the_names_and_keeps_the_files(
@@ -144,10 +153,10 @@ def test_each_exercise_shows_an_example_that_its_solution_gives(exercise: Exerci
     [
         (SOLUTION, 1.0),
         ("def sum_of_squares(x):\n    return 0", 0.1),  # right for empty lists
-        ("def sum_of_squares(x):\n    raise KeyError", 0.0),
-        ("def other(x): pass", 0.0),
-        ("syntax error", 0.0),
-        ("import os, sys; os.write(3, b'[[0]]'); sys.exit(0)", 0.0),
+        pytest.param("def sum_of_squares(x):\n    raise KeyError", 0.0, marks=pytest.mark.slow),
+        pytest.param("def other(x): pass", 0.0, marks=pytest.mark.slow),
+        pytest.param("syntax error", 0.0, marks=pytest.mark.slow),
+        pytest.param("import os, sys; os.write(3, b'[[0]]'); sys.exit(0)", 0.0, marks=pytest.mark.slow),
     ],
 )
 def test_a_submitted_solution_is_scored_by_itself_and_ends_the_episode(

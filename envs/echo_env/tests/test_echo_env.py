@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -111,6 +112,17 @@ def test_the_client_calls_tools_of_the_environment_served_from_its_folder(serve_
         assert not result.done
         assert (env.state().episode_id, other.state().episode_id) == ("mine", "other")
         assert other.state().step_count == 0
+
+
+@pytest.mark.slow
+def test_the_installed_package_is_served_and_played(try_package: Callable[..., list[float]]) -> None:
+    def choose(observation: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+        call = {"type": "call_tool", "tool_name": "echo_message", "arguments": {"message": "hi"}}
+        return chance.choice([{"message": "hello"}, call])
+
+    returns = try_package("echo_env", choose, most_steps=5)
+    assert len(returns) == 100
+    assert 0.0 <= min(returns) < max(returns) <= 2.5
 
 
 def test_an_mcp_client_calls_the_same_tools(serve_env: Callable[..., Served]) -> None:
