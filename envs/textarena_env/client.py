@@ -8,3 +8,6 @@ from textarena_env.models import TextArenaAction, TextArenaObservation, TextAren
 
 class TextArenaEnv(EnvClient[TextArenaAction, TextArenaObservation, TextArenaState]):
     """Plays a game on a server."""
+
+
+TextarenaEnv = TextArenaEnv  # AutoEnv makes this name from that of the package

@@ -14,7 +14,7 @@ from openenv import LocalEnv
 from openenv.errors import ExecutionError
 from openenv.local import SyncLocalEnv
 from openenv.testing import Served
-from textarena_env import TextArenaAction, TextArenaEnv, TextArenaObservation, TextArenaState
+from textarena_env import TextArenaAction, TextArenaEnv, TextArenaObservation, TextArenaState, client
 from textarena_env.server.app import app
 from textarena_env.server.textarena_environment import TextArenaEnvironment
 
@@ -185,6 +185,10 @@ def test_the_typed_client_plays_on_a_server(serve_env: Callable[..., Served]) ->
         assert isinstance(result.observation, TextArenaObservation)
         assert env.step(TextArenaAction(message="[4]")).observation.messages[0].content == "[4]"
         assert isinstance(env.state(), TextArenaState)
+
+
+def test_the_client_has_the_name_that_auto_env_looks_for() -> None:
+    assert client.TextarenaEnv is TextArenaEnv
 
 
 @pytest.mark.slow
