@@ -6,14 +6,17 @@ BIN := $(VENV)/bin
 WORKERS ?= 4
 CLIENTS := .clients
 PIP := -m pip install --quiet --disable-pip-version-check
-ENVS := envs/echo_env envs/gridworld_env envs/notes_env envs/opencode_env
+ENVS := envs/echo_env envs/gridworld_env envs/notes_env envs/opencode_env envs/coding_env envs/gymnasium_env envs/chess_env \
+	envs/reasoning_gym_env envs/textarena_env envs/browser_env
+# What the trainers' tests play: the others would bring their packages into each environment.
+TRAINER_ENVS := envs/echo_env envs/gridworld_env envs/notes_env envs/opencode_env
 # What sandboxes and agents need of the system; installed where make runs as root on Debian, named where it does not.
 NPM := $(if $(shell command -v npm),,npm)
 SANDBOX_PACKAGES := bubblewrap $(NPM)
-TEST_PACKAGES := $(SANDBOX_PACKAGES) docker.io runc containerd iptables iproute2 busybox-static chromium
+TEST_PACKAGES := $(SANDBOX_PACKAGES) docker.io runc containerd iptables iproute2 busybox-static chromium stockfish
 
 .DEFAULT_GOAL := help
-.PHONY: help sandbox-packages test-packages clients demo test test-all test-k8s check-and-others chaos test-fastmcp3 test-gradio test-ray test-clouds test-inspect test-trainers conformance check format bench docs lock clean
+.PHONY: help sandbox-packages test-packages clients demo test test-all test-k8s check-and-others chaos test-fastmcp3 test-gradio test-ray test-clouds test-inspect test-envs test-trainers conformance check format bench docs lock clean
 
 help: ## show what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -86,6 +89,13 @@ $(CLIENTS)/clouds/ready: pyproject.toml
 	@$(@D)/bin/python $(PIP) -e ".[daytona,modal,novita,aca,hub]" anyio pytest pytest-timeout pytest-xdist
 	@touch $@
 
+# TextArena and Reasoning Gym bring half a gigabyte (nltk, sympy, pandas, ...), so their environments have one of their own.
+$(CLIENTS)/envs/ready: pyproject.toml envs/textarena_env/pyproject.toml envs/reasoning_gym_env/pyproject.toml
+	@echo "Setting up $(@D) ..."
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python $(PIP) -e . -e envs/textarena_env -e envs/reasoning_gym_env anyio hatchling pytest pytest-timeout pytest-xdist
+	@touch $@
+
 # Trainers, each in an environment of its own: they are large, and pin what the rest takes newer.
 TRAINERS := trl sb3 skyrl verl verifiers ors pettingzoo
 # The packages of each environment.
@@ -99,7 +109,7 @@ TRAINER_pettingzoo := pettingzoo pygame
 $(TRAINERS:%=$(CLIENTS)/%/ready): $(CLIENTS)/%/ready: pyproject.toml
 	@echo "Setting up $(@D) ..."
 	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python $(PIP) -e ".[gymnasium]" $(ENVS:%=-e %) $(TRAINER_$*) anyio pytest pytest-timeout pytest-xdist
+	@$(@D)/bin/python $(PIP) -e ".[gymnasium]" $(TRAINER_ENVS:%=-e %) $(TRAINER_$*) anyio pytest pytest-timeout pytest-xdist
 	@touch $@
 
 # The published package, which tests put beside this one.
@@ -137,7 +147,7 @@ test: $(VENV)/ready test-packages clients ## the checks, and every test that is 
 		env WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python -m "not slow"
 
 test-all: $(VENV)/ready test-packages clients .engine/ready ## the slow tests too (STRICT=1: without a second look at failures)
-	@scripts/beside "$(MAKE) --no-print-directory check-and-others test-ray test-clouds test-inspect test-trainers" \
+	@scripts/beside "$(MAKE) --no-print-directory check-and-others test-ray test-clouds test-inspect test-envs test-trainers" \
 		env WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python
 
 # K8S="-k update" chooses tests; the logs of the cluster's parts are in .k8s/logs afterwards.
@@ -159,6 +169,9 @@ test-inspect: $(CLIENTS)/inspect/ready sandbox-packages ## the tests of evaluati
 
 test-clouds: $(CLIENTS)/clouds/ready sandbox-packages ## the tests of cloud providers: real packages, doubles of the clouds
 	@WORKERS=2 scripts/run-tests $(CLIENTS)/clouds/bin/python tests/providers/clouds tests/sandboxes/test_daytona.py
+
+test-envs: $(CLIENTS)/envs/ready ## the environments of TextArena and Reasoning Gym, with their packages
+	@WORKERS=2 scripts/run-tests $(CLIENTS)/envs/bin/python envs/textarena_env envs/reasoning_gym_env
 
 # One trainer after another: make test-trainers TRAINERS=trl chooses.
 test-trainers: $(TRAINERS:%=test-with-%) ## the adapters with the trainers themselves, as they are on PyPI

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported, message_of
 from openenv.sandboxes import shell_command
-from openenv.sandboxes.base import Limits, Sandboxes, SandboxSpec, Stream, refuse_snapshot
+from openenv.sandboxes.base import Limits, Sandboxes, SandboxSpec, Stream, refuse_image, refuse_snapshot
 from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
 from openenv.sandboxes.remote import QueueChannel, RemoteSandbox
@@ -106,6 +106,7 @@ class DaytonaSandboxes(Sandboxes):
 
     def _open(self, spec: SandboxSpec, defaults: Mapping[str, Any]) -> DaytonaSandbox:
         refuse_snapshot(spec, self.name)
+        refuse_image(spec, self.name)
         if spec.mounts:
             raise SandboxUnsupported("Daytona sandboxes cannot mount folders of this machine: bake them into an image.")
         if spec.limits != Limits():
