@@ -14,14 +14,6 @@ import pytest
 
 pytestmark = pytest.mark.published
 
-# Modules, with all that is below them, that this release does not have yet. Empty this when they are there.
-BEING_BUILT = (
-    "openenv.cli.commands",
-    "openenv.cli.importers",
-    "openenv.core.containers.runtime",
-    "openenv.harbor",
-    "openenv.validation",
-)
 # Names that are no interface: what a module uses itself.
 INNER = {"logger", "console", "T"}
 INNER_OF = {
@@ -34,8 +26,22 @@ INNER_OF = {
     "openenv.core.harness.capture.sse": "KEEPALIVE KEEPALIVE_INTERVAL_S SSE_HEADERS",
     "openenv.core.harness.capture.upstream": "CAPTURE_LEVELS NON_POLICY_SAMPLING",
     "openenv.core.harness.capture.validate_llm": "ENGINE_HINT",
+    "openenv.cli.commands.push": "DEFAULT_PUSH_IGNORE_PATTERNS",
+    "openenv.cli.commands.skills": "CENTRAL_GLOBAL CENTRAL_LOCAL DEFAULT_SKILL_ID GLOBAL_TARGETS LOCAL_TARGETS",
+    "openenv.cli.commands.validate": "EXIT_FAIL EXIT_INTERNAL EXIT_PASS EXIT_UNSUPPORTED",
+    "openenv.cli.importers.base": "ImportPackageContext append_dependency_files ensure_vendor_package "
+    "prepare_import_package render_importer_template write_text",
+    "openenv.cli.importers.ors": "detect_ors_dependencies detect_ors_environments",
+    "openenv.cli.importers.verifiers": "detect_verifiers_environments",
+    "openenv.core.containers.runtime.uv_provider": "GIT_URL_PREFIX",
+    "openenv.harbor.install_fixes": "MODELS_JSON",
+    "openenv.harbor.seams": "ATIF_AGENTS PI_PROVIDER PRIORITY",
+    "openenv.harbor.serving": "CAPTURE_MOUNT",
 }
 NOT_MODULES = {"openenv.core.containers.test_local_docker_provider"}  # a program that tries a provider out
+# Parts of Harbor's own page and of its agents, which no other program imports.
+NOT_MODULES |= {f"openenv.harbor.{name}" for name in ("e2b_stream", "nemo_profile", "ui_data", "ui_icons", "ui_pages")}
+NOT_MODULES |= {f"openenv.harbor.{name}" for name in ("ui_runs", "ui_settings", "ui_trace")}
 
 
 @pytest.fixture(scope="module")
@@ -75,27 +81,20 @@ def _public(path: Path) -> Iterator[str]:
     yield from (name for name in defined if not name.startswith("_") and name not in INNER)
 
 
-def _is_being_built(module: str) -> bool:
-    return any(module == name or module.startswith(f"{name}.") for name in BEING_BUILT)
-
-
 def test_every_published_module_can_be_imported(modules: dict[str, set[str]]) -> None:
     assert len(modules) > 100
     failed = {}
     for module in modules:
-        if not _is_being_built(module):
-            try:
-                _import(module)
-            except ImportError as exc:
-                failed[module] = str(exc)
+        try:
+            _import(module)
+        except ImportError as exc:
+            failed[module] = str(exc)
     assert failed == {}
 
 
 def test_every_public_name_is_there(modules: dict[str, set[str]]) -> None:
     missing = []
     for module, names in modules.items():
-        if _is_being_built(module):
-            continue
         for name in sorted(names - set(INNER_OF.get(module, "").split())):
             try:
                 getattr(_import(module), name)

@@ -12,7 +12,11 @@ from typing import Any
 
 import typer
 
+from openenv._lazy import lazy_exports, submodules
 from openenv.cli.command import HelpCommand
+
+_COMMANDS = "build catalog collect fork harbor import_env init push serve skills validate"
+__getattr__, __dir__, __all__ = lazy_exports(__name__, submodules(__name__, _COMMANDS))
 
 
 def published_names(
