@@ -13,12 +13,19 @@ import pytest
 from openenv.errors import ProviderError, ProviderUnavailable
 from openenv.providers import inventory
 from openenv.providers.aca import ACASandboxProvider
-from openenv.providers.cloud import BuildingProvider, CloudProvider, CloudSandbox, Redactor, StartPlan, require_https
+from openenv.providers.cloud import (
+    BuildingProvider,
+    CloudProvider,
+    CloudSandbox,
+    SecretRedactor,
+    StartPlan,
+    require_https,
+)
 from openenv.providers.daytona import DaytonaProvider
 from openenv.providers.hf_sandbox import HFSandboxProvider
 from openenv.providers.modal import ModalProvider
 from openenv.providers.novita import NovitaSandboxProvider
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.owners import ProcessOwner
 
 PACKAGES: list[tuple[Any, dict[str, Any], str, str]] = [
     (DaytonaProvider, {}, "daytona", "daytona"),
@@ -100,7 +107,7 @@ def test_without_a_command_the_error_says_what_to_pass_and_nothing_is_left() -> 
 
 
 def test_secrets_are_redacted_and_ordinary_words_are_not() -> None:
-    redact = Redactor()
+    redact = SecretRedactor()
     redact.add("sk-123", None, "")
     redact.add_variables({"DEBUG": "true", "API_KEY": "abc", "URL": "http://u:p@host/long"})
     text = redact("true abc sk-123 http://u:p@host/long")
@@ -116,16 +123,16 @@ def test_only_https_addresses_are_used_and_others_are_not_shown() -> None:
 
 
 def test_an_owner_fits_into_a_label_of_a_cloud() -> None:
-    owner = Owner.current()
+    owner = ProcessOwner.current()
     assert len(owner.short) <= 63
     assert set(owner.short) <= set("0123456789abcdef-")
-    assert Owner.parse_short(owner.short) == owner
-    elsewhere = Owner("another boot.1", 7, "9")
-    parsed = Owner.parse_short(elsewhere.short)
+    assert ProcessOwner.parse_short(owner.short) == owner
+    elsewhere = ProcessOwner("another boot.1", 7, "9")
+    parsed = ProcessOwner.parse_short(elsewhere.short)
     assert parsed is not None
     assert not parsed.is_here
     assert not parsed.is_dead()
-    assert Owner.parse_short("nonsense") is None
+    assert ProcessOwner.parse_short("nonsense") is None
 
 
 def test_clouds_without_an_account_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from openenv.providers import LocalDockerProvider, ProcessProvider
 from openenv.providers.inventory import take_inventory
 from openenv.sandboxes import LocalSandboxes
 from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.owners import ProcessOwner
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(300)", "--port", "{port}"]
 # Starts a server, and is killed together with its guardian, so that nothing ends the server.
@@ -38,7 +38,7 @@ time.sleep(0.3)  # it becomes the command
 os.kill(guardian, signal.SIGKILL)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-DEAD = str(Owner(Owner.current().place, 999_999_999, "1"))
+DEAD = str(ProcessOwner(ProcessOwner.current().place, 999_999_999, "1"))
 
 
 def call(*arguments: str, **variables: str) -> Result:
@@ -75,7 +75,7 @@ def test_a_server_process_is_listed_with_its_owner_while_it_runs() -> None:
     try:
         ours = [one for one in listed("--only", "process").values() if one["address"] == url.removeprefix("http://")]
         assert len(ours) == 1
-        assert ours[0]["owner"] == str(Owner.current())
+        assert ours[0]["owner"] == str(ProcessOwner.current())
         assert ours[0]["leftover"] is False
         assert "time.sleep(300)" in ours[0]["what"]
         assert str(os.getpid()) in call("ps", "--only", "process").stdout
@@ -109,7 +109,7 @@ def test_a_local_sandbox_is_listed(tmp_path: Path) -> None:
     except SandboxUnavailable as error:
         pytest.skip(str(error))
     with backend.open():
-        ours = [one for one in listed("--only", "local").values() if one["owner"] == str(Owner.current())]
+        ours = [one for one in listed("--only", "local").values() if one["owner"] == str(ProcessOwner.current())]
         assert [(one["use"], one["leftover"]) for one in ours] == [("sandbox", False)]
 
 
@@ -156,7 +156,7 @@ def test_sandboxes_in_a_cluster_are_listed_and_leftovers_removed(tmp_path: Path)
     with KubernetesDouble({"sleep": image}, resources=AGENT_SANDBOX) as double:
         path = str(double.kubeconfig(tmp_path / "config"))
         cluster = Cluster(ClusterAddress(path))
-        mine, past = str(Owner.current()), "2020-01-01T00:00:00Z"
+        mine, past = str(ProcessOwner.current()), "2020-01-01T00:00:00Z"
         box = {"containers": [{"name": "box", "image": "sleep"}], "terminationGracePeriodSeconds": 0}
 
         def make(name: str, notes: dict[str, str], **fields: Any) -> None:

@@ -45,7 +45,7 @@ from openenv.providers.manifests import (
 )
 from openenv.sandboxes import cluster as cluster_module
 from openenv.sandboxes.cluster import EXPIRES_ANNOTATION, OWNER_ANNOTATION, Cluster, ClusterAddress
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.owners import ProcessOwner
 
 # Answers /health, /ready and /name as a server does, and starts quickly.
 TINY = """
@@ -557,7 +557,7 @@ def test_what_has_a_dead_owner_is_removed_by_the_next_start_and_what_belongs_to_
     mine, theirs = make(), make()
     mine.start_container("tiny:1")
     theirs.start_container("tiny:1")
-    dead = str(Owner(Owner.current().place, 999_999_999, "1"))
+    dead = str(ProcessOwner(ProcessOwner.current().place, 999_999_999, "1"))
 
     def orphan(service: Any) -> None:
         service["metadata"]["annotations"][OWNER_ANNOTATION] = dead

@@ -11,9 +11,9 @@ from openenv.errors import SandboxError, SandboxUnavailable
 from openenv.sandboxes import Limits
 from openenv.sandboxes.local import cgroups
 from openenv.sandboxes.local.cgroups import Group, Hierarchy
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.owners import ProcessOwner
 
-DEAD = Owner(Owner.current().place, 4_000_001, "12")
+DEAD = ProcessOwner(ProcessOwner.current().place, 4_000_001, "12")
 
 
 def mountinfo(tmp_path: Path, *lines: str) -> Path:
@@ -84,7 +84,7 @@ def test_a_machine_without_control_groups_says_what_to_do(tmp_path: Path) -> Non
 
 def test_limits_of_version_2(tmp_path: Path) -> None:
     group = Hierarchy(2, (tmp_path,)).create(
-        Owner.current(), "x1", Limits(memory_mb=100, pids=50, cpus=1.5, disk_mb=60)
+        ProcessOwner.current(), "x1", Limits(memory_mb=100, pids=50, cpus=1.5, disk_mb=60)
     )
     (folder,) = group.folders
     assert int((folder / "memory.max").read_text()) == (100 + 60 + 24) * 1024 * 1024
@@ -97,7 +97,9 @@ def test_limits_of_version_1(tmp_path: Path) -> None:
     parents = tuple(tmp_path / name for name in cgroups.CONTROLLERS)
     for parent in parents:
         parent.mkdir()
-    group = Hierarchy(1, parents).create(Owner.current(), "x1", Limits(memory_mb=100, pids=50, cpus=0.5, disk_mb=60))
+    group = Hierarchy(1, parents).create(
+        ProcessOwner.current(), "x1", Limits(memory_mb=100, pids=50, cpus=0.5, disk_mb=60)
+    )
     memory, pids, cpu = group.folders
     assert int((memory / "memory.limit_in_bytes").read_text()) == (100 + 60 + 24) * 1024 * 1024
     assert (pids / "pids.max").read_text() == "54"
@@ -115,12 +117,12 @@ def test_memory_kills_are_counted_in_both_versions(tmp_path: Path) -> None:
 
 def test_a_sweep_removes_what_dead_owners_left_and_nothing_else(tmp_path: Path) -> None:
     hierarchy = Hierarchy(2, (tmp_path,))
-    elsewhere = Owner("another-machine.1", 1, "1")
-    for owner in (DEAD, Owner.current(), elsewhere):
+    elsewhere = ProcessOwner("another-machine.1", 1, "1")
+    for owner in (DEAD, ProcessOwner.current(), elsewhere):
         (tmp_path / cgroups.group_name(owner, "a1x1")).mkdir()
     (tmp_path / "system.slice").mkdir()
     assert hierarchy.sweep() == [cgroups.group_name(DEAD, "a1x1")]
-    left = {cgroups.group_name(Owner.current(), "a1x1"), cgroups.group_name(elsewhere, "a1x1"), "system.slice"}
+    left = {cgroups.group_name(ProcessOwner.current(), "a1x1"), cgroups.group_name(elsewhere, "a1x1"), "system.slice"}
     assert set(os.listdir(tmp_path)) == left
 
 

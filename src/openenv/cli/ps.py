@@ -12,7 +12,7 @@ import typer
 from .command import check_choice, printable
 
 if TYPE_CHECKING:
-    from ..providers.inventory import Inventory, InventoryItem
+    from ..providers.inventory import InventoryItem, ResourceInventory
 
 ONLY = typer.Option(
     [], "--only", metavar="PLACE", help="docker, podman, swarm, process, local, kubernetes or a cloud; may be repeated."
@@ -53,7 +53,7 @@ def ps(
 
 def inventory_of(
     only: list[str], kubeconfig: Path | None, context: str | None, namespace: str | None, everywhere: bool
-) -> Inventory:
+) -> ResourceInventory:
     """Take the inventory that the options ask for."""
     from ..providers.inventory import PLACES, take_inventory
     from ..sandboxes.cluster import ClusterAddress
@@ -67,7 +67,7 @@ def inventory_of(
     return take_inventory(places, address, everywhere=everywhere, needs_cluster=asked)
 
 
-def show(found: Inventory) -> None:
+def show(found: ResourceInventory) -> None:
     """Print a table, and what could not be asked."""
     from rich.console import Console
     from rich.table import Table

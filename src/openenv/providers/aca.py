@@ -23,7 +23,7 @@ from openenv.providers.cloud import (
     import_package,
     require_https,
 )
-from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
+from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, ProcessOwner
 
 if TYPE_CHECKING:
     from azure.containerapps.sandbox import EgressPolicy, SandboxClient
@@ -210,7 +210,7 @@ class ACASandboxProvider(CloudProvider["SandboxClient"]):
         labels = None if start_id is None else {START_LABEL: start_id}
         for one in self._client.list_sandboxes(labels=labels):
             if CLOUD_OWNER_LABEL in one.labels and (start_id is None or one.labels.get(START_LABEL) == start_id):
-                owner = Owner.parse_short(one.labels[CLOUD_OWNER_LABEL])
+                owner = ProcessOwner.parse_short(one.labels[CLOUD_OWNER_LABEL])
                 disk = one.sources_ref.disk_image if one.sources_ref else None
                 what = (disk.name or disk.id or "") if disk else ""
                 yield CloudSandbox(one.id, what, owner, partial(self._delete_by_id, one.id), one.created_at)

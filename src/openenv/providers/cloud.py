@@ -36,7 +36,7 @@ from openenv.errors import ProviderError, ProviderUnavailable, ServerCommandUnkn
 from openenv.providers.dockerfiles import DockerfileSource, server_command
 from openenv.providers.health import wait_for_ready
 from openenv.providers.provider import ContainerProvider, announce_if_slow
-from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
+from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, ProcessOwner
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def import_package(name: str, extra: str) -> ModuleType:
         ) from error
 
 
-class Redactor:
+class SecretRedactor:
     """Replaces secrets in texts that may be shown: keys, the values of variables, addresses that open a sandbox."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class CloudSandbox:
 
     name: str
     what: str
-    owner: Owner | None
+    owner: ProcessOwner | None
     delete: Callable[[], None] = field(compare=False, repr=False)
     created: str | None = None
     """As the cloud writes it."""
@@ -126,7 +126,7 @@ class StartPlan:
     @property
     def labels(self) -> dict[str, str]:
         """The labels of what is made."""
-        return {CLOUD_OWNER_LABEL: Owner.current().short, START_LABEL: self.start_id}
+        return {CLOUD_OWNER_LABEL: ProcessOwner.current().short, START_LABEL: self.start_id}
 
 
 class CloudProvider(ContainerProvider, Generic[Box]):
@@ -163,7 +163,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         self._cmd = cmd
         self._working_directory = working_directory
         self.surface_server_logs = surface_server_logs
-        self._redact = Redactor()
+        self._redact = SecretRedactor()
         self._redact.add_variables(self._env_vars)
         self._lock = threading.Lock()
         self._box: Box | None = None

@@ -20,7 +20,7 @@ from openenv.providers.cloud import (
 )
 from openenv.providers.dockerfiles import DockerfileSource, strip_mounts
 from openenv.sandboxes.daytona import USE_LABEL
-from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
+from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, ProcessOwner
 
 if TYPE_CHECKING:
     from daytona import Image, Resources, Sandbox
@@ -150,6 +150,6 @@ class DaytonaProvider(BuildingProvider["Sandbox"]):
         labels = {} if start_id is None else {START_LABEL: start_id}
         for box in self._daytona.list(self._sdk.ListSandboxesQuery(labels=labels or None)):
             if CLOUD_OWNER_LABEL in box.labels:
-                owner = Owner.parse_short(box.labels[CLOUD_OWNER_LABEL])
+                owner = ProcessOwner.parse_short(box.labels[CLOUD_OWNER_LABEL])
                 use: Literal["server", "sandbox"] = "sandbox" if USE_LABEL in box.labels else "server"
                 yield CloudSandbox(box.id, box.snapshot or "", owner, partial(self._delete, box), box.created_at, use)

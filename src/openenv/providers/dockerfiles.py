@@ -73,7 +73,7 @@ def _instruction(text: str) -> Instruction | None:
 
 
 @dataclass(slots=True)
-class Stage:
+class BuildStage:
     """What one `FROM` begins."""
 
     base: str
@@ -81,13 +81,13 @@ class Stage:
     body: list[Instruction]
 
 
-def stages(text: str) -> list[Stage]:
+def stages(text: str) -> list[BuildStage]:
     """Split a Dockerfile at its `FROM` lines; what stands before the first belongs to none."""
-    listed: list[Stage] = []
+    listed: list[BuildStage] = []
     for one in instructions(text):
         if one.keyword == "FROM":
             base, _, name = _as_split(one.rest)
-            listed.append(Stage(base, name, []))
+            listed.append(BuildStage(base, name, []))
         elif listed:
             listed[-1].body.append(one)
     return listed

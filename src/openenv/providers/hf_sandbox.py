@@ -27,7 +27,7 @@ from openenv.providers.cloud import (
     import_package,
     require_https,
 )
-from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
+from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, ProcessOwner
 from openenv.thread_server import ThreadServer
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class HFSandboxProvider(CloudProvider["Sandbox"]):
             if CLOUD_OWNER_LABEL in (job.labels or {}) and job.status.stage in _ACTIVE:
                 what = job.docker_image or job.space_id or ""
                 created = None if job.created_at is None else job.created_at.isoformat()
-                owner = Owner.parse_short(job.labels[CLOUD_OWNER_LABEL])
+                owner = ProcessOwner.parse_short(job.labels[CLOUD_OWNER_LABEL])
                 yield CloudSandbox(job.id, what, owner, partial(self._cancel, job.id), created)
 
 

@@ -37,7 +37,7 @@ from openenv.sandboxes.cluster import Cluster, ClusterAddress, OwnedObject
 from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli, failure_of, installed_engines
 from openenv.sandboxes.kubernetes import delete_sandbox, sandboxes_in
 from openenv.sandboxes.local import cgroups
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.owners import ProcessOwner
 
 Place = Literal[
     "docker", "podman", "swarm", "process", "local", "kubernetes", "daytona", "modal", "novita", "aca", "huggingface"
@@ -66,14 +66,14 @@ class InventoryItem:
     """The image or the command."""
     address: str
     created: datetime | None
-    owner: Owner | None
+    owner: ProcessOwner | None
     is_leftover: bool
     remove: Callable[[], None] = field(compare=False, repr=False)
     """Ends and removes it; raises RuntimeError with the reason where that fails."""
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class ResourceInventory:
     """What was found, and what could not be asked."""
 
     items: list[InventoryItem]
@@ -86,7 +86,7 @@ def take_inventory(
     *,
     everywhere: bool = False,
     needs_cluster: bool = False,
-) -> Inventory:
+) -> ResourceInventory:
     """List what runs.
 
     Args:
@@ -96,7 +96,7 @@ def take_inventory(
         needs_cluster: Whether a cluster that is not configured is worth a note.
     """
     are_named = places != PLACES
-    found = Inventory([], [])
+    found = ResourceInventory([], [])
     sources: dict[tuple[Place, ...], Callable[[], Iterator[InventoryItem]]] = {
         ("docker", "podman", "swarm"): partial(_containers, places, found.notes),
         ("process",): _processes,
@@ -150,7 +150,7 @@ def _inspected(engine: ContainerCli, kind: str, names: list[str]) -> list[dict[s
 
 def _container(engine: ContainerCli, details: dict[str, Any]) -> InventoryItem:
     labels = details["Config"].get("Labels") or {}
-    owner = Owner.parse(labels.get(OWNER_LABEL, ""))
+    owner = ProcessOwner.parse(labels.get(OWNER_LABEL, ""))
     published = (details.get("NetworkSettings") or {}).get("Ports") or {}
     ports = [f"{one['HostIp']}:{one['HostPort']}" for bindings in published.values() for one in bindings or ()]
     name = str(details["Name"]).lstrip("/")
@@ -179,7 +179,7 @@ def _services(engine: ContainerCli) -> Iterator[InventoryItem]:
         return
     for details in _inspected(engine, "service", listing.stdout.decode().split()):
         spec = details["Spec"]
-        owner = Owner.parse(spec.get("Labels", {}).get(OWNER_LABEL, ""))
+        owner = ProcessOwner.parse(spec.get("Labels", {}).get(OWNER_LABEL, ""))
         name = str(spec["Name"])
 
         def remove(name: str = name) -> None:
@@ -248,7 +248,7 @@ class _Process:
     pid: int
     group: int
     command: str
-    owner: Owner
+    owner: ProcessOwner
     created: datetime
 
     @property
@@ -262,7 +262,7 @@ class _Process:
             environ = Path(f"/proc/{pid}/environ").read_bytes()
             prefix = f"{OWNER_VARIABLE}=".encode()
             text = next((one for one in environ.split(b"\0") if one.startswith(prefix)), None)
-            owner = None if text is None else Owner.parse(text.removeprefix(prefix).decode("utf-8", "replace"))
+            owner = None if text is None else ProcessOwner.parse(text.removeprefix(prefix).decode("utf-8", "replace"))
             if owner is None:
                 return None
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()

@@ -51,7 +51,7 @@ from openenv.sandboxes.cluster import (
     in_cluster,
     time_after,
 )
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.owners import ProcessOwner
 
 if TYPE_CHECKING:
     from lightkube.resources.apps_v1 import Deployment
@@ -218,7 +218,7 @@ class KubernetesProvider(ContainerProvider):
             stop_s=stop_timeout_s,
             pod_spec=dict(pod_spec or {}),
         )
-        marks = {OWNER_ANNOTATION: str(Owner.current()), IMAGE_ANNOTATION: image}
+        marks = {OWNER_ANNOTATION: str(ProcessOwner.current()), IMAGE_ANNOTATION: image}
         marks |= {} if ttl_s is None else {EXPIRES_ANNOTATION: time_after(ttl_s)}
         manifests = ServerManifests(
             name=server_name(image),

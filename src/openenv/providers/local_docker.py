@@ -27,7 +27,7 @@ from openenv.providers.health import quoted, wait_for_ready
 from openenv.providers.provider import READY_S, ContainerProvider, announce_if_slow, refuse_unknown
 from openenv.sandboxes.base import Mount
 from openenv.sandboxes.container_cli import OWNER_LABEL, EngineName, bind_option, find_engine
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.owners import ProcessOwner
 
 logger = logging.getLogger(__name__)
 
@@ -365,7 +365,7 @@ class Variables:
 
 def owner_labels(kind: str, labels: Mapping[str, str] | None = None) -> list[str]:
     """Return the options that label a container with its owner, so that it can be swept when the owner is dead."""
-    every = {OWNER_LABEL: str(Owner.current()), PROVIDER_LABEL: kind, **(labels or {})}
+    every = {OWNER_LABEL: str(ProcessOwner.current()), PROVIDER_LABEL: kind, **(labels or {})}
     return [word for name, text in every.items() for word in ("--label", f"{name}={text}")]
 
 

@@ -17,7 +17,7 @@ from openenv.providers.cloud import (
     import_package,
     require_https,
 )
-from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
+from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, ProcessOwner
 
 if TYPE_CHECKING:
     from modal import Image, Sandbox
@@ -135,5 +135,5 @@ class ModalProvider(BuildingProvider["Sandbox"]):
         for box in self._list(app_id=app.app_id, tags=tags):
             labels = box.get_tags()
             if CLOUD_OWNER_LABEL in labels:
-                owner = Owner.parse_short(labels[CLOUD_OWNER_LABEL])
+                owner = ProcessOwner.parse_short(labels[CLOUD_OWNER_LABEL])
                 yield CloudSandbox(box.object_id, self._app_name, owner, partial(self._delete, box))

@@ -21,7 +21,7 @@ from openenv.providers.cloud import (
     require_https,
 )
 from openenv.providers.dockerfiles import DockerfileSource, flatten, instructions
-from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
+from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, ProcessOwner
 
 if TYPE_CHECKING:
     from novita_sandbox import Sandbox
@@ -177,7 +177,7 @@ class NovitaSandboxProvider(BuildingProvider["Sandbox"]):
         while listing.has_next:
             for one in listing.next_items():
                 if CLOUD_OWNER_LABEL in (one.metadata or {}):
-                    owner = Owner.parse_short(one.metadata[CLOUD_OWNER_LABEL])
+                    owner = ProcessOwner.parse_short(one.metadata[CLOUD_OWNER_LABEL])
                     what = one.name or one.template_id
                     name, began = one.sandbox_id, one.started_at.isoformat()
                     yield CloudSandbox(name, what, owner, partial(self._kill, name), began)

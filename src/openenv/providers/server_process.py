@@ -25,7 +25,7 @@ from openenv.errors import ProviderError, ProviderUnavailable
 from openenv.providers import guardian
 from openenv.providers.health import wait_for_ready
 from openenv.providers.provider import READY_S, RuntimeProvider, refuse_unknown
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.owners import ProcessOwner
 
 GRACE_S = 10.0
 OWNER_VARIABLE = "OPENENV_OWNER"
@@ -90,7 +90,7 @@ class ServerProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**environ, OWNER_VARIABLE: str(Owner.current())},
+                    env={**environ, OWNER_VARIABLE: str(ProcessOwner.current())},
                     cwd=cwd,
                     pass_fds=() if end is None else (end,),
                     start_new_session=True,

@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from openenv.errors import SandboxError, SandboxUnsupported
 from openenv.sandboxes import trees
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.owners import ProcessOwner
 
 HOME = "/home/user"
 WORKDIR = "/home/user/workdir"
@@ -531,7 +531,7 @@ def take_snapshot(sandbox: Sandbox, backend: str, *, max_bytes: int) -> SandboxS
         places.append(sandbox.workdir)
     _require_files_only(sandbox, places)
     sweep_snapshots()
-    owner = str(Owner.current()).replace("/", "_")
+    owner = str(ProcessOwner.current()).replace("/", "_")
     folder = Path(tempfile.mkdtemp(prefix=f"{_SNAPSHOT_FOLDER}{owner}~"))
     archives: dict[str, Path] = {}
     try:
@@ -569,7 +569,7 @@ _SNAPSHOT_FOLDER = "openenv-snapshot~"
 def sweep_snapshots() -> None:
     """Remove the snapshots of processes that were killed; `rmtree` follows no links, and fails for other users'."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_SNAPSHOT_FOLDER}*~*"):
-        owner = Owner.parse(folder.name.split("~")[1].replace("_", "/"))
+        owner = ProcessOwner.parse(folder.name.split("~")[1].replace("_", "/"))
         if owner is not None and owner.is_dead():
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -30,7 +30,7 @@ from urllib.parse import urlencode
 from openenv import settings
 from openenv.backoff import Backoff
 from openenv.errors import SandboxError, SandboxUnavailable, message_of
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.owners import ProcessOwner
 
 if TYPE_CHECKING:
     import httpx2
@@ -516,14 +516,14 @@ class OwnedObject:
     namespace: str
     image: str
     created: datetime | None
-    owner: Owner | None
+    owner: ProcessOwner | None
     expires: datetime | None
 
     @classmethod
     def of(cls, metadata: ObjectMeta, image: str) -> OwnedObject:
         """Read the annotations of an object."""
         notes = metadata.annotations or {}
-        owner, expires = Owner.parse(notes.get(OWNER_ANNOTATION, "")), _time(notes.get(EXPIRES_ANNOTATION))
+        owner, expires = ProcessOwner.parse(notes.get(OWNER_ANNOTATION, "")), _time(notes.get(EXPIRES_ANNOTATION))
         return cls(str(metadata.name), str(metadata.namespace), image, metadata.creationTimestamp, owner, expires)
 
     @property

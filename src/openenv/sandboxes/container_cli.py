@@ -14,7 +14,7 @@ from typing import Literal
 
 from openenv.errors import SandboxError, SandboxUnavailable
 from openenv.sandboxes.base import Mount
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.owners import ProcessOwner
 from openenv.sandboxes.shell_command import ProcessChannel
 
 EngineName = Literal["auto", "docker", "podman"]
@@ -141,7 +141,7 @@ class ContainerCli:
         dead = []
         for line in self.run(*inspect, *names).stdout.decode("utf-8", "replace").splitlines():
             name, _, label = line.partition(" ")
-            owner = Owner.parse(label.strip())
+            owner = ProcessOwner.parse(label.strip())
             if owner is not None and owner.is_dead():
                 self.run(*remove, name)
                 dead.append(name)

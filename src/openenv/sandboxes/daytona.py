@@ -25,7 +25,7 @@ from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported,
 from openenv.sandboxes import shell_command
 from openenv.sandboxes.base import Limits, Sandboxes, SandboxSpec, Stream, refuse_image, refuse_snapshot
 from openenv.sandboxes.descriptors import ConnectionQuota
-from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, Owner
+from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, ProcessOwner
 from openenv.sandboxes.remote import QueueChannel, RemoteSandbox
 from openenv.sandboxes.shell_command import Channel
 
@@ -114,7 +114,7 @@ class DaytonaSandboxes(Sandboxes):
                 "The limits of a Daytona sandbox are those of its snapshot, or sandbox_kwargs={'resources': ...}."
             )
         start_id = secrets.token_hex(8)
-        labels = {CLOUD_OWNER_LABEL: Owner.current().short, START_LABEL: start_id, USE_LABEL: "sandbox"}
+        labels = {CLOUD_OWNER_LABEL: ProcessOwner.current().short, START_LABEL: start_id, USE_LABEL: "sandbox"}
         arguments: dict[str, Any] = {
             "env_vars": dict(spec.envs) or None,
             "labels": {**spec.metadata, **labels},

@@ -51,7 +51,7 @@ from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli, EngineNam
 from openenv.sandboxes.descriptors import limit_inside
 from openenv.sandboxes.local.cgroups import limit_sockets
 from openenv.sandboxes.namespaces import limit_terminals, listen_in
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.owners import ProcessOwner
 from openenv.sandboxes.relay import Exposure, Relay
 from openenv.sandboxes.shell import ShellSandbox, clean_archive
 from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, ShellRun, framed, mark_kb
@@ -221,7 +221,7 @@ class DockerSandboxes(Sandboxes):
         owned = f"mode=0755,uid={uid},gid={gid}" if ready.engine.kind == "docker" else "mode=1777"  # podman has no uid=
         home, rest = max(1, limits.disk_mb * 3 // 4), max(1, limits.disk_mb // 8)
         memory = f"{limits.memory_mb + limits.disk_mb + _OVERHEAD_MB}m"  # files lie in memory, too
-        labels = {OWNER_LABEL: str(Owner.current()), BACKEND_LABEL: self._id}
+        labels = {OWNER_LABEL: str(ProcessOwner.current()), BACKEND_LABEL: self._id}
         labels |= {f"openenv.metadata.{key}": text for key, text in spec.metadata.items()}
         mounts = [*image.mounts, *spec.mounts]
         sizes = {spec.home: home, **({} if spec.workdir is None else {spec.workdir: home})}
@@ -313,7 +313,7 @@ def copy_from_image(engine: ContainerCli, image: str, path: str, target: Path, *
     Raises:
         SandboxError: the engine cannot copy it, or it is larger than `max_bytes`.
     """
-    label = f"{OWNER_LABEL}={Owner.current()}"
+    label = f"{OWNER_LABEL}={ProcessOwner.current()}"
     container = engine.output("create", "--pull", "never", "--label", label, "--entrypoint", "/bin/sh", image)
     raw = target.with_suffix(".raw")
     try:

@@ -44,7 +44,7 @@ from openenv.sandboxes.cluster import (
     time_after,
 )
 from openenv.sandboxes.descriptors import ConnectionQuota
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.owners import ProcessOwner
 from openenv.sandboxes.shell import ShellSandbox
 from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, framed
 from openenv.sandboxes.streams import slices
@@ -361,7 +361,7 @@ class KubernetesSandboxes(Sandboxes):
         users = f"root:x:0:0:root:/root:/bin/sh\nuser:x:{uid}:{uid}:user:{spec.home}:/bin/sh\n"
         notes = {f"openenv.metadata.{key}": str(value) for key, value in spec.metadata.items()}
         notes |= {
-            OWNER_ANNOTATION: str(Owner.current()),
+            OWNER_ANNOTATION: str(ProcessOwner.current()),
             EXPIRES_ANNOTATION: time_after(spec.timeout_s),
             _PASSWD: users,
         }
@@ -437,7 +437,7 @@ class KubernetesSandboxes(Sandboxes):
             )
         name = f"{_CLAIM_NAME}{secrets.token_hex(8)}"
         labels, expires = self._labels(), time_after(spec.timeout_s)
-        notes = {OWNER_ANNOTATION: str(Owner.current()), EXPIRES_ANNOTATION: expires}
+        notes = {OWNER_ANNOTATION: str(ProcessOwner.current()), EXPIRES_ANNOTATION: expires}
         claim = {
             "apiVersion": f"{_CLAIMS}/{_CLAIM_VERSION}",
             "kind": "SandboxClaim",

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CLOUD_OWNER_LABEL = "openenv-owner"
-"""The label of what is made in a cloud: `Owner.short`."""
+"""The label of what is made in a cloud: `ProcessOwner.short`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class ProcessOwner:
     """A process, distinct from every other that had or will have its pid."""
 
     place: str
@@ -25,12 +25,12 @@ class Owner:
     started: str
 
     @classmethod
-    def current(cls) -> Owner:
+    def current(cls) -> ProcessOwner:
         """Return this process."""
         return cls(_place(), os.getpid(), _start_time(os.getpid()) or "0")
 
     @classmethod
-    def parse(cls, text: str) -> Owner | None:
+    def parse(cls, text: str) -> ProcessOwner | None:
         """Parse a label; None if it is not one."""
         parts = text.split("/")
         return cls(parts[0], int(parts[1]), parts[2]) if len(parts) == 3 and parts[1].isdigit() else None
@@ -44,7 +44,7 @@ class Owner:
         return f"{_digest(self.place)}-{self.pid}-{self.started}"
 
     @classmethod
-    def parse_short(cls, text: str) -> Owner | None:
+    def parse_short(cls, text: str) -> ProcessOwner | None:
         """Parse such a label; None if it is none."""
         digest, _, rest = text.partition("-")
         pid, _, started = rest.partition("-")

@@ -3,7 +3,7 @@
     <parent>/openenv~<boot and pid namespace>_<pid>_<start time>~<sandbox>      one folder in version 2,
                                                                                  one per controller in version 1
 
-The middle of the name is the `Owner`, so that a later process can remove what a crashed one left, and nothing else.
+The middle of the name is the `ProcessOwner`, so that a later process removes what a crashed one left, and nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxUnavailable
 from openenv.sandboxes.base import Limits
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.owners import ProcessOwner
 
 CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
@@ -74,7 +74,7 @@ class Hierarchy:
     version: int
     parents: tuple[Path, ...]
 
-    def create(self, owner: Owner, tail: str, limits: Limits) -> Group:
+    def create(self, owner: ProcessOwner, tail: str, limits: Limits) -> Group:
         """Make a group with these limits."""
         name = group_name(owner, tail)
         group = Group(tuple(parent / name for parent in self.parents), self.version)
@@ -88,13 +88,13 @@ class Hierarchy:
             raise SandboxError(f"The control group {name} cannot be made: {error}") from error
         return group
 
-    def names(self) -> Iterator[tuple[str, Owner]]:
+    def names(self) -> Iterator[tuple[str, ProcessOwner]]:
         """Yield the sandboxes' groups that exist here, with their owners."""
         seen = set()
         for parent in self.parents:
             for folder in parent.glob("openenv~*"):
                 name = _NAME.fullmatch(folder.name)
-                owner = Owner.parse(name["owner"].replace("_", "/")) if name else None
+                owner = ProcessOwner.parse(name["owner"].replace("_", "/")) if name else None
                 if owner is not None and folder.name not in seen:
                     seen.add(folder.name)
                     yield folder.name, owner
@@ -111,7 +111,7 @@ class Hierarchy:
         return swept
 
 
-def group_name(owner: Owner, tail: str) -> str:
+def group_name(owner: ProcessOwner, tail: str) -> str:
     """Return the name of an owner's group."""
     return f"openenv~{str(owner).replace('/', '_')}~{tail}"
 

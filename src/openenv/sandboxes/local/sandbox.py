@@ -50,7 +50,7 @@ from openenv.sandboxes.local.bubblewrap import LaunchKit, Processes, SandboxUser
 from openenv.sandboxes.local.cgroups import Hierarchy
 from openenv.sandboxes.local.control import InitReply, ReplyChannel
 from openenv.sandboxes.local.user_ids import UserIds
-from openenv.sandboxes.owners import Owner
+from openenv.sandboxes.owners import ProcessOwner
 from openenv.sandboxes.relay import Relay
 from openenv.sandboxes.streams import Pipes, follow_output, run_to_end, slices
 
@@ -429,7 +429,7 @@ class LocalSandboxes(Sandboxes):
         self._lock = threading.Lock()
         self._kit: LaunchKit | None = None
         self._hierarchy: Hierarchy | None = None
-        self._owner: Owner | None = None
+        self._owner: ProcessOwner | None = None
         self._serial = itertools.count(1)
         self._tail = secrets.token_hex(3)
         self._relay = Relay()
@@ -508,7 +508,7 @@ class LocalSandboxes(Sandboxes):
                     self._hierarchy, self.features = None, FEATURES - {"limits"}
                 self._user_ids = self._own_user_ids()
                 # Last: where limits are required and missing, every start must fail, not only the first.
-                self._kit, self._owner = kit, Owner.current()
+                self._kit, self._owner = kit, ProcessOwner.current()
             return self._kit
 
     def _own_user_ids(self) -> UserIds | None:
