@@ -81,7 +81,7 @@ def test_the_tree_on_the_page_is_that_of_a_new_project(tmp_path: Path) -> None:
 def test_the_checks_on_the_page_are_those_that_are_done() -> None:
     named = set(re.findall(r"`((?:static|runtime|semantic)\.\w+)`", PAGE.read_text(encoding="utf-8")))
     assert named <= {rule.id for rule in RULES}
-    skipped = {"rubric_introspectable", "reward_attribution", "network_policy", "host_containment"}
+    skipped = {"rubric_introspectable", "reward_attribution", "host_containment"}
     skipped |= {"oracle_containment", "oracle_max", "canary_floor", "no_solution_leakage", "trajectory_record"}
     assert {rule.id for rule in RULES} - named == {rule.id for rule in RULES if rule.id.partition(".")[2] in skipped}
 

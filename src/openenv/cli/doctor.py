@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import platform
-import re
 import shutil
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from importlib import metadata
 from typing import Literal
 
 import typer
+from packaging.requirements import Requirement
 
 from .. import settings
 from ..errors import OpenEnvError, message_of
@@ -172,28 +172,21 @@ def _packages() -> Diagnosis:
         version = metadata.version("openenv")
     except metadata.PackageNotFoundError:
         return Diagnosis("serve", "packages", "note", "openenv is not installed, but used from its sources")
-    names = [line for line in requirements if "extra ==" not in line]
-    problems = [problem for line in names if (problem := _problem(line))]
+    own = [Requirement(line) for line in requirements]
+    names = [one for one in own if one.marker is None or one.marker.evaluate({"extra": ""})]
+    problems = [problem for one in names if (problem := _problem(one))]
     if problems:
         return Diagnosis("serve", "packages", "missing", ", ".join(problems), "pip install --upgrade openenv")
     return Diagnosis("serve", "packages", "ok", f"openenv {version} and the {len(names)} it needs")
 
 
-def _problem(requirement: str) -> str | None:
+def _problem(requirement: Requirement) -> str | None:
     """Return what is wrong with a required package, or None."""
-    line, _, marker = requirement.partition(";")
-    name = re.split(r"[^\w.-]", line.strip(), maxsplit=1)[0]
-    if ("win32" in marker and "!=" in marker and sys.platform == "win32") or "extra" in marker:
-        return None
+    name, specifier = requirement.name, requirement.specifier
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         return f"{name} is not installed"
-    try:
-        from packaging.requirements import Requirement  # installed with other packages, and not a requirement of ours
-    except ImportError:
-        return None
-    specifier = Requirement(line).specifier
     return None if specifier.contains(version, prereleases=True) else f"{name} {version} is not {specifier}"
 
 
