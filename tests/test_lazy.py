@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import openenv
-from openenv._lazy import lazy_exports, missing_exports
+from openenv._lazy import lazy_exports
 
 
 def loaded_after(code: str) -> set[str]:
@@ -57,11 +57,3 @@ def test_a_table_may_export_a_module_itself() -> None:
     assert getattr_("errors") is errors
     assert names == ["errors", "Action"]
     assert {"errors", "Action"} <= set(dir_())
-
-
-def test_a_feature_of_a_later_release_says_so() -> None:
-    getattr_ = missing_exports("some.module", {"Later"}, "Gadgets")
-    with pytest.raises(ImportError, match="Gadgets are not part of this release"):
-        getattr_("Later")
-    with pytest.raises(AttributeError):
-        getattr_("Never")

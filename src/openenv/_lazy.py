@@ -70,16 +70,5 @@ def export_imports(module_name: str) -> None:
     Type checkers recognise them by the form `from source import Name as Name`, so that no name is listed twice.
     """
     module = vars(sys.modules[module_name])
-    helpers = {"annotations", export_imports.__name__, missing_exports.__name__}
+    helpers = {"annotations", export_imports.__name__}
     module["__all__"] = [name for name in module if not name.startswith("_") and name not in helpers]
-
-
-def missing_exports(module_name: str, names: Collection[str], feature: str) -> Callable[[str], Any]:
-    """Build a `__getattr__` for a module whose names exist elsewhere but not in this release."""
-
-    def __getattr__(name: str) -> Any:
-        if name in names:
-            raise ImportError(f"{module_name}.{name}: {feature} are not part of this release of openenv yet")
-        raise AttributeError(f"module {module_name!r} has no attribute {name!r}")
-
-    return __getattr__
