@@ -139,7 +139,7 @@ def bind_instance(env: Any) -> Binding:
     `self.step_async = functools.partial(...)` in a constructor is such a method.
     """
     own = getattr(env, "__dict__", None)
-    if not own or _OVERRIDABLE.isdisjoint(own):
+    if not own or own.keys().isdisjoint(_OVERRIDABLE):  # four look-ups, however many attributes there are
         return bind(type(env))
     of_class = bind(type(env))
     reset, step = _own_method(own, "reset", of_class.reset), _own_method(own, "step", of_class.step)
