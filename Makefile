@@ -133,8 +133,8 @@ clients:
 		$(CLIENTS)/mcp1/ready $(CLIENTS)/mcp2/ready $(CLIENTS)/gradio/ready .bench/published/complete
 
 # Where FastMCP is called; `make test-all` and `make test-fastmcp3` run every MCP test with the older one.
-FASTMCP3_TESTS := tests/env/test_mcp*.py tests/env/tools tests/harness tests/mcp
-QUICK_FASTMCP3_TESTS := tests/harness/test_tool_bridge.py tests/env/test_mcp_environment.py tests/env/test_mcp_errors.py tests/env/test_mcp_servers.py tests/env/tools/test_tool_registry.py \
+FASTMCP3_TESTS := tests/env/test_mcp*.py tests/env/tools tests/adapters/turns tests/mcp
+QUICK_FASTMCP3_TESTS := tests/adapters/turns/test_tool_bridge.py tests/env/test_mcp_environment.py tests/env/test_mcp_errors.py tests/env/test_mcp_servers.py tests/env/tools/test_tool_registry.py \
 	$(addprefix tests/mcp/test_,content.py failing_tools.py freed_environments.py mcp_sessions.py real_clients.py)
 
 # What stands beside the main run of tests, two jobs at a time.
@@ -159,13 +159,13 @@ test-fastmcp3: $(CLIENTS)/mcp1/ready ## the MCP tests with the older FastMCP
 	@WORKERS=$(WORKERS) scripts/run-tests $(CLIENTS)/mcp1/bin/python -m "not slow" $(FASTMCP3_TESTS)
 
 test-gradio: $(CLIENTS)/gradio/ready ## the tests of pages that are made with Gradio
-	@WORKERS=2 scripts/run-tests $(CLIENTS)/gradio/bin/python tests/web/test_gradio.py
+	@WORKERS=2 scripts/run-tests $(CLIENTS)/gradio/bin/python tests/server/web/test_gradio.py
 
 test-ray: $(CLIENTS)/ray/ready sandbox-packages ## the tests on a Ray cluster of two nodes
 	@WORKERS=1 scripts/run-tests $(CLIENTS)/ray/bin/python tests/rollout/test_ray_engine.py tests/providers/test_ray.py
 
 test-inspect: $(CLIENTS)/inspect/ready sandbox-packages ## the tests of evaluations with Inspect AI itself
-	@WORKERS=2 scripts/run-tests $(CLIENTS)/inspect/bin/python tests/evals
+	@WORKERS=2 scripts/run-tests $(CLIENTS)/inspect/bin/python tests/adapters/inspect
 
 test-clouds: $(CLIENTS)/clouds/ready sandbox-packages ## the tests of cloud providers: real packages, doubles of the clouds
 	@WORKERS=2 scripts/run-tests $(CLIENTS)/clouds/bin/python tests/providers/clouds tests/sandboxes/test_daytona.py
@@ -176,7 +176,7 @@ test-envs: $(CLIENTS)/envs/ready ## the environments of TextArena and Reasoning 
 # One trainer after another: make test-trainers TRAINERS=trl chooses.
 test-trainers: $(TRAINERS:%=test-with-%) ## the adapters with the trainers themselves, as they are on PyPI
 test-with-%: $(CLIENTS)/%/ready sandbox-packages
-	@WORKERS=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 scripts/run-tests $(CLIENTS)/$*/bin/python tests/trainers/test_$**.py
+	@WORKERS=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 scripts/run-tests $(CLIENTS)/$*/bin/python tests/train/trainers/test_$**.py
 
 conformance: $(VENV)/ready ## run the MCP conformance suite (needs npm); writes docs/topics/mcp_conformance.md
 	@$(BIN)/python scripts/mcp_conformance.py

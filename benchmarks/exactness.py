@@ -30,7 +30,7 @@ import httpx2
 from openenv import Action, Environment, Observation, State, create_app
 from openenv.rollout import Model, RolloutStore, Sampling
 from openenv.rollout.capture import Call, read
-from openenv.rollout.training import Sequence as TokenSequence
+from openenv.rollout.capture.training_trace import Sequence as TokenSequence
 from openenv.testing import Script, ScriptedCall, ScriptedModel, Turn, serve
 from openenv.train import EpisodeSample, play
 

@@ -24,7 +24,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from openenv.gym import GymnasiumVectorEnv
+from openenv.adapters.gymnasium import GymnasiumVectorEnv
 from openenv.providers import wait_for_ready
 
 ENV_ID = "CartPole-v1"
@@ -87,7 +87,7 @@ def sb3_vectors(url: str, size: int) -> list[Contender]:
     """Make the same three of Stable-Baselines3."""
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv  # an environment of its own has it
 
-    from openenv.sb3 import ServedVecEnv
+    from openenv.train.trainers.sb3 import ServedVecEnv
 
     makers = [lambda: gymnasium.make(ENV_ID)] * size
     return [

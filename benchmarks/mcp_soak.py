@@ -27,7 +27,7 @@ APP = """
 from fastmcp import FastMCP
 from openenv import create_app
 from openenv.env.mcp_environment import MCPEnvironment
-from openenv.tool_types import CallToolAction, CallToolObservation
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.types import Observation, State
 
 

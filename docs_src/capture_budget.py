@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx2
 
 from openenv.rollout.capture import CaptureServer, export, read
-from openenv.rollout.task import Budget, Model, Sampling
+from openenv.rollout.tasks.task import Budget, Model, Sampling
 from openenv.testing import Script, ScriptedModel, Turn
 
 root = Path(tempfile.mkdtemp())

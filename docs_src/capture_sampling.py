@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx2
 
 from openenv.rollout.capture import CaptureServer
-from openenv.rollout.task import Model, Sampling
+from openenv.rollout.tasks.task import Model, Sampling
 from openenv.testing import Script, ScriptedModel, Turn
 
 stack = contextlib.ExitStack()

@@ -3,7 +3,7 @@ import tempfile
 from fastmcp import FastMCP
 
 from opencode_env import OpenCodeAdapter, OpenCodeConfig
-from openenv.harness import HarnessAction, HarnessEnvironment
+from openenv.adapters.turns import HarnessAction, HarnessEnvironment
 from openenv.testing import Script, ScriptedCall, ScriptedModel, Turn
 
 shelf: list[str] = []

@@ -5,7 +5,7 @@ from typing import Any
 from word_env import WordAction, WordGame, WordObservation
 
 from openenv import LocalEnv, Rubric
-from openenv.rubrics import WeightedSum
+from openenv.env.rubrics import WeightedSum
 
 
 class Solved(Rubric):

@@ -1,6 +1,6 @@
 import asyncio
 
-from openenv.llm import OpenAIClient
+from openenv.client.llm_client import OpenAIClient
 from openenv.testing import Script, ScriptedCall, ScriptedModel, Turn
 
 # region: script

@@ -1,7 +1,7 @@
 from ors import Environment, Split, TextBlock, ToolOutput, tool
 from pydantic import BaseModel
 
-from openenv.ors_server import ors_environment
+from openenv.adapters.ors import ors_environment
 
 
 class Answer(BaseModel):

@@ -1,4 +1,4 @@
-from openenv.verifiers_server import verifiers_environment
+from openenv.adapters.verifiers import verifiers_environment
 
 Backwards = verifiers_environment(
     {

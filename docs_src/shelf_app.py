@@ -3,7 +3,7 @@ from typing import Any
 from fastmcp import Context, FastMCP
 
 from openenv import Action, MCPEnvironment, Observation, State, create_app
-from openenv.tool_types import CallToolAction, CallToolObservation
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 
 
 class Shelf(MCPEnvironment):

@@ -3,7 +3,7 @@ from typing import Any
 from shelf_app import Shelf
 
 from openenv import Action, Observation, create_app
-from openenv.tool_types import CallToolAction, CallToolObservation
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 
 
 class TidyShelf(Shelf):

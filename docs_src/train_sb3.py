@@ -1,7 +1,7 @@
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecMonitor
 
-from openenv.sb3 import ServedVecEnv
+from openenv.train.trainers.sb3 import ServedVecEnv
 
 
 def train(url: str, sessions: int = 8, steps: int = 50_000) -> PPO:

@@ -1,6 +1,6 @@
 import skyrl_gym
 
-skyrl_gym.register(id="openenv", entry_point="openenv.skyrl:ServedTextEnv")
+skyrl_gym.register(id="openenv", entry_point="openenv.train.trainers.skyrl:ServedTextEnv")
 
 
 def play(url: str) -> None:  # as SkyRL's generator does

@@ -1,7 +1,7 @@
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from openenv.trl import tool_environment
+from openenv.train.trainers.trl import tool_environment
 
 
 def train(url: str, model: object, **options: object) -> GRPOTrainer:

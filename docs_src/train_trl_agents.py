@@ -4,7 +4,7 @@ from typing import Any
 from trl.experimental.async_grpo.openenv_harness import HarnessRolloutWorker
 
 from openenv.rollout import Model, Task
-from openenv.trl import RolloutSessionFactory
+from openenv.train.trainers.trl import RolloutSessionFactory
 
 TASKS = [Task(instruction="Write hello into hello.txt.", verify=('test "$(cat hello.txt)" = hello',))]
 

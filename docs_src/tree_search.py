@@ -1,5 +1,5 @@
 from openenv import Action, Environment, LocalEnv, Observation, State
-from openenv.local import SyncLocalEnv
+from openenv.server.local import SyncLocalEnv
 
 
 class Turn(Action):

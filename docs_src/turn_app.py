@@ -12,7 +12,7 @@ from openenv.core.harness import (
     HarnessEventType,
 )
 from openenv.core.harness.adapter import HarnessStartupError
-from openenv.tool_types import Tool
+from openenv.protocol.tool_messages import Tool
 
 
 class Clerk(AgenticHarnessAdapter):

@@ -1,6 +1,6 @@
 import tempfile
 
-from openenv.harness import CommandAdapter, HarnessAction, HarnessConfig, HarnessEnvironment
+from openenv.adapters.turns import CommandAdapter, HarnessAction, HarnessConfig, HarnessEnvironment
 
 config = HarnessConfig(name="shouter", command=["tr", "a-z", "A-Z"], working_directory=tempfile.mkdtemp())
 env = HarnessEnvironment(CommandAdapter(config))

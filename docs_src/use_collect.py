@@ -4,9 +4,9 @@ from pathlib import Path
 
 from guess import GuessTheNumber
 
-from openenv.llm import OpenAIClient
-from openenv.rollout.collect import CollectRunner, RolloutSerializer, build_model_step
-from openenv.rollout.harness import HarnessRunLimits, MCPHarnessAdapter
+from openenv.client.llm_client import OpenAIClient
+from openenv.rollout.run.agent_sessions import HarnessRunLimits, MCPHarnessAdapter
+from openenv.rollout.run.collect import CollectRunner, RolloutSerializer, build_model_step
 from openenv.testing import Script, ScriptedCall, ScriptedModel, Turn, serve
 from openenv.train import ServedSessionFactory
 

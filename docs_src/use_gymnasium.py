@@ -1,4 +1,4 @@
-from openenv.gym import GymnasiumEnv
+from openenv.adapters.gymnasium import GymnasiumEnv
 
 env = GymnasiumEnv("http://localhost:8000")
 observation, info = env.reset(seed=1)

@@ -1,4 +1,4 @@
-from openenv.gym import GymnasiumVectorEnv
+from openenv.adapters.gymnasium import GymnasiumVectorEnv
 
 envs = GymnasiumVectorEnv("http://localhost:8000", 8)
 observations, infos = envs.reset(seed=1)

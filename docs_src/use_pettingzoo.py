@@ -1,4 +1,4 @@
-from openenv.pettingzoo import ServedParallelEnv
+from openenv.adapters.pettingzoo import ServedParallelEnv
 
 ROCK, PAPER = 0, 1
 

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from openenv.manifest_models import EnvManifest, ServeBlock, ValidationBlock, manifest_problems, manifest_schema
+from openenv.env.manifest_models import EnvManifest, ServeBlock, ValidationBlock, manifest_problems, manifest_schema
 from openenv.server.loading import ManifestSettings, TargetError, load_app, manifest_settings
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ def package(tmp_path: Path) -> Any:
     return write
 
 
-@pytest.mark.parametrize("place", ["src/openenv", "docs/reference"])
+@pytest.mark.parametrize("place", ["src/openenv/env", "docs/reference"])
 def test_the_published_schema_is_that_of_the_models(place: str) -> None:
     text = (ROOT / place / "openenv.schema.json").read_text(encoding="utf-8")
     assert json.loads(text) == manifest_schema(), "run python scripts/manifest_schema.py"

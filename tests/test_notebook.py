@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from openenv import GenericEnvClient, Observation, Rubric, StepResult
-from openenv.notebook import hint_for
-from openenv.rollout.outcome import CommandResult, Outcome
+from openenv._notebook import hint_for
+from openenv.rollout.store.outcome import CommandResult, Outcome
 
 
 class Scored(Rubric):

@@ -7,16 +7,15 @@ import sys
 from pathlib import Path
 
 import openenv
+import openenv.adapters.inspect
+import openenv.adapters.turns
 import openenv.core
 import openenv.core.containers.runtime
 import openenv.core.env_server
 import openenv.core.harness
-import openenv.evals
-import openenv.harness
 import openenv.providers
 import openenv.rollout
 import openenv.sandboxes
-import openenv.tools
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
@@ -25,12 +24,11 @@ PACKAGES = (
     openenv.core.containers.runtime,
     openenv.core.env_server,
     openenv.core.harness,
-    openenv.evals,
-    openenv.harness,
+    openenv.adapters.inspect,
+    openenv.adapters.turns,
     openenv.providers,
     openenv.rollout,
     openenv.sandboxes,
-    openenv.tools,
 )
 
 USER_CODE = """

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from opencode_env.sandbox import SandboxHandle as SandboxHandle
     from opencode_env.task import OpenCodeTask as OpenCodeTask
     from opencode_env.turns import OpenCodeAdapter as OpenCodeAdapter
-    from openenv.tool_types import CallToolAction as CallToolAction
-    from openenv.tool_types import ListToolsAction as ListToolsAction
+    from openenv.protocol.tool_messages import CallToolAction as CallToolAction
+    from openenv.protocol.tool_messages import ListToolsAction as ListToolsAction
 
     __all__: list[str]
 else:
     _EXPORTS = {
-        "CallToolAction": "openenv.tool_types",
+        "CallToolAction": "openenv.protocol.tool_messages",
         "CommandResult": "opencode_env.models",
         "E2BSandboxBackend": "opencode_env.sandbox",
         "HFSandboxBackend": "opencode_env.sandbox",
-        "ListToolsAction": "openenv.tool_types",
+        "ListToolsAction": "openenv.protocol.tool_messages",
         "OpenCodeAdapter": "opencode_env.turns",
         "OpenCodeConfig": "opencode_env.config",
         "OpenCodeEnv": "opencode_env.client",

@@ -30,13 +30,19 @@ from opencode_env.sandbox.base import BgJob, ExecResult, SandboxBackend, Sandbox
 from opencode_env.sandbox.host_proxy import HostProxy
 from opencode_env.task import OpenCodeTask
 from openenv.errors import SandboxUnsupported
+from openenv.protocol.tool_messages import Tool
 from openenv.rollout.agents.opencode import OpenCode
-from openenv.rollout.harness import Message, ResourceSession, ResourceSessionFactory, ToolResult, VerifyResult
-from openenv.rollout.parameters import check_trainer_parameters
-from openenv.rollout.training import TrainingTrace
+from openenv.rollout.capture.parameters import check_trainer_parameters
+from openenv.rollout.capture.training_trace import TrainingTrace
+from openenv.rollout.run.agent_sessions import (
+    Message,
+    ResourceSession,
+    ResourceSessionFactory,
+    ToolResult,
+    VerifyResult,
+)
 from openenv.sandboxes.base import HOME, Sandbox, Sandboxes, SandboxSpec
 from openenv.settings import cache_dir
-from openenv.tool_types import Tool
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from openenv.core.env_server.types import State
-from openenv.rollout.outcome import CommandResult, RolloutTurn
+from openenv.rollout.store.outcome import CommandResult, RolloutTurn
 
 __all__ = ["CommandResult", "OpenCodeState", "RolloutResult", "RolloutTurn", "TrainingSequence"]
 

@@ -1,4 +1,4 @@
-"""`OpenCodeAdapter`: OpenCode as a turn-based agent, for `openenv.harness.HarnessEnvironment`.
+"""`OpenCodeAdapter`: OpenCode as a turn-based agent, for `openenv.adapters.turns.HarnessEnvironment`.
 
 One `opencode run` per turn; its session goes on from turn to turn. It runs on this machine and not in a sandbox, with a
 home of its own; `OpenCodeSessionFactory` and the environment itself are for work that has to be isolated.
@@ -16,9 +16,10 @@ from typing import Any
 
 from opencode_env.config import OpenCodeConfig
 from opencode_env.opencode_runtime import build_envs, build_opencode_json, render
+from openenv.adapters.turns.command_line import CommandAdapter
+from openenv.adapters.turns.turns import HarnessConfig
 from openenv.errors import AgentUnavailable, HarnessError, HarnessStartupError
-from openenv.harness.command_line import CommandAdapter
-from openenv.harness.turns import HarnessConfig, HarnessEvent, HarnessEventType
+from openenv.protocol.turn_messages import HarnessEvent, HarnessEventType
 from openenv.rollout.agents.opencode import OpenCode
 from openenv.settings import cache_dir
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from networks import Array, Network, clipped_slope, log_softmax, sample
 
-from openenv.gym import GymnasiumVectorEnv
+from openenv.adapters.gymnasium import GymnasiumVectorEnv
 from openenv.providers import ProcessProvider
 
 SOLVED = 475.0

@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from trl import GRPOConfig, GRPOTrainer
 
 from openenv.providers import ProcessProvider
-from openenv.trl import tool_environment
+from openenv.train.trainers.trl import tool_environment
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"  # one whose tool calls TRL reads

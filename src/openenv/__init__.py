@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._lazy import lazy_exports
-from ._version import load_package_version as _load_package_version
+from ._lazy import load_package_version as _load_package_version
 
 _EXPORTS = {
     "Action": "openenv.types",
@@ -18,7 +18,7 @@ _EXPORTS = {
     "Environment": "openenv.env.environment",
     "MCPEnvironment": "openenv.env.mcp_environment",
     "Transform": "openenv.env.environment",
-    "Rubric": "openenv.rubrics",
+    "Rubric": "openenv.env.rubrics",
     "create_app": "openenv.server.app",
     "create_fastapi_app": "openenv.server.app",
     "EnvClient": "openenv.client.env_client",
@@ -31,17 +31,15 @@ _EXPORTS = {
     "TaskClient": "openenv.client.task_client",
     "VectorEnv": "openenv.client.vector.vector_env",
     "AsyncVectorEnv": "openenv.client.vector.vector_env",
-    "LocalEnv": "openenv.local",
-    "AutoEnv": "openenv.auto",
-    "AutoAction": "openenv.auto",
+    "LocalEnv": "openenv.server.local",
+    "AutoEnv": "openenv.packaging.auto",
+    "AutoAction": "openenv.packaging.auto",
     "core": "openenv.core:",
     "cli": "openenv.cli:",
     "errors": "openenv.errors:",
 }
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
-    from openenv.auto.auto_action import AutoAction as AutoAction
-    from openenv.auto.auto_env import AutoEnv as AutoEnv
     from openenv.client.env_client import EnvClient as EnvClient
     from openenv.client.env_client import GenericAction as GenericAction
     from openenv.client.env_client import GenericEnvClient as GenericEnvClient
@@ -55,10 +53,12 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.env.environment import Environment as Environment
     from openenv.env.environment import Transform as Transform
     from openenv.env.mcp_environment import MCPEnvironment as MCPEnvironment
-    from openenv.local import LocalEnv as LocalEnv
-    from openenv.rubrics import Rubric as Rubric
+    from openenv.env.rubrics import Rubric as Rubric
+    from openenv.packaging.auto.auto_action import AutoAction as AutoAction
+    from openenv.packaging.auto.auto_env import AutoEnv as AutoEnv
     from openenv.server.app import create_app as create_app
     from openenv.server.app import create_fastapi_app as create_fastapi_app
+    from openenv.server.local import LocalEnv as LocalEnv
     from openenv.types import Action as Action
     from openenv.types import Observation as Observation
     from openenv.types import State as State

@@ -1,4 +1,4 @@
-"""Exports of modules: tables of names that are resolved on first use, and modules that only re-export.
+"""Load on demand: exports at their first use, plugins from entry points, the installed version.
 
 Knows import machinery only. Keeps `import openenv` as cheap as its lightest part.
 """
@@ -21,7 +21,7 @@ def lazy_exports(
         module_name: The exporting module's `__name__`.
         table: Exported name to the module that defines it. A value that ends in `:` exports the module itself.
     """
-    _keep_modules_out(module_name, {name for name, source in table.items() if source == f"{module_name}.{name}"})
+    _keep_modules_out(module_name, {name for name, source in table.items() if source.endswith(f".{name}")})
 
     def __getattr__(name: str) -> Any:
         try:
@@ -72,3 +72,39 @@ def export_imports(module_name: str) -> None:
     module = vars(sys.modules[module_name])
     helpers = {"annotations", export_imports.__name__}
     module["__all__"] = [name for name in module if not name.startswith("_") and name not in helpers]
+
+
+def plugin_names(group: str) -> list[str]:
+    """Return the names registered in an entry-point group, such as `openenv.sandboxes`, in alphabetical order."""
+    from importlib.metadata import entry_points  # costs more than everything else here
+
+    return sorted({point.name for point in entry_points(group=group)})
+
+
+def load_plugin(group: str, name: str) -> Any:
+    """Import the object registered under a name in an entry-point group.
+
+    If several packages register the same name, the one of this package is loaded, so that installing a package cannot
+    replace a built-in part.
+
+    Raises:
+        LookupError: No installed package registers the name.
+    """
+    from importlib.metadata import entry_points  # costs more than everything else here
+
+    points = sorted(entry_points(group=group, name=name), key=lambda point: not point.value.startswith("openenv."))
+    if not points:
+        raise LookupError(f"unknown {group.rpartition('.')[2]} {name!r}; choose from {', '.join(plugin_names(group))}")
+    return points[0].load()
+
+
+def load_package_version() -> str:
+    """Return the installed version of `openenv`, or of its older distribution name."""
+    from importlib.metadata import PackageNotFoundError, version  # costs more than everything else here
+
+    for name in ("openenv", "openenv-core"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "0.0.0"

@@ -24,7 +24,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self
 
-from openenv.notebook import html_table
+from openenv._notebook import html_table
 
 ActT = TypeVar("ActT", bound="Action")
 ObsT = TypeVar("ObsT", bound="Observation")

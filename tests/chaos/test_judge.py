@@ -22,8 +22,8 @@ from storm.verdict import Outcome
 
 from openenv.client.vector.results import SlotEpisode
 from openenv.errors import SessionLost
-from openenv.sessions.ledger import Ledger
-from openenv.sessions.slots import CapacityQueue
+from openenv.server.sessions.ledger import Ledger
+from openenv.server.sessions.slots import CapacityQueue
 
 ONLY_STEPS = next(seed for seed in range(1000) if all(ask.kind == "step" for ask in script_of(seed)[1:]))
 RESTARTS = 2  # a seed whose vector restarts what is lost

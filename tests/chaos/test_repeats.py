@@ -17,7 +17,7 @@ from fastmcp import FastMCP
 from environments import Push, Pushed, Tools
 from openenv.errors import StaleRequest
 from openenv.server.app import create_fastapi_app
-from openenv.sessions.ledger import KEPT, KEPT_BYTES, REMEMBERED, Ledger
+from openenv.server.sessions.ledger import KEPT, KEPT_BYTES, REMEMBERED, Ledger
 from openenv.types import State
 
 KEY = "Idempotency-Key"

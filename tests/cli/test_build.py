@@ -245,7 +245,7 @@ def test_the_published_base_image_is_replaced_and_this_package_required(maze: Pa
         assert text.count("\nCOPY openenv /app/env/openenv\n") == 2
         assert '    "/app/env/openenv[core]" \\\n    numpy openenv-maze\n' in text
         assert '"openenv[core] @ file:///app/env/openenv"' in (given.context / "pyproject.toml").read_text()
-        assert (given.context / "openenv" / "src" / "openenv" / "folders.py").is_file()
+        assert (given.context / "openenv" / "src" / "openenv" / "errors.py").is_file()
         assert not (given.context / "uv.lock").exists()
 
 

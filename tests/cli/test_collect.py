@@ -17,8 +17,8 @@ from environments import Idle, Shelf, Spot, Track, Walk, fresh
 from hub_double import TOKEN, USER, HubDouble
 from openenv import create_app
 from openenv.cli.__main__ import build
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.testing import Script, ScriptedCall, ScriptedModel, StatusFailure, Turn, serve
-from openenv.tool_types import CallToolAction, CallToolObservation
 from openenv.types import Observation
 
 

@@ -107,7 +107,7 @@ def test_every_option_is_in_a_valid_manifest() -> None:
 
 
 def test_the_metric_of_the_autoscaler_is_one_that_servers_have() -> None:
-    from openenv.telemetry import server_metrics
+    from openenv.server.telemetry import server_metrics
 
     assert '"openenv_session_slots_used"' in Path(server_metrics.__file__).read_text()
 

@@ -16,7 +16,7 @@ import pytest
 import openenv
 from folder_layouts import LAYOUTS, Layout
 from openenv import GenericEnvClient
-from openenv.folders import FolderError, find_app
+from openenv.server.folders import FolderError, find_app
 
 # Loads each folder in a process of its own, a copy of one that has loaded the server once.
 LOAD = """

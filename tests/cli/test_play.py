@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from environments import Idle
 from openenv import create_app
 from openenv.cli.__main__ import build
-from openenv.rollout.store import RolloutStore
+from openenv.rollout.store.store import RolloutStore
 from openenv.testing import Script, ScriptedModel, Turn, serve
 from openenv.types import Action, Observation
 

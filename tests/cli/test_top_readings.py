@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from openenv.cli.top import NotOurs, Snapshot, quantile, read_snapshot
-from openenv.telemetry.prometheus import Family, Histograms, render
+from openenv.server.telemetry.prometheus import Family, Histograms, render
 
 
 def reading(times: Histograms, steps: int = 0) -> Snapshot:

@@ -19,7 +19,7 @@ from openenv import settings
 from openenv.cli.__main__ import build
 from openenv.cli.rollouts import STATUSES, rollouts
 from openenv.rollout import Outcome, RolloutStore, Task
-from openenv.rollout.outcome import Status
+from openenv.rollout.store.outcome import Status
 
 
 def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from openenv.cli.__main__ import build
 from openenv.cli.init import Names, write_package
-from openenv.validation.report import CheckOutcome, source_digest
-from openenv.validation.rules import RULES
-from openenv.validation.runner import run_validation
-from openenv.validation.signature import SignatureError
-from openenv.validation.types import Level
+from openenv.packaging.validate.report import CheckOutcome, source_digest
+from openenv.packaging.validate.rules import RULES
+from openenv.packaging.validate.runner import run_validation
+from openenv.packaging.validate.signature import SignatureError
+from openenv.packaging.validate.types import Level
 from portable_package import RULES_WITH_STATE
 
 NOT_DONE = {

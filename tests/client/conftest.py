@@ -18,7 +18,7 @@ from openenv import GenericEnvClient
 from openenv.env.environment import Environment
 from openenv.protocol.frames import FrameReader, text_head
 from openenv.server.app import HTTPEnvServer, create_app, new_application
-from openenv.sessions.lifetime import SessionLimits
+from openenv.server.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
 
 

@@ -17,15 +17,15 @@ from websockets.sync.client import connect
 from websockets.sync.server import serve as serve_sockets
 
 from openenv import GenericEnvClient, VectorEnv
-from openenv.backoff import Backoff
 from openenv.client.flows import Attempts
 from openenv.client.network import ConnectionOptions, connect_failure, parse_ws_url
 from openenv.env.binding import infer_models
 from openenv.errors import AccessDenied, ConnectFailed, ProtocolError, SessionCapacityError
+from openenv.protocol.backoff import Backoff
 from openenv.protocol.client_sessions import ResumableSession
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
-from openenv.sessions.events import SessionEvent
+from openenv.server.sessions.events import SessionEvent
 
 both = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "awaited"])
 

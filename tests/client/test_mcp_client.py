@@ -31,9 +31,15 @@ from openenv.errors import (
     ToolTimeout,
     UnknownTypeError,
 )
+from openenv.protocol.tool_messages import (
+    CallToolAction,
+    CallToolObservation,
+    ListToolsAction,
+    ListToolsObservation,
+    Tool,
+)
 from openenv.server.app import HTTPEnvServer, create_app
-from openenv.sessions.lifetime import SessionLimits
-from openenv.tool_types import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation, Tool
+from openenv.server.sessions.lifetime import SessionLimits
 
 SAMPLES = Path(__file__).parents[1] / "compat"
 NAMES = ["put", "bare", "table", "nothing", "fail", "slow", "count_to", "greet"]

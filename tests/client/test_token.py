@@ -11,9 +11,9 @@ from environments import Idle, Tools
 from openenv import GenericEnvClient, HTTPEnvClient, MCPToolClient
 from openenv.client.network import with_token
 from openenv.errors import AccessDenied, ConnectFailed, Forbidden
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
-from openenv.tool_types import CallToolAction, CallToolObservation
 from openenv.types import Action, Observation, StepResult
 
 

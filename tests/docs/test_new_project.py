@@ -12,8 +12,8 @@ import pytest
 
 import openenv
 from openenv.cli.init import Names, write_package
-from openenv.validation.probe import read_plan
-from openenv.validation.rules import RULES
+from openenv.packaging.validate.probe import read_plan
+from openenv.packaging.validate.rules import RULES
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "howto" / "new_project.md"

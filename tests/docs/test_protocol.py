@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from openenv.protocol.server_v2 import _KEYS, NONCE_CHARS
-from openenv.sessions import lifetime
-from openenv.sessions.lifetime import CANCELLED, CLOSED_BY_CLIENT, DISCONNECTED, TAKEN_OVER, client_reason
+from openenv.server.sessions import lifetime
+from openenv.server.sessions.lifetime import CANCELLED, CLOSED_BY_CLIENT, DISCONNECTED, TAKEN_OVER, client_reason
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
 ROWS = {match.group(1): match.group(0) for match in re.finditer(r"^\| `([^`]+)` \|.*$", PAGE, re.MULTILINE)}

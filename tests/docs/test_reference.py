@@ -19,7 +19,7 @@ from openenv.cli.__main__ import build
 from openenv.client.env_client import EnvClient
 from openenv.errors import OpenEnvError
 from openenv.protocol import json_values as codec
-from openenv.rollout.task import Task
+from openenv.rollout.tasks.task import Task
 from openenv.server.options import ServerArguments
 from openenv.types import Action, Observation, WSErrorCode
 from turn_environments import talking_app

@@ -120,7 +120,7 @@ ELSEWHERE = {
     "test_served_word.py",
     "test_word_env.py",
     "tool_reward.py",
-    "rock_paper.py",  # tests/trainers, as the next ones
+    "rock_paper.py",  # tests/train/trainers, as the next ones
     "serve_ors.py",
     "serve_verifiers.py",
     "use_pettingzoo.py",
@@ -133,8 +133,8 @@ ELSEWHERE = {
     "use_harbor.py",
     "use_harbor_client.py",
     "use_checks.py",
-    "use_git_server.py",  # tests/tools
-    "use_inspect.py",  # tests/evals
+    "use_git_server.py",  # tests/sandboxes/tools
+    "use_inspect.py",  # tests/adapters/inspect
     "use_kubernetes.py",
     "use_opencode.py",
     "use_processes.py",

@@ -13,7 +13,7 @@ from fastmcp import FastMCP
 
 from environments import Tools
 from openenv.env.mcp_environment import MCPEnvironment
-from openenv.tool_types import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
 from openenv.types import Action, Observation
 
 MakeEnv = Callable[..., MCPEnvironment]

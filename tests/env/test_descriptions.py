@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from openenv import Action, Environment, LocalEnv, Observation, State
-from openenv.rubrics import Rubric, Sequential, WeightedSum
+from openenv.env.rubrics import Rubric, Sequential, WeightedSum
 
 SOURCE = '''
 from openenv import Action, Environment, Observation, State

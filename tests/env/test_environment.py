@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from openenv.env.environment import CompositeTransform, Environment, NullTransform, TaskProvider, Transform
-from openenv.rubrics.rubric import Rubric
+from openenv.env.rubrics.rubric import Rubric
 from openenv.types import Action, Observation, State
 
 

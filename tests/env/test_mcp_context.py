@@ -9,7 +9,7 @@ from fastmcp import Context, FastMCP
 from fastmcp.dependencies import Depends
 from fastmcp.server.dependencies import get_context
 
-from openenv.tool_types import CallToolAction
+from openenv.protocol.tool_messages import CallToolAction
 
 
 async def remember(key: str, value: str, ctx: Context) -> str:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from openenv.env.environment import Transform
 from openenv.env.mcp_environment import MCP_TOOL_CALL_TIMEOUT, MCPEnvironment, get_server_tools
 from openenv.protocol.json_values import serialize_observation
-from openenv.tool_types import CallToolObservation, ListToolsAction, ListToolsObservation
+from openenv.protocol.tool_messages import CallToolObservation, ListToolsAction, ListToolsObservation
 from openenv.types import Action, Observation
 
 RESERVED = ["reset", "step", "state", "close"]

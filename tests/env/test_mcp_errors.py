@@ -10,7 +10,7 @@ from fastmcp import Context, FastMCP
 from fastmcp.server.middleware import Middleware
 from pydantic import BaseModel
 
-from openenv.tool_types import ListToolsAction
+from openenv.protocol.tool_messages import ListToolsAction
 
 
 def add(a: int, b: int = 1) -> int:

@@ -183,7 +183,7 @@ import time
 from fastmcp import FastMCP
 from fastmcp.server.middleware import Middleware
 from openenv.env.mcp_environment import MCPEnvironment
-from openenv.tool_types import CallToolAction
+from openenv.protocol.tool_messages import CallToolAction
 from openenv.types import Observation, State
 
 class Sleepy(MCPEnvironment):

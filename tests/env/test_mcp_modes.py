@@ -9,7 +9,7 @@ import pytest
 from fastmcp import Context
 
 from openenv.env.mcp_environment import get_server_tools
-from openenv.tool_types import ListToolsAction
+from openenv.protocol.tool_messages import ListToolsAction
 
 
 def add(a: int, b: int = 1) -> int:

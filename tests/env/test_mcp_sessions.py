@@ -15,8 +15,8 @@ from fastmcp import Context, FastMCP
 from environments import Tools
 from openenv import LocalEnv
 from openenv.client.env_client import GenericEnvClient
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation, ListToolsAction
 from openenv.server.app import create_app
-from openenv.tool_types import CallToolAction, CallToolObservation, ListToolsAction
 from openenv.types import Action, Observation
 
 LIMIT_S = 0.3

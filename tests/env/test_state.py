@@ -9,7 +9,7 @@ import pytest
 
 from openenv import Action, Environment, LocalEnv, MCPEnvironment, Observation, State
 from openenv.env.binding import bind, infer_models
-from openenv.tool_types import CallToolAction, ListToolsAction
+from openenv.protocol.tool_messages import CallToolAction, ListToolsAction
 
 
 class Noted(State):

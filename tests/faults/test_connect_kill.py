@@ -32,7 +32,7 @@ from typing import Any
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, ConcurrencyConfig, Observation, State
-from openenv.sessions.session import Session
+from openenv.server.sessions.session import Session
 
 BUILT = []
 CLOSED = []

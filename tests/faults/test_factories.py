@@ -14,9 +14,9 @@ from environments import Idle
 from openenv.core.env_server.exceptions import ConcurrencyConfigurationError
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.types import Action, Observation
-from openenv.sessions.lifetime import SessionLimits
-from openenv.sessions.manager import SessionManager
-from openenv.sessions.session import SessionKind, SessionState
+from openenv.server.sessions.lifetime import SessionLimits
+from openenv.server.sessions.manager import SessionManager
+from openenv.server.sessions.session import SessionKind, SessionState
 
 BUILT: list[int] = []
 

@@ -20,7 +20,7 @@ from environments import Idle
 from openenv.protocol.frames import masked_text_frame
 from openenv.server.app import HTTPEnvServer
 from openenv.server.fast.frame_socket import KeepAlive
-from openenv.sessions.lifetime import SessionLimits
+from openenv.server.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
 
 

@@ -23,11 +23,11 @@ from environments import Idle
 from openenv import GenericEnvClient
 from openenv.errors import SessionCapacityError
 from openenv.server.app import HTTPEnvServer, create_app
-from openenv.sessions.events import SessionEvent
-from openenv.sessions.lifetime import SessionLimits
-from openenv.sessions.manager import SessionManager
-from openenv.sessions.operations import CALL
-from openenv.sessions.session import SessionKind, SessionState
+from openenv.server.sessions.events import SessionEvent
+from openenv.server.sessions.lifetime import SessionLimits
+from openenv.server.sessions.manager import SessionManager
+from openenv.server.sessions.operations import CALL
+from openenv.server.sessions.session import SessionKind, SessionState
 from openenv.types import Action, Observation
 from servers import wait_for
 

@@ -9,7 +9,7 @@ import pytest
 
 from openenv.client.http_client import HTTPEnvClient
 from openenv.errors import ExecutionError, RequestTimeout, SessionLost
-from openenv.sessions.lifetime import SessionLimits
+from openenv.server.sessions.lifetime import SessionLimits
 from openenv.types import ConcurrencyConfig, StepResult
 
 HEADER = "X-OpenEnv-Session"

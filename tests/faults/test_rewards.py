@@ -12,7 +12,7 @@ from environments import Idle
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.types import Action, Observation
 from openenv.core.rubrics import LLMJudge, Rubric, Sequential
-from openenv.rubrics.llm_judge import ScoreParseError
+from openenv.env.rubrics.llm_judge import ScoreParseError
 
 
 class Constant(Rubric):

@@ -17,11 +17,11 @@ from fastapi import FastAPI
 from openenv.core.env_server.http_server import HTTPEnvServer
 from openenv.core.env_server.types import Action, Observation
 from openenv.errors import SessionClosedError
-from openenv.runners import current_dispatcher
-from openenv.sessions.lifetime import SessionLimits
-from openenv.sessions.manager import SessionManager
-from openenv.sessions.operations import CALL, Operation
-from openenv.sessions.session import SessionKind, SessionState
+from openenv.server.runners import current_dispatcher
+from openenv.server.sessions.lifetime import SessionLimits
+from openenv.server.sessions.manager import SessionManager
+from openenv.server.sessions.operations import CALL, Operation
+from openenv.server.sessions.session import SessionKind, SessionState
 from openenv.types import ConcurrencyConfig
 
 HEADER = "X-OpenEnv-Session"

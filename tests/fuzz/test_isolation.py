@@ -23,8 +23,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from environments import Shelf
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.app import create_app
-from openenv.tool_types import CallToolAction, CallToolObservation
 from openenv.types import State
 
 SESSION = "X-OpenEnv-Session"

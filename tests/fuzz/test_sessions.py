@@ -21,11 +21,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from environments import Idle
 from openenv.errors import OpenEnvError
-from openenv.runners import current_dispatcher
-from openenv.sessions.lifetime import SessionLimits
-from openenv.sessions.manager import SessionManager
-from openenv.sessions.operations import CALL, Operation
-from openenv.sessions.session import Session, SessionKind
+from openenv.server.runners import current_dispatcher
+from openenv.server.sessions.lifetime import SessionLimits
+from openenv.server.sessions.manager import SessionManager
+from openenv.server.sessions.operations import CALL, Operation
+from openenv.server.sessions.session import Session, SessionKind
 from openenv.types import Action, Observation
 
 

@@ -33,7 +33,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from openenv.env.environment import Environment
 from openenv.server.app import HTTPEnvServer, new_application
-from openenv.sessions.manager import SessionLimits
+from openenv.server.sessions.manager import SessionLimits
 from openenv.types import Action, Observation, State
 
 REFUSALS = {"SESSION_NOT_FOUND", "SESSION_LOST", "VALIDATION_ERROR", "STALE_REQUEST"}

@@ -20,7 +20,7 @@ from websockets.sync.client import connect as connect_socket
 
 from openenv.core.env_server.http_server import create_app
 from openenv.env.mcp_environment import MCPEnvironment
-from openenv.tool_types import CallToolAction, CallToolObservation
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.types import Action, ConcurrencyConfig, Observation, State
 
 BOTH = "application/json, text/event-stream"

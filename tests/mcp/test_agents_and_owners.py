@@ -10,10 +10,10 @@ import pytest
 from websockets.sync.client import connect
 
 from environments import Greeter
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
-from openenv.sessions.lifetime import life_s
-from openenv.tool_types import CallToolAction, CallToolObservation
+from openenv.server.sessions.lifetime import life_s
 
 HELLO = {
     "jsonrpc": "2.0",

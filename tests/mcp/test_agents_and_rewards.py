@@ -16,11 +16,17 @@ from starlette.routing import Route
 from websockets.sync.client import connect
 
 from environments import Idle, Tools
+from openenv.protocol.tool_messages import (
+    CallToolAction,
+    CallToolObservation,
+    ListToolsAction,
+    ListToolsObservation,
+    Tool,
+)
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
-from openenv.tool_types import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation, Tool
+from openenv.server.web.web_page import add_page
 from openenv.types import Action, Observation
-from openenv.web.web_page import add_page
 
 REWARD = 0.4321987
 SECRET = "the-answer-is-42"

@@ -18,10 +18,10 @@ from websockets.sync.client import connect
 
 from environments import Greeter, Tools
 from openenv.env.tools.source import MOST_WAITING, ToolEvents
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.server.mcp import endpoint, mcp_sessions
-from openenv.tool_types import CallToolAction, CallToolObservation
 from openenv.types import Observation
 
 BOTH = {"accept": "application/json, text/event-stream"}

@@ -16,9 +16,9 @@ import pytest
 
 from held_environments import KINDS, Attribute, Guarded, Methods, Sharing, alive, census_first, still_alive
 from openenv import GenericEnvClient, LocalEnv
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation, ListToolsAction
 from openenv.server.app import create_app
-from openenv.tool_types import CallToolAction, CallToolObservation, ListToolsAction
-from openenv.web.web_page import add_page
+from openenv.server.web.web_page import add_page
 from servers import wait_for
 
 TOOLS = ("holds", "waits")

@@ -9,9 +9,9 @@ import httpx2
 import pytest
 
 from environments import Greeter
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.app import create_app
 from openenv.server.mcp.mcp_sessions import MAX_ATTACHED
-from openenv.tool_types import CallToolAction, CallToolObservation
 
 HELLO = {
     "jsonrpc": "2.0",

@@ -12,7 +12,7 @@ import pytest
 import http_calls
 from environments import Idle
 from openenv.core.env_server.http_server import create_app
-from openenv.tool_types import CallToolAction, CallToolObservation
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.types import Observation
 
 STEP = {"type": "call_tool", "tool_name": "count", "arguments": {}}

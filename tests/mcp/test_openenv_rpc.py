@@ -12,7 +12,13 @@ from websockets.exceptions import ConnectionClosed
 
 from environments import Idle
 from openenv.core.env_server.http_server import create_app
-from openenv.tool_types import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation, Tool
+from openenv.protocol.tool_messages import (
+    CallToolAction,
+    CallToolObservation,
+    ListToolsAction,
+    ListToolsObservation,
+    Tool,
+)
 from openenv.types import Action, Observation
 
 Own = Callable[..., Any]

@@ -13,7 +13,7 @@ from fastmcp import FastMCP
 
 from environments import Tools
 from openenv.core.env_server.http_server import create_app
-from openenv.tool_types import CallToolAction, CallToolObservation
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.types import ConcurrencyConfig
 
 CLIENTS = 1000

@@ -15,7 +15,7 @@ from openenv.protocol.schema import (
     step_frame_parser,
     takes_tool_actions,
 )
-from openenv.tool_types import CallToolAction, ListToolsAction
+from openenv.protocol.tool_messages import CallToolAction, ListToolsAction
 from openenv.types import Action, Observation
 
 

@@ -14,14 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 from openenv.cli.__main__ import build
+from openenv.env.manifest_models import ExecutionDeclaration, NetworkPolicy, ResourceDeclaration
 from openenv.errors import ProviderError
-from openenv.manifest_models import ExecutionDeclaration, NetworkPolicy, ResourceDeclaration
+from openenv.packaging.validate.providers import RunningSubject, StartupError, UnsupportedCapability, ValidationProvider
+from openenv.packaging.validate.providers.docker import DockerValidationProvider
+from openenv.packaging.validate.runner import run_validation
+from openenv.packaging.validate.runtime.contracts import LaunchSpec
+from openenv.packaging.validate.types import CheckStatus, Level
 from openenv.sandboxes.container_cli import ContainerCli
-from openenv.validation.providers import RunningSubject, StartupError, UnsupportedCapability, ValidationProvider
-from openenv.validation.providers.docker import DockerValidationProvider
-from openenv.validation.runner import run_validation
-from openenv.validation.runtime.contracts import LaunchSpec
-from openenv.validation.types import CheckStatus, Level
 
 pytestmark = pytest.mark.slow
 GRIDWORLD = Path(__file__).resolve().parents[2] / "envs" / "gridworld_env"

@@ -37,12 +37,7 @@ from openenv.errors import (
 )
 from openenv.providers import IngressRoute, KubernetesProvider
 from openenv.providers.kubernetes import servers_in, sweep
-from openenv.providers.manifests import (
-    IMAGE_ANNOTATION,
-    ServerManifests,
-    ServerPods,
-    server_name,
-)
+from openenv.providers.kubernetes_objects import IMAGE_ANNOTATION, ServerManifests, ServerPods, server_name
 from openenv.sandboxes import cluster as cluster_module
 from openenv.sandboxes.cluster import EXPIRES_ANNOTATION, OWNER_ANNOTATION, Cluster, ClusterAddress
 from openenv.sandboxes.owners import ProcessOwner

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from openenv.rollout import openenv_calls
-from openenv.rollout.openenv_calls import CallFailed, Remote, RemoteFinder, RemoteObject, decode, encode
+from openenv.rollout.verify import openenv_calls
+from openenv.rollout.verify.openenv_calls import CallFailed, Remote, RemoteFinder, RemoteObject, decode, encode
 
 CALLS = Path(openenv_calls.__file__)
 

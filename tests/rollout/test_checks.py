@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from openenv.errors import RolloutError
 from openenv.rollout import Case, Check, Outcome, Task, case_check, load_task, pytest_check, python_check, run_rollout
 from openenv.rollout.agents import Shell
-from openenv.rollout.task import parse_check
+from openenv.rollout.tasks.task import parse_check
 from openenv.sandboxes import backend
 from openenv.sandboxes.base import Sandboxes
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from openenv.client.llm_client import LLMClient, LLMError, LLMResponse, OpenAIClient, ToolCall
 from openenv.core.harness import (
     HarnessRolloutResult,
     HarnessRunLimits,
@@ -37,10 +38,9 @@ from openenv.core.harness.collect import (
     push_to_hf_hub,
 )
 from openenv.errors import ConnectFailed
-from openenv.llm import LLMClient, LLMError, LLMResponse, OpenAIClient, ToolCall
-from openenv.rollout.collect import scripted_model_step
+from openenv.protocol.tool_messages import Tool
+from openenv.rollout.run.collect import scripted_model_step
 from openenv.testing import Script, ScriptedCall, ScriptedModel, Turn
-from openenv.tool_types import Tool
 
 GUESS = Tool(
     name="guess",

@@ -322,7 +322,7 @@ def test_an_agent_log_that_cannot_be_written_ends_no_rollout(
         def close(self) -> None:
             pass
 
-    from openenv.rollout import phases
+    from openenv.rollout.run import phases
 
     real = phases.AgentLog.__init__
 
@@ -337,7 +337,7 @@ def test_an_agent_log_that_cannot_be_written_ends_no_rollout(
 
 
 def test_collecting_ends_in_time(run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
-    from openenv.rollout import phases
+    from openenv.rollout.run import phases
 
     monkeypatch.setattr(phases, "COLLECT_S", 5.0)
     real = LocalSandbox.pack

@@ -27,8 +27,8 @@ from openenv.core.harness import (
     VerifyResult,
     build_harness_rollout_func,
 )
-from openenv.rollout.harness import merge_turns
-from openenv.tool_types import Tool
+from openenv.protocol.tool_messages import Tool
+from openenv.rollout.run.agent_sessions import merge_turns
 
 
 @dataclass

@@ -18,12 +18,11 @@ import pytest
 from harbor_folders import BASE_IMAGE, import_base, write_task
 from openenv import settings
 from openenv.errors import AgentUnavailable, SandboxUnavailable
-from openenv.llm.scripted import Script, ScriptedCall, Turn
 from openenv.rollout import Model, RolloutStore, Task, load_tasks, reverify, run_many, run_rollout
 from openenv.rollout.agents.builtin import Shell
 from openenv.rollout.agents.opencode import OpenCode
 from openenv.sandboxes import DockerSandboxes, SandboxSpec
-from openenv.testing.scripted import ScriptedModel
+from openenv.testing.scripted import Script, ScriptedCall, ScriptedModel, Turn
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SOCKET = "10.203.7.1"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from openenv.rollout.inside import VerifierPlace
-from openenv.rollout.lookups import Texts
-from openenv.rollout.worktree import SetupTree
+from openenv.rollout.verify.inside import VerifierPlace
+from openenv.rollout.verify.lookups import Texts
+from openenv.rollout.verify.worktree import SetupTree
 
 Run = Callable[..., str]
 TREE = {

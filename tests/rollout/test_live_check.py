@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from openenv.rollout import live_check
-from openenv.rollout.live_check import Splice
+from openenv.rollout.verify import live_check
+from openenv.rollout.verify.live_check import Splice
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from openenv.rollout.outcome import AgentFacts, ModelUse, Outcome, is_endpoint_suspect, is_hopeless, label_of
+from openenv.rollout.store.outcome import AgentFacts, ModelUse, Outcome, is_endpoint_suspect, is_hopeless, label_of
 
 FINE = AgentFacts(0, False, 60, None)
 CRASHED = AgentFacts(1, False, 60, "the agent exited with code 1")

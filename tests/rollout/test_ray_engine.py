@@ -19,8 +19,8 @@ from failing_sandboxes import VARIABLE, opened
 from openenv.errors import RolloutError, SandboxUnavailable
 from openenv.rollout import Cancellation, Model, Outcome, Progress, RayCluster, RolloutStore, Task, run_many
 from openenv.rollout.agents import Shell
-from openenv.rollout.ray_engine import RayEngine
-from openenv.rollout.store import recording
+from openenv.rollout.run.ray_engine import RayEngine
+from openenv.rollout.store.store import recording
 from openenv.sandboxes.base import Sandboxes
 from openenv.testing import Script, ScriptedModel, Turn
 from ray_nodes import RayNodes, processes_with, ray_nodes, wait_until
@@ -288,7 +288,7 @@ def test_a_cancellation_reaches_every_node_and_frees_everything(
 @pytest.fixture
 def scratch_is_empty() -> Iterator[None]:
     """Workers leave no scratch folder behind."""
-    from openenv.rollout.scratch import scratch_root
+    from openenv.rollout.run.scratch import scratch_root
 
     before = set(scratch_root().iterdir()) if scratch_root().exists() else set()
     yield

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openenv.rollout.shell_syntax import Command, Compound, ShellSyntaxError, commands, parse
+from openenv.rollout.verify.shell_syntax import Command, Compound, ShellSyntaxError, commands, parse
 
 
 def programs(line: str) -> list[str | None]:

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from openenv.errors import RolloutError
 from openenv.rollout import Check, Task, load_task
-from openenv.rollout.checks import Case, case_check
-from openenv.rollout.task import parse_check
+from openenv.rollout.tasks.checks import Case, case_check
+from openenv.rollout.tasks.task import parse_check
 
 
 def test_a_task_is_read_from_yaml(tmp_path: Path) -> None:

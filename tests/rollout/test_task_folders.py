@@ -10,7 +10,7 @@ from harbor_folders import write_task
 from openenv.errors import RolloutError, SandboxUnsupported
 from openenv.rollout import Task, load_tasks, run_many, run_rollout
 from openenv.rollout.agents.builtin import Shell
-from openenv.rollout.task_folders import load_harbor_task
+from openenv.rollout.tasks.task_folders import load_harbor_task
 from openenv.sandboxes import Limits
 from openenv.sandboxes.base import Sandboxes
 

@@ -9,7 +9,7 @@ import pytest
 
 from openenv.core.harness import TraceEntry, TrainableSession, TrainingTrace, TrainingTurn
 from openenv.core.harness.capture.upstream import training_sampling
-from openenv.rollout.training import check_turn, validate_training_turn
+from openenv.rollout.capture.training_trace import check_turn, validate_training_turn
 
 
 def turn(**changes: Any) -> TrainingTurn:

@@ -8,7 +8,7 @@ import pytest
 
 from openenv.rollout import Check, Task, Trust, run_rollout
 from openenv.rollout.agents import Shell
-from openenv.rollout.trust import _DATA_MODULES, only_reads, reaches, trust_of, weakest
+from openenv.rollout.verify.trust import _DATA_MODULES, only_reads, reaches, trust_of, weakest
 from openenv.sandboxes.base import Sandboxes
 
 FILES = {

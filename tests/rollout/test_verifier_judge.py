@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from openenv.errors import SandboxError
 from openenv.rollout import Cancellation, Check, Outcome, Progress, RolloutStore, Task, reverify, run_rollout
 from openenv.rollout.agents import Shell
-from openenv.rollout.verifier import needed
+from openenv.rollout.verify.verifier import needed
 from openenv.sandboxes import backend
 from openenv.sandboxes.base import Limits, Sandbox, Sandboxes, SandboxSpec
 

@@ -17,11 +17,11 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from environments import Shelf
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.access import AccessPolicy, Role, may
 from openenv.server.app import HTTPEnvServer, create_app
-from openenv.tool_types import CallToolAction, CallToolObservation
+from openenv.server.web.web_page import add_page
 from openenv.types import Action, Observation
-from openenv.web.web_page import add_page
 
 TOKENS = {"orchestrator": "orch.token", "agent": "agent-token", "observer": "obs_token~"}
 CALLERS = ["nobody", "stranger", "agent", "observer", "orchestrator"]

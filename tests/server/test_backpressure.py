@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from openenv.runners import loop_local
 from openenv.server.backpressure import Backpressure, LoopTurns
+from openenv.server.runners import loop_local
 
 LARGE = 100
 

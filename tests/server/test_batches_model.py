@@ -24,7 +24,7 @@ from websockets.sync.client import ClientConnection, connect
 from openenv.env.environment import Environment
 from openenv.protocol.codec import JSON, MSGPACK, Codec
 from openenv.server.app import create_fastapi_app
-from openenv.telemetry.watched_calls import CallWatch
+from openenv.server.telemetry.watched_calls import CallWatch
 from openenv.types import Action, Observation, State
 
 SOON = 60.0

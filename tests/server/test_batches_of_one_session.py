@@ -12,7 +12,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from environments import Add, Counter, Sum
 from openenv.server.app import HTTPEnvServer, new_application
-from openenv.sessions.lifetime import SessionLimits
+from openenv.server.sessions.lifetime import SessionLimits
 
 
 class Adder(Counter):

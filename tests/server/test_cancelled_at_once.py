@@ -11,8 +11,8 @@ import pytest
 
 from environments import Greeter
 from openenv.protocol.frames import FrameReader, Opcode, masked_text_frame
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.app import create_app
-from openenv.tool_types import CallToolAction, CallToolObservation
 
 KEY = bytes(4)
 

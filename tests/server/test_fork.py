@@ -26,8 +26,8 @@ from openenv.errors import (
 )
 from openenv.server.access import AccessPolicy
 from openenv.server.app import HTTPEnvServer, create_app, new_application
-from openenv.sessions import lifetime
-from openenv.sessions.lifetime import SessionLimits
+from openenv.server.sessions import lifetime
+from openenv.server.sessions.lifetime import SessionLimits
 from servers import RunningServer, wait_for
 
 RUNNERS = ("thread", "inline")

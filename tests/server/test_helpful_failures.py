@@ -23,9 +23,9 @@ from openenv import (
     create_app,
 )
 from openenv.errors import AccessDenied, ExecutionError, RequestValidationError, SlotsFailed
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.access import AccessPolicy
-from openenv.sessions.session import SessionKind
-from openenv.tool_types import CallToolAction, CallToolObservation
+from openenv.server.sessions.session import SessionKind
 
 HINT = "reset() has not been called in this session yet"
 MISSING = "has no attribute 'left'"

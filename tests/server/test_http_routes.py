@@ -15,8 +15,8 @@ from pydantic import Field, field_validator
 import http_calls
 from openenv.env.environment import Environment
 from openenv.server.app import HTTPEnvServer, create_app, parse_mode
-from openenv.sessions.lifetime import SessionLimits
-from openenv.sessions.session import SessionState
+from openenv.server.sessions.lifetime import SessionLimits
+from openenv.server.sessions.session import SessionState
 from openenv.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, ServerMode, State
 
 SESSION = "X-OpenEnv-Session"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from openenv.manifest import read_manifest
+from openenv.env.manifest import read_manifest
 from openenv.server.fast.upgrade import UpgradeProtocol
 from openenv.server.loading import CLASS_SESSIONS, TargetError, TargetFailed, load_app
 from openenv.server.run import ServeOptions, environment_server, prepare, serve, uvicorn_settings

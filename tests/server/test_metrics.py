@@ -17,7 +17,7 @@ import http_calls
 from environments import Move, Place
 from openenv import Observation, create_app
 from openenv.server.access import AccessPolicy
-from openenv.sessions.peers import boot_of
+from openenv.server.sessions.peers import boot_of
 
 
 @pytest.fixture

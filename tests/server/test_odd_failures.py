@@ -17,9 +17,9 @@ from websockets.sync.client import ClientConnection, connect
 
 from environments import Idle, Tools
 from openenv.protocol.codec import MSGPACK
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.app import create_fastapi_app
-from openenv.sessions.ledger import KEPT
-from openenv.tool_types import CallToolAction, CallToolObservation
+from openenv.server.sessions.ledger import KEPT
 from openenv.types import Action, Observation
 
 SOON = 30.0

@@ -15,7 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 from environments import Idle
 from openenv.server.access import AccessPolicy
 from openenv.server.app import HTTPEnvServer, new_application
-from openenv.sessions.lifetime import SessionLimits
+from openenv.server.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation
 
 NONCE = "a-nonce-that-nobody-guesses"

@@ -13,9 +13,9 @@ import pytest
 
 from environments import Idle
 from openenv.protocol.frames import FrameReader, Opcode, masked_frame, masked_text_frame
-from openenv.runners import loop_local
 from openenv.server import unread
 from openenv.server.app import create_app
+from openenv.server.runners import loop_local
 from openenv.server.unread import PartialRequests
 from openenv.types import Action, Observation
 

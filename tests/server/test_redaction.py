@@ -15,8 +15,8 @@ from websockets.sync.client import connect
 
 from environments import Idle, Shelf
 from openenv.errors import ServerError
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.app import create_app
-from openenv.tool_types import CallToolAction, CallToolObservation
 from openenv.types import Action, Observation
 
 

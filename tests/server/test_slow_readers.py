@@ -22,7 +22,7 @@ from environments import Idle
 from openenv.protocol.frames import FrameReader, Opcode, masked_text_frame
 from openenv.server import unread
 from openenv.server.app import HTTPEnvServer, new_application
-from openenv.sessions.lifetime import SessionLimits
+from openenv.server.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
 
 KEY = bytes(4)

@@ -15,7 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 from environments import Add, Counter, Sum
 from openenv.protocol.codec import MSGPACK
 from openenv.server.app import HTTPEnvServer, create_fastapi_app, new_application
-from openenv.sessions.lifetime import SessionLimits
+from openenv.server.sessions.lifetime import SessionLimits
 
 JSON = "openenv.v2.json"
 PACKED = "openenv.v2.msgpack"

@@ -15,7 +15,7 @@ from openenv import create_app
 from openenv.server.app import PageArguments
 from openenv.server.gateway.backends import BackendSource
 from openenv.server.gateway.gateway import Gateway, run_gateway
-from openenv.web.web_page import add_page
+from openenv.server.web.web_page import add_page
 
 PATIENCE_S = 60.0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastmcp import FastMCP
 
-from openenv.harness import HarnessAction, HarnessConfig, HarnessEnvironment, JsonLinesAdapter
+from openenv.adapters.turns import HarnessAction, HarnessConfig, HarnessEnvironment, JsonLinesAdapter
 from openenv.server.app import create_app
 from openenv.types import Observation
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from openenv.rollout.capture import CaptureServer
-from openenv.rollout.task import Model
+from openenv.rollout.tasks.task import Model
 from openenv.testing import CutFailure, Script, ScriptedModel, StatusFailure, Turn
 from openenv.testing.scripted import agent_scripts as scripts
 

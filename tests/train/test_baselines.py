@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from openenv.rollout.capture import Sequence
-from openenv.rollout.outcome import Outcome
+from openenv.rollout.store.outcome import Outcome
 from openenv.train import EpisodeSample, SampleGroup, advantages, collate
 
 

@@ -14,7 +14,7 @@ from environments import Idle
 from openenv import create_app
 from openenv.errors import RolloutError
 from openenv.rollout import Model
-from openenv.rollout.store import RolloutStore
+from openenv.rollout.store.store import RolloutStore
 from openenv.testing import Script, ScriptedCall, ScriptedModel, StatusFailure, Turn, serve
 from openenv.train import SampleGroup, play
 from openenv.types import Action, Observation

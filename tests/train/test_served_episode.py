@@ -8,8 +8,8 @@ from importlib.util import find_spec
 import pytest
 
 from openenv.errors import RequestValidationError, SessionLost, ToolArgumentsError, ToolTransportError
-from openenv.train.dialogue import AnswerRefused, TextDialogue, WrittenToolDialogue
-from openenv.train.served_episode import EpisodeFailed, EpisodeRules
+from openenv.rollout.agents.dialogue import AnswerRefused, TextDialogue, WrittenToolDialogue
+from openenv.rollout.agents.served_episode import EpisodeFailed, EpisodeRules
 from openenv.types import StepResult
 
 TOOLS = [{"name": "add", "description": "Add.", "input_schema": {"type": "object", "properties": {}}}]
@@ -67,12 +67,12 @@ def test_tools_can_be_called_in_writing() -> None:
 @pytest.mark.parametrize(
     ("module", "package"),
     [
-        ("sb3", "stable_baselines3"),
-        ("skyrl", "skyrl_gym"),
-        ("verl", "verl"),
-        ("verifiers", "verifiers"),
-        ("verifiers_server", "verifiers"),
-        ("pettingzoo", "pettingzoo"),
+        ("train.trainers.sb3", "stable_baselines3"),
+        ("train.trainers.skyrl", "skyrl_gym"),
+        ("train.trainers.verl", "verl"),
+        ("train.trainers.verifiers", "verifiers"),
+        ("adapters.verifiers", "verifiers"),
+        ("adapters.pettingzoo", "pettingzoo"),
     ],
 )
 def test_an_adapter_names_the_package_that_it_needs(module: str, package: str) -> None:

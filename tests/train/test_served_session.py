@@ -11,11 +11,11 @@ from pydantic import Field, RootModel
 from environments import Idle, Shelf, Tools, Track, Walk
 from environments import Spot as TrackSpot
 from openenv import create_app
+from openenv.client.llm_client import LLMResponse, ToolCall
 from openenv.errors import ExecutionError, RolloutError, ToolTransportError
-from openenv.llm import LLMResponse, ToolCall
-from openenv.rollout.harness import HarnessRunLimits, MCPHarnessAdapter, ModelStepResult
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation, ToolError, ToolErrorType
+from openenv.rollout.run.agent_sessions import HarnessRunLimits, MCPHarnessAdapter, ModelStepResult
 from openenv.testing import serve
-from openenv.tool_types import CallToolAction, CallToolObservation, ToolError, ToolErrorType
 from openenv.train.served_session import EnvFamily, ServedSessionFactory, env_family
 from openenv.types import Action, Observation
 

@@ -1,4 +1,4 @@
-"""Served environments as TRL's trainers take them; `tests/trainers` runs the same with TRL itself."""
+"""Served environments as TRL's trainers take them; `tests/train/trainers` runs the same with TRL itself."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fastmcp import FastMCP
 from environments import Idle, Tools
 from openenv import create_app
 from openenv.errors import ConnectFailed, RolloutError, SessionCapacityError
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
+from openenv.rollout.agents.served_episode import EPISODE_OVER, EpisodeFailed
 from openenv.testing import serve
-from openenv.tool_types import CallToolAction, CallToolObservation
-from openenv.train.served_episode import EPISODE_OVER, EpisodeFailed
-from openenv.trl import tool_environment
+from openenv.train.trainers.trl import tool_environment
 from openenv.types import Action, Observation
 
 

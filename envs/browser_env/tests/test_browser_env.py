@@ -23,7 +23,7 @@ from browser_env.server.site import HOME, STAFF_PER_PAGE, Site
 from browser_env.server.tasks import KINDS, Goal, make_goal
 from openenv import LocalEnv
 from openenv.errors import ExecutionError, RequestValidationError
-from openenv.local import SyncLocalEnv
+from openenv.server.local import SyncLocalEnv
 from openenv.testing import Served
 
 pytest_plugins = ["openenv.testing.plugin"]

@@ -19,7 +19,7 @@ from chess_env.server.chess_environment import ChessEnvironment
 from chess_env.server.opponents import SearchOpponent, find_engine
 from openenv import LocalEnv
 from openenv.errors import ExecutionError
-from openenv.local import SyncLocalEnv
+from openenv.server.local import SyncLocalEnv
 from openenv.testing import Served
 
 pytest_plugins = ["openenv.testing.plugin"]

@@ -17,8 +17,8 @@ from openenv import LocalEnv
 from openenv.core.env_server.interfaces import Transform
 from openenv.core.rubrics import Rubric
 from openenv.errors import ExecutionError, RequestValidationError, SandboxUnavailable
-from openenv.local import SyncLocalEnv
 from openenv.sandboxes import Sandbox, Sandboxes, SandboxSpec
+from openenv.server.local import SyncLocalEnv
 from openenv.testing import Served
 
 pytest_plugins = ["openenv.testing.plugin"]

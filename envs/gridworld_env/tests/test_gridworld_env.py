@@ -17,7 +17,7 @@ from gridworld_env.server.gridworld_environment import GridworldEnvironment
 from gridworld_env.server.world import World, make_world
 from openenv import LocalEnv
 from openenv.errors import ExecutionError, RequestValidationError
-from openenv.local import SyncLocalEnv
+from openenv.server.local import SyncLocalEnv
 from openenv.testing import Served
 
 pytest_plugins = ["openenv.testing.plugin"]

@@ -1,4 +1,4 @@
-"""The Gymnasium environment: one interface to all ids. What an id needs is in `openenv.gym`; pictures are here."""
+"""The Gymnasium environment: one interface to all ids, with images. `openenv.adapters.gymnasium` makes the classes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from typing_extensions import TypedDict
 
 from gymnasium_env.models import GymnasiumAction, GymnasiumObservation, GymnasiumState
 from openenv import Environment
+from openenv.adapters.gymnasium import gymnasium_environment
+from openenv.adapters.gymnasium.served_gymnasium import RENDER_KEY, ServedGymnasium
+from openenv.adapters.gymnasium.spaces import describe
 from openenv.core.env_server.types import EnvironmentMetadata
-from openenv.gym import gymnasium_environment
-from openenv.gym.served_gymnasium import RENDER_KEY, ServedGymnasium
-from openenv.gym.spaces import describe
 
 DEFAULT_ENV_ID = "CartPole-v1"
 SPLITS = {"train": range(1000), "test": range(1_000_000, 1_000_100)}

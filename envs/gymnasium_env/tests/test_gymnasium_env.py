@@ -16,7 +16,7 @@ from gymnasium_env.server.app import app
 from gymnasium_env.server.gymnasium_environment import GymnasiumEnvironment
 from openenv import LocalEnv
 from openenv.errors import ExecutionError
-from openenv.local import SyncLocalEnv
+from openenv.server.local import SyncLocalEnv
 from openenv.testing import Served
 
 pytest_plugins = ["openenv.testing.plugin"]

@@ -18,7 +18,7 @@ from openenv import LocalEnv
 from openenv.core.env_server.mcp_types import CallToolAction, ListToolsAction, ListToolsObservation
 from openenv.core.env_server.types import Action
 from openenv.errors import ExecutionError
-from openenv.local import SyncLocalEnv
+from openenv.server.local import SyncLocalEnv
 from openenv.testing import Served
 
 pytest_plugins = ["openenv.testing.plugin"]

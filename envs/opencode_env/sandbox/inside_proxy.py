@@ -20,7 +20,7 @@ from opencode_env.sandbox import interception
 from opencode_env.sandbox.base import BgJob, SandboxHandle
 from openenv.rollout.capture import Call, Recording, export
 from openenv.rollout.capture.dialects.dialect import Completion, Sampled
-from openenv.rollout.training import TrainingTrace
+from openenv.rollout.capture.training_trace import TrainingTrace
 
 PLACEHOLDER_KEY = "intercepted"
 """What the agent sends as a key; the proxy puts the real one in its place."""

@@ -13,7 +13,7 @@ from fastmcp import FastMCP
 
 from opencode_env.config import OpenCodeConfig
 from opencode_env.turns import OpenCodeAdapter
-from openenv.harness import HarnessAction, HarnessEnvironment
+from openenv.adapters.turns import HarnessAction, HarnessEnvironment
 from openenv.testing import Script, ScriptedCall, ScriptedModel, Turn
 
 PRINTS = """\

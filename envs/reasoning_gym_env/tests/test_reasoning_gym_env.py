@@ -12,7 +12,7 @@ pytest.importorskip("reasoning_gym", reason="needs reasoning-gym: make test-envs
 
 from openenv import LocalEnv
 from openenv.errors import ExecutionError
-from openenv.local import SyncLocalEnv
+from openenv.server.local import SyncLocalEnv
 from openenv.testing import Served
 from reasoning_gym_env import ReasoningGymAction, ReasoningGymEnv, ReasoningGymObservation, ReasoningGymState
 from reasoning_gym_env.server.app import app

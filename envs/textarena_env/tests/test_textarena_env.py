@@ -12,7 +12,7 @@ pytest.importorskip("textarena", reason="needs textarena: make test-envs")
 
 from openenv import LocalEnv
 from openenv.errors import ExecutionError
-from openenv.local import SyncLocalEnv
+from openenv.server.local import SyncLocalEnv
 from openenv.testing import Served
 from textarena_env import TextArenaAction, TextArenaEnv, TextArenaObservation, TextArenaState, client
 from textarena_env.server.app import app

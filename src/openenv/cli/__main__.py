@@ -8,8 +8,9 @@ from importlib import import_module
 
 import typer
 
-from .. import settings
-from ..sandboxes.descriptors import raise_file_limit
+from openenv import settings
+from openenv.sandboxes.descriptors import raise_file_limit
+
 from .command import HelpCommand, HelpGroup
 
 COMMANDS = (

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from ..folders import ABOVE, FolderApp, FolderError, find_app
-from ..manifest import MANIFEST, ManifestError
+from openenv.env.manifest import MANIFEST, ManifestError
+from openenv.server.folders import ABOVE, FolderApp, FolderError, find_app
+
 from .command import failure, tidy_on_sigterm
 
 if TYPE_CHECKING:
-    from ..sandboxes.container_cli import ContainerCli
+    from openenv.sandboxes.container_cli import ContainerCli
 
 _INSTALL = "apt-get install -y docker.io"
 _NOT_COPIED = frozenset({".git", ".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", "node_modules"})
@@ -166,8 +167,8 @@ def _name(app: FolderApp) -> str:
 
 def container_engine() -> ContainerCli:
     """Return the engine that builds images, or end the command."""
-    from ..errors import SandboxError
-    from ..sandboxes.container_cli import find_engine
+    from openenv.errors import SandboxError
+    from openenv.sandboxes.container_cli import find_engine
 
     if shutil.which("docker") is None and shutil.which("podman") is None:
         raise failure(f"images are built by docker or podman, and neither is installed: {_INSTALL}")

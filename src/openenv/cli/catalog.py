@@ -25,7 +25,7 @@ Build and inspect catalogues of environments: metadata only, nothing is installe
 @contextmanager
 def catalog_failures() -> Iterator[None]:
     """End the command where a catalogue cannot be used."""
-    from ..discovery.errors import CatalogError
+    from openenv.packaging.catalogue.errors import CatalogError
 
     try:
         yield
@@ -55,8 +55,8 @@ def build(
     changes that are not committed do not count. An environment with wrong metadata is named; the catalogue is then
     incomplete, cannot be searched, and the exit code is 1.
     """
-    from ..discovery.producer import build_catalog
-    from ..discovery.serialization import write_catalog
+    from openenv.packaging.catalogue.producer import build_catalog
+    from openenv.packaging.catalogue.serialization import write_catalog
 
     with catalog_failures():
         snapshot = build_catalog(
@@ -88,8 +88,8 @@ def inspect(
 
     `openenv discover` shows the identifiers.
     """
-    from ..discovery.search import resolve_entry
-    from ..discovery.serialization import load_catalog
+    from openenv.packaging.catalogue.search import resolve_entry
+    from openenv.packaging.catalogue.serialization import load_catalog
 
     with catalog_failures():
         entry = resolve_entry(load_catalog(catalog), identifier)

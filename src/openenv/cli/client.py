@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..errors import OpenEnvError
+from openenv.errors import OpenEnvError
+
 from .command import failure
 
 if TYPE_CHECKING:
-    from ..client.schema_models import FieldSpec, ModelSpec, SchemaModels, TypeSpec
+    from openenv.client.schema_models import FieldSpec, ModelSpec, SchemaModels, TypeSpec
 
 _MARK = "Written by `openenv client`"
 _WIDTH = 88
@@ -59,9 +60,9 @@ def client(
 
     The module needs openenv and pydantic, and nothing of the environment. It passes mypy --strict.
     """
-    from ..client.network import ConnectionOptions, with_token  # other commands need no client
-    from ..client.schema_client import ask
-    from ..client.schema_models import SchemaUnreadable, class_name, read_models
+    from openenv.client.network import ConnectionOptions, with_token  # other commands need no client
+    from openenv.client.schema_client import ask
+    from openenv.client.schema_models import SchemaUnreadable, class_name, read_models
 
     options = ConnectionOptions(headers=with_token(None, token))
     try:

@@ -14,15 +14,16 @@ from urllib.parse import urlsplit, urlunsplit
 
 import typer
 
-from .. import settings
-from ..errors import OpenEnvError, message_of
+from openenv import settings
+from openenv.errors import OpenEnvError, message_of
+
 from .command import check_choice, failure, printable, tidy_on_sigterm
 
 if TYPE_CHECKING:
-    from ..llm.client import LLMClient
-    from ..rollout.collect import CollectResult, EpisodeRecord, RolloutSerializer
-    from ..rollout.harness import ModelStep
-    from ..train.served_session import EnvFamily
+    from openenv.client.llm_client import LLMClient
+    from openenv.rollout.run.agent_sessions import ModelStep
+    from openenv.rollout.run.collect import CollectResult, EpisodeRecord, RolloutSerializer
+    from openenv.train.served_session import EnvFamily
 
 _PROVIDERS = ("scripted", "openai", "anthropic")
 _SYSTEM_PROMPT = (
@@ -63,14 +64,14 @@ class _Teacher:
 
     def model_step(self) -> ModelStep:
         """Return what the harness calls."""
-        from ..rollout.collect import build_model_step, scripted_model_step
+        from openenv.rollout.run.collect import build_model_step, scripted_model_step
 
         if self.label == "scripted":
             return scripted_model_step
         return build_model_step(self._client(), system_prompt=self.system_prompt or _SYSTEM_PROMPT)
 
     def _client(self) -> LLMClient:
-        from ..llm.client import AnthropicClient, OpenAIClient, create_llm_client
+        from openenv.client.llm_client import AnthropicClient, OpenAIClient, create_llm_client
 
         assert self.model is not None
         own = settings.anthropic_api_key if self.provider == "anthropic" else settings.openai_api_key
@@ -111,7 +112,7 @@ class _Upload:
 
     def push(self, folder: Path) -> None:
         """Upload a folder's episodes."""
-        from ..rollout.collect import push_to_hf_hub
+        from openenv.rollout.run.collect import push_to_hf_hub
 
         if self.repo_id is None:
             return
@@ -230,9 +231,9 @@ class _Job:
 
     def run(self, *, keep_losses: bool, **options: Any) -> CollectResult:
         """Play; `options` are those of `CollectRunner.run`."""
-        from ..rollout.collect import CollectRunner, RolloutSerializer
-        from ..rollout.harness import HarnessRunLimits, MCPHarnessAdapter
-        from ..train.served_session import ServedSessionFactory, env_family
+        from openenv.rollout.run.agent_sessions import HarnessRunLimits, MCPHarnessAdapter
+        from openenv.rollout.run.collect import CollectRunner, RolloutSerializer
+        from openenv.train.served_session import ServedSessionFactory, env_family
 
         try:
             family = env_family(self.env, self.config)
@@ -284,7 +285,7 @@ class _Job:
     def _tasks(self, family: EnvFamily) -> Iterable[Any] | None:
         """Return what episodes begin with: the tasks of a split over and over, seeds, or what the family has."""
         if self.split is not None:
-            from ..client.task_client import TaskClient
+            from openenv.client.task_client import TaskClient
 
             try:
                 with TaskClient(self.address, token=self.token) as client:

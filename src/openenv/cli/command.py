@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .. import settings
+from openenv import settings
 
 _WIDEST = 100
 _LABELS = 26
@@ -191,7 +191,7 @@ def secret_values(option: str, words: Iterable[str]) -> dict[str, str]:
 @contextmanager
 def target_failures() -> Iterator[None]:
     """End the command where its target cannot be loaded; what the target's own code raised is shown in full."""
-    from ..server.loading import TargetError, TargetFailed  # most commands need no server
+    from openenv.server.loading import TargetError, TargetFailed  # most commands need no server
 
     try:
         yield

@@ -15,8 +15,8 @@ import typer
 from .command import HelpCommand, check_choice, command_group, failure, name_values, tidy_on_sigterm
 
 if TYPE_CHECKING:
-    from ..providers.manifests import Manifest
-    from ..sandboxes.cluster import Cluster, PodState, PodWatch
+    from openenv.providers.kubernetes_objects import Manifest
+    from openenv.sandboxes.cluster import Cluster, PodState, PodWatch
 
 deploy = command_group(
     """
@@ -115,7 +115,7 @@ def k8s(
     needs an adapter that offers the pods' openenv_session_slots_used as a custom metric. The image is built and
     pushed before: openenv build.
     """
-    from ..providers.manifests import IngressRoute, ServerManifests, ServerPods
+    from openenv.providers.kubernetes_objects import IngressRoute, ServerManifests, ServerPods
 
     check_choice("--egress", egress, ("dns", "all"))
     if max_replicas is not None and max_sessions is None:
@@ -246,8 +246,8 @@ def _apply(
     context: str | None,
     namespace: str | None,
 ) -> None:
-    from ..errors import ProviderError, ProviderUnavailable
-    from ..sandboxes.cluster import Cluster, ClusterAddress, PodWatch
+    from openenv.errors import ProviderError, ProviderUnavailable
+    from openenv.sandboxes.cluster import Cluster, ClusterAddress, PodWatch
 
     try:
         address = ClusterAddress(kubeconfig, context, namespace)
@@ -270,8 +270,8 @@ def _apply(
 
 def _await_rollout(cluster: Cluster, watch: PodWatch, name: str, before: set[str], timeout_s: float) -> None:
     """Return when every pod is of the new version and ready; raise at once when a new one cannot become it."""
-    from ..errors import ServerNotReady
-    from ..providers.kubernetes import pod_failure, raise_if_refused, read_deployment
+    from openenv.errors import ServerNotReady
+    from openenv.providers.kubernetes import pod_failure, raise_if_refused, read_deployment
 
     deadline = time.monotonic() + timeout_s
     shown = ""

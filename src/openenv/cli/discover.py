@@ -12,7 +12,7 @@ from .catalog import catalog_failures
 from .command import failure, printable
 
 if TYPE_CHECKING:
-    from ..discovery.models import DiscoveryEntry
+    from openenv.packaging.catalogue.models import DiscoveryEntry
 
 
 def discover(
@@ -34,8 +34,8 @@ def discover(
 
     `openenv catalog build` writes a catalogue.
     """
-    from ..discovery.search import search_catalog
-    from ..discovery.serialization import load_catalog
+    from openenv.packaging.catalogue.search import search_catalog
+    from openenv.packaging.catalogue.serialization import load_catalog
 
     filters: dict[str, str] = {}
     for word in filter:

@@ -22,9 +22,10 @@ from typing import Literal
 import typer
 from packaging.requirements import Requirement
 
-from .. import settings
-from ..errors import OpenEnvError, message_of
-from ..sandboxes.descriptors import LOW, file_limit
+from openenv import settings
+from openenv.errors import OpenEnvError, message_of
+from openenv.sandboxes.descriptors import LOW, file_limit
+
 from .command import check_choice
 
 _COLOURS = {"ok": "green", "missing": "red", "note": "yellow"}
@@ -228,8 +229,8 @@ def _open_files() -> Diagnosis:
 
 def _local_sandbox() -> str:
     """Start one, without limits: those are the next check."""
-    from ..sandboxes.local import LocalSandboxes
-    from ..sandboxes.local.bubblewrap import find_bubblewrap, is_privileged
+    from openenv.sandboxes.local import LocalSandboxes
+    from openenv.sandboxes.local.bubblewrap import find_bubblewrap, is_privileged
 
     version = ".".join(map(str, find_bubblewrap()[1]))
     began = time.monotonic()
@@ -241,13 +242,13 @@ def _local_sandbox() -> str:
 
 
 def _control_groups() -> str:
-    from ..sandboxes.local import cgroups
+    from openenv.sandboxes.local import cgroups
 
     return f"version {cgroups.find().version}: memory, processes and processors can be limited"
 
 
 def _containers() -> str:
-    from ..sandboxes.container_cli import first_engine
+    from openenv.sandboxes.container_cli import first_engine
 
     return f"{first_engine('auto', None).kind} answers"
 

@@ -36,8 +36,8 @@ def fork(
     The copy has the files and the history of its source; the Hub copies no secrets, so set them here. Log in before,
     with `hf auth login` or HF_TOKEN. Needs pip install 'openenv[hub]'. (A running episode is copied by env.fork().)
     """
-    from ..auto.hub import repo_of
-    from ..hub.spaces import HubError, Spaces, SpaceSettings, check_repo_id
+    from openenv.packaging.auto.hub import repo_of
+    from openenv.packaging.hub.spaces import HubError, Spaces, SpaceSettings, check_repo_id
 
     try:
         source = repo_of(source_space)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ..sandboxes.cluster import ClusterAddress
+from openenv.sandboxes.cluster import ClusterAddress
+
 from .command import check_choice, failure
 from .ps import CONTEXT, KUBECONFIG, NAMESPACE
 
 if TYPE_CHECKING:
-    from ..server.gateway.backends import BackendSource
+    from openenv.server.gateway.backends import BackendSource
 
 
 def gateway(
@@ -49,7 +50,7 @@ def gateway(
     """
     import logging
 
-    from ..server.gateway.gateway import Gateway, serve_gateway  # servers load only for this command
+    from openenv.server.gateway.gateway import Gateway, serve_gateway  # servers load only for this command
 
     check_choice("--log-level", log_level, ("error", "warning", "info", "debug"))
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(message)s")
@@ -77,7 +78,7 @@ def _source(
         ValueError: An address or a selector cannot be read.
         RuntimeError: There is no cluster.
     """
-    from ..server.gateway.backends import DnsBackends, ListedBackends, PodBackends, backend_at
+    from openenv.server.gateway.backends import DnsBackends, ListedBackends, PodBackends, backend_at
 
     if (bool(urls), dns is not None, pods is not None).count(True) != 1:
         raise typer.BadParameter("name the servers in one way: by their URLs, by --dns, or by --pods")

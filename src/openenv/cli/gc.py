@@ -6,7 +6,8 @@ from pathlib import Path
 
 import typer
 
-from ..errors import message_of
+from openenv.errors import message_of
+
 from .command import failure, printable
 from .ps import ALL_NAMESPACES, CONTEXT, KUBECONFIG, NAMESPACE, ONLY, age, inventory_of
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import typer
 
-from .. import settings
-from ..errors import OpenEnvError, message_of
+from openenv import settings
+from openenv.errors import OpenEnvError, message_of
+
 from .command import HelpCommand, check_choice, command_group, failure
 
 _EXAMPLES = """
@@ -112,7 +113,7 @@ def info(
       openenv harbor info --dataset tasks
       openenv harbor info --llm-url http://localhost:8000/v1 --json
     """
-    from ..harbor.startup import prepare
+    from openenv.adapters.harbor.startup import prepare
 
     with _failures():
         found = prepare(
@@ -165,7 +166,7 @@ def rollout(
       openenv harbor rollout --dataset tasks -n 10 --out results.json \\
           --llm-url http://localhost:8000/v1
     """
-    from ..harbor.runner import run_batch
+    from openenv.adapters.harbor.runner import run_batch
 
     with _failures():
         if len(dataset) != 1:
@@ -239,8 +240,9 @@ def serve(
       openenv harbor serve --dataset tasks --host 0.0.0.0 \\
           --llm-url http://localhost:8000/v1
     """
-    from ..harbor.environment import HarborServerOptions
-    from ..harbor.serving import serve_harbor
+    from openenv.adapters.harbor.environment import HarborServerOptions
+    from openenv.adapters.harbor.serving import serve_harbor
+
     from .serve import is_loopback
 
     check_choice("--run-visibility", run_visibility, ("all", "own"))
@@ -316,7 +318,7 @@ def push(
       openenv harbor push --repo-id me/tasks --dataset me/my-tasks --dry-run
       openenv harbor push --repo-id me/tasks --dataset me/my-tasks --env-file .env
     """
-    from ..harbor.space import SpacePlan, push_space
+    from openenv.packaging.hub.harbor_space import SpacePlan, push_space
 
     check_choice("--run-visibility", run_visibility, ("all", "own"))
     switches = {

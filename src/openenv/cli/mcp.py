@@ -29,10 +29,10 @@ def mcp(
 
     Agents that speak HTTP connect to `/mcp` of a running `openenv serve` instead.
     """
-    from ..server.app import parse_mode  # servers load only for this command
-    from ..server.loading import TargetError, enter_folder, load_app
-    from ..server.mcp.stdio import serve_stdio
-    from ..server.run import check_closed, environment_server
+    from openenv.server.app import parse_mode  # servers load only for this command
+    from openenv.server.loading import TargetError, enter_folder, load_app
+    from openenv.server.mcp.stdio import serve_stdio
+    from openenv.server.run import check_closed, environment_server
 
     check_choice("--mode", mode, ("simulation", "production"))
     check_choice("--log-level", log_level, ("critical", "error", "warning", "info", "debug"))

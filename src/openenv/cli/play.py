@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .. import settings
-from ..errors import OpenEnvError, RolloutError
+from openenv import settings
+from openenv.errors import OpenEnvError, RolloutError
+
 from .command import failure
 from .rollouts import endpoint_model
 
 if TYPE_CHECKING:
-    from ..rollout.store import RolloutStore
-    from ..rollout.task import Model
-    from ..train.groups import EpisodeSample, SampleGroup
+    from openenv.rollout.store.store import RolloutStore
+    from openenv.rollout.tasks.task import Model
+    from openenv.train.groups import EpisodeSample, SampleGroup
 
 
 def play(
@@ -83,7 +84,7 @@ def _kept_in(folder: Path | None) -> Iterator[RolloutStore | None]:
     if folder is None:
         yield None
         return
-    from ..rollout.store import RolloutStore
+    from openenv.rollout.store.store import RolloutStore
 
     with RolloutStore(folder) as store:
         yield store
@@ -95,7 +96,7 @@ async def _play(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from ..train.episodes import play as play_episodes
+    from openenv.train.episodes import play as play_episodes
 
     played: list[EpisodeSample] = []
     console = Console(stderr=True)

@@ -12,7 +12,7 @@ import typer
 from .command import check_choice, printable
 
 if TYPE_CHECKING:
-    from ..providers.inventory import InventoryItem, ResourceInventory
+    from openenv.providers.inventory import InventoryItem, ResourceInventory
 
 ONLY = typer.Option(
     [], "--only", metavar="PLACE", help="docker, podman, swarm, process, local, kubernetes or a cloud; may be repeated."
@@ -55,8 +55,8 @@ def inventory_of(
     only: list[str], kubeconfig: Path | None, context: str | None, namespace: str | None, everywhere: bool
 ) -> ResourceInventory:
     """Take the inventory that the options ask for."""
-    from ..providers.inventory import PLACES, take_inventory
-    from ..sandboxes.cluster import ClusterAddress
+    from openenv.providers.inventory import PLACES, take_inventory
+    from openenv.sandboxes.cluster import ClusterAddress
 
     for place in only:
         check_choice("--only", place, PLACES)

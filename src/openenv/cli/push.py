@@ -14,8 +14,8 @@ from .build import StagingError, build_image, container_engine, run_engine, stag
 from .command import failure, name_values, printable, secret_values, tidy_on_sigterm
 
 if TYPE_CHECKING:
-    from ..hub.spaces import Spaces, SpaceSettings, Upload
-    from ..hub.staging import SpacePackage
+    from openenv.packaging.hub.spaces import Spaces, SpaceSettings, Upload
+    from openenv.packaging.hub.staging import SpacePackage
 
 _of_space = partial(typer.Option, rich_help_panel="Spaces")
 
@@ -88,8 +88,8 @@ def push(
     if registry is not None:
         _push_image(package, registry, base_image, page)
         return
-    from ..hub.spaces import HubError, Spaces, SpaceSettings, Upload
-    from ..hub.staging import PackageStructureError, staged_space
+    from openenv.packaging.hub.spaces import HubError, Spaces, SpaceSettings, Upload
+    from openenv.packaging.hub.staging import PackageStructureError, staged_space
 
     settings = SpaceSettings(private, hardware, {**package.variables, **variables}, secrets)
     with tidy_on_sigterm():
@@ -113,7 +113,7 @@ def push(
 
 def _deploy(spaces: Spaces, target: str, upload: Upload, settings: SpaceSettings, count: int) -> None:
     """Deploy one Space, or several with a number each; print where they are."""
-    from ..hub.spaces import HubError
+    from openenv.packaging.hub.spaces import HubError
 
     names = [target] if count == 1 else [f"{target}-{number}" for number in range(1, count + 1)]
     pages = []
@@ -137,7 +137,7 @@ def _deploy(spaces: Spaces, target: str, upload: Upload, settings: SpaceSettings
 
 def _push_image(package: SpacePackage, registry: str, base_image: str | None, page: bool | None) -> None:
     """Build an image of a package and push it; the engine has to be logged in."""
-    from ..hub.staging import docker_file, edit_file
+    from openenv.packaging.hub.staging import docker_file, edit_file
 
     tag = f"{registry.rstrip('/')}/{package.name.lower()}"
     with tidy_on_sigterm():
@@ -153,8 +153,8 @@ def _push_image(package: SpacePackage, registry: str, base_image: str | None, pa
 
 
 def _package(folder: Path) -> SpacePackage:
-    from ..hub.staging import PackageStructureError, read_package
-    from ..manifest import MANIFEST
+    from openenv.env.manifest import MANIFEST
+    from openenv.packaging.hub.staging import PackageStructureError, read_package
 
     if not folder.is_dir():
         hint = ""
@@ -173,7 +173,7 @@ def _package(folder: Path) -> SpacePackage:
 
 
 def _check_repo_id(repo_id: str) -> None:
-    from ..hub.spaces import check_repo_id
+    from openenv.packaging.hub.spaces import check_repo_id
 
     try:
         check_repo_id(repo_id)
@@ -188,7 +188,7 @@ def _name_on_hub(name: str) -> str:
 
 def _ignore_lines(folder: Path, exclude: Path | None) -> list[str]:
     """Read a file of patterns: a relative path is meant from the package, or else from the folder you are in."""
-    from ..hub.staging import read_ignore_file
+    from openenv.packaging.hub.staging import read_ignore_file
 
     if exclude is None:
         return []

@@ -9,8 +9,9 @@ from typing import Any, Final, NamedTuple
 
 import typer
 
-from .. import settings
-from ..errors import OpenEnvError, ServerError
+from openenv import settings
+from openenv.errors import OpenEnvError, ServerError
+
 from .command import failure, printable
 
 _ABSENT: Final = object()
@@ -55,7 +56,7 @@ def replay(
       openenv replay episode.jsonl http://localhost:8000
       openenv replay episode.jsonl http://localhost:8000 --ignore observation.clock
     """
-    from ..web.episode_files import EpisodeError, read_rows, summarise
+    from openenv.server.web.episode_files import EpisodeError, read_rows, summarise
 
     try:
         rows = list(read_rows(file))
@@ -96,7 +97,7 @@ def _play(
     rows: list[dict[str, Any]], url: str, token: str | None, comparison: Comparison, *, keep_going: bool
 ) -> tuple[int, int]:
     """Repeat the rows; return how many were, and how many answers differ."""
-    from ..client.env_client import GenericEnvClient
+    from openenv.client.env_client import GenericEnvClient
 
     count = different = 0
     with GenericEnvClient(url, token=token, message_timeout_s=_STAY_S).sync() as env:
@@ -140,7 +141,7 @@ class Comparison(NamedTuple):
 
     def of(self, row: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
         """Compare a row with what a server answers now."""
-        from ..protocol.json_values import decode, encode
+        from openenv.protocol.json_values import decode, encode
 
         recorded, failed = row.get("error"), now.get("error")
         if recorded is not None or failed is not None:

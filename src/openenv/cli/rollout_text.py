@@ -14,8 +14,8 @@ import typer
 from .command import printable
 
 if TYPE_CHECKING:
-    from ..rollout.capture.transcript import Transcript, TranscriptMessage, TranscriptPart, TranscriptToken
-    from ..rollout.changes import TreeChanges
+    from openenv.rollout.capture.transcript import Transcript, TranscriptMessage, TranscriptPart, TranscriptToken
+    from openenv.rollout.store.changes import TreeChanges
 
 _LINES = 12
 _COLORS = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}

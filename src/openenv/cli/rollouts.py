@@ -16,21 +16,22 @@ from typing import TYPE_CHECKING, Final, cast
 
 import typer
 
-from .. import settings
-from ..errors import OpenEnvError
+from openenv import settings
+from openenv.errors import OpenEnvError
+
 from .command import HelpCommand, check_choice, command_group, failure, printable
 from .sandboxes import import_from_here
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..rollout.lint import TrustReading
-    from ..rollout.outcome import CommandResult, Outcome, Progress
-    from ..rollout.rollout_index import Grouping, RolloutFilter, RolloutRow, RolloutStats
-    from ..rollout.store import Format, Record, RolloutStore
-    from ..rollout.task import Model, Task
-    from ..rollout.trust import Trust
-    from ..testing.cheats import Cheat, CheatReport, CheatResult
+    from openenv.rollout.store.outcome import CommandResult, Outcome, Progress
+    from openenv.rollout.store.rollout_index import Grouping, RolloutFilter, RolloutRow, RolloutStats
+    from openenv.rollout.store.store import Format, Record, RolloutStore
+    from openenv.rollout.tasks.lint import TrustReading
+    from openenv.rollout.tasks.task import Model, Task
+    from openenv.rollout.verify.trust import Trust
+    from openenv.testing.cheats import Cheat, CheatReport, CheatResult
 
 _EXAMPLES = """
 Run agents on tasks; lint tasks; list, show, count, export and re-verify stored rollouts.
@@ -45,11 +46,11 @@ Run agents on tasks; lint tasks; list, show, count, export and re-verify stored 
 rollouts = command_group(_EXAMPLES)
 
 STATUSES = ("ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled")
-"""Those of `openenv.rollout.outcome`, which is not loaded to show help."""
+"""Those of `openenv.rollout.store.outcome`, which is not loaded to show help."""
 
 
 TRUSTS = ("shared", "isolated", "judged")
-"""Those of `openenv.rollout.trust`."""
+"""Those of `openenv.rollout.verify.trust`."""
 FORMATS = ("jsonl", "parquet", "inspect")
 _GROUPINGS: Final[dict[str, Grouping]] = {
     "task": "task_id",
@@ -194,11 +195,11 @@ def run(
       openenv rollouts run task.yaml --base-url http://localhost:8001/v1 \\
           --model scripted/binary_search
     """
-    from ..ray_cluster import RayCluster
-    from ..rollout.agents.base import agent as driver
-    from ..rollout.capture.model_call import check_endpoint
-    from ..rollout.engine import run_many
-    from ..rollout.task_folders import load_tasks
+    from openenv.providers.ray_cluster import RayCluster
+    from openenv.rollout.agents.base import agent as driver
+    from openenv.rollout.capture.model_call import check_endpoint
+    from openenv.rollout.run.engine import run_many
+    from openenv.rollout.tasks.task_folders import load_tasks
 
     with _failures():
         loaded = [each for path in tasks for task in load_tasks(path) for each in _repeated(task, repeat)]
@@ -342,7 +343,7 @@ def export(
       openenv rollouts export good.parquet --status ok --min-trust judged
       openenv rollouts export logs --to inspect && inspect view --log-dir logs
     """
-    from ..rollout.store import export_rollouts
+    from openenv.rollout.store.store import export_rollouts
 
     kind = to or {".parquet": "parquet", ".eval": "inspect"}.get(target.suffix, "jsonl")
     if messages and kind != "jsonl":
@@ -388,7 +389,7 @@ def import_logs(
 def _inspect_logs() -> ModuleType:
     """Return what reads and writes Inspect's logs; inspect-ai is an extra."""
     try:
-        from ..evals import inspect_logs
+        from openenv.adapters.inspect import logs as inspect_logs
     except ModuleNotFoundError as exc:
         raise failure(str(exc)) from exc
     return inspect_logs
@@ -466,8 +467,8 @@ def verify_again(
       openenv rollouts reverify 3f2a --verify 'python3 -m pytest -q' --name stricter
       openenv rollouts export stricter.parquet --verdict stricter
     """
-    from ..rollout.engine import reverify
-    from ..rollout.task import load_task, parse_check
+    from openenv.rollout.run.engine import reverify
+    from openenv.rollout.tasks.task import load_task, parse_check
 
     with _opened(store) as opened:
         replacement = None if task is None else load_task(task)
@@ -510,9 +511,9 @@ def lint(
       openenv rollouts lint tasks/*.yaml
       openenv rollouts lint task.yaml --min-trust isolated --json
     """
-    from ..rollout.lint import read_task
-    from ..rollout.task_folders import load_tasks
-    from ..rollout.trust import reaches
+    from openenv.rollout.tasks.lint import read_task
+    from openenv.rollout.tasks.task_folders import load_tasks
+    from openenv.rollout.verify.trust import reaches
 
     with _failures():
         places = [(path, task) for path in tasks for task in load_tasks(path)]
@@ -548,7 +549,7 @@ def cheats(
       openenv rollouts cheats --quick
       openenv rollouts cheats --sandbox docker --family shadowed-module --json
     """
-    from ..testing import run_cheats
+    from openenv.testing import run_cheats
 
     with _failures():
         chosen = _chosen_cheats(name, family, quick=quick)
@@ -568,7 +569,7 @@ def cheats(
 @contextmanager
 def _opened(store: Path | None, *, create: bool = False) -> Iterator[RolloutStore]:
     """Open the store; only `run` may create one, since a mistyped path is not an empty store."""
-    from ..rollout.store import RolloutStore
+    from openenv.rollout.store.store import RolloutStore
 
     with _failures(), RolloutStore(store or settings.rollout_store(), create=create) as opened:
         yield opened
@@ -603,7 +604,7 @@ def _filter(
     verdict: str,
 ) -> RolloutFilter:
     """Return what the options of a command select."""
-    from ..rollout.rollout_index import RolloutFilter
+    from openenv.rollout.store.rollout_index import RolloutFilter
 
     return RolloutFilter(
         status=status,
@@ -653,7 +654,7 @@ def endpoint_model(base_url: str | None, name: str | None, api_key: str | None, 
     """
     from pydantic import ValidationError
 
-    from ..rollout.task import Model
+    from openenv.rollout.tasks.task import Model
 
     if base_url is None and name is None:
         return None
@@ -691,7 +692,7 @@ def _countdown(count: int) -> Callable[[int, Outcome], None]:
 
 
 def _chosen_cheats(names: list[str], families: list[str], *, quick: bool) -> list[Cheat]:
-    from ..testing import all_cheats
+    from openenv.testing import all_cheats
 
     everything = all_cheats()
     unknown = set(names) - {cheat.name for cheat in everything}
@@ -767,8 +768,8 @@ _COLORS = {"judged": "green", "isolated": "cyan", "shared": "yellow"}
 def _print_lint(task: Task, readings: tuple[TrustReading, ...]) -> None:
     import yaml
 
-    from ..rollout.lint import ADVICE
-    from ..rollout.trust import weakest
+    from openenv.rollout.tasks.lint import ADVICE
+    from openenv.rollout.verify.trust import weakest
 
     trust = weakest(reading.trust for reading in readings)
     shown = "no checks" if trust is None else typer.style(trust, fg=_COLORS[trust])
@@ -790,7 +791,7 @@ def _print_lint(task: Task, readings: tuple[TrustReading, ...]) -> None:
 
 
 def _lint_document(task: Task, path: Path, readings: tuple[TrustReading, ...]) -> dict[str, object]:
-    from ..rollout.trust import weakest
+    from openenv.rollout.verify.trust import weakest
 
     return {
         "task_id": task.task_id,
@@ -916,9 +917,10 @@ def _show(history: list[Record]) -> None:
 
 def _show_work(store: RolloutStore, record: Record, *, tokens: bool, full: bool) -> None:
     """Print the model calls and the changed files; of a rollout whose own were not kept, what its record says."""
-    from ..rollout.capture.transcript import transcript
-    from ..rollout.changes import compare_trees
-    from ..rollout.store import recording
+    from openenv.rollout.capture.transcript import transcript
+    from openenv.rollout.store.changes import compare_trees
+    from openenv.rollout.store.store import recording
+
     from .rollout_text import show_changes, show_transcript
 
     captured, outcome = recording(store, record), record.outcome

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from ..errors import message_of
+from openenv.errors import message_of
+
 from .command import HelpCommand, command_group
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..sandboxes import Sandboxes
-    from ..sandboxes.checks import CheckResult
+    from openenv.sandboxes import Sandboxes
+    from openenv.sandboxes.checks import CheckResult
 
 sandboxes = command_group("List the sandboxes that can run here, and check that one isolates as it should.")
 _MARKS = {"passed": "[green]✓[/]", "failed": "[red]✗[/]", "not offered": "[dim]–[/]"}
@@ -35,7 +36,7 @@ def ls() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..sandboxes.base import BACKENDS
+    from openenv.sandboxes.base import BACKENDS
 
     console = Console()
     table = Table("backend", "runs here", "start", "offers, or what is missing", box=None, pad_edge=False)
@@ -65,7 +66,7 @@ def check(
     """
     from rich.console import Console
 
-    from ..sandboxes.checks import CHECKS, self_check
+    from openenv.sandboxes.checks import CHECKS, self_check
 
     console = Console(highlight=False)
     chosen = _backend(backend)
@@ -129,6 +130,6 @@ def import_from_here(name: _Name) -> _Name:
 
 
 def _backend(name: str) -> Sandboxes:
-    from ..sandboxes.base import backend
+    from openenv.sandboxes.base import backend
 
     return backend(import_from_here(name), **({_UNSAFE: True} if name == "process" else {}))

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from .. import settings
+from openenv import settings
+
 from .command import check_choice, target_failures
 
 if TYPE_CHECKING:
-    from ..server.app import HTTPEnvServer
+    from openenv.server.app import HTTPEnvServer
 
 _OptionT = TypeVar("_OptionT")
 _of_sessions = partial(typer.Option, None, rich_help_panel="Sessions")
@@ -173,10 +174,10 @@ def serve(
     """
     gc.disable()  # nothing is garbage while everything loads; `run` turns it on again
     import_fastapi()
-    from ..server.loading import enter_folder, manifest_settings  # servers load only for this command
-    from ..server.options import ServerOverrides, in_bytes
-    from ..server.run import AccessOptions, ServeOptions, serve_reloading
-    from ..server.run import serve as run
+    from openenv.server.loading import enter_folder, manifest_settings  # servers load only for this command
+    from openenv.server.options import ServerOverrides, in_bytes
+    from openenv.server.run import AccessOptions, ServeOptions, serve_reloading
+    from openenv.server.run import serve as run
 
     with target_failures():
         declared = manifest_settings(target)
@@ -263,8 +264,8 @@ class Introduction:
 
     def announce(self, app: Any, actual: int) -> None:
         """Print what a user needs: addresses, token, a quick start."""
-        from ..server.access import Role
-        from ..server.run import environment_server
+        from openenv.server.access import Role
+        from openenv.server.run import environment_server
 
         server = environment_server(app)
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # programs on this machine use it
@@ -286,7 +287,7 @@ class Introduction:
         from rich.panel import Panel
         from rich.table import Table
 
-        from ..types import ServerMode
+        from openenv.types import ServerMode
 
         is_open = server is None or server.access.is_open
         has_page = any(getattr(route, "path", None) == "/web" for route in getattr(app, "routes", ()))
@@ -333,7 +334,7 @@ def _leave_on_second_interrupt(app: Any) -> None:
     A running call of an environment cannot be interrupted, so a gentler second step would wait for it. What is not
     closed then is named.
     """
-    from ..server.run import environment_server
+    from openenv.server.run import environment_server
 
     server = environment_server(app)
     stop = signal.getsignal(signal.SIGINT)
@@ -388,7 +389,7 @@ def _unless_set(option: _OptionT | None, setting: Callable[[], object], declared
 
 def _worker_count(option: str | None) -> int:
     """Return how many processes to start, from the option or `OPENENV_WORKERS`."""
-    from ..runners import cores
+    from openenv.server.runners import cores
 
     text, source = (option, "--workers") if option is not None else (settings.workers() or "1", "OPENENV_WORKERS")
     if text.strip().lower() == "auto":
@@ -404,7 +405,7 @@ def _worker_count(option: str | None) -> int:
 
 def _check_pinning(workers: int, runner: str | None, *, is_wanted: bool) -> None:
     """Refuse `--pin-workers` where it would slow the server down, or do nothing."""
-    from ..runners import cores, has_affinity
+    from openenv.server.runners import cores, has_affinity
 
     if not is_wanted:
         return
@@ -435,8 +436,8 @@ def is_loopback(host: str) -> bool:
 
 def _notes(server: HTTPEnvServer) -> Iterator[str]:
     """Yield notes on two settings that newcomers often forget."""
-    from ..env.binding import declared_action, declared_concurrency, shared_attributes
-    from ..types import Action
+    from openenv.env.binding import declared_action, declared_concurrency, shared_attributes
+    from openenv.types import Action
 
     env_cls = server.manager.env_cls
     if env_cls is None:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from .. import settings
+from openenv import settings
+
 from .command import failure
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class MetricsSource:
     def __init__(self, url: str, token: str | None) -> None:
         import httpx2
 
-        from ..client.network import parse_ws_url, socket_url
+        from openenv.client.network import parse_ws_url, socket_url
 
         socket = socket_url(url)
         self._has_token = token is not None

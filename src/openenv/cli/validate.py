@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .. import settings
-from ..errors import message_of
+from openenv import settings
+from openenv.errors import message_of
+
 from .command import failure, tidy_on_sigterm
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..validation.providers.docker import DockerValidationProvider
-    from ..validation.report import CheckOutcome, ValidationReport
-    from ..validation.running_server import Criterion, RunningReport
+    from openenv.packaging.validate.providers.docker import DockerValidationProvider
+    from openenv.packaging.validate.report import CheckOutcome, ValidationReport
+    from openenv.packaging.validate.running_server import Criterion, RunningReport
 
 _LEVELS = ("static", "runtime", "semantic")
 _POLICIES = ("v1", "v2")
@@ -85,11 +86,11 @@ def validate(
     """
     from rich.console import Console  # all of this loads only for this command
 
-    from ..validation.policy import PolicyError, load_policy
-    from ..validation.runner import run_validation
-    from ..validation.running_server import check_running
-    from ..validation.signature import SignatureError, UnsupportedPackageError
-    from ..validation.types import Level
+    from openenv.packaging.validate.policy import PolicyError, load_policy
+    from openenv.packaging.validate.runner import run_validation
+    from openenv.packaging.validate.running_server import check_running
+    from openenv.packaging.validate.signature import SignatureError, UnsupportedPackageError
+    from openenv.packaging.validate.types import Level
 
     if target is not None and target.startswith(("http://", "https://")):
         if url is not None:
@@ -144,7 +145,7 @@ def validate(
 
 
 def _docker_provider() -> DockerValidationProvider:
-    from ..validation.providers.docker import DockerValidationProvider
+    from openenv.packaging.validate.providers.docker import DockerValidationProvider
 
     return DockerValidationProvider()
 
@@ -174,7 +175,7 @@ class _Display:
     """Prints results as they come, and then the verdict."""
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
-        from ..validation.rules import RULE
+        from openenv.packaging.validate.rules import RULE
 
         self._console = console
         self._verbose = verbose

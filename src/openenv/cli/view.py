@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .. import settings
+from openenv import settings
+
 from .command import failure, tidy_on_sigterm
 from .serve import is_loopback
 
 if TYPE_CHECKING:
     import socket
 
-    from ..server.access import AccessPolicy
+    from openenv.server.access import AccessPolicy
 
 
 def view(
@@ -56,9 +57,9 @@ def view(
     """
     import uvicorn
 
-    from ..server.loading import TargetError
-    from ..server.run import bound_socket
-    from ..web.viewer_app import viewer_app
+    from openenv.rollout.viewer.viewer_app import viewer_app
+    from openenv.server.loading import TargetError
+    from openenv.server.run import bound_socket
 
     if no_token and token:
         raise typer.BadParameter("this contradicts the token that is given", param_hint="--no-token")
@@ -85,8 +86,8 @@ def view(
 
 def _folders(stores: list[Path]) -> dict[str, Path]:
     """Return the stores by the names under which they are shown."""
-    from ..errors import StoreError
-    from ..rollout.store import require_store
+    from openenv.errors import StoreError
+    from openenv.rollout.store.store import require_store
 
     chosen = stores or [settings.rollout_store()]
     for folder in chosen:
@@ -98,7 +99,7 @@ def _folders(stores: list[Path]) -> dict[str, Path]:
 
 
 def _access(token: str | None, spare: str | None) -> AccessPolicy:
-    from ..server.access import AccessPolicy
+    from openenv.server.access import AccessPolicy
 
     try:
         if token:

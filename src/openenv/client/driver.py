@@ -17,9 +17,10 @@ from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
-from ..backoff import Backoff
-from ..errors import ClientModeError, ProtocolError
-from ..protocol.client_sessions import SUBPROTOCOL_JSON, ClientSession, ResumableSession
+from openenv.errors import ClientModeError, ProtocolError
+from openenv.protocol.backoff import Backoff
+from openenv.protocol.client_sessions import SUBPROTOCOL_JSON, ClientSession, ResumableSession
+
 from .flows import Command, Connect, Flow, HangUp, Pause, RunFlows, SendAndReceive
 from .network import ConnectionOptions, parse_ws_url
 from .websocket import AsyncConnection, BlockingConnection, WebSocket

@@ -16,12 +16,13 @@ from typing import Any, Generic, Literal
 from pydantic import BaseModel
 from typing_extensions import Self
 
-from ..backoff import Backoff
-from ..errors import AccessDenied, SessionLost
-from ..notebook import add_hints
-from ..protocol.client_sessions import SUBPROTOCOL_JSON, ResumableSession
-from ..settings import client_mode
-from ..types import StepResult
+from openenv._notebook import add_hints
+from openenv.errors import AccessDenied, SessionLost
+from openenv.protocol.backoff import Backoff
+from openenv.protocol.client_sessions import SUBPROTOCOL_JSON, ResumableSession
+from openenv.settings import client_mode
+from openenv.types import StepResult
+
 from .bootstrap import Bootstrap, provide_container, provide_space, start_provider, stop_provider
 from .driver import Driver, named
 from .flows import (

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..backoff import Backoff
-from ..errors import (
+from openenv.errors import (
     AccessDenied,
     ConnectFailed,
     EnvironmentFactoryError,
@@ -26,7 +25,9 @@ from ..errors import (
     SessionLost,
     StaleRequest,
 )
-from ..protocol.client_sessions import CLOSE, ClientSession, ContinuedElsewhere, Event, ResumableSession
+from openenv.protocol.backoff import Backoff
+from openenv.protocol.client_sessions import CLOSE, ClientSession, ContinuedElsewhere, Event, ResumableSession
+
 from .network import ConnectionOptions
 from .websocket import UnexpectedMessage
 

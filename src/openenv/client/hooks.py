@@ -20,11 +20,11 @@ from weakref import WeakKeyDictionary
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from typing_extensions import Self
 
-from ..errors import ProtocolError
-from ..generics import class_path, generic_arguments
-from ..protocol.json_values import jsonable
-from ..protocol.schema import array_dtype
-from ..types import State, StepResult
+from openenv.errors import ProtocolError
+from openenv.protocol.generics import class_path, generic_arguments
+from openenv.protocol.json_values import jsonable
+from openenv.protocol.schema import array_dtype
+from openenv.types import State, StepResult
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")

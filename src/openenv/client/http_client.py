@@ -17,8 +17,7 @@ from typing import Any
 import httpx2
 from typing_extensions import Self, TypeVar
 
-from ..backoff import Backoff
-from ..errors import (
+from openenv.errors import (
     AccessDenied,
     ConnectFailed,
     ProtocolError,
@@ -27,9 +26,11 @@ from ..errors import (
     ServerError,
     SessionLost,
 )
-from ..protocol.client_sessions import error_from_frame, field_errors
-from ..protocol.json_values import decode, encode
-from ..types import StepResult
+from openenv.protocol.backoff import Backoff
+from openenv.protocol.client_sessions import error_from_frame, field_errors
+from openenv.protocol.json_values import decode, encode
+from openenv.types import StepResult
+
 from .bootstrap import provide_container, stop_provider, stop_quietly
 from .hooks import ClientHooks
 from .network import NO_SERVER, http_url, parse_ws_url, socket_url, with_token

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import Self
 
-from ..errors import (
+from openenv.errors import (
     ExecutionError,
     OpenEnvError,
     ProtocolError,
@@ -32,9 +32,9 @@ from ..errors import (
     ToolTransportError,
     UnknownTypeError,
 )
-from ..protocol.client_sessions import Event, error_from_frame
-from ..protocol.jsonrpc import JsonRpcErrorCode, McpMethod
-from ..tool_types import (
+from openenv.protocol.client_sessions import Event, error_from_frame
+from openenv.protocol.jsonrpc import JsonRpcErrorCode, McpMethod
+from openenv.protocol.tool_messages import (
     CallToolAction,
     CallToolObservation,
     ListToolsAction,
@@ -43,7 +43,8 @@ from ..tool_types import (
     ToolError,
     ToolErrorType,
 )
-from ..types import Observation, State, StepResult
+from openenv.types import Observation, State, StepResult
+
 from .env_client import EnvClient, SyncEnvClient
 from .flows import ClientRequest, Flow, HangUp, next_reply, request
 

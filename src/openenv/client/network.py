@@ -17,8 +17,8 @@ from typing import Final, Literal, get_args
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from ..errors import AccessDenied, ConnectFailed
-from ..settings import client_token
+from openenv.errors import AccessDenied, ConnectFailed
+from openenv.settings import client_token
 
 READ_BYTES = 65_536
 

@@ -10,8 +10,9 @@ import httpx2
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import Self
 
-from ..errors import AccessDenied, ConnectFailed, ProtocolError, RequestValidationError, message_of
-from ..types import StepResult
+from openenv.errors import AccessDenied, ConnectFailed, ProtocolError, RequestValidationError, message_of
+from openenv.types import StepResult
+
 from .env_client import EnvClient
 from .flows import Flow, RunBlocking
 from .hooks import ModelParser, model_parser

@@ -19,8 +19,8 @@ from typing import Annotated, Any, ForwardRef, Literal, Union
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic_core import SchemaError
 
-from ..protocol.schema import ARRAY_KEY
-from ..types import Action, Observation, State
+from openenv.protocol.schema import ARRAY_KEY
+from openenv.types import Action, Observation, State
 
 BASES: dict[str, type[BaseModel]] = {"Action": Action, "Observation": Observation, "State": State}
 _DEEPEST = 32

@@ -10,7 +10,16 @@ from urllib.parse import quote
 import httpx2
 from typing_extensions import Self
 
-from ..errors import AccessDenied, ConnectFailed, Forbidden, ProtocolError, RequestTimeout, ServerError, message_of
+from openenv.errors import (
+    AccessDenied,
+    ConnectFailed,
+    Forbidden,
+    ProtocolError,
+    RequestTimeout,
+    ServerError,
+    message_of,
+)
+
 from .network import http_url, parse_ws_url, socket_url, with_token
 
 _PAGE = 100

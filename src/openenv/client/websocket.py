@@ -20,8 +20,8 @@ from weakref import WeakKeyDictionary
 
 from websockets.utils import accept_key, generate_key
 
-from ..errors import AccessDenied, ConnectFailed, Forbidden, RequestTimeout, SessionLost
-from ..protocol.frames import (
+from openenv.errors import AccessDenied, ConnectFailed, Forbidden, RequestTimeout, SessionLost
+from openenv.protocol.frames import (
     FrameError,
     FrameReader,
     Opcode,
@@ -30,7 +30,8 @@ from ..protocol.frames import (
     masked_control_frame,
     masked_frame,
 )
-from ..protocol.json_values import decode
+from openenv.protocol.json_values import decode
+
 from .network import (
     READ_BYTES,
     Address,

@@ -11,7 +11,7 @@ _CLIENTS = by_module(
         "openenv.client.env_client": "EnvClient SyncEnvClient GenericEnvClient GenericAction",
         "openenv.client.http_client": "HTTPEnvClient",
         "openenv.client.mcp_client": "MCPClientBase MCPToolClient",
-        "openenv.llm.client": "AnthropicClient LLMClient LLMResponse OpenAIClient ToolCall create_llm_client",
+        "openenv.client.llm_client": "AnthropicClient LLMClient LLMResponse OpenAIClient ToolCall create_llm_client",
     }
 )
 _SUBMODULES = submodules(__name__, "client_types containers env_client env_server rubrics tools utils")
@@ -22,14 +22,14 @@ if TYPE_CHECKING:  # the tables, for type checkers; tests/test_typing.py holds t
     from openenv.client.env_client import GenericEnvClient as GenericEnvClient
     from openenv.client.env_client import SyncEnvClient as SyncEnvClient
     from openenv.client.http_client import HTTPEnvClient as HTTPEnvClient
+    from openenv.client.llm_client import AnthropicClient as AnthropicClient
+    from openenv.client.llm_client import LLMClient as LLMClient
+    from openenv.client.llm_client import LLMResponse as LLMResponse
+    from openenv.client.llm_client import OpenAIClient as OpenAIClient
+    from openenv.client.llm_client import ToolCall as ToolCall
+    from openenv.client.llm_client import create_llm_client as create_llm_client
     from openenv.client.mcp_client import MCPClientBase as MCPClientBase
     from openenv.client.mcp_client import MCPToolClient as MCPToolClient
-    from openenv.llm.client import AnthropicClient as AnthropicClient
-    from openenv.llm.client import LLMClient as LLMClient
-    from openenv.llm.client import LLMResponse as LLMResponse
-    from openenv.llm.client import OpenAIClient as OpenAIClient
-    from openenv.llm.client import ToolCall as ToolCall
-    from openenv.llm.client import create_llm_client as create_llm_client
 
     from . import client_types as client_types
     from . import containers as containers

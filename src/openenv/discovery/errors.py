@@ -1,7 +1,8 @@
-"""What goes wrong with catalogues."""
+"""Facade: the published path of `openenv.packaging.catalogue.errors`. Re-exports only."""
 
 from __future__ import annotations
 
+from openenv._lazy import export_imports
+from openenv.packaging.catalogue.errors import CatalogError as CatalogError
 
-class CatalogError(ValueError):
-    """A catalogue cannot be built, read, written or searched; the text says why."""
+export_imports(__name__)

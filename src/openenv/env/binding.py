@@ -20,8 +20,9 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 
-from ..generics import class_path, generic_arguments
-from ..types import Action, Observation, State
+from openenv.protocol.generics import class_path, generic_arguments
+from openenv.types import Action, Observation, State
+
 from .environment import CopiedState, Environment
 
 T = TypeVar("T")

@@ -20,7 +20,8 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final
 
-from ..errors import NotForkable, message_of
+from openenv.errors import NotForkable, message_of
+
 from .environment import Environment
 
 _WHAT_TO_DO: Final = (

@@ -18,12 +18,13 @@ from weakref import WeakKeyDictionary
 from pydantic import BaseModel, ValidationError
 from typing_extensions import TypedDict
 
-from ..generics import generic_arguments
-from ..manifest import package_facts
-from ..types import ActT, EnvironmentMetadata, ObsT, State, StateT
+from openenv.protocol.generics import generic_arguments
+from openenv.types import ActT, EnvironmentMetadata, ObsT, State, StateT
+
+from .manifest import package_facts
 
 if TYPE_CHECKING:
-    from ..rubrics.rubric import Rubric
+    from .rubrics.rubric import Rubric
 
 
 class Message(TypedDict):

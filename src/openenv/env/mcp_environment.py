@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
-from ..errors import ToolCallError, message_of
-from ..tool_types import (
+from openenv.errors import ToolCallError, message_of
+from openenv.protocol.tool_messages import (
     CallToolAction,
     CallToolObservation,
     ListToolsAction,
@@ -20,7 +20,8 @@ from ..tool_types import (
     ToolError,
     ToolErrorType,
 )
-from ..types import Action, Observation, State
+from openenv.types import Action, Observation, State
+
 from .binding import run_blocking
 from .environment import Environment, Transform
 from .tools.fastmcp_client import new_client

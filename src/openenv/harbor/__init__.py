@@ -1,5 +1,3 @@
-"""Harbor's tasks as environments: datasets of task folders, served and run with every agent and image sandbox.
+"""Facade: the published path of `openenv.adapters.harbor`. Re-exports only."""
 
-The folders are read by `openenv.rollout.task_folders` and run by `openenv.rollout`; the third-party package `harbor` is
-not needed, but for the few names that configure its own agents (`build_trial_config`, `install_fixes`).
-"""
+from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Images that tasks share. Here they are named after the content that they are built from, so equal ones are one."""
+"""Facade: the published path of `openenv.adapters.harbor.shared_template`. Re-exports only."""
 
 from __future__ import annotations
 
+from openenv._lazy import export_imports
+from openenv.adapters.harbor.shared_template import enable_shared_templates as enable_shared_templates
 
-def enable_shared_templates(name: str = "") -> bool:
-    """Return whether tasks with the same environment share an image: always.
-
-    Args:
-        name: A common name for templates of E2B, which images named after their content do not need.
-    """
-    return True
+export_imports(__name__)

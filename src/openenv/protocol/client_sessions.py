@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 
-from ..errors import (
+from openenv.errors import (
     AccessDenied,
     EnvironmentFactoryError,
     ExecutionError,
@@ -35,6 +35,7 @@ from ..errors import (
     StaleRequest,
     UnknownTypeError,
 )
+
 from .json_values import decode, jsonable
 
 _SIMPLE_ERRORS: Mapping[str, type[ServerError]] = {

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 from typing_extensions import Self
 
-from ..types import BaseMessage
+from openenv.types import BaseMessage
 
 
 class JsonRpcErrorCode(int, Enum):

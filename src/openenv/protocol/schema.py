@@ -17,9 +17,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, from_json
 from typing_extensions import TypedDict
 
-from ..generics import class_path
-from ..tool_types import CallToolAction, ListToolsAction
-from ..types import Action
+from openenv.types import Action
+
+from .generics import class_path
+from .tool_messages import CallToolAction, ListToolsAction
 
 _TOOL_ACTIONS: dict[str, type[Action]] = {"list_tools": ListToolsAction, "call_tool": CallToolAction}
 # Only these classes stand for "any action, tools included"; a subclass means exactly itself.

@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from ..errors import OpenEnvError, message_of
-from ..types import WSCloseMessage, WSErrorCode, WSResetMessage, WSStateMessage, WSStepMessage
+from openenv.errors import OpenEnvError, message_of
+from openenv.types import WSCloseMessage, WSErrorCode, WSResetMessage, WSStateMessage, WSStepMessage
+
 from .json_values import decode, encode, encode_state, observation_json
 from .jsonrpc import WSMCPMessage
 from .schema import deserialize_action, step_frame_parser

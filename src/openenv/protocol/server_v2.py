@@ -15,8 +15,9 @@ from pydantic import BaseModel, FailFast, Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
 from typing_extensions import NotRequired
 
-from ..errors import ExecutionError
-from ..types import WSErrorCode
+from openenv.errors import ExecutionError
+from openenv.types import WSErrorCode
+
 from .binary_values import has_arrays, observation_message, state_message, without_arrays
 from .codec import JSON, MAX_MESSAGE_BYTES, MSGPACK, Codec, pack_plain
 from .json_values import ValueLimit, encode_state, observation_json

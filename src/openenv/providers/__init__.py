@@ -10,7 +10,7 @@ _EXPORTS = {
     "ContainerProvider": "openenv.providers.provider",
     "RuntimeProvider": "openenv.providers.provider",
     "KubernetesProvider": "openenv.providers.kubernetes",
-    "IngressRoute": "openenv.providers.manifests",
+    "IngressRoute": "openenv.providers.kubernetes_objects",
     "ProcessProvider": "openenv.providers.server_process",
     "UVProvider": "openenv.providers.uv",
     "LocalDockerProvider": "openenv.providers.local_docker",
@@ -20,7 +20,7 @@ _EXPORTS = {
     "NovitaSandboxProvider": "openenv.providers.novita",
     "ACASandboxProvider": "openenv.providers.aca",
     "HFSandboxProvider": "openenv.providers.hf_sandbox",
-    "RayCluster": "openenv.ray_cluster",
+    "RayCluster": "openenv.providers.ray_cluster",
     "RayProvider": "openenv.providers.ray",
     "wait_for_ready": "openenv.providers.health",
 }
@@ -31,8 +31,8 @@ if TYPE_CHECKING:  # the table above, for type checkers
     from openenv.providers.health import wait_for_ready as wait_for_ready
     from openenv.providers.hf_sandbox import HFSandboxProvider as HFSandboxProvider
     from openenv.providers.kubernetes import KubernetesProvider as KubernetesProvider
+    from openenv.providers.kubernetes_objects import IngressRoute as IngressRoute
     from openenv.providers.local_docker import LocalDockerProvider as LocalDockerProvider
-    from openenv.providers.manifests import IngressRoute as IngressRoute
     from openenv.providers.modal import ModalProvider as ModalProvider
     from openenv.providers.novita import NovitaSandboxProvider as NovitaSandboxProvider
     from openenv.providers.provider import ContainerProvider as ContainerProvider
@@ -41,7 +41,8 @@ if TYPE_CHECKING:  # the table above, for type checkers
     from openenv.providers.server_process import ProcessProvider as ProcessProvider
     from openenv.providers.swarm import DockerSwarmProvider as DockerSwarmProvider
     from openenv.providers.uv import UVProvider as UVProvider
-    from openenv.ray_cluster import RayCluster as RayCluster
+
+    from .ray_cluster import RayCluster as RayCluster
 
     __all__: list[str]
 else:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from openenv.backoff import Backoff
 from openenv.errors import ServerDied, ServerNotReady
+from openenv.protocol.backoff import Backoff
 
 _PAUSES = Backoff(first_pause_s=0.02, longest_pause_s=0.5)
 _ANSWER_S = 2.0

@@ -28,7 +28,7 @@ from openenv.providers.cloud import (
     require_https,
 )
 from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, ProcessOwner
-from openenv.thread_server import ThreadServer
+from openenv.server.thread_server import ThreadServer
 
 if TYPE_CHECKING:
     import httpx2

@@ -29,7 +29,7 @@ from openenv.errors import (
     Unschedulable,
 )
 from openenv.providers.health import quoted, wait_for_ready
-from openenv.providers.manifests import (
+from openenv.providers.kubernetes_objects import (
     IMAGE_ANNOTATION,
     PROVIDER_LABEL,
     IngressRoute,

@@ -26,7 +26,8 @@ from openenv.errors import ProviderError, ProviderUnavailable, Unschedulable
 from openenv.providers.health import ask_health
 from openenv.providers.provider import READY_S, RuntimeProvider, announce_if_slow, refuse_unknown
 from openenv.providers.server_process import ProcessProvider
-from openenv.ray_cluster import RayCluster
+
+from .ray_cluster import RayCluster
 
 logger = logging.getLogger(__name__)
 

@@ -8,26 +8,25 @@ from openenv._lazy import by_module, lazy_exports
 
 _EXPORTS = by_module(
     {
-        "openenv.ray_cluster": "RayCluster",
+        "openenv.providers.ray_cluster": "RayCluster",
         "openenv.rollout.agents.base": "Agent AgentRun Installation Launch agent",
         "openenv.rollout.capture": "Capture CaptureServer",
-        "openenv.rollout.checks": "Case Check case_check pytest_check python_check",
-        "openenv.rollout.engine": "Engine reverify run_many run_many_async run_rollout run_rollout_async",
-        "openenv.rollout.lint": "TrustReading read_task",
-        "openenv.rollout.outcome": "CommandResult Outcome Progress RolloutTurn",
-        "openenv.rollout.progress": "Cancellation",
-        "openenv.rollout.ray_engine": "RayEngine",
-        "openenv.rollout.rollout_index": "RolloutFilter RolloutRow RolloutStats",
-        "openenv.rollout.store": "RolloutStore",
-        "openenv.rollout.task": "Budget Model Sampling Task load_task",
-        "openenv.rollout.task_folders": "load_tasks",
-        "openenv.rollout.trust": "Trust",
-        "openenv.testing.cheats": "run_cheats",
+        "openenv.rollout.tasks.checks": "Case Check case_check pytest_check python_check",
+        "openenv.rollout.run.engine": "Engine reverify run_many run_many_async run_rollout run_rollout_async",
+        "openenv.rollout.tasks.lint": "TrustReading read_task",
+        "openenv.rollout.store.outcome": "CommandResult Outcome Progress RolloutTurn",
+        "openenv.rollout.run.progress": "Cancellation",
+        "openenv.rollout.run.ray_engine": "RayEngine",
+        "openenv.rollout.store.rollout_index": "RolloutFilter RolloutRow RolloutStats",
+        "openenv.rollout.store.store": "RolloutStore",
+        "openenv.rollout.tasks.task": "Budget Model Sampling Task load_task",
+        "openenv.rollout.tasks.task_folders": "load_tasks",
+        "openenv.rollout.verify.trust": "Trust",
     }
 )
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
-    from openenv.ray_cluster import RayCluster as RayCluster
+    from openenv.providers.ray_cluster import RayCluster as RayCluster
     from openenv.rollout.agents.base import Agent as Agent
     from openenv.rollout.agents.base import AgentRun as AgentRun
     from openenv.rollout.agents.base import Installation as Installation
@@ -35,37 +34,36 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.agents.base import agent as agent
     from openenv.rollout.capture import Capture as Capture
     from openenv.rollout.capture import CaptureServer as CaptureServer
-    from openenv.rollout.checks import Case as Case
-    from openenv.rollout.checks import Check as Check
-    from openenv.rollout.checks import case_check as case_check
-    from openenv.rollout.checks import pytest_check as pytest_check
-    from openenv.rollout.checks import python_check as python_check
-    from openenv.rollout.engine import Engine as Engine
-    from openenv.rollout.engine import reverify as reverify
-    from openenv.rollout.engine import run_many as run_many
-    from openenv.rollout.engine import run_many_async as run_many_async
-    from openenv.rollout.engine import run_rollout as run_rollout
-    from openenv.rollout.engine import run_rollout_async as run_rollout_async
-    from openenv.rollout.lint import TrustReading as TrustReading
-    from openenv.rollout.lint import read_task as read_task
-    from openenv.rollout.outcome import CommandResult as CommandResult
-    from openenv.rollout.outcome import Outcome as Outcome
-    from openenv.rollout.outcome import Progress as Progress
-    from openenv.rollout.outcome import RolloutTurn as RolloutTurn
-    from openenv.rollout.progress import Cancellation as Cancellation
-    from openenv.rollout.ray_engine import RayEngine as RayEngine
-    from openenv.rollout.rollout_index import RolloutFilter as RolloutFilter
-    from openenv.rollout.rollout_index import RolloutRow as RolloutRow
-    from openenv.rollout.rollout_index import RolloutStats as RolloutStats
-    from openenv.rollout.store import RolloutStore as RolloutStore
-    from openenv.rollout.task import Budget as Budget
-    from openenv.rollout.task import Model as Model
-    from openenv.rollout.task import Sampling as Sampling
-    from openenv.rollout.task import Task as Task
-    from openenv.rollout.task import load_task as load_task
-    from openenv.rollout.task_folders import load_tasks as load_tasks
-    from openenv.rollout.trust import Trust as Trust
-    from openenv.testing.cheats import run_cheats as run_cheats
+    from openenv.rollout.run.engine import Engine as Engine
+    from openenv.rollout.run.engine import reverify as reverify
+    from openenv.rollout.run.engine import run_many as run_many
+    from openenv.rollout.run.engine import run_many_async as run_many_async
+    from openenv.rollout.run.engine import run_rollout as run_rollout
+    from openenv.rollout.run.engine import run_rollout_async as run_rollout_async
+    from openenv.rollout.run.progress import Cancellation as Cancellation
+    from openenv.rollout.run.ray_engine import RayEngine as RayEngine
+    from openenv.rollout.store.outcome import CommandResult as CommandResult
+    from openenv.rollout.store.outcome import Outcome as Outcome
+    from openenv.rollout.store.outcome import Progress as Progress
+    from openenv.rollout.store.outcome import RolloutTurn as RolloutTurn
+    from openenv.rollout.store.rollout_index import RolloutFilter as RolloutFilter
+    from openenv.rollout.store.rollout_index import RolloutRow as RolloutRow
+    from openenv.rollout.store.rollout_index import RolloutStats as RolloutStats
+    from openenv.rollout.store.store import RolloutStore as RolloutStore
+    from openenv.rollout.tasks.checks import Case as Case
+    from openenv.rollout.tasks.checks import Check as Check
+    from openenv.rollout.tasks.checks import case_check as case_check
+    from openenv.rollout.tasks.checks import pytest_check as pytest_check
+    from openenv.rollout.tasks.checks import python_check as python_check
+    from openenv.rollout.tasks.lint import TrustReading as TrustReading
+    from openenv.rollout.tasks.lint import read_task as read_task
+    from openenv.rollout.tasks.task import Budget as Budget
+    from openenv.rollout.tasks.task import Model as Model
+    from openenv.rollout.tasks.task import Sampling as Sampling
+    from openenv.rollout.tasks.task import Task as Task
+    from openenv.rollout.tasks.task import load_task as load_task
+    from openenv.rollout.tasks.task_folders import load_tasks as load_tasks
+    from openenv.rollout.verify.trust import Trust as Trust
 
     __all__: list[str]
 else:

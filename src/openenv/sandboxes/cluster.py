@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlencode
 
 from openenv import settings
-from openenv.backoff import Backoff
 from openenv.errors import SandboxError, SandboxUnavailable, message_of
+from openenv.protocol.backoff import Backoff
 from openenv.sandboxes.owners import ProcessOwner
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from urllib.parse import unquote, urlsplit
 
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
-from .. import settings
-from ..protocol.json_values import encode
-from ..protocol.jsonrpc import JsonRpcErrorCode, JsonRpcResponse
-from ..runners import loop_local
+from openenv import settings
+from openenv.protocol.json_values import encode
+from openenv.protocol.jsonrpc import JsonRpcErrorCode, JsonRpcResponse
+
 from .asgi import (
     HEAD_TOO_LARGE,
     MOST_FIELDS,
@@ -43,6 +43,7 @@ from .asgi import (
     respond_json,
     transport_of,
 )
+from .runners import loop_local
 from .unread import UnreadReplies
 
 ROLE: Final = "openenv.role"

@@ -23,22 +23,23 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute, WebSocketRoute
 from typing_extensions import Unpack
 
-from .. import settings
-from ..env.environment import Environment
-from ..runners import loop_local
-from ..sessions.events import SessionEvent
-from ..sessions.manager import SessionManager
-from ..sessions.peers import peers_of_process
-from ..types import ConcurrencyConfig, ServerCapacityStatus, ServerMode, SessionInfo, State
+from openenv import settings
+from openenv.env.environment import Environment
+from openenv.types import ConcurrencyConfig, ServerCapacityStatus, ServerMode, SessionInfo, State
+
 from .access import AccessGate, AccessPolicy, OriginPolicy
 from .http_routes import GymRoutes
 from .mcp.endpoint import McpEndpoint
 from .options import ServerArguments, ServerOptions, ServerOverrides, takes_server_arguments
 from .routes import Documents, MetricsRoutes, TaskRoutes, add_info_routes, gym_routes
+from .runners import loop_local
 from .service import EnvService
+from .sessions.events import SessionEvent
+from .sessions.manager import SessionManager
+from .sessions.peers import peers_of_process
 from .unread import PartialRequests, UnreadReplies
 from .ws import WsEndpoint
-from .ws_harness import HarnessEndpoint, may_serve_turns
+from .ws_turns import HarnessEndpoint, may_serve_turns
 
 logger = logging.getLogger(__name__)
 
@@ -391,7 +392,7 @@ def create_app(
     )
     app.state.openenv_page_arguments = page  # for `openenv serve`, which has a page in any case
     if settings.web_interface_enabled():
-        from ..web.web_page import add_page  # servers without the page do not load it
+        from .web.web_page import add_page  # servers without the page do not load it
 
         add_page(app, page)
     return app

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from typing import Any, Final, TypeVar
 
-from ..protocol.json_values import encode
-from ..runners import loop_local
-from ..sessions.events import RequestOrigin
+from openenv.protocol.json_values import encode
+
+from .runners import loop_local
+from .sessions.events import RequestOrigin
 from .unread import PartialRequests
 
 Scope = MutableMapping[str, Any]

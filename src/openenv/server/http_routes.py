@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from ..author_frames import author_exc_info
-from ..errors import (
+from openenv.errors import (
     EnvironmentFactoryError,
     NotForkable,
     OpenEnvError,
@@ -35,16 +34,11 @@ from ..errors import (
     StaleRequest,
     message_of,
 )
-from ..protocol.json_values import TooManyValues, encode, encode_state, split_observation
-from ..protocol.server_v1 import ECHO_LIMIT, error_list
-from ..protocol.server_v2 import NONCE_CHARS
-from ..sessions.events import RequestOrigin
-from ..sessions.ledger import LedgerEntry
-from ..sessions.lifetime import CLOSED_BY_CLIENT, UNANSWERED
-from ..sessions.manager import SessionManager
-from ..sessions.operations import FORK, RESTORE, Operation, StepInput, build_operations
-from ..sessions.session import Session, SessionKind, with_hint
-from ..types import ResetRequest, StepRequest, WSErrorCode
+from openenv.protocol.json_values import TooManyValues, encode, encode_state, split_observation
+from openenv.protocol.server_v1 import ECHO_LIMIT, error_list
+from openenv.protocol.server_v2 import NONCE_CHARS
+from openenv.types import ResetRequest, StepRequest, WSErrorCode
+
 from .asgi import (
     BODY_TOO_LARGE,
     BodyTooLarge,
@@ -63,7 +57,14 @@ from .asgi import (
     while_connected,
 )
 from .asgi import respond_json as answer
+from .author_frames import author_exc_info
 from .service import EnvService
+from .sessions.events import RequestOrigin
+from .sessions.ledger import LedgerEntry
+from .sessions.lifetime import CLOSED_BY_CLIENT, UNANSWERED
+from .sessions.manager import SessionManager
+from .sessions.operations import FORK, RESTORE, Operation, StepInput, build_operations
+from .sessions.session import Session, SessionKind, with_hint
 
 logger = logging.getLogger(__name__)
 RequestT = TypeVar("RequestT", bound=BaseModel)

@@ -20,16 +20,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .. import settings
-from ..author_frames import author_traceback
-from ..env.binding import declared_concurrency, factory_class, infer_models, shared_attributes
-from ..env.environment import Environment
-from ..folders import ABOVE, FolderApp, FolderError, dotted_name, find_app
-from ..manifest import DEFAULT_APP, MANIFEST, ManifestError
-from ..module_finder import ModuleTableFinder
-from .app import create_app
+from openenv import settings
+from openenv._lazy import load_plugin, plugin_names
+from openenv.env.binding import declared_concurrency, factory_class, infer_models, shared_attributes
+from openenv.env.environment import Environment
+from openenv.env.manifest import DEFAULT_APP, MANIFEST, ManifestError
 
-GYMNASIUM = "gymnasium:"
+from .app import create_app
+from .author_frames import author_traceback
+from .folders import ABOVE, FolderApp, FolderError, dotted_name, find_app
+from .module_finder import ModuleTableFinder
+
+TARGETS = "openenv.targets"  # entry points: functions that make an environment class from `SCHEME:text`
 CLASS_SESSIONS = 256  # of a bare class whose sessions are separate; an application says for itself
 _APP = "app"
 _OURS = str(Path(__file__).parents[1])
@@ -74,8 +76,9 @@ def load_app(target: str) -> Any:
     Raises:
         TargetError: There is nothing to serve.
     """
-    if target.startswith(GYMNASIUM):
-        return _gymnasium_app(target)
+    scheme, separator, rest = target.partition(":")
+    if separator and scheme in plugin_names(TARGETS):
+        return _plugin_app(target, scheme, rest)
     place, _, name = split_target(target)
     path = Path(place)
     if path.is_dir():
@@ -92,20 +95,20 @@ def load_app(target: str) -> Any:
     return _to_app(module, place, name)
 
 
-def _gymnasium_app(target: str) -> Any:
-    """Serve an environment by its Gymnasium id, such as `CartPole-v1`; `module:ID` imports a module first."""
+def _plugin_app(target: str, scheme: str, rest: str) -> Any:
+    """Serve a target of another interface, such as `gymnasium:CartPole-v1`, with the class its plugin makes."""
     _add_to_path(Path.cwd())
     try:
-        from ..gym.served_gymnasium import GymnasiumError, UnsupportedSpace, gymnasium_environment
-    except ModuleNotFoundError as exc:
-        raise TargetError(f"{target} needs Gymnasium: pip install 'openenv[gymnasium]'") from exc
+        make_class = load_plugin(TARGETS, scheme)
+    except ModuleNotFoundError as exc:  # the plugin's own package is missing; its message says how to install it
+        raise TargetError(f"{target} cannot be served: {exc}") from exc
     with _loading(target):
         try:
-            env_cls = gymnasium_environment(target.removeprefix(GYMNASIUM))
-        except (GymnasiumError, UnsupportedSpace) as exc:
+            env_cls = make_class(rest)
+        except ValueError as exc:
             raise TargetError(f"{target} cannot be served: {exc}") from exc
-    models = (env_cls.action_cls, env_cls.observation_cls)
-    return create_app(env_cls, *models, env_name=env_cls.name, max_concurrent_envs=CLASS_SESSIONS)
+        models = (env_cls.action_cls, env_cls.observation_cls)
+        return create_app(env_cls, *models, env_name=env_cls.name, max_concurrent_envs=CLASS_SESSIONS)
 
 
 def split_target(target: str) -> tuple[str, str, str]:
@@ -122,7 +125,7 @@ def enter_folder(target: str) -> str:
     Environments open their data by relative paths, and `uvicorn server.app:app` finds it inside the folder.
     """
     place, colon, name = split_target(target)
-    if target.startswith(GYMNASIUM) or not Path(place).is_dir():
+    if not Path(place).is_dir():
         return target
     folder = package_app(Path(place)).folder
     if sys.path[:1] in ([""], [os.getcwd()]):
@@ -335,7 +338,7 @@ def manifest_settings(target: str) -> ManifestSettings:
     path, data = app.folder / MANIFEST, app.manifest
     if not path.is_file():
         return ManifestSettings()
-    from ..manifest_models import EnvManifest, ServeBlock, manifest_problems  # only packages have a manifest
+    from openenv.env.manifest_models import EnvManifest, ServeBlock, manifest_problems  # only packages have a manifest
 
     if isinstance(port := data.get("port"), str) and port.isdecimal():
         data = {**data, "port": int(port)}

@@ -16,12 +16,13 @@ from typing import Any, Final, TypeVar
 
 from typing_extensions import TypedDict
 
-from .. import settings
-from ..protocol.server_v2 import DEFAULT_MAX_BATCH
-from ..runners import ProcessOptions, Runner
-from ..sessions.lifetime import SessionLimits
-from ..types import ConcurrencyConfig, ServerMode
+from openenv import settings
+from openenv.protocol.server_v2 import DEFAULT_MAX_BATCH
+from openenv.types import ConcurrencyConfig, ServerMode
+
 from .access import AccessPolicy
+from .runners import ProcessOptions, Runner
+from .sessions.lifetime import SessionLimits
 from .unread import DEFAULT_MAX_UNREAD_BYTES
 
 DEFAULT_MAX_MESSAGE_BYTES: Final = 100 * 1024 * 1024

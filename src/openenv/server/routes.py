@@ -22,13 +22,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
 
-from .._version import load_package_version
-from ..errors import SessionCapacityError
-from ..sessions.operations import CALL
-from ..telemetry.prometheus import CONTENT_TYPE
-from ..telemetry.server_metrics import ServerMetrics
-from ..telemetry.watched_calls import CallWatch
-from ..types import (
+from openenv._lazy import load_package_version
+from openenv.errors import SessionCapacityError
+from openenv.types import (
     EnvironmentMetadata,
     GetTaskRangeRequest,
     GetTaskRequest,
@@ -43,6 +39,7 @@ from ..types import (
     StepRequest,
     StepResponse,
 )
+
 from .access import ADDRESS_TOKEN, AccessPolicy
 from .asgi import BodyLimit, Handler, Receive, Scope, Send
 from .http_routes import (
@@ -58,6 +55,10 @@ from .http_routes import (
 )
 from .mcp.endpoint import McpEndpoint, RpcEndpoint
 from .service import EnvService
+from .sessions.operations import CALL
+from .telemetry.prometheus import CONTENT_TYPE
+from .telemetry.server_metrics import ServerMetrics
+from .telemetry.watched_calls import CallWatch
 
 
 class ErrorBody(BaseModel):
@@ -278,7 +279,7 @@ class MetricsRoutes:
     def begin(self) -> None:
         """Trace calls from the start of the server on, if the application has set up OpenTelemetry."""
         if not self._is_tracing and OPENTELEMETRY in sys.modules:
-            from ..telemetry.watched_calls import trace_if_set_up  # not needed otherwise
+            from .telemetry.watched_calls import trace_if_set_up  # not needed otherwise
 
             self._is_tracing = trace_if_set_up(self.watch)
 

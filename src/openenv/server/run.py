@@ -26,13 +26,12 @@ import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 from uvicorn.supervisors import ChangeReload
 
-from .. import settings
-from ..env.binding import factory_name
-from ..errors import ConcurrencyConfigurationError, EnvironmentFactoryError, message_of
-from ..manifest import MANIFEST
-from ..protocol.json_values import encode
-from ..runners import NotSendable
-from ..sessions.manager import SessionManager
+from openenv import settings
+from openenv.env.binding import factory_name
+from openenv.env.manifest import MANIFEST
+from openenv.errors import ConcurrencyConfigurationError, EnvironmentFactoryError, message_of
+from openenv.protocol.json_values import encode
+
 from .access import AccessPolicy
 from .app import HTTPEnvServer, PageArguments
 from .asgi import Receive, Scope, Send, respond
@@ -40,6 +39,8 @@ from .fast.http import FirstRead, LimitedHttpProtocol
 from .fast.upgrade import UpgradeProtocol
 from .loading import TargetError, TargetFailed, load_app, split_target
 from .options import DEFAULT_MAX_MESSAGE_BYTES, ServerOptions, ServerOverrides
+from .runners import NotSendable
+from .sessions.manager import SessionManager
 
 # allocator: How the C library's allocator treats memory that was freed.
 #
@@ -173,7 +174,7 @@ def _add_page(app: Any, target: str) -> None:
     """Give an environment's application its web page, unless it has one."""
     if environment_server(app) is None:
         return
-    from ..web.web_page import add_page  # servers without the page do not load it
+    from .web.web_page import add_page  # servers without the page do not load it
 
     folder = Path(split_target(target)[0])
     page = getattr(app.state, "openenv_page_arguments", PageArguments())
@@ -293,7 +294,7 @@ def log_config(options: ServeOptions) -> dict[str, Any]:
     config = {**LOGGING_CONFIG, "loggers": {**LOGGING_CONFIG["loggers"], "openenv": ours}}
     if options.log_format == "json":
         # All lines, an environment's own included: a program that reads them expects JSON and nothing else.
-        as_json = {"()": "openenv.telemetry.logs.JsonFormatter"}
+        as_json = {"()": "openenv.server.telemetry.logs.JsonFormatter"}
         config["formatters"] = {"default": as_json, "access": as_json}
         config["root"] = {"handlers": ["default"], "level": level}
     return config

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, overload
 
-from ..author_frames import author_exc_info
-from ..env.binding import factory_name, infer_models
-from ..env.environment import Environment
-from ..env.tools.source import ToolSource
-from ..errors import (
+from openenv.env.binding import factory_name, infer_models
+from openenv.env.environment import Environment
+from openenv.env.tools.source import ToolSource
+from openenv.errors import (
     AccessDenied,
     EnvironmentFactoryError,
     ExecutionError,
@@ -31,14 +30,16 @@ from ..errors import (
     ToolCallError,
     message_of,
 )
-from ..protocol.json_values import ValueLimit
-from ..protocol.schema import json_schema
-from ..protocol.server_v1 import ServerProtocol, observation_frame, state_frame
-from ..protocol.server_v2 import WRITERS, ServerProtocolV2
-from ..sessions.manager import SessionManager
-from ..sessions.operations import CALL, build_operations
-from ..types import EnvironmentMetadata, SchemaResponse, ServerMode, State
+from openenv.protocol.json_values import ValueLimit
+from openenv.protocol.schema import json_schema
+from openenv.protocol.server_v1 import ServerProtocol, observation_frame, state_frame
+from openenv.protocol.server_v2 import WRITERS, ServerProtocolV2
+from openenv.types import EnvironmentMetadata, SchemaResponse, ServerMode, State
+
+from .author_frames import author_exc_info
 from .options import ServerOptions
+from .sessions.manager import SessionManager
+from .sessions.operations import CALL, build_operations
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import asyncio
 import logging
 from typing import Any, Protocol
 
-from ..runners import loop_local
 from .asgi import Receive, Send, transport_of
+from .runners import loop_local
 from .unread import UnreadReplies
 
 logger = logging.getLogger(__name__)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 from urllib.parse import parse_qs
 
-from ..protocol.codec import BY_NAME, choose
-from ..runners import current_dispatcher
+from openenv.protocol.codec import BY_NAME, choose
+
 from .access import role_of
 from .asgi import Receive, Scope, Send, header, origin_of
 from .fast.frame_socket import open_socket
 from .mcp.openenv_rpc import OpenEnvRpc
+from .runners import current_dispatcher
 from .service import EnvService
 from .sockets import Socket
 from .ws_v1 import V1Connection

@@ -16,20 +16,28 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ..author_frames import author_exc_info
-from ..errors import Forbidden, OpenEnvError, SessionClosedError, SessionElsewhere, SessionLost, SessionNotFoundError
-from ..protocol.json_values import TooManyValues
-from ..protocol.server_v1 import Malformed, error_frame, exception_frame, frame_type, rpc_frame
-from ..runners import Dispatcher
-from ..sessions.events import RequestOrigin
-from ..sessions.lifetime import DISCONNECTED, WORKER_CRASHED
-from ..sessions.operations import Operation
-from ..sessions.session import Session, SessionKind, SessionState, with_hint
-from ..types import ServerMode, WSErrorCode
+from openenv.errors import (
+    Forbidden,
+    OpenEnvError,
+    SessionClosedError,
+    SessionElsewhere,
+    SessionLost,
+    SessionNotFoundError,
+)
+from openenv.protocol.json_values import TooManyValues
+from openenv.protocol.server_v1 import Malformed, error_frame, exception_frame, frame_type, rpc_frame
+from openenv.types import ServerMode, WSErrorCode
+
 from .access import Role, may
+from .author_frames import author_exc_info
 from .backpressure import Backpressure, Oversize
 from .mcp.openenv_rpc import OpenEnvRpc
+from .runners import Dispatcher
 from .service import EnvService
+from .sessions.events import RequestOrigin
+from .sessions.lifetime import DISCONNECTED, WORKER_CRASHED
+from .sessions.operations import Operation
+from .sessions.session import Session, SessionKind, SessionState, with_hint
 from .sockets import Socket
 
 logger = logging.getLogger(__name__)

@@ -31,8 +31,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from ..author_frames import author_exc_info
-from ..errors import (
+from openenv.errors import (
     Forbidden,
     OpenEnvError,
     ReplyTooLarge,
@@ -41,28 +40,23 @@ from ..errors import (
     SessionLost,
     SessionNotFoundError,
 )
-from ..protocol.codec import Codec
-from ..protocol.server_v1 import ECHO_LIMIT
-from ..protocol.server_v2 import (
-    WRITERS,
-    Batch,
-    RefusedRequest,
-    Request,
-    Writer,
-    request_of,
-)
-from ..runners import Dispatcher, LaneExecutor, loop_local
-from ..sessions.events import RequestOrigin
-from ..sessions.group import StepGroup
-from ..sessions.ledger import LedgerEntry
-from ..sessions.lifetime import CLOSED_BY_CLIENT, SHUTTING_DOWN, client_reason
-from ..sessions.operations import FORK, RESTORE, Operation, StepInput
-from ..sessions.session import Cancellable, Session, SessionKind, with_hint
-from ..types import ServerMode, WSErrorCode
+from openenv.protocol.codec import Codec
+from openenv.protocol.server_v1 import ECHO_LIMIT
+from openenv.protocol.server_v2 import WRITERS, Batch, RefusedRequest, Request, Writer, request_of
+from openenv.types import ServerMode, WSErrorCode
+
 from .access import Role, may
+from .author_frames import author_exc_info
 from .backpressure import Backpressure, LoopTurns, Oversize
 from .mcp.openenv_rpc import OpenEnvRpc
+from .runners import Dispatcher, LaneExecutor, loop_local
 from .service import EnvService
+from .sessions.events import RequestOrigin
+from .sessions.group import StepGroup
+from .sessions.ledger import LedgerEntry
+from .sessions.lifetime import CLOSED_BY_CLIENT, SHUTTING_DOWN, client_reason
+from .sessions.operations import FORK, RESTORE, Operation, StepInput
+from .sessions.session import Cancellable, Session, SessionKind, with_hint
 from .sockets import Socket
 from .ws_v2_open import SessionOpener
 

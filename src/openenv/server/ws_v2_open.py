@@ -15,11 +15,12 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Forbidden, OpenEnvError, RequestCancelled, SessionCapacityError, StaleRequest
-from ..protocol.server_v2 import Request
-from ..sessions.lifetime import DISCONNECTED
-from ..sessions.session import Session, SessionKind
+from openenv.errors import Forbidden, OpenEnvError, RequestCancelled, SessionCapacityError, StaleRequest
+from openenv.protocol.server_v2 import Request
+
 from .access import Role
+from .sessions.lifetime import DISCONNECTED
+from .sessions.session import Session, SessionKind
 
 if TYPE_CHECKING:
     from .ws_v2 import V2Connection

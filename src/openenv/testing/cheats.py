@@ -43,10 +43,10 @@ from openenv.rollout.agents.builtin import Noop, Oracle, Shell
 from openenv.rollout.capture.capture_server import CaptureServer
 from openenv.rollout.capture.export import sequences
 from openenv.rollout.capture.records import Call, Recording
-from openenv.rollout.engine import Engine, named_backend
-from openenv.rollout.outcome import Outcome
-from openenv.rollout.store import RolloutStore, recording
-from openenv.rollout.task import Dialect, Model, Task
+from openenv.rollout.run.engine import Engine, named_backend
+from openenv.rollout.store.outcome import Outcome
+from openenv.rollout.store.store import RolloutStore, recording
+from openenv.rollout.tasks.task import Dialect, Model, Task
 from openenv.sandboxes.base import Sandboxes, SandboxSpec
 from openenv.testing.scripted import CutFailure, Failure, HangFailure, Script, ScriptedModel, StatusFailure, Turn
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from openenv.server.loading import as_app
 from openenv.server.run import ServeOptions, uvicorn_settings
-from openenv.thread_server import ThreadServer
+from openenv.server.thread_server import ThreadServer
 
 
 @dataclass(frozen=True, slots=True)

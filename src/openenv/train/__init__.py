@@ -8,14 +8,14 @@ from openenv._lazy import lazy_exports
 
 _EXPORTS = {
     "Curriculum": "openenv.train.curriculum",
-    "Dialogue": "openenv.train.dialogue",
+    "Dialogue": "openenv.rollout.agents.dialogue",
     "EpisodeSample": "openenv.train.groups",
     "EpisodeStream": "openenv.train.episodes",
     "RolloutStream": "openenv.train.tasks",
     "SampleGroup": "openenv.train.groups",
     "ServedSessionFactory": "openenv.train.served_session",
-    "TextDialogue": "openenv.train.dialogue",
-    "ToolDialogue": "openenv.train.dialogue",
+    "TextDialogue": "openenv.rollout.agents.dialogue",
+    "ToolDialogue": "openenv.rollout.agents.dialogue",
     "TrainingBatch": "openenv.train.groups",
     "advantages": "openenv.train.baselines",
     "collate": "openenv.train.groups",
@@ -25,12 +25,12 @@ _EXPORTS = {
 }
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
+    from openenv.rollout.agents.dialogue import Dialogue as Dialogue
+    from openenv.rollout.agents.dialogue import TextDialogue as TextDialogue
+    from openenv.rollout.agents.dialogue import ToolDialogue as ToolDialogue
     from openenv.train.baselines import advantages as advantages
     from openenv.train.curriculum import Curriculum as Curriculum
     from openenv.train.curriculum import shuffled as shuffled
-    from openenv.train.dialogue import Dialogue as Dialogue
-    from openenv.train.dialogue import TextDialogue as TextDialogue
-    from openenv.train.dialogue import ToolDialogue as ToolDialogue
     from openenv.train.episodes import EpisodeStream as EpisodeStream
     from openenv.train.episodes import play as play
     from openenv.train.groups import EpisodeSample as EpisodeSample

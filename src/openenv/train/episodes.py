@@ -27,15 +27,15 @@ from openenv.errors import (
     ToolCallError,
     message_of,
 )
+from openenv.rollout.agents.dialogue import AnswerRefused, Dialogue, Json
+from openenv.rollout.agents.served_episode import RewardRule, served_dialogue
 from openenv.rollout.capture import Capture, CaptureServer, export
-from openenv.rollout.engine import new_rollout_id
-from openenv.rollout.outcome import Outcome, RolloutTurn, Status
-from openenv.rollout.store import RolloutStore
-from openenv.rollout.task import Model, Task
+from openenv.rollout.run.engine import new_rollout_id
+from openenv.rollout.store.outcome import Outcome, RolloutTurn, Status
+from openenv.rollout.store.store import RolloutStore
+from openenv.rollout.tasks.task import Model, Task
 
-from .dialogue import AnswerRefused, Dialogue, Json
 from .groups import EpisodeSample, SampleGroup
-from .served_episode import RewardRule, served_dialogue
 from .stream import GroupStream, OpenGroup, StreamOptions, model_to_train
 
 Start = int | Mapping[str, Any]

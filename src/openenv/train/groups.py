@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from openenv.rollout import capture
-from openenv.rollout.outcome import Outcome
-from openenv.rollout.task import Task
+from openenv.rollout.store.outcome import Outcome
+from openenv.rollout.tasks.task import Task
 
 from .baselines import Method, advantages
 

@@ -15,16 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from openenv.errors import RolloutCancelled, RolloutError
+from openenv.protocol.tool_messages import Tool
 from openenv.rollout.capture import CaptureServer, export
 from openenv.rollout.capture import read as read_recording
-from openenv.rollout.engine import Engine, EngineOptions, new_rollout_id
-from openenv.rollout.harness import Message, ResourceSession, ResourceSessionFactory, ToolResult, VerifyResult
-from openenv.rollout.outcome import Outcome
-from openenv.rollout.progress import Cancellation
-from openenv.rollout.scratch import scratch
-from openenv.rollout.task import Model, Task
-from openenv.rollout.training import TrainingTrace
-from openenv.tool_types import Tool
+from openenv.rollout.capture.training_trace import TrainingTrace
+from openenv.rollout.run.agent_sessions import (
+    Message,
+    ResourceSession,
+    ResourceSessionFactory,
+    ToolResult,
+    VerifyResult,
+)
+from openenv.rollout.run.engine import Engine, EngineOptions, new_rollout_id
+from openenv.rollout.run.progress import Cancellation
+from openenv.rollout.run.scratch import scratch
+from openenv.rollout.store.outcome import Outcome
+from openenv.rollout.tasks.task import Model, Task
 
 _NOT_SCORED = frozenset({"env_failed", "sandbox_failed", "grader_failed", "cancelled"})
 

@@ -26,7 +26,10 @@ from openenv.errors import (
     message_of,
 )
 from openenv.protocol.schema import resolve_reference
-from openenv.rollout.harness import (
+from openenv.protocol.tool_messages import RESERVED_TOOL_NAMES, Tool
+from openenv.rollout.agents.dialogue import FRAME_FIELDS, Json
+from openenv.rollout.agents.served_episode import action_schema, has_tools, served_tools, transport_failed
+from openenv.rollout.run.agent_sessions import (
     Message,
     ResourceSessionFactory,
     StepEnvSessionAdapter,
@@ -34,11 +37,7 @@ from openenv.rollout.harness import (
     VerifyResult,
     plain,
 )
-from openenv.tool_types import RESERVED_TOOL_NAMES, Tool
 from openenv.types import StepResult
-
-from .dialogue import FRAME_FIELDS, Json
-from .served_episode import action_schema, has_tools, served_tools, transport_failed
 
 _METADATA_TIMEOUT_S = 30.0
 _HIDDEN_FIELDS = frozenset({"metadata"})

@@ -21,11 +21,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from openenv.backoff import Backoff
 from openenv.errors import RolloutError, SessionCapacityError, message_of
+from openenv.protocol.backoff import Backoff
 from openenv.rollout.capture import CaptureServer
-from openenv.rollout.outcome import Status
-from openenv.rollout.task import Model, Sampling
+from openenv.rollout.store.outcome import Status
+from openenv.rollout.tasks.task import Model, Sampling
 
 from .curriculum import Curriculum
 from .groups import EpisodeSample, SampleGroup

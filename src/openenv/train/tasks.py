@@ -16,18 +16,18 @@ from pydantic import ValidationError
 from typing_extensions import Unpack
 
 from openenv.errors import RolloutError
-from openenv.rollout.engine import Engine, EngineOptions, cluster_engine, in_thread
-from openenv.rollout.progress import Cancellation, OnProgress
-from openenv.rollout.shared_setup import SetupGroup, setup_key
-from openenv.rollout.task import Task
+from openenv.rollout.run.engine import Engine, EngineOptions, cluster_engine, in_thread
+from openenv.rollout.run.progress import Cancellation, OnProgress
+from openenv.rollout.run.shared_setup import SetupGroup, setup_key
+from openenv.rollout.tasks.task import Task
 from openenv.sandboxes.base import sweep_snapshots
 
 from .groups import EpisodeSample, SampleGroup
 from .stream import GroupStream, OpenGroup, StreamOptions, model_to_train
 
 if TYPE_CHECKING:
-    from openenv.ray_cluster import RayCluster
-    from openenv.rollout.ray_engine import RayEngine
+    from openenv.providers.ray_cluster import RayCluster
+    from openenv.rollout.run.ray_engine import RayEngine
 
 TaskLike = Task | Mapping[str, Any]
 """A task, or its fields, as the Task API has them."""

@@ -1,37 +1,20 @@
-"""The promises of a package as a report repeats them. Must not know how they are checked, or which file has them."""
+"""Facade: the published path of `openenv.packaging.validate.manifest`. Re-exports only."""
 
 from __future__ import annotations
 
-from typing import Literal
+from openenv._lazy import export_imports
+from openenv.packaging.validate.manifest import CapabilitiesSpec as CapabilitiesSpec
+from openenv.packaging.validate.manifest import ExecutionDeclaration as ExecutionDeclaration
+from openenv.packaging.validate.manifest import JudgePin as JudgePin
+from openenv.packaging.validate.manifest import ManifestError as ManifestError
+from openenv.packaging.validate.manifest import NetworkPolicy as NetworkPolicy
+from openenv.packaging.validate.manifest import NormalizedManifest as NormalizedManifest
+from openenv.packaging.validate.manifest import NormalizedManifestV2 as NormalizedManifestV2
+from openenv.packaging.validate.manifest import OracleDeclaration as OracleDeclaration
+from openenv.packaging.validate.manifest import ResourceDeclaration as ResourceDeclaration
+from openenv.packaging.validate.manifest import RewardDeclaration as RewardDeclaration
+from openenv.packaging.validate.manifest import TaskDistributionPin as TaskDistributionPin
+from openenv.packaging.validate.manifest import TypeSpec as TypeSpec
+from openenv.packaging.validate.manifest import VerifierBinding as VerifierBinding
 
-from openenv.manifest import ManifestError as ManifestError
-from openenv.manifest_models import CapabilitiesSpec as CapabilitiesSpec
-from openenv.manifest_models import ExecutionDeclaration as ExecutionDeclaration
-from openenv.manifest_models import JudgePin as JudgePin
-from openenv.manifest_models import NetworkPolicy as NetworkPolicy
-from openenv.manifest_models import OracleDeclaration as OracleDeclaration
-from openenv.manifest_models import Promises, Types
-from openenv.manifest_models import ResourceDeclaration as ResourceDeclaration
-from openenv.manifest_models import RewardDeclaration as RewardDeclaration
-from openenv.manifest_models import TaskDistributionPin as TaskDistributionPin
-from openenv.manifest_models import VerifierBinding as VerifierBinding
-
-from .types import SignatureKind
-
-TypeSpec = Types
-
-
-class NormalizedManifest(Promises):
-    """What a package promises, and which package it is."""
-
-    manifest_schema_version: Literal["1"]
-    name: str
-    version: str | None = None
-    signature: SignatureKind
-
-
-class NormalizedManifestV2(NormalizedManifest):
-    """The same of a package that also says how it is run for its checks."""
-
-    manifest_schema_version: Literal["2"]  # type: ignore[assignment]
-    execution: ExecutionDeclaration
+export_imports(__name__)

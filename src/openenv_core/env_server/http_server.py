@@ -19,8 +19,8 @@ from openenv.server.app import new_application
 from openenv.server.asgi import Receive, Scope, Send, respond
 from openenv.server.http_routes import GymRoutes
 from openenv.server.service import EnvService
-from openenv.sessions.operations import Operation
-from openenv.sessions.session import Session, SessionKind
+from openenv.server.sessions.operations import Operation
+from openenv.server.sessions.session import Session, SessionKind
 from openenv.types import Action, ServerMode
 
 from .types import Action as LegacyAction

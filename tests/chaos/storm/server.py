@@ -131,7 +131,7 @@ def ours(
     from openenv.server.app import HTTPEnvServer, new_application
     from openenv.server.fast.frame_socket import KeepAlive
     from openenv.server.run import ServeOptions, uvicorn_settings
-    from openenv.sessions.manager import SessionLimits
+    from openenv.server.sessions.manager import SessionLimits
 
     # Read now, not with the definition: tests shorten it.
     grace_s, idle_s = grace_s or GRACE_S, idle_s or 4 * GRACE_S
@@ -142,7 +142,7 @@ def ours(
     server.register_routes(app)
 
     def prepare() -> None:
-        from openenv.runners import loop_local
+        from openenv.server.runners import loop_local
 
         loop = asyncio.get_running_loop()
         loop_local(loop, KeepAlive, lambda: KeepAlive(loop, interval_s=PING_S, timeout_s=PING_S))

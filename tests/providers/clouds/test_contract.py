@@ -19,7 +19,7 @@ from openenv.errors import ProviderError, ServerDied, ServerNotReady
 from openenv.providers.cloud import CloudProvider
 from openenv.providers.inventory import take_inventory
 from openenv.sandboxes.owners import CLOUD_OWNER_LABEL
-from openenv.thread_server import ThreadServer
+from openenv.server.thread_server import ThreadServer
 from servers import running_server
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from openenv.rollout.capture import Capture, CaptureServer
-from openenv.rollout.task import Budget, Model
+from openenv.rollout.tasks.task import Budget, Model
 
 
 def _load() -> ModuleType:

@@ -10,7 +10,7 @@ import pytest
 
 from openenv.rollout.capture.dialects import DIALECTS, route
 from openenv.rollout.capture.dialects.dialect import CallOptions
-from openenv.rollout.task import Sampling
+from openenv.rollout.tasks.task import Sampling
 
 
 def rewritten(body: dict[str, Any], **options: Any) -> dict[str, Any]:

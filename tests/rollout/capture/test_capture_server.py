@@ -20,7 +20,7 @@ import pytest
 import http_calls
 from openenv.errors import CaptureError
 from openenv.rollout.capture import CaptureServer, read
-from openenv.rollout.task import Budget, Model, Sampling
+from openenv.rollout.tasks.task import Budget, Model, Sampling
 
 ADMIN = {"authorization": "Bearer the-admin-key"}
 

@@ -12,8 +12,8 @@ import pytest
 from openenv.rollout.capture import CaptureServer
 from openenv.rollout.capture.dialects import AGENT_DIALECTS, BRIDGES, route
 from openenv.rollout.capture.dialects.google import request as as_chat
-from openenv.rollout.parameters import allow
-from openenv.rollout.task import Budget, Model
+from openenv.rollout.capture.parameters import allow
+from openenv.rollout.tasks.task import Budget, Model
 
 CALL = "/v1beta/models/gemini-2.5-pro:generateContent"
 STREAM = "/v1beta/models/gemini-2.5-pro:streamGenerateContent?alt=sse"

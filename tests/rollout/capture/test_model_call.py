@@ -20,7 +20,7 @@ import pytest
 
 import http_calls
 from openenv.rollout.capture import CaptureServer
-from openenv.rollout.task import Model
+from openenv.rollout.tasks.task import Model
 
 
 def text_of(chunks: list[Any]) -> str:

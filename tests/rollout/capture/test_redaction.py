@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from openenv.rollout.capture.captured_rollout import Redactor
-from openenv.rollout.task import Model
+from openenv.rollout.tasks.task import Model
 
 KEY = "sk-real/secret+key=0123456789&x"
 FORMS = {

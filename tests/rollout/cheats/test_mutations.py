@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from openenv.rollout import Check, Task, lookups, verifier, worktree
+from openenv.rollout import Check, Task
 from openenv.rollout.capture import model_call
-from openenv.rollout.engine import Engine
-from openenv.rollout.inside import VerifierPlace
-from openenv.rollout.phases import ModelAccess, PhaseFailed, RolloutRun
-from openenv.rollout.proof import Evidence, Proof
-from openenv.rollout.verifier import LineChecks, VerificationCase
+from openenv.rollout.run.engine import Engine
+from openenv.rollout.run.phases import ModelAccess, PhaseFailed, RolloutRun
+from openenv.rollout.verify import lookups, verifier, worktree
+from openenv.rollout.verify.inside import VerifierPlace
+from openenv.rollout.verify.proof import Evidence, Proof
+from openenv.rollout.verify.verifier import LineChecks, VerificationCase
 from openenv.sandboxes.base import Sandboxes
 from openenv.sandboxes.local import bubblewrap
 from openenv.testing import Cheat, all_cheats, run_cheats

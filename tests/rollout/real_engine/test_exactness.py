@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from openenv.rollout.training import Sequence
+from openenv.rollout.capture.training_trace import Sequence
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "exactness.py"
 

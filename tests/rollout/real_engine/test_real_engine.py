@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from openenv.rollout.capture import Capture, CaptureServer
-from openenv.rollout.task import Model, Sampling
+from openenv.rollout.tasks.task import Model, Sampling
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from openenv.runners import loop_local
 from openenv.server.fast.frame_socket import KeepAlive
+from openenv.server.runners import loop_local
 
 pytestmark = pytest.mark.anyio
 

@@ -25,7 +25,7 @@ from openenv.errors import AccessDenied, ConnectFailed, SessionLost
 from openenv.server.access import AccessPolicy
 from openenv.server.gateway import backends as backends_module
 from openenv.server.gateway.backends import DnsBackends, PodBackends, backend_at
-from openenv.sessions.peers import new_boot
+from openenv.server.sessions.peers import new_boot
 from servers import RunningServer, running_server, wait_for
 
 # Answers /health, /ready and /name as a server does, and starts quickly.

@@ -15,7 +15,7 @@ import http_calls
 from gateways import RunningGateway
 from openenv import GenericEnvClient, VectorEnv
 from openenv.errors import SessionCapacityError
-from openenv.sessions.peers import boot_of
+from openenv.server.sessions.peers import boot_of
 from servers import RunningServer, wait_for
 
 NEW = {"X-OpenEnv-Session": "new"}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from openenv.errors import SessionElsewhere, SessionLost
+from openenv.server.sessions.peers import NO_SLOTS, SlotCounts, new_boot
 from openenv.server.workers import board as boards
 from openenv.server.workers.board import (
     DOWN,
@@ -26,7 +27,6 @@ from openenv.server.workers.board import (
     place_of,
 )
 from openenv.server.workers.channel import PeerMessageKind
-from openenv.sessions.peers import NO_SLOTS, SlotCounts, new_boot
 
 BOOT = new_boot()
 

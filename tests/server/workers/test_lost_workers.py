@@ -16,7 +16,7 @@ import pytest
 import http_calls
 from openenv import GenericEnvClient, VectorEnv
 from openenv.errors import SessionLost
-from openenv.runners import cores, has_affinity
+from openenv.server.runners import cores, has_affinity
 from worker_servers import APP, WorkersServer
 
 Start = Callable[..., WorkersServer]

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from openenv.protocol.codec import JSON, MSGPACK
+from openenv.server.sessions.peers import SlotCounts
 from openenv.server.workers.board import LEAVING, SERVING, Board
 from openenv.server.workers.routing import Destination, Router, is_request, read_head, sessions_of
-from openenv.sessions.peers import SlotCounts
 
 HERE, HELD, EMPTY = 0, 1, 2  # this worker; the one that has the sessions; the least loaded one
 STAYS, TO_HELD, TO_EMPTY = Destination(HERE), Destination(HELD), Destination(EMPTY, 1)

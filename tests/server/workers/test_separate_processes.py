@@ -20,7 +20,7 @@ from counting_app import app
 from openenv import GenericEnvClient, HTTPEnvClient, StepResult
 from openenv.errors import SessionElsewhere, SessionLost, SessionNotFoundError
 from openenv.protocol.client_sessions import error_from_frame
-from openenv.sessions.peers import Peers, SeparatePeers, peers_of_process
+from openenv.server.sessions.peers import Peers, SeparatePeers, peers_of_process
 from servers import RunningServer
 from worker_servers import APP, WorkersServer
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...errors import SlotsFailed
+from openenv.errors import SlotsFailed
+
 from .results import SlotResult, VectorResult
 from .vector_env import AsyncVectorEnv, VectorEnv
 

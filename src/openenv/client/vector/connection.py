@@ -13,11 +13,12 @@ from collections.abc import Iterable, Mapping
 from secrets import token_hex
 from typing import Any, Final
 
-from ...errors import ConnectFailed, EnvironmentFactoryError, SessionCapacityError, SessionError, SessionLost
-from ...protocol.client_sessions import ClientSession, error_from_frame
-from ...protocol.codec import BY_NAME, JSON, Codec
-from ...protocol.frames import Opcode
-from ...protocol.json_values import decode
+from openenv.errors import ConnectFailed, EnvironmentFactoryError, SessionCapacityError, SessionError, SessionLost
+from openenv.protocol.client_sessions import ClientSession, error_from_frame
+from openenv.protocol.codec import BY_NAME, JSON, Codec
+from openenv.protocol.frames import Opcode
+from openenv.protocol.json_values import decode
+
 from ..network import Address, ConnectionOptions
 from ..websocket import BlockingConnection
 

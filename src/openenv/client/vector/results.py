@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
-from ...errors import OpenEnvError, RequestValidationError
-from ...types import StepResult
+from openenv.errors import OpenEnvError, RequestValidationError
+from openenv.types import StepResult
 
 ObsT = TypeVar("ObsT")
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final
 
-from ...backoff import Backoff
-from ...errors import AccessDenied, ConnectFailed, OpenEnvError, ReplyTooLarge, RequestTimeout, SessionLost
-from ...protocol.client_sessions import ResumableSession, error_from_frame
+from openenv.errors import AccessDenied, ConnectFailed, OpenEnvError, ReplyTooLarge, RequestTimeout, SessionLost
+from openenv.protocol.backoff import Backoff
+from openenv.protocol.client_sessions import ResumableSession, error_from_frame
+
 from ..flows import Attempts, Outage
 from ..network import Address, ConnectionOptions, parse_ws_url, socket_url
 from .connection import V1Format, VectorConnection

@@ -14,8 +14,9 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from typing_extensions import Self
 
-from ...errors import ClientModeError, OpenEnvError, ProtocolError, RequestTimeout, SlotsFailed
-from ...protocol.codec import JSON, MSGPACK, SUBPROTOCOLS
+from openenv.errors import ClientModeError, OpenEnvError, ProtocolError, RequestTimeout, SlotsFailed
+from openenv.protocol.codec import JSON, MSGPACK, SUBPROTOCOLS
+
 from ..driver import KEEPALIVE, ProcessLock
 from ..env_client import EnvClient, GenericEnvClient, SyncEnvClient
 from ..network import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token

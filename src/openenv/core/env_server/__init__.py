@@ -27,7 +27,7 @@ _EXPORTS = by_module(
         "openenv.protocol.schema": "deserialize_action deserialize_action_with_preprocessing",
         "openenv.protocol.json_values": "serialize_observation",
         "openenv.server.routes": "GetEndpointConfig",
-        "openenv.tool_types": """
+        "openenv.protocol.tool_messages": """
             Tool ToolError ToolErrorType ListToolsAction CallToolAction ListToolsObservation
             CallToolObservation RESERVED_TOOL_NAMES
         """,
@@ -35,8 +35,8 @@ _EXPORTS = by_module(
             WSMCPMessage WSMCPResponse JsonRpcErrorCode JsonRpcError JsonRpcRequest JsonRpcResponse
             McpMethod
         """,
-        "openenv.web.web_interface": "WebInterfaceManager",
-        "openenv.web.web_page": "create_web_interface_app",
+        "openenv.server.web.web_interface": "WebInterfaceManager",
+        "openenv.server.web.web_page": "create_web_interface_app",
     }
 )
 _SUBMODULES = submodules(
@@ -53,6 +53,8 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.server.app import create_app as create_app
     from openenv.server.app import create_fastapi_app as create_fastapi_app
     from openenv.server.routes import GetEndpointConfig as GetEndpointConfig
+    from openenv.server.web.web_interface import WebInterfaceManager as WebInterfaceManager
+    from openenv.server.web.web_page import create_web_interface_app as create_web_interface_app
     from openenv.types import ConcurrencyConfig as ConcurrencyConfig
     from openenv.types import GetTaskRangeRequest as GetTaskRangeRequest
     from openenv.types import GetTaskRequest as GetTaskRequest
@@ -74,8 +76,6 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.types import WSStateMessage as WSStateMessage
     from openenv.types import WSStateResponse as WSStateResponse
     from openenv.types import WSStepMessage as WSStepMessage
-    from openenv.web.web_interface import WebInterfaceManager as WebInterfaceManager
-    from openenv.web.web_page import create_web_interface_app as create_web_interface_app
 
     from . import base_transforms as base_transforms
     from . import exceptions as exceptions

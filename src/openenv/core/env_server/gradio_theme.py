@@ -1,4 +1,4 @@
-"""Facade: the look of pages made with Gradio. Re-exports only; `openenv.web.gradio_ui` loads Gradio when used."""
+"""Facade: `openenv.server.web.gradio_ui`, which loads Gradio at the first use. Re-exports only."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 from openenv._lazy import lazy_exports
 
-_EXPORTS = {"OPENENV_GRADIO_CSS": "openenv.web.gradio_ui", "OPENENV_GRADIO_THEME": "openenv.web.gradio_ui"}
+_EXPORTS = {
+    "OPENENV_GRADIO_CSS": "openenv.server.web.gradio_ui",
+    "OPENENV_GRADIO_THEME": "openenv.server.web.gradio_ui",
+}
 
 if TYPE_CHECKING:
-    from openenv.web.gradio_ui import OPENENV_GRADIO_CSS as OPENENV_GRADIO_CSS
-    from openenv.web.gradio_ui import OPENENV_GRADIO_THEME as OPENENV_GRADIO_THEME
+    from openenv.server.web.gradio_ui import OPENENV_GRADIO_CSS as OPENENV_GRADIO_CSS
+    from openenv.server.web.gradio_ui import OPENENV_GRADIO_THEME as OPENENV_GRADIO_THEME
 
     __all__: list[str]
 else:

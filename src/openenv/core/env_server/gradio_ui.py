@@ -1,4 +1,4 @@
-"""Facade: a page made with Gradio. Re-exports only; `openenv.web.gradio_ui` loads Gradio with the first name used."""
+"""Facade: `openenv.server.web.gradio_ui`, which loads Gradio at the first use. Re-exports only."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 from openenv._lazy import lazy_exports
 
-_EXPORTS = {"build_gradio_app": "openenv.web.gradio_ui", "get_gradio_display_title": "openenv.web.gradio_ui"}
+_EXPORTS = {
+    "build_gradio_app": "openenv.server.web.gradio_ui",
+    "get_gradio_display_title": "openenv.server.web.gradio_ui",
+}
 
 if TYPE_CHECKING:
-    from openenv.web.gradio_ui import build_gradio_app as build_gradio_app
-    from openenv.web.gradio_ui import get_gradio_display_title as get_gradio_display_title
+    from openenv.server.web.gradio_ui import build_gradio_app as build_gradio_app
+    from openenv.server.web.gradio_ui import get_gradio_display_title as get_gradio_display_title
 
     __all__: list[str]
 else:

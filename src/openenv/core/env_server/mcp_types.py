@@ -1,4 +1,4 @@
-"""Facade: tool and JSON-RPC models. Re-exports only, from `openenv.tool_types` and `openenv.protocol.jsonrpc`."""
+"""Facade: tool and JSON-RPC models of `openenv.protocol`. Re-exports only."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from openenv.protocol.jsonrpc import JsonRpcResponse as JsonRpcResponse
 from openenv.protocol.jsonrpc import McpMethod as McpMethod
 from openenv.protocol.jsonrpc import WSMCPMessage as WSMCPMessage
 from openenv.protocol.jsonrpc import WSMCPResponse as WSMCPResponse
-from openenv.tool_types import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
-from openenv.tool_types import CallToolAction as CallToolAction
-from openenv.tool_types import CallToolObservation as CallToolObservation
-from openenv.tool_types import ListToolsAction as ListToolsAction
-from openenv.tool_types import ListToolsObservation as ListToolsObservation
-from openenv.tool_types import Tool as Tool
-from openenv.tool_types import ToolError as ToolError
-from openenv.tool_types import ToolErrorType as ToolErrorType
+from openenv.protocol.tool_messages import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
+from openenv.protocol.tool_messages import CallToolAction as CallToolAction
+from openenv.protocol.tool_messages import CallToolObservation as CallToolObservation
+from openenv.protocol.tool_messages import ListToolsAction as ListToolsAction
+from openenv.protocol.tool_messages import ListToolsObservation as ListToolsObservation
+from openenv.protocol.tool_messages import Tool as Tool
+from openenv.protocol.tool_messages import ToolError as ToolError
+from openenv.protocol.tool_messages import ToolErrorType as ToolErrorType
 from openenv.types import Action as Action
 from openenv.types import BaseMessage as BaseMessage
 from openenv.types import Observation as Observation

@@ -6,8 +6,8 @@ from openenv._lazy import export_imports
 from openenv.protocol.json_values import serialize_observation as serialize_observation
 from openenv.protocol.schema import deserialize_action as deserialize_action
 from openenv.protocol.schema import deserialize_action_with_preprocessing as deserialize_action_with_preprocessing
-from openenv.tool_types import CallToolAction as CallToolAction
-from openenv.tool_types import ListToolsAction as ListToolsAction
+from openenv.protocol.tool_messages import CallToolAction as CallToolAction
+from openenv.protocol.tool_messages import ListToolsAction as ListToolsAction
 from openenv.types import Action as Action
 from openenv.types import Observation as Observation
 

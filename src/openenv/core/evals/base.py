@@ -1,10 +1,10 @@
-"""Facade: the base of evaluation harnesses. The code is in `openenv.evals.eval_harness`."""
+"""Facade: the base of evaluation harnesses. The code is in `openenv.adapters.inspect.evaluation`."""
 
 from __future__ import annotations
 
 from openenv._lazy import export_imports
-from openenv.evals.eval_harness import EvalConfig as EvalConfig
-from openenv.evals.eval_harness import EvalHarness as EvalHarness
-from openenv.evals.eval_harness import EvalResult as EvalResult
+from openenv.adapters.inspect.evaluation import EvalConfig as EvalConfig
+from openenv.adapters.inspect.evaluation import EvalHarness as EvalHarness
+from openenv.adapters.inspect.evaluation import EvalResult as EvalResult
 
 export_imports(__name__)

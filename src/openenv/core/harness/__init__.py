@@ -8,66 +8,67 @@ from openenv._lazy import by_module, lazy_exports
 
 _EXPORTS = by_module(
     {
-        "openenv.rollout.harness": """
+        "openenv.rollout.run.agent_sessions": """
             RESERVED_TOOL_NAMES CLIHarnessAdapter HarnessAdapter HarnessRolloutResult HarnessRunLimits LoopOwningSession
             MCPHarnessAdapter Message ModelStep ModelStepResult ResourceSession ResourceSessionFactory RolloutEvent
             SessionMCPBridge StepEnvSessionAdapter ToolResult ToolTraceEntry TrainableSession VerifyResult
             build_harness_rollout_func
         """,
-        "openenv.rollout.training": "TraceEntry TrainingTrace TrainingTurn",
+        "openenv.rollout.capture.training_trace": "TraceEntry TrainingTrace TrainingTurn",
         "openenv.errors": "HarnessError HarnessNotRunningError HarnessStartupError HarnessTurnTimeoutError",
-        "openenv.harness.turns": """
-            AgenticHarnessAdapter HarnessClientMessage HarnessConfig HarnessEvent HarnessEventType HarnessResponse
-            HarnessTransport events_to_metadata resolve_tool_conflicts
+        "openenv.adapters.turns.turns": """
+            AgenticHarnessAdapter HarnessConfig HarnessResponse HarnessTransport events_to_metadata
+            resolve_tool_conflicts
         """,
-        "openenv.harness.agent_process": "HarnessProcess",
-        "openenv.harness.tool_bridge": "HarnessMCPBridge build_bridge_server",
-        "openenv.harness.harness_environment": "HarnessAction HarnessEnvironment",
+        "openenv.protocol.turn_messages": "HarnessClientMessage HarnessEvent HarnessEventType",
+        "openenv.adapters.turns.agent_process": "HarnessProcess",
+        "openenv.adapters.turns.tool_bridge": "HarnessMCPBridge build_bridge_server",
+        "openenv.adapters.turns.turn_environment": "HarnessAction HarnessEnvironment",
     }
 )
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
+    from openenv.adapters.turns.agent_process import HarnessProcess as HarnessProcess
+    from openenv.adapters.turns.tool_bridge import HarnessMCPBridge as HarnessMCPBridge
+    from openenv.adapters.turns.tool_bridge import build_bridge_server as build_bridge_server
+    from openenv.adapters.turns.turn_environment import HarnessAction as HarnessAction
+    from openenv.adapters.turns.turn_environment import HarnessEnvironment as HarnessEnvironment
+    from openenv.adapters.turns.turns import AgenticHarnessAdapter as AgenticHarnessAdapter
+    from openenv.adapters.turns.turns import HarnessConfig as HarnessConfig
+    from openenv.adapters.turns.turns import HarnessResponse as HarnessResponse
+    from openenv.adapters.turns.turns import HarnessTransport as HarnessTransport
+    from openenv.adapters.turns.turns import events_to_metadata as events_to_metadata
+    from openenv.adapters.turns.turns import resolve_tool_conflicts as resolve_tool_conflicts
     from openenv.errors import HarnessError as HarnessError
     from openenv.errors import HarnessNotRunningError as HarnessNotRunningError
     from openenv.errors import HarnessStartupError as HarnessStartupError
     from openenv.errors import HarnessTurnTimeoutError as HarnessTurnTimeoutError
-    from openenv.harness.agent_process import HarnessProcess as HarnessProcess
-    from openenv.harness.harness_environment import HarnessAction as HarnessAction
-    from openenv.harness.harness_environment import HarnessEnvironment as HarnessEnvironment
-    from openenv.harness.tool_bridge import HarnessMCPBridge as HarnessMCPBridge
-    from openenv.harness.tool_bridge import build_bridge_server as build_bridge_server
-    from openenv.harness.turns import AgenticHarnessAdapter as AgenticHarnessAdapter
-    from openenv.harness.turns import HarnessClientMessage as HarnessClientMessage
-    from openenv.harness.turns import HarnessConfig as HarnessConfig
-    from openenv.harness.turns import HarnessEvent as HarnessEvent
-    from openenv.harness.turns import HarnessEventType as HarnessEventType
-    from openenv.harness.turns import HarnessResponse as HarnessResponse
-    from openenv.harness.turns import HarnessTransport as HarnessTransport
-    from openenv.harness.turns import events_to_metadata as events_to_metadata
-    from openenv.harness.turns import resolve_tool_conflicts as resolve_tool_conflicts
-    from openenv.rollout.harness import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
-    from openenv.rollout.harness import CLIHarnessAdapter as CLIHarnessAdapter
-    from openenv.rollout.harness import HarnessAdapter as HarnessAdapter
-    from openenv.rollout.harness import HarnessRolloutResult as HarnessRolloutResult
-    from openenv.rollout.harness import HarnessRunLimits as HarnessRunLimits
-    from openenv.rollout.harness import LoopOwningSession as LoopOwningSession
-    from openenv.rollout.harness import MCPHarnessAdapter as MCPHarnessAdapter
-    from openenv.rollout.harness import Message as Message
-    from openenv.rollout.harness import ModelStep as ModelStep
-    from openenv.rollout.harness import ModelStepResult as ModelStepResult
-    from openenv.rollout.harness import ResourceSession as ResourceSession
-    from openenv.rollout.harness import ResourceSessionFactory as ResourceSessionFactory
-    from openenv.rollout.harness import RolloutEvent as RolloutEvent
-    from openenv.rollout.harness import SessionMCPBridge as SessionMCPBridge
-    from openenv.rollout.harness import StepEnvSessionAdapter as StepEnvSessionAdapter
-    from openenv.rollout.harness import ToolResult as ToolResult
-    from openenv.rollout.harness import ToolTraceEntry as ToolTraceEntry
-    from openenv.rollout.harness import TrainableSession as TrainableSession
-    from openenv.rollout.harness import VerifyResult as VerifyResult
-    from openenv.rollout.harness import build_harness_rollout_func as build_harness_rollout_func
-    from openenv.rollout.training import TraceEntry as TraceEntry
-    from openenv.rollout.training import TrainingTrace as TrainingTrace
-    from openenv.rollout.training import TrainingTurn as TrainingTurn
+    from openenv.protocol.turn_messages import HarnessClientMessage as HarnessClientMessage
+    from openenv.protocol.turn_messages import HarnessEvent as HarnessEvent
+    from openenv.protocol.turn_messages import HarnessEventType as HarnessEventType
+    from openenv.rollout.capture.training_trace import TraceEntry as TraceEntry
+    from openenv.rollout.capture.training_trace import TrainingTrace as TrainingTrace
+    from openenv.rollout.capture.training_trace import TrainingTurn as TrainingTurn
+    from openenv.rollout.run.agent_sessions import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
+    from openenv.rollout.run.agent_sessions import CLIHarnessAdapter as CLIHarnessAdapter
+    from openenv.rollout.run.agent_sessions import HarnessAdapter as HarnessAdapter
+    from openenv.rollout.run.agent_sessions import HarnessRolloutResult as HarnessRolloutResult
+    from openenv.rollout.run.agent_sessions import HarnessRunLimits as HarnessRunLimits
+    from openenv.rollout.run.agent_sessions import LoopOwningSession as LoopOwningSession
+    from openenv.rollout.run.agent_sessions import MCPHarnessAdapter as MCPHarnessAdapter
+    from openenv.rollout.run.agent_sessions import Message as Message
+    from openenv.rollout.run.agent_sessions import ModelStep as ModelStep
+    from openenv.rollout.run.agent_sessions import ModelStepResult as ModelStepResult
+    from openenv.rollout.run.agent_sessions import ResourceSession as ResourceSession
+    from openenv.rollout.run.agent_sessions import ResourceSessionFactory as ResourceSessionFactory
+    from openenv.rollout.run.agent_sessions import RolloutEvent as RolloutEvent
+    from openenv.rollout.run.agent_sessions import SessionMCPBridge as SessionMCPBridge
+    from openenv.rollout.run.agent_sessions import StepEnvSessionAdapter as StepEnvSessionAdapter
+    from openenv.rollout.run.agent_sessions import ToolResult as ToolResult
+    from openenv.rollout.run.agent_sessions import ToolTraceEntry as ToolTraceEntry
+    from openenv.rollout.run.agent_sessions import TrainableSession as TrainableSession
+    from openenv.rollout.run.agent_sessions import VerifyResult as VerifyResult
+    from openenv.rollout.run.agent_sessions import build_harness_rollout_func as build_harness_rollout_func
 
     __all__: list[str]
 else:

@@ -1,8 +1,8 @@
-"""Facade: the process of an agent. The code is in `openenv.harness.agent_process`."""
+"""Facade: the process of an agent. The code is in `openenv.adapters.turns.agent_process`."""
 
 from __future__ import annotations
 
 from openenv._lazy import export_imports
-from openenv.harness.agent_process import HarnessProcess as HarnessProcess
+from openenv.adapters.turns.agent_process import HarnessProcess as HarnessProcess
 
 export_imports(__name__)

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from openenv._lazy import export_imports
-from openenv.rollout.harness import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
-from openenv.rollout.harness import CLIHarnessAdapter as CLIHarnessAdapter
-from openenv.rollout.harness import HarnessAdapter as HarnessAdapter
-from openenv.rollout.harness import HarnessRolloutResult as HarnessRolloutResult
-from openenv.rollout.harness import HarnessRunLimits as HarnessRunLimits
-from openenv.rollout.harness import LoopOwningSession as LoopOwningSession
-from openenv.rollout.harness import MCPHarnessAdapter as MCPHarnessAdapter
-from openenv.rollout.harness import Message as Message
-from openenv.rollout.harness import ModelStep as ModelStep
-from openenv.rollout.harness import ModelStepResult as ModelStepResult
-from openenv.rollout.harness import ResourceSession as ResourceSession
-from openenv.rollout.harness import ResourceSessionFactory as ResourceSessionFactory
-from openenv.rollout.harness import RolloutEvent as RolloutEvent
-from openenv.rollout.harness import SessionMCPBridge as SessionMCPBridge
-from openenv.rollout.harness import StepEnvSessionAdapter as StepEnvSessionAdapter
-from openenv.rollout.harness import ToolResult as ToolResult
-from openenv.rollout.harness import ToolTraceEntry as ToolTraceEntry
-from openenv.rollout.harness import TrainableSession as TrainableSession
-from openenv.rollout.harness import VerifyResult as VerifyResult
-from openenv.rollout.harness import build_harness_rollout_func as build_harness_rollout_func
-from openenv.rollout.training import TraceEntry as TraceEntry
+from openenv.rollout.capture.training_trace import TraceEntry as TraceEntry
+from openenv.rollout.run.agent_sessions import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
+from openenv.rollout.run.agent_sessions import CLIHarnessAdapter as CLIHarnessAdapter
+from openenv.rollout.run.agent_sessions import HarnessAdapter as HarnessAdapter
+from openenv.rollout.run.agent_sessions import HarnessRolloutResult as HarnessRolloutResult
+from openenv.rollout.run.agent_sessions import HarnessRunLimits as HarnessRunLimits
+from openenv.rollout.run.agent_sessions import LoopOwningSession as LoopOwningSession
+from openenv.rollout.run.agent_sessions import MCPHarnessAdapter as MCPHarnessAdapter
+from openenv.rollout.run.agent_sessions import Message as Message
+from openenv.rollout.run.agent_sessions import ModelStep as ModelStep
+from openenv.rollout.run.agent_sessions import ModelStepResult as ModelStepResult
+from openenv.rollout.run.agent_sessions import ResourceSession as ResourceSession
+from openenv.rollout.run.agent_sessions import ResourceSessionFactory as ResourceSessionFactory
+from openenv.rollout.run.agent_sessions import RolloutEvent as RolloutEvent
+from openenv.rollout.run.agent_sessions import SessionMCPBridge as SessionMCPBridge
+from openenv.rollout.run.agent_sessions import StepEnvSessionAdapter as StepEnvSessionAdapter
+from openenv.rollout.run.agent_sessions import ToolResult as ToolResult
+from openenv.rollout.run.agent_sessions import ToolTraceEntry as ToolTraceEntry
+from openenv.rollout.run.agent_sessions import TrainableSession as TrainableSession
+from openenv.rollout.run.agent_sessions import VerifyResult as VerifyResult
+from openenv.rollout.run.agent_sessions import build_harness_rollout_func as build_harness_rollout_func
 
 export_imports(__name__)

@@ -1,8 +1,8 @@
-"""Facade: the rubric's base class. Re-exports only; the code lives in `openenv.rubrics.rubric`."""
+"""Facade: the rubric's base class. Re-exports only; the code lives in `openenv.env.rubrics.rubric`."""
 
 from __future__ import annotations
 
 from openenv._lazy import export_imports
-from openenv.rubrics.rubric import Rubric as Rubric
+from openenv.env.rubrics.rubric import Rubric as Rubric
 
 export_imports(__name__)

@@ -1,9 +1,9 @@
-"""Facade: a model as judge. Re-exports only; the code lives in `openenv.rubrics.llm_judge`."""
+"""Facade: a model as judge. Re-exports only; the code lives in `openenv.env.rubrics.llm_judge`."""
 
 from __future__ import annotations
 
 from openenv._lazy import export_imports
-from openenv.rubrics.llm_judge import LLMJudge as LLMJudge
-from openenv.rubrics.rubric import Rubric as Rubric
+from openenv.env.rubrics.llm_judge import LLMJudge as LLMJudge
+from openenv.env.rubrics.rubric import Rubric as Rubric
 
 export_imports(__name__)

@@ -1,10 +1,10 @@
-"""Facade: rubrics over whole episodes. Re-exports only; the code lives in `openenv.rubrics.rubric`."""
+"""Facade: rubrics over whole episodes. Re-exports only; the code lives in `openenv.env.rubrics.rubric`."""
 
 from __future__ import annotations
 
 from openenv._lazy import export_imports
-from openenv.rubrics.rubric import ExponentialDiscountingTrajectoryRubric as ExponentialDiscountingTrajectoryRubric
-from openenv.rubrics.rubric import Rubric as Rubric
-from openenv.rubrics.rubric import TrajectoryRubric as TrajectoryRubric
+from openenv.env.rubrics.rubric import ExponentialDiscountingTrajectoryRubric as ExponentialDiscountingTrajectoryRubric
+from openenv.env.rubrics.rubric import Rubric as Rubric
+from openenv.env.rubrics.rubric import TrajectoryRubric as TrajectoryRubric
 
 export_imports(__name__)

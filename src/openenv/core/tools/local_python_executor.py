@@ -1,9 +1,9 @@
-"""Facade: Python code in a sandbox. The code is in `openenv.tools.python_executor`."""
+"""Facade: Python code in a sandbox. The code is in `openenv.sandboxes.python_session`."""
 
 from __future__ import annotations
 
 from openenv._lazy import export_imports
-from openenv.tools.python_executor import PyExecutor as PyExecutor
+from openenv.sandboxes.python_session import PyExecutor as PyExecutor
 from openenv.types import CodeExecResult as CodeExecResult
 
 export_imports(__name__)

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 from fastmcp import Client
 from fastmcp.exceptions import ToolError as FastMcpToolError
 
-from ...errors import ToolCallError, ToolTimeout, ToolTransportError, message_of
+from openenv.errors import ToolCallError, ToolTimeout, ToolTransportError, message_of
+
 from .execution import TOOL_LOOP, make_cancellable
 from .source import ToolEvents, ToolOutcome, ToolRequest
 

@@ -26,7 +26,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import Self
 
-from ...errors import ToolArgumentsError
+from openenv.errors import ToolArgumentsError
+
 from .execution import TOOL_LOOP, blocking, cancellable
 from .source import ToolEvents, ToolOutcome
 

@@ -20,8 +20,9 @@ from typing import Any
 from fastmcp.exceptions import ToolError
 from fastmcp.tools.function_tool import FunctionTool
 
-from ...errors import ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError, message_of
-from ...tool_types import RESERVED_TOOL_NAMES, Tool
+from openenv.errors import ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError, message_of
+from openenv.protocol.tool_messages import RESERVED_TOOL_NAMES, Tool
+
 from ..binding import run_blocking
 from .execution import TOOL_LOOP, WATCHDOG, Interrupted, Interruptible, blocking, functions_of
 from .fastmcp_caches import forget_functions

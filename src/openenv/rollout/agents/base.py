@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from openenv.errors import AgentUnavailable
-from openenv.rollout.task import Dialect, Task
+from openenv.rollout.tasks.task import Dialect, Task
 from openenv.sandboxes.base import Mount, Sandbox
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from openenv.errors import RolloutError
 from openenv.rollout.agents.base import Agent, AgentRun, Launch
-from openenv.rollout.task import Dialect, as_bytes
+from openenv.rollout.tasks.task import Dialect, as_bytes
 from openenv.sandboxes.base import Sandbox
 
 

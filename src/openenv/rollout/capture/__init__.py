@@ -8,10 +8,10 @@ _EXPORTS = {
     "Call": "openenv.rollout.capture.records",
     "Capture": "openenv.rollout.capture.capture_server",
     "CaptureServer": "openenv.rollout.capture.capture_server",
-    "Finding": "openenv.rollout.training",
+    "Finding": "openenv.rollout.capture.training_trace",
     "JournalFull": "openenv.rollout.capture.records",
     "Recording": "openenv.rollout.capture.records",
-    "Sequence": "openenv.rollout.training",
+    "Sequence": "openenv.rollout.capture.training_trace",
     "Stats": "openenv.rollout.capture.captured_rollout",
     "read": "openenv.rollout.capture.records",
 }

@@ -17,10 +17,8 @@ from typing import Any
 
 from openenv.errors import CaptureError
 
-from ..outcome import RolloutTurn
-from ..parameters import asked_limit
-from ..task import Budget, Model
-from ..training import Sequence
+from ..store.outcome import RolloutTurn
+from ..tasks.task import Budget, Model
 from . import export
 from .captured_rollout import CapturedRollout, RolloutRegistry, Spending, Stats, key_digest
 from .control_routes import ControlRoutes
@@ -31,7 +29,9 @@ from .inbound import AgentReply, AgentRequest, InboundLimits, RequestRefused
 from .listener import ProxyListener, is_loopback
 from .model_call import CallRequest, ProxiedCall, Services, ask_endpoint, send_final_answer
 from .outbound import Endpoints
+from .parameters import asked_limit
 from .records import FILE, ITEM_LISTS, Call, JournalFull, Recorder, Recording, RecordsTooLarge, read
+from .training_trace import Sequence
 
 MAX_ACTIVE_CALLS = 64
 """How many calls of one rollout may be under way."""

@@ -21,7 +21,7 @@ from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 from openenv.errors import CaptureError
 
-from ..task import Budget, Model
+from ..tasks.task import Budget, Model
 from .dialects.dialect import CallOptions
 from .encoding import Json
 from .parameter_fixes import ParamFix

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from openenv.errors import CaptureError
 
-from ..task import Budget, Dialect, Model
+from ..tasks.task import Budget, Dialect, Model
 from . import export
 from .captured_rollout import CapturedRollout
 from .encoding import Json, load_object

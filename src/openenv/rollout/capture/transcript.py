@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..parameters import Dialect
-from ..training import Finding, Sequence
 from .dialects.dialect import MALFORMED, as_dict, as_list, dicts_in
 from .encoding import Json
 from .export import Level, graph_sequences, level, main_setting, rollout_findings
 from .graph import CallGraph, CallNode, build, setting_of
+from .parameters import Dialect
 from .records import Call, Recording
+from .training_trace import Finding, Sequence
 
 PartKind = Literal["text", "reasoning", "call", "result", "image", "other"]
 Branch = Literal["main", "retry", "compaction", "sub-agent", "auxiliary"]

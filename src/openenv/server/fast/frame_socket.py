@@ -17,9 +17,10 @@ import logging
 import sys
 from typing import Any, cast
 
-from ...protocol.frames import FrameError, FrameReader, Opcode, close_payload, control_frame, text_head
-from ...runners import current_dispatcher, loop_local
+from openenv.protocol.frames import FrameError, FrameReader, Opcode, close_payload, control_frame, text_head
+
 from ..asgi import Receive, Send
+from ..runners import current_dispatcher, loop_local
 from ..sockets import AsgiSocket, Socket, SocketHandler
 from ..unread import PartialRequests, UnreadReplies
 

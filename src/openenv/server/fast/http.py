@@ -18,8 +18,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from ...runners import loop_local
 from ..asgi import MOST_FIELDS, MOST_HEAD_BYTES, head_bytes
+from ..runners import loop_local
 from ..unread import UnreadReplies
 from .dispatch import DirectDispatch
 from .upgrade import UpgradeProtocol

@@ -27,9 +27,10 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from ...errors import message_of
-from ...sandboxes.cluster import Cluster, ClusterAddress, PodWatch
-from ...sessions.peers import boot_of
+from openenv.errors import message_of
+from openenv.sandboxes.cluster import Cluster, ClusterAddress, PodWatch
+
+from ..sessions.peers import boot_of
 from ..workers.routing import GONE, Destination
 
 logger = logging.getLogger(__name__)

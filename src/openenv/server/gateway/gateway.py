@@ -15,9 +15,10 @@ from typing import Any, Final
 
 import httpx2
 
-from ...protocol.json_values import decode, encode
-from ...telemetry.prometheus import CONTENT_TYPE, Family, merge, render
-from ...telemetry.server_metrics import MERGED_BY
+from openenv.protocol.json_values import decode, encode
+
+from ..telemetry.prometheus import CONTENT_TYPE, Family, merge, render
+from ..telemetry.server_metrics import MERGED_BY
 from ..workers.routing import RequestHead
 from .backends import Backends, BackendSource
 from .relay import AUTHORIZATION, COOKIE, JoinedSocket, RelayedConnection, refusal, response

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import httptools
 
-from ...protocol.codec import BY_NAME, Codec
-from ...protocol.frames import FrameError, FrameReader, Opcode, WebSocketMessage
-from ...protocol.json_values import encode
-from ...runners import loop_local
+from openenv.protocol.codec import BY_NAME, Codec
+from openenv.protocol.frames import FrameError, FrameReader, Opcode, WebSocketMessage
+from openenv.protocol.json_values import encode
+
 from ..asgi import HEAD_TOO_LARGE, MOST_HEAD_BYTES
 from ..fast.http import HEAD_TIMEOUT_S
+from ..runners import loop_local
 from ..unread import PartialRequests, UnreadReplies
 from ..workers.protocols import WORKERS_HEADER
 from ..workers.routing import (

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from ...errors import OpenEnvError, SessionElsewhere, SessionLost, SessionNotFoundError, StaleRequest
-from ...protocol.json_values import decode, encode
-from ...protocol.jsonrpc import (
+from openenv.errors import OpenEnvError, SessionElsewhere, SessionLost, SessionNotFoundError, StaleRequest
+from openenv.protocol.json_values import decode, encode
+from openenv.protocol.jsonrpc import (
     META_SESSION,
     REQUEST_CANCELLED,
     JsonRpcErrorCode,
@@ -40,11 +40,8 @@ from ...protocol.jsonrpc import (
     result_message,
     status_of,
 )
-from ...sessions.ledger import LedgerEntry
-from ...sessions.lifetime import EXPIRED
-from ...sessions.manager import SessionManager
-from ...sessions.session import Session, SessionKind
-from ...types import WSErrorCode
+from openenv.types import WSErrorCode
+
 from ..access import Role, role_of
 from ..asgi import (
     BODY_TOO_LARGE,
@@ -75,6 +72,10 @@ from ..http_routes import (
     request_key,
 )
 from ..service import EnvService
+from ..sessions.ledger import LedgerEntry
+from ..sessions.lifetime import EXPIRED
+from ..sessions.manager import SessionManager
+from ..sessions.session import Session, SessionKind
 from ..ws import WsEndpoint
 from ..ws_v1 import V1Connection
 from .mcp_sessions import McpSession, McpSessions

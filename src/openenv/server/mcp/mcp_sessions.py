@@ -10,12 +10,13 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import SessionCapacityError
-from ...sessions.lifetime import CLOSED_BY_CLIENT, NOT_BEGUN
-from ...sessions.peers import not_found
-from ...sessions.session import Session, SessionKind, SessionState
-from ...types import ServerMode
+from openenv.errors import SessionCapacityError
+from openenv.types import ServerMode
+
 from ..service import EnvService
+from ..sessions.lifetime import CLOSED_BY_CLIENT, NOT_BEGUN
+from ..sessions.peers import not_found
+from ..sessions.session import Session, SessionKind, SessionState
 from .tool_calls import RESET, tools_of
 
 MAX_ATTACHED = 64  # clients of one session; beyond that, the oldest idle ones are dropped, or newcomers refused

@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..._version import load_package_version
-from ...env.tools.source import ToolEvents, ToolOutcome
-from ...errors import OpenEnvError, SessionCapacityError, ToolCallError, ToolNotFoundError, message_of
-from ...protocol.json_values import encode
-from ...protocol.jsonrpc import (
+from openenv._lazy import load_package_version
+from openenv.env.tools.source import ToolEvents, ToolOutcome
+from openenv.errors import OpenEnvError, SessionCapacityError, ToolCallError, ToolNotFoundError, message_of
+from openenv.protocol.json_values import encode
+from openenv.protocol.jsonrpc import (
     LOG_LEVELS,
     META_LOG_LEVEL,
     SUPPORTED_VERSIONS,
@@ -31,8 +31,9 @@ from ...protocol.jsonrpc import (
     notification,
     page,
 )
-from ...sessions.session import Session
+
 from ..service import EnvService, Redaction
+from ..sessions.session import Session
 from .mcp_sessions import McpSession
 from .openenv_rpc import progress_notification
 from .tool_calls import NoTools, StepTools, ToolOperations, origin_of_rpc, tool_request, tools_of

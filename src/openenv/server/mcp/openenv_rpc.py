@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ...env.tools.source import ToolEvents, ToolRequest
-from ...errors import (
+from openenv.env.tools.source import ToolEvents, ToolRequest
+from openenv.errors import (
     EnvironmentFactoryError,
     OpenEnvError,
     SessionCapacityError,
@@ -24,7 +24,7 @@ from ...errors import (
     ToolCallError,
     ToolNotFoundError,
 )
-from ...protocol.jsonrpc import (
+from openenv.protocol.jsonrpc import (
     JsonRpcErrorCode,
     JsonRpcRequest,
     JsonRpcResponse,
@@ -37,11 +37,12 @@ from ...protocol.jsonrpc import (
     method_not_found,
     notification,
 )
-from ...sessions.events import RequestOrigin
-from ...sessions.lifetime import CLOSED_BY_CLIENT
-from ...sessions.session import Session, SessionKind, SessionState
+
 from ..access import Role
 from ..service import EnvService
+from ..sessions.events import RequestOrigin
+from ..sessions.lifetime import CLOSED_BY_CLIENT
+from ..sessions.session import Session, SessionKind, SessionState
 from .tool_calls import NoTools, ToolOperations, origin_of_rpc, tool_request
 
 Notify = Callable[[dict[str, Any]], None]

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
-from ...errors import OpenEnvError
-from ...protocol.json_values import decode, encode
-from ...protocol.jsonrpc import (
+from openenv.errors import OpenEnvError
+from openenv.protocol.json_values import decode, encode
+from openenv.protocol.jsonrpc import (
     META_VERSION,
     JsonRpcErrorCode,
     McpError,
@@ -28,8 +28,9 @@ from ...protocol.jsonrpc import (
     read_message,
     result_message,
 )
-from ...sessions.session import Session, SessionKind
+
 from ..service import EnvService
+from ..sessions.session import Session, SessionKind
 from .mcp_sessions import McpSession, McpSessions
 from .methods import McpExchange, McpMethods, mcp_error
 from .tool_calls import NoTools

@@ -11,18 +11,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...env.binding import bind_instance, run_blocking
-from ...env.tools.source import EVENTS, ToolEvents, ToolOutcome, ToolRequest, ToolSource, find_tools
-from ...errors import ToolArgumentsError, ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError
-from ...protocol.json_values import decode, split_observation
-from ...protocol.jsonrpc import invalid_params
-from ...protocol.schema import takes_tool_actions
-from ...sessions.events import RequestOrigin
-from ...sessions.manager import SessionManager
-from ...sessions.operations import Operation, build_operations, interrupt_tools
-from ...sessions.session import Session, SessionKind
-from ...tool_types import CallToolAction, CallToolObservation, ListToolsAction, ToolErrorType
-from ...types import Observation, ServerMode
+from openenv.env.binding import bind_instance, run_blocking
+from openenv.env.tools.source import EVENTS, ToolEvents, ToolOutcome, ToolRequest, ToolSource, find_tools
+from openenv.errors import ToolArgumentsError, ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError
+from openenv.protocol.json_values import decode, split_observation
+from openenv.protocol.jsonrpc import invalid_params
+from openenv.protocol.schema import takes_tool_actions
+from openenv.protocol.tool_messages import CallToolAction, CallToolObservation, ListToolsAction, ToolErrorType
+from openenv.types import Observation, ServerMode
+
+from ..sessions.events import RequestOrigin
+from ..sessions.manager import SessionManager
+from ..sessions.operations import Operation, build_operations, interrupt_tools
+from ..sessions.session import Session, SessionKind
 
 _ERRORS: Mapping[ToolErrorType, type[ToolCallError]] = {
     ToolErrorType.EXECUTION_ERROR: ToolCallError,

@@ -26,9 +26,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from ...errors import OpenEnvError, SessionElsewhere, SessionLost
-from ...sessions.lifetime import WORKER_CRASHED
-from ...sessions.peers import NO_SLOTS, Peers, SlotCounts, boot_of
+from openenv.errors import OpenEnvError, SessionElsewhere, SessionLost
+
+from ..sessions.lifetime import WORKER_CRASHED
+from ..sessions.peers import NO_SLOTS, Peers, SlotCounts, boot_of
 from .channel import PeerChannel, PeerMessageKind
 from .routing import GONE, Destination
 

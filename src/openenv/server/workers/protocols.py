@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Final
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from ...runners import loop_local
 from ..asgi import MOST_HEAD_BYTES
 from ..fast.dispatch import DirectDispatch
 from ..fast.frame_socket import FrameSocket
 from ..fast.http import HEAD_TIMEOUT_S, FirstRead, LimitedHttpProtocol, is_plain_upgrade
 from ..fast.upgrade import UpgradeProtocol
+from ..runners import loop_local
 from ..sockets import SocketHandler
 from ..unread import PartialRequests
 from ..ws_v2 import V2Connection

@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import parse_qs, unquote
 
-from ...protocol.codec import Codec
-from ...protocol.json_values import ValueLimit, decode
-from ...protocol.jsonrpc import META_SESSION
+from openenv.protocol.codec import Codec
+from openenv.protocol.json_values import ValueLimit, decode
+from openenv.protocol.jsonrpc import META_SESSION
+
 from ..http_routes import KEY_HEADER, SESSION_COOKIE, SESSION_HEADER
 from ..mcp.endpoint import COOKIE as MCP_COOKIE
 

@@ -27,11 +27,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from ...backoff import Backoff
-from ...sessions.peers import new_boot
-from ...telemetry.prometheus import counters, merge
+from openenv.protocol.backoff import Backoff
+
 from ..loading import TargetError
 from ..run import SAME_SIGNAL_S, UNCLOSED_EXIT, ServeOptions, bound_socket, log_config
+from ..sessions.peers import new_boot
+from ..telemetry.prometheus import counters, merge
 from .board import MOST_WORKERS, STARTING, Board, WorkerPlace
 from .channel import PeerChannel, PeerMessageKind, message_pair, receive
 from .worker import ServerWorkerSetup, receive_control, send_control

@@ -28,10 +28,6 @@ from typing import Any, Final
 
 import uvicorn
 
-from ...runners import cores
-from ...sessions.manager import SessionManager
-from ...telemetry.prometheus import Family, merge, render
-from ...telemetry.server_metrics import MERGED_BY
 from ..app import HTTPEnvServer
 from ..loading import TargetError, TargetFailed
 from ..run import (
@@ -47,6 +43,10 @@ from ..run import (
     tune_garbage_collection,
     uvicorn_settings,
 )
+from ..runners import cores
+from ..sessions.manager import SessionManager
+from ..telemetry.prometheus import Family, merge, render
+from ..telemetry.server_metrics import MERGED_BY
 from .board import DOWN, QUIET, SERVING, Board, SharedPeers, WorkerPlace
 from .channel import PeerChannel, PeerMessage, PeerMessageKind
 from .protocols import RoutedFirstRead, RoutedUpgrade, Stage

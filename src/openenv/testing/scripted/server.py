@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 from pydantic_core import from_json, to_json
 from starlette.types import Receive, Scope, Send
 
-from openenv.thread_server import ThreadServer
+from openenv.server.thread_server import ThreadServer
 
 from . import vocabulary
 from .player import Player, SampledToken, ScriptedAnswer, prompt_ids

@@ -1,1 +1,3 @@
-"""How a package is run and watched for its checks: plans, evidence, the order of graders, what is kept on disk."""
+"""Facade: the published path of `openenv.packaging.validate.runtime`. Re-exports only."""
+
+from __future__ import annotations

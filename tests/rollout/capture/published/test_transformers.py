@@ -13,7 +13,7 @@ from openenv.core.harness.capture import sse
 from openenv.core.harness.capture.detection import APIType
 from openenv.core.harness.capture.dialects import BaseTransformer, TransformManager
 from openenv.core.harness.capture.upstream import UpstreamRequestError
-from openenv.rollout.capture.published import replay
+from openenv.rollout.capture.sessions_api import replay
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from openenv._lazy import export_imports
-from openenv.rollout.capture.published.session_app import SessionCaptureServer as _SessionCaptureServer
-from openenv.rollout.capture.published.session_app import create_app as create_app
+from openenv.rollout.capture.sessions_api.session_app import SessionCaptureServer as _SessionCaptureServer
+from openenv.rollout.capture.sessions_api.session_app import create_app as create_app
 
 CaptureServer = _SessionCaptureServer
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from openenv._lazy import export_imports
-from openenv.rollout.capture.published.capture_sessions import CaptureSession as _CaptureSession
-from openenv.rollout.capture.published.capture_sessions import SessionRegistry as SessionRegistry
-from openenv.rollout.capture.published.capture_sessions import UpstreamAddress as _UpstreamAddress
-from openenv.rollout.capture.published.capture_sessions import clean_session_id as clean_session_id
-from openenv.rollout.capture.published.capture_sessions import evaluation_sampling as evaluation_sampling
-from openenv.rollout.capture.published.capture_sessions import extract_api_key as extract_api_key
-from openenv.rollout.capture.published.capture_sessions import extract_harness_session as extract_harness_session
-from openenv.rollout.capture.published.capture_sessions import rollout_type_for as rollout_type_for
-from openenv.rollout.capture.published.turn_graph import RolloutGraph as RolloutGraph
-from openenv.rollout.parameters import training_sampling as training_sampling
+from openenv.rollout.capture.parameters import training_sampling as training_sampling
+from openenv.rollout.capture.sessions_api.capture_sessions import CaptureSession as _CaptureSession
+from openenv.rollout.capture.sessions_api.capture_sessions import SessionRegistry as SessionRegistry
+from openenv.rollout.capture.sessions_api.capture_sessions import UpstreamAddress as _UpstreamAddress
+from openenv.rollout.capture.sessions_api.capture_sessions import clean_session_id as clean_session_id
+from openenv.rollout.capture.sessions_api.capture_sessions import evaluation_sampling as evaluation_sampling
+from openenv.rollout.capture.sessions_api.capture_sessions import extract_api_key as extract_api_key
+from openenv.rollout.capture.sessions_api.capture_sessions import extract_harness_session as extract_harness_session
+from openenv.rollout.capture.sessions_api.capture_sessions import rollout_type_for as rollout_type_for
+from openenv.rollout.capture.sessions_api.turn_graph import RolloutGraph as RolloutGraph
 
 Session = _CaptureSession
 Upstream = _UpstreamAddress

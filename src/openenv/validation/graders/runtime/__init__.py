@@ -1,8 +1,11 @@
-"""Graders that judge what was seen of a served package."""
+"""Facade: the published path of `openenv.packaging.validate.graders.runtime`. Re-exports only."""
 
-from .basic import ObservationSchemaGrader as ObservationSchemaGrader
-from .basic import RewardWellFormedGrader as RewardWellFormedGrader
-from .basic import StateContractGrader as StateContractGrader
-from .network import NetworkPolicyGrader as NetworkPolicyGrader
+from __future__ import annotations
 
-__all__ = ["NetworkPolicyGrader", "ObservationSchemaGrader", "RewardWellFormedGrader", "StateContractGrader"]
+from openenv._lazy import export_imports
+from openenv.packaging.validate.graders.runtime import NetworkPolicyGrader as NetworkPolicyGrader
+from openenv.packaging.validate.graders.runtime import ObservationSchemaGrader as ObservationSchemaGrader
+from openenv.packaging.validate.graders.runtime import RewardWellFormedGrader as RewardWellFormedGrader
+from openenv.packaging.validate.graders.runtime import StateContractGrader as StateContractGrader
+
+export_imports(__name__)

@@ -1,5 +1,8 @@
-"""Graders that read the declarations of a package."""
+"""Facade: the published path of `openenv.packaging.validate.graders.static`. Re-exports only."""
 
-from .manifest import StaticManifestGrader as StaticManifestGrader
+from __future__ import annotations
 
-__all__ = ["StaticManifestGrader"]
+from openenv._lazy import export_imports
+from openenv.packaging.validate.graders.static import StaticManifestGrader as StaticManifestGrader
+
+export_imports(__name__)

@@ -13,9 +13,9 @@ from openenv.rollout.capture.dialects.content import make_signature as make_sign
 from openenv.rollout.capture.dialects.content import (
     openai_chat_content_to_anthropic_blocks as openai_chat_content_to_anthropic_blocks,
 )
-from openenv.rollout.capture.published.transformers import AnthropicStreamState as AnthropicStreamState
-from openenv.rollout.capture.published.transformers import AnthropicTransformer as AnthropicTransformer
-from openenv.rollout.capture.published.transformers import BaseTransformer as BaseTransformer
+from openenv.rollout.capture.sessions_api.transformers import AnthropicStreamState as AnthropicStreamState
+from openenv.rollout.capture.sessions_api.transformers import AnthropicTransformer as AnthropicTransformer
+from openenv.rollout.capture.sessions_api.transformers import BaseTransformer as BaseTransformer
 from openenv.rollout.capture.upstream_errors import UpstreamRequestError as UpstreamRequestError
 
 export_imports(__name__)

@@ -14,7 +14,7 @@ from openenv.rollout.capture.dialects.content import make_google_signature as ma
 from openenv.rollout.capture.dialects.content import (
     openai_chat_content_to_google_parts as openai_chat_content_to_google_parts,
 )
-from openenv.rollout.capture.published.transformers import BaseTransformer as BaseTransformer
-from openenv.rollout.capture.published.transformers import GoogleTransformer as GoogleTransformer
+from openenv.rollout.capture.sessions_api.transformers import BaseTransformer as BaseTransformer
+from openenv.rollout.capture.sessions_api.transformers import GoogleTransformer as GoogleTransformer
 
 export_imports(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from openenv._lazy import export_imports
-from openenv.rollout.capture.published.transformers import BaseTransformer as BaseTransformer
-from openenv.rollout.capture.published.transformers import OpenAIChatTransformer as OpenAIChatTransformer
+from openenv.rollout.capture.sessions_api.transformers import BaseTransformer as BaseTransformer
+from openenv.rollout.capture.sessions_api.transformers import OpenAIChatTransformer as OpenAIChatTransformer
 
 export_imports(__name__)

@@ -10,9 +10,9 @@ from openenv.rollout.capture.dialects.content import (
 from openenv.rollout.capture.dialects.content import (
     openai_responses_input_content_to_chat as openai_responses_input_content_to_chat,
 )
-from openenv.rollout.capture.published.transformers import BaseTransformer as BaseTransformer
-from openenv.rollout.capture.published.transformers import OpenAIResponsesTransformer as OpenAIResponsesTransformer
-from openenv.rollout.capture.published.transformers import ResponsesStreamState as ResponsesStreamState
+from openenv.rollout.capture.sessions_api.transformers import BaseTransformer as BaseTransformer
+from openenv.rollout.capture.sessions_api.transformers import OpenAIResponsesTransformer as OpenAIResponsesTransformer
+from openenv.rollout.capture.sessions_api.transformers import ResponsesStreamState as ResponsesStreamState
 from openenv.rollout.capture.upstream_errors import UpstreamRequestError as UpstreamRequestError
 
 export_imports(__name__)

@@ -1,0 +1,293 @@
+"""A served environment as a `gymnasium.Env`, and many of its sessions as a `gymnasium.vector.VectorEnv`.
+
+Sessions are those of `client.vector.VectorEnv`, one slot for a single environment.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import httpx2
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from openenv.client.env_client import EnvClient
+from openenv.client.network import http_url, with_token
+from openenv.client.vector.results import Autoreset, SlotResult, VectorResult
+from openenv.client.vector.vector_env import VectorEnv
+from openenv.errors import SlotsFailed
+
+from .served_gymnasium import RENDER_KEY
+from .spaces import (
+    SPACE_KEY,
+    SomeSpace,
+    SpaceCodec,
+    UnsupportedSpace,
+    derive,
+    from_wire,
+    is_of_arrays,
+    space_of,
+    wire_writer,
+)
+
+_TIMEOUT_S = 30.0
+
+ToAction = Callable[[Any], Mapping[str, Any]]
+FromObservation = Callable[[Mapping[str, Any]], Any]
+
+
+def interface_of(
+    url: str,
+    *,
+    token: str | None = None,
+    action_space: SomeSpace | None = None,
+    observation_space: SomeSpace | None = None,
+    to_action: ToAction | None = None,
+    from_observation: FromObservation | None = None,
+) -> tuple[SpaceCodec, SpaceCodec]:
+    """Return the spaces of a served environment's actions and observations, and how their values are written and read.
+
+    They come from the server's schemas; arguments replace what the schemas say.
+
+    Raises:
+        ValueError: The server's models have no spaces, and the arguments name none.
+    """
+    schemas: dict[str, Any] = {}
+    if action_space is None or observation_space is None:
+        schemas = _schemas(url, token)
+    actions = _codec(schemas, "action", action_space)
+    observations = _codec(schemas, "observation", observation_space)
+    return (
+        replace(actions, write=to_action or actions.write),
+        replace(observations, read=from_observation or observations.read),
+    )
+
+
+def _codec(schemas: Mapping[str, Any], name: str, override: SomeSpace | None) -> SpaceCodec:
+    """Take the caller's space, else the one that the schema describes, else derive it from the model's fields."""
+    schema = schemas.get(name, {})
+    description = schema.get(SPACE_KEY)
+    if override is None and not isinstance(description, dict):
+        try:
+            return derive(schema)
+        except UnsupportedSpace as exc:
+            raise ValueError(
+                f"the environment's {name} has no Gymnasium space ({exc}); "
+                f"pass {name}_space=, and {'to_action' if name == 'action' else 'from_observation'}= to translate"
+            ) from exc
+    space = space_of(description) if override is None else override
+    write = wire_writer(space)
+    return SpaceCodec(
+        space,
+        lambda value: {name: write(value)},
+        lambda fields: from_wire(space, fields[name]),
+    )
+
+
+def _schemas(url: str, token: str | None) -> dict[str, Any]:
+    response = httpx2.get(f"{http_url(url)}/schema", headers=with_token(None, token), timeout=_TIMEOUT_S)
+    response.raise_for_status()
+    schemas: dict[str, Any] = response.json()
+    return schemas
+
+
+class GymnasiumEnv(gymnasium.Env[Any, Any]):
+    """A served environment behind Gymnasium's interface.
+
+    Args:
+        url: The server's address, or a client of it: then `to_action` makes the client's actions and
+            `from_observation` gets the client's observations.
+        action_space: By default the server's.
+        observation_space: By default the server's.
+        to_action: Turns a value of the action space into the fields of an action.
+        from_observation: Turns the fields of an observation into a value of the observation space.
+        render_mode: `rgb_array` to have pictures, where the environment makes them.
+        token: Sent as `Authorization: Bearer`; by default `OPENENV_TOKEN`.
+        options: For `VectorEnv`.
+
+    Raises:
+        ValueError: Neither the server nor the arguments describe the spaces.
+    """
+
+    def __init__(
+        self,
+        url: str | EnvClient[Any, Any, Any],
+        *,
+        action_space: SomeSpace | None = None,
+        observation_space: SomeSpace | None = None,
+        to_action: ToAction | None = None,
+        from_observation: FromObservation | None = None,
+        render_mode: str | None = None,
+        token: str | None = None,
+        **options: Any,
+    ) -> None:
+        client = url if isinstance(url, EnvClient) else None
+        address = str(url.base_url) if isinstance(url, EnvClient) else url
+        self._actions, self._observations = interface_of(
+            address,
+            token=token,
+            action_space=action_space,
+            observation_space=observation_space,
+            to_action=to_action,
+            from_observation=from_observation,
+        )
+        self.action_space = self._actions.space
+        self.observation_space = self._observations.space
+        self.metadata = {"render_modes": ["rgb_array"]}
+        self.render_mode = render_mode
+        self._picture: Any = None
+        self._env: VectorEnv[Any, Any] = VectorEnv(
+            address, 1, client=client, autoreset="disabled", token=token, **options
+        )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        super().reset(seed=seed)
+        kwargs: dict[str, Any] = {} if options is None else {"options": options}
+        if self.render_mode is not None:
+            kwargs["render"] = True
+        return self._observed(_only(lambda: self._env.reset(seed=seed, **kwargs)))
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take an action."""
+        result = _only(lambda: self._env.step([self._actions.write(action)]))
+        observation, info = self._observed(result)
+        return observation, result.reward, result.terminated, result.truncated, info
+
+    def render(self) -> Any:
+        """Return the picture that came with the last observation."""
+        return self._picture
+
+    def close(self) -> None:
+        """End the session."""
+        self._env.close()
+
+    def _observed(self, slot: SlotResult[Any]) -> tuple[Any, dict[str, Any]]:
+        assert slot.result is not None
+        info = dict(slot.result.metadata or {})
+        picture = info.pop(RENDER_KEY, None)
+        if picture is not None:
+            self._picture = _pixels(picture)
+        return self._observations.read(slot.result.observation), info
+
+
+def _only(work: Callable[[], VectorResult[Any]]) -> SlotResult[Any]:
+    """Return the result of the only slot.
+
+    Raises:
+        OpenEnvError: It failed.
+    """
+    try:
+        return work().by_slot[0]
+    except SlotsFailed as exc:
+        raise exc.errors[0] from None
+
+
+def _pixels(picture: Any) -> Any:
+    """Return a picture as an array; the encoding of the connection decides whether it came as one or as a data URL."""
+    if not isinstance(picture, str):
+        return np.asarray(picture, dtype=np.uint8)
+    from PIL import Image  # an optional dependency
+
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.partition(",")[2]))))
+
+
+class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Many sessions behind Gymnasium's vector interface.
+
+    Args:
+        url: The server, or several.
+        num_envs: The number of sessions.
+        action_space: Of one session; by default the server's.
+        observation_space: Of one session; by default the server's.
+        to_action: Turns a value of the action space into the fields of an action.
+        from_observation: Turns the fields of an observation into a value of the observation space.
+        autoreset: When a finished episode is reset, as in `VectorEnv`.
+        token: Sent as `Authorization: Bearer`; by default `OPENENV_TOKEN`.
+        options: For `VectorEnv`. A slot that fails raises: Gymnasium's interface has no field for it.
+
+    Raises:
+        ValueError: Neither the server nor the arguments describe the spaces.
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        num_envs: int,
+        *,
+        action_space: SomeSpace | None = None,
+        observation_space: SomeSpace | None = None,
+        to_action: ToAction | None = None,
+        from_observation: FromObservation | None = None,
+        autoreset: Autoreset = "next_step",
+        token: str | None = None,
+        **options: Any,
+    ) -> None:
+        self._actions, self._observations = interface_of(
+            url if isinstance(url, str) else url[0],
+            token=token,
+            action_space=action_space,
+            observation_space=observation_space,
+            to_action=to_action,
+            from_observation=from_observation,
+        )
+        self.num_envs = num_envs
+        self.single_action_space = self._actions.space
+        self.single_observation_space = self._observations.space
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.metadata = {"autoreset_mode": AutoresetMode[autoreset.upper()]}
+        self._env: VectorEnv[Any, Any] = VectorEnv(url, num_envs, autoreset=autoreset, token=token, **options)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode in each slot."""
+        kwargs: dict[str, Any] = {} if options is None else {"options": options}
+        result = self._env.reset(seed=seed, **kwargs)
+        return self._batch(result.observations), self._infos(result)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Take an action in each slot."""
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Send actions."""
+        self._env.step_async([self._actions.write(action) for action in iterate(self.action_space, actions)])
+
+    def step_wait(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Wait for the results."""
+        result = self._env.step_wait()
+        observations = self._batch(result.observations)
+        return observations, result.rewards, result.terminated, result.truncated, self._infos(result)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End all sessions."""
+        self._env.close()
+
+    def _batch(self, observations: Sequence[Any]) -> Any:
+        values = [self._observations.read(fields) for fields in observations]
+        space = self.single_observation_space
+        if is_of_arrays(space):
+            return np.array(values, space.dtype)
+        empty: Any = create_empty_array(space, self.num_envs)
+        return concatenate(space, values, empty)
+
+    def _infos(self, result: VectorResult[Any]) -> dict[str, Any]:
+        infos: dict[str, Any] = {}
+        for slot, (info, final) in enumerate(zip(result.infos, result.finals, strict=True)):
+            if not info and final is None:
+                continue
+            slot_info = dict(info)
+            if final is not None:
+                slot_info["final_obs"] = self._observations.read(final.observation)
+                slot_info["final_info"] = dict(final.metadata or {})
+            infos = self._add_info(infos, slot_info, slot)
+        return infos

@@ -1,0 +1,274 @@
+"""The environment that serves Harbor's tasks: the Task API lists them, one tool runs a rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from openenv import settings
+from openenv.env.mcp_environment import MCPEnvironment as MCPEnvironment
+from openenv.errors import message_of
+from openenv.rollout.capture.sessions_api.capture_sessions import UpstreamAddress
+from openenv.types import Observation as Observation
+
+from .capabilities import capabilities
+from .models import HarborRolloutResult
+from .models import HarborState as HarborState
+from .rollout import run_rollout
+from .runner import default_trials_dir
+from .service import HarborService
+from .tasks import HarborTaskProvider, resolve_task_dirs
+
+
+def is_private(url: str) -> bool:
+    """Return whether a URL leads to an address that is not public, or to none."""
+    host = urlsplit(url).hostname
+    try:
+        found = socket.getaddrinfo(host, None) if host else []
+    except OSError:
+        return True
+    return not found or any(not ipaddress.ip_address(entry[4][0]).is_global for entry in found)
+
+
+ROLLOUT_TIMEOUT_S = 1800.0
+"""How long a step may take that names no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class HarborServerOptions:
+    """What callers of a server may do."""
+
+    shares_endpoint: bool = True
+    """Run rollouts on the server's endpoint."""
+    takes_endpoints: bool = True
+    """Name another endpoint."""
+    takes_private_urls: bool = True
+    """Name one on a private or local address, which the server then calls."""
+    runs_rollouts: bool = True
+    adds_datasets: bool = False
+    """Add datasets of the Hub."""
+    shows_rollouts: bool = True
+    """See stored rollouts on the page."""
+    keeps_rollouts: bool = True
+    """Whether rollouts stay on disk when the server ends."""
+    reward_key: str = ""
+
+    @classmethod
+    def of(cls, *, is_local: bool, **values: Any) -> HarborServerOptions:
+        """Return options; those that are None are as a server on this machine, on another, or on a Space has them."""
+        is_space = settings.space_id() is not None
+        usual = {
+            "takes_private_urls": is_local,
+            "adds_datasets": is_local,
+            "shows_rollouts": not is_space,
+            "keeps_rollouts": not is_space,
+        }
+        return cls(**{**usual, **{name: value for name, value in values.items() if value is not None}})
+
+
+class HarborEnvironment(MCPEnvironment):
+    """A session of a Harbor server. `configure` says what all of them serve."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    _options = HarborServerOptions()
+    _trials: Path | None = None
+    _datasets: Sequence[str] = ()
+    _llm_url: str = ""
+    _model: str = ""
+    _llm: Mapping[str, Any] = {}
+
+    @classmethod
+    def configure(
+        cls,
+        *,
+        datasets: Sequence[str],
+        llm_url: str = "",
+        model: str = "",
+        llm: Mapping[str, Any] | None = None,
+        options: HarborServerOptions | None = None,
+        trials_dir: Path | None = None,
+    ) -> None:
+        """Say what is served: datasets, the default endpoint and model, what is known of them, and what callers may."""
+        cls._datasets, cls._llm_url, cls._model, cls._llm = tuple(datasets), llm_url, model, dict(llm or {})
+        cls._options, cls._trials = options or HarborServerOptions(), trials_dir
+
+    def __init__(self) -> None:
+        from fastmcp import FastMCP
+
+        server = FastMCP("harbor_env")
+        server.tool(self._run_rollout, name="run_rollout")
+        server.tool(self._capabilities, name="capabilities")
+        server.tool(self._list_tasks, name="list_tasks")
+        if self._options.adds_datasets:
+            server.tool(self._add_dataset, name="add_dataset")
+        super().__init__(server)
+        self._provider = HarborTaskProvider(self._datasets)
+        self._state = HarborState(episode_id=str(uuid4()), llm_url=self._llm_url)
+
+    # -- Task API --------------------------------------------------------------------------------------------------
+
+    def list_splits(self) -> list[dict[str, Any]]:
+        """Return the datasets."""
+        return self._provider.list_splits()
+
+    def num_tasks(self, split: str) -> int:
+        """Return how many tasks a dataset has."""
+        return self._provider.num_tasks(split)
+
+    def list_tasks(self, split: str) -> list[dict[str, Any]]:
+        """Return all tasks of a dataset."""
+        return self._provider.list_tasks(split)
+
+    def get_task(self, split: str, index: int) -> dict[str, Any]:
+        """Return a task by its number."""
+        return self._provider.get_task(split, index)
+
+    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[dict[str, Any]]:
+        """Return the tasks from one number to another."""
+        return self._provider.get_task_range(split, start, stop)
+
+    # -- episodes --------------------------------------------------------------------------------------------------
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Observation:
+        """Begin a new count; a rollout needs no reset, and nothing starts before one."""
+        service = HarborService.current()
+        self._state = HarborState(
+            episode_id=episode_id or str(uuid4()),
+            llm_url=self._llm_url,
+            intercept_url="" if service is None else service.public_url,
+        )
+        message = "Call run_rollout(split=..., task_index=..., harness=..., sandbox=...)"
+        return Observation(metadata={"status": "ready", "message": message, "datasets": list(self._datasets)})
+
+    def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        """Call a tool; a rollout may take half an hour where the call names no limit."""
+        return super().step(action, timeout_s=timeout_s or ROLLOUT_TIMEOUT_S, **kwargs)
+
+    async def step_async(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        """Call a tool without blocking; a rollout may take half an hour where the call names no limit."""
+        return await super().step_async(action, timeout_s=timeout_s or ROLLOUT_TIMEOUT_S, **kwargs)
+
+    def _step_impl(self, action: Any, timeout_s: float | None = None, **_: Any) -> Observation:
+        problem = f"Unknown action {type(action).__name__}; call the tool run_rollout"
+        return Observation(metadata={"error": problem})
+
+    @property
+    def state(self) -> HarborState:
+        """What this session has run."""
+        return self._state
+
+    # -- tools -----------------------------------------------------------------------------------------------------
+
+    async def _run_rollout(
+        self,
+        split: str = "",
+        task_index: int = 0,
+        harness: str = "opencode",
+        sandbox: str = "docker",
+        reward_key: str = "",
+        keep_sandbox: bool = False,
+        force_build: bool = False,
+        llm_url: str = "",
+        model: str = "",
+        api_key: str = "",
+        auth_header: str = "",
+        agent_timeout_sec: float = 0.0,
+        agent_step_limit: int = 0,
+        sampling: dict[str, Any] | None = None,
+        provider: str = "openai",
+        purpose: str = "auto",
+        eval_sampling: dict[str, Any] | None = None,
+    ) -> str:
+        """Run an agent on a task and return a HarborRolloutResult as JSON; a failure is a result with ok = false.
+
+        split is a dataset, task_index the task's number in it. harness is opencode, claude-code, codex, mini-swe-agent,
+        oracle (runs the solution) or nop; sandbox is docker or kubernetes. llm_url, model and api_key name another
+        endpoint than the server's. agent_timeout_sec and agent_step_limit of 0 are as the task says, and no limit.
+        """
+        failed = HarborRolloutResult(ok=False, harness=harness, sandbox=sandbox, rollout_type="eval")
+        service = HarborService.current()
+        if service is None:
+            failed.error = "server not initialised: no capture proxy is running"
+            return failed.model_dump_json()
+        try:
+            await asyncio.to_thread(self._require_allowed, llm_url)
+            folder = await asyncio.to_thread(self._provider.task_dir, split, int(task_index))
+            engine = await service.engine(
+                UpstreamAddress(
+                    llm_url=llm_url,
+                    model=model,
+                    api_key=api_key or None,
+                    auth_header=auth_header or "Authorization",
+                    provider=provider,
+                )
+                if llm_url
+                else None
+            )
+        except Exception as exc:  # a caller gets a result, whatever failed
+            failed.error, failed.exception_type = message_of(exc)[:400], type(exc).__name__
+            return failed.model_dump_json()
+        result = await run_rollout(
+            task_dir=folder,
+            harness=harness,
+            sandbox=sandbox,
+            registry=service.capture.registry,
+            intercept_url=service.capture.url,
+            model=engine.model,
+            trials_dir=self._trials or default_trials_dir(),
+            dataset=split or self._datasets[0],
+            reward_key=reward_key or self._options.reward_key,
+            keep_sandbox=keep_sandbox,
+            force_build=force_build,
+            agent_timeout_sec=agent_timeout_sec or None,
+            agent_step_limit=agent_step_limit or None,
+            capture_level=engine.capture_level,
+            upstream=engine.upstream,
+            inference=engine.client,
+            sampling=sampling,
+            purpose=purpose,
+            eval_sampling=eval_sampling,
+        )
+        state = self._state
+        state.step_count += 1
+        state.rollouts_completed += 1
+        state.last_reward, state.last_task_id, state.last_trial_name = result.reward, result.task_id, result.trial_name
+        return result.model_dump_json()
+
+    def _require_allowed(self, llm_url: str) -> None:
+        options = self._options
+        if not options.runs_rollouts:
+            raise PermissionError("this server lists tasks and runs no rollouts (--no-rollouts)")
+        if llm_url and not options.takes_endpoints:
+            raise PermissionError("this server takes no endpoints of callers (--no-visitor-endpoints)")
+        if not llm_url and not options.shares_endpoint:
+            raise PermissionError("this server shares no endpoint (--no-share-endpoint): name yours with llm_url")
+        if llm_url and not options.takes_private_urls and is_private(llm_url):
+            raise PermissionError("this server calls no private addresses (--no-private-urls)")
+
+    def _add_dataset(self, dataset: str) -> str:
+        """Serve another dataset of the Hugging Face Hub, as owner/name; return its number of tasks, as JSON."""
+        if Path(dataset).expanduser().exists() or dataset.count("/") != 1:
+            raise ValueError("name a dataset repository of the Hub, as owner/name")
+        count = len(resolve_task_dirs(dataset))
+        kind = type(self)
+        kind._datasets = tuple(dict.fromkeys([*kind._datasets, dataset]))
+        self._provider = HarborTaskProvider(kind._datasets)
+        return json.dumps({"name": dataset, "num_tasks": count})
+
+    def _capabilities(self) -> str:
+        """Return agents, sandboxes, datasets and endpoint of this server, as JSON."""
+        llm = self._llm or {"url": self._llm_url, "model": self._model}
+        return json.dumps(capabilities(datasets=self._datasets, llm=llm).to_dict())
+
+    def _list_tasks(self, split: str = "", start: int = 0, stop: int = 20) -> str:
+        """Return some tasks of a dataset, as JSON."""
+        return json.dumps(self._provider.get_task_range(split, start, stop))

@@ -1,0 +1,155 @@
+"""Which agents run Harbor's tasks here, and how Harbor's own wrappers of them are pointed at a capture server.
+
+`SEAMS` lists the agents of `openenv.rollout`. A `Seam` also says what Harbor's wrapper of the same agent has to be
+given, for `build_trial_config`, which needs the package `harbor`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from openenv.rollout.agents.opencode import merged
+
+OPENCODE_PROVIDER = "intercepted"
+_LONGEST = 64
+_ODD = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def agent_facing_model(served_model: str) -> str:
+    """Return the name under which an agent calls a model: without the owner, since agents read a slash in many ways.
+
+    The capture server replaces it by the endpoint's own name.
+
+    Raises:
+        ValueError: there is no name.
+    """
+    leaf = served_model.strip().rstrip("/").rpartition("/")[2]
+    if not leaf:
+        raise ValueError(f"cannot derive a harness-facing model name from {served_model!r}: it is empty")
+    if len(leaf) < _LONGEST and not _ODD.search(leaf):
+        return leaf
+    return f"{_ODD.sub('-', leaf)[:54]}-{hashlib.sha256(leaf.encode()).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True)
+class Seam:
+    """How one agent reaches its model.
+
+    Args:
+        name: The agent.
+        dialect: The wire format of its calls.
+        model_fmt: The model's name as the agent wants it.
+        import_path: `module:Class` of an agent of one's own.
+        agent_env: Variables of the agent; `{base_url}`, `{session}` and `{model}` are filled in.
+        env: Variables that the agent's wrapper reads in this process.
+        kwargs: Makes more arguments of the wrapper out of address, key and model.
+        training_kwargs: What is added for training.
+        step_limit: Makes the arguments that limit its steps.
+        status: `validated` where tests run it.
+        notes: What else to know.
+    """
+
+    name: str
+    dialect: str
+    model_fmt: str = "{model}"
+    import_path: str | None = None
+    agent_env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    kwargs: Callable[[str, str, str], dict[str, Any]] | None = None
+    training_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    step_limit: Callable[[int], dict[str, Any]] | None = None
+    status: str = "untested"
+    notes: str = ""
+
+    def resolve(
+        self, *, base_url: str, session: str, model: str, step_limit: int | None = None, training: bool = False
+    ) -> tuple[str, dict[str, Any], dict[str, str], dict[str, str]]:
+        """Return the model's name, the wrapper's arguments, the agent's variables, and those of this process.
+
+        Raises:
+            ValueError: there is no model.
+        """
+        model = agent_facing_model(model)
+        values = {"base_url": base_url, "session": session, "model": model}
+        arguments = self.kwargs(base_url, session, model) if self.kwargs is not None else {}
+        if training:
+            arguments = merged(arguments, self.training_kwargs)
+        if step_limit and self.step_limit is not None:  # the capture server counts calls in any case
+            arguments = merged(arguments, self.step_limit(step_limit))
+        agent_env = {name: text.format(**values) for name, text in self.agent_env.items()}
+        own_env = {name: text.format(**values) for name, text in self.env.items()}
+        return self.model_fmt.format(model=model), arguments, agent_env, own_env
+
+
+def acp_opencode_config(base_url: str, session: str, model: str) -> dict[str, Any]:
+    """Return OpenCode's configuration for a model behind a capture server."""
+    name = agent_facing_model(model)
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "openenv capture",
+        "options": {"baseURL": f"{base_url.rstrip('/')}/v1", "apiKey": session},
+        "models": {name: {"name": name, "tool_call": True}},
+    }
+    return {
+        "provider": {OPENCODE_PROVIDER: provider},
+        "model": f"{OPENCODE_PROVIDER}/{name}",
+        "small_model": f"{OPENCODE_PROVIDER}/{name}",
+        "share": "disabled",
+        "autoupdate": False,
+    }
+
+
+_OPENAI = {"OPENAI_BASE_URL": "{base_url}/v1", "OPENAI_API_BASE": "{base_url}/v1", "OPENAI_API_KEY": "{session}"}
+
+SEAMS: Mapping[str, Seam] = {
+    seam.name: seam
+    for seam in (
+        Seam(
+            "opencode",
+            "openai_chat",
+            model_fmt=f"{OPENCODE_PROVIDER}/{{model}}",
+            kwargs=lambda base_url, session, model: {"opencode_config": acp_opencode_config(base_url, session, model)},
+            training_kwargs={"opencode_config": {"tools": {"task": False, "webfetch": False, "question": False}}},
+            status="validated",
+        ),
+        Seam(
+            "claude-code",
+            "anthropic",
+            agent_env={"ANTHROPIC_BASE_URL": "{base_url}", "ANTHROPIC_API_KEY": "{session}"},
+            env={"ANTHROPIC_BASE_URL": "{base_url}", "ANTHROPIC_API_KEY": "{session}"},
+            status="validated",
+        ),
+        Seam("codex", "openai_responses", model_fmt="openai/{model}", agent_env=_OPENAI, status="validated"),
+        Seam(
+            "mini-swe-agent",
+            "openai_chat",
+            model_fmt="openai/{model}",
+            agent_env={**_OPENAI, "MSWEA_COST_TRACKING": "ignore_errors"},
+            step_limit=lambda limit: {"config": {"agent": {"step_limit": limit}}},
+            status="validated",
+        ),
+        Seam("nop", "none", status="validated", notes="does nothing; what it earns, a task gives away"),
+        Seam("oracle", "none", status="validated", notes="runs the task's solution; what it earns, a task can pay"),
+    )
+}
+"""The agents that run tasks here, by Harbor's names."""
+
+
+def get(name: str, *, profile: str | None = None) -> Seam:
+    """Return the seam of an agent, or of an agent of one's own as `module:Class`.
+
+    Raises:
+        ValueError: there is no such agent, or profiles are asked for, which no agent here has.
+    """
+    if profile is not None:
+        raise ValueError(f"the agent {name!r} has no profile {profile!r}")
+    plain = {"noop": "nop"}.get(name, name).replace("_", "-").partition("@")[0]
+    if plain in SEAMS:
+        return SEAMS[plain]
+    if ":" in name:
+        return Seam(name, "openai_chat", import_path=name, agent_env=_OPENAI)
+    raise ValueError(f"There is no harness {name!r}; there are {', '.join(SEAMS)}, and module:Class")

@@ -1,0 +1,235 @@
+"""Datasets of Harbor tasks: folders, repositories of the Hugging Face Hub, and Harbor's registry by way of its package.
+
+A dataset is a split of the Task API, and a task's number in it is its place in the order of names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from openenv import settings
+from openenv.errors import message_of
+from openenv.rollout.tasks.task_folders import harbor_task_folders
+
+from .models import HarborTaskRef as HarborTaskRef
+
+_WORKERS = 32
+"""Downloads at once: a dataset is thousands of small files."""
+
+
+def resolve_task_dirs(spec: str, *, refresh: bool = False, tqdm_class: Any = None) -> list[Path]:
+    """Return the task folders of a dataset, in the order of their names.
+
+    Args:
+        spec: A folder, a dataset repository of the Hub (`org/name`), or one of Harbor's registry (`name@version`).
+        refresh: Download a dataset of the Hub again, although it is here.
+        tqdm_class: Shows the progress of a download from the Hub.
+
+    Raises:
+        ValueError: there are no tasks.
+        ImportError: a package is missing that this kind of dataset needs.
+    """
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        folders = harbor_task_folders(path)
+    elif _is_hub_repository(spec):
+        folders = harbor_task_folders(_download(spec, tqdm_class, refresh=refresh))
+    elif "@" in spec:
+        folders = _registry_folders(spec)
+    else:
+        raise ValueError(f"There is no dataset {spec!r}: no such folder, and neither `org/name` nor `name@version`")
+    if not folders:
+        raise ValueError(
+            f"no Harbor tasks found for {spec!r}: a dataset is a folder, or a dataset repository of the Hub, with "
+            "`tasks/NAME/task.toml`, or `name@version` of Harbor's registry"
+        )
+    return folders
+
+
+def prefetch(datasets: Sequence[str]) -> dict[str, Any]:
+    """Find, and download where that is needed, all datasets; return the number of tasks or the error of each."""
+    report: dict[str, Any] = {}
+    for spec in datasets:
+        try:
+            report[spec] = {"num_tasks": len(resolve_task_dirs(spec))}
+        except Exception as exc:  # one that cannot be had does not hide the others
+            report[spec] = {"error": f"{type(exc).__name__}: {message_of(exc)[:200]}"}
+    return report
+
+
+def has_symlinks(task_dir: Path) -> list[Path]:
+    """Return the links in a task folder; an engine's build context keeps them as links."""
+    return [path for path in task_dir.rglob("*") if path.is_symlink()]
+
+
+def task_root(spec: str | None, task_dir: Path) -> Path | None:
+    """Return the folder that a task's files may be shown from; None where a link leads out of its dataset."""
+    real = task_dir.resolve()
+    folder = None if spec is None else _dataset_folder(spec)
+    if folder is None:
+        return None if task_dir.is_symlink() else real
+    return real if real.is_relative_to(folder) else None
+
+
+def own_file(root: Path | None, name: str) -> Path:
+    """Return a file of a task.
+
+    Raises:
+        OSError: it is a link that leads out of the task, or the task is outside of its dataset.
+    """
+    if root is None:
+        raise OSError("this task's folder is outside its dataset")
+    path = root / name
+    if not path.resolve().is_relative_to(root):
+        raise OSError(f"{name} points outside its task")
+    return path
+
+
+def read_instruction(task_dir: Path, *, limit: int = 4000, spec: str | None = None) -> str:
+    """Return the beginning of a task's instruction, for lists; empty where there is none to show."""
+    try:
+        path = own_file(task_root(spec, task_dir), "instruction.md")
+        text = path.read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""
+    return text if len(text) <= limit else f"{text[:limit]}\n…"
+
+
+class HarborTaskProvider:
+    """The Task API of Harbor datasets; each is a split of its own name.
+
+    Args:
+        datasets: As `resolve_task_dirs` takes them.
+    """
+
+    def __init__(self, datasets: Sequence[str] | None = None) -> None:
+        self._datasets = list(datasets or [])
+
+    def list_splits(self) -> list[dict[str, Any]]:
+        """Return name and number of tasks of each dataset; one that cannot be had has an error."""
+        splits: list[dict[str, Any]] = []
+        for spec in self._datasets:
+            try:
+                splits.append({"name": spec, "num_tasks": len(resolve_task_dirs(spec))})
+            except Exception as exc:  # one that cannot be had does not hide the others
+                splits.append({"name": spec, "num_tasks": 0, "error": message_of(exc)[:200]})
+        return splits
+
+    def num_tasks(self, split: str) -> int:
+        """Return how many tasks a dataset has."""
+        return len(resolve_task_dirs(self._known(split)))
+
+    def list_tasks(self, split: str) -> list[dict[str, Any]]:
+        """Return all tasks of a dataset."""
+        return self.get_task_range(split)
+
+    def get_task(self, split: str, index: int) -> dict[str, Any]:
+        """Return a task by its number."""
+        return self._reference(self._known(split), index, self.task_dir(split, index))
+
+    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[dict[str, Any]]:
+        """Return the tasks from one number to another."""
+        spec = self._known(split)
+        numbered = list(enumerate(resolve_task_dirs(spec)))[start:stop]
+        return [self._reference(spec, index, folder) for index, folder in numbered]
+
+    def task_dir(self, split: str, index: int) -> Path:
+        """Return the folder of a task.
+
+        Raises:
+            IndexError: there is no such task.
+        """
+        folders = resolve_task_dirs(self._known(split))
+        if not 0 <= index < len(folders):
+            raise IndexError(f"task index {index} out of range ({len(folders)} tasks)")
+        return folders[index]
+
+    def _known(self, split: str) -> str:
+        if not self._datasets:
+            raise ValueError("this server was started with no datasets; pass --dataset")
+        if split and split not in self._datasets:
+            raise ValueError(f"unknown split {split!r}; served splits are {self._datasets}")
+        return split or self._datasets[0]
+
+    def _reference(self, spec: str, index: int, folder: Path) -> dict[str, Any]:
+        return HarborTaskRef(
+            index=index,
+            task_id=str(folder),
+            task_name=folder.name,
+            dataset=spec,
+            instruction=read_instruction(folder, spec=spec),
+        ).model_dump()
+
+
+def _is_hub_repository(spec: str) -> bool:
+    return spec.count("/") == 1 and "@" not in spec and not spec.startswith((".", "/", "~"))
+
+
+def _downloaded(spec: str) -> Path:
+    return settings.dataset_cache() / spec.replace("/", "__")
+
+
+def _download(spec: str, tqdm_class: Any, *, refresh: bool) -> Path:
+    """Download a dataset as files: the Hub's own cache has links, which no engine can follow in a build context."""
+    target = _downloaded(spec)
+    complete = target / ".complete"
+    if complete.exists() and not refresh:
+        return target
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ImportError(f"The dataset {spec} is on the Hub, which needs: pip install 'openenv[hub]'") from None
+    target.mkdir(parents=True, exist_ok=True)
+    snapshot_download(
+        spec,
+        repo_type="dataset",
+        allow_patterns=["tasks/**"],
+        local_dir=str(target),
+        max_workers=_WORKERS,
+        tqdm_class=tqdm_class,
+    )
+    complete.touch()
+    return target
+
+
+def _registry_folders(spec: str) -> list[Path]:
+    """Return the folders of a dataset of Harbor's registry, which its package downloads."""
+    dataset_config = harbor_package_name("harbor.models.job.config", "DatasetConfig")
+    name, _, version = spec.partition("@")
+    config = dataset_config(name=name, version=version or None)
+    found: list[Any] = []
+
+    def ask() -> None:
+        found.extend(asyncio.run(config.get_task_configs(disable_verification=True)))
+
+    thread = threading.Thread(target=ask, name="openenv-harbor-registry")  # the caller may be in an event loop
+    thread.start()
+    thread.join()
+    return sorted(Path(str(task.get_local_path())) for task in found)
+
+
+def _dataset_folder(spec: str) -> Path | None:
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    return _downloaded(spec).resolve() if _is_hub_repository(spec) else None
+
+
+def harbor_package_name(module: str, name: str) -> Any:
+    """Return a name of the third-party package `harbor`.
+
+    Raises:
+        ImportError: it is not installed; the text says how to.
+    """
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as exc:
+        raise ImportError(
+            f"{module}.{name} is of the package `harbor`, which is not installed: pip install harbor, with Python 3.12 "
+            "or newer. Task folders themselves need no such package."
+        ) from exc

@@ -1,0 +1,1 @@
+"""Environments as packages: validate, discover, load by name, publish."""

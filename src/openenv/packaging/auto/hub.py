@@ -1,0 +1,131 @@
+"""Environments of the Hugging Face Hub: their names, the consent to run their code, and where it is installed.
+
+Code of a Space runs with the user's rights once it is imported, so nothing is installed without consent. It goes into a
+folder of its own that stands last on the path: it can hide nothing that is there already, and its requirement of
+`openenv` cannot replace this package.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from openenv import settings
+from openenv.packaging.auto.installed import EnvironmentInfo, get_discovery
+
+InstallInto = Literal["own", "current"]
+HUB = "https://huggingface.co"
+_REPO = re.compile(r"[\w.-]+/[\w.-]+")
+_HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
+
+
+class InstallationFailed(ValueError):
+    """An environment of the Hub could not be installed, or its user did not agree to it."""
+
+
+def repo_of(name: str) -> str | None:
+    """Return the repository that a name or an address of the Hub means; None for the name of a package.
+
+    Raises:
+        ValueError: It is an address, but none of a Space.
+    """
+    if "://" in name:
+        parts = urlsplit(name)
+        words = [word for word in parts.path.split("/") if word]
+        if words[:1] == ["spaces"]:
+            words = words[1:]
+        if parts.hostname not in _HOSTS or len(words) < 2:
+            raise ValueError(f"{name!r} is no address of a Space: {HUB}/spaces/OWNER/NAME")
+        return "/".join(words[:2])
+    if "/" not in name:
+        return None
+    repo = name.removeprefix("spaces/")
+    if not _REPO.fullmatch(repo) or ".." in repo:
+        raise ValueError(f"{name!r} is no name of a Space: OWNER/NAME")
+    return repo
+
+
+def installed_from_hub(
+    repo: str, *, trust_remote_code: bool = False, install_into: InstallInto = "own"
+) -> EnvironmentInfo:
+    """Return an environment of the Hub, and install it first where it is not installed.
+
+    Raises:
+        InstallationFailed: There is no consent, or pip failed.
+    """
+    if install_into not in ("own", "current"):
+        raise ValueError(f"install_into must be 'own' or 'current', not {install_into!r}")
+    discovery = get_discovery()
+    folder = settings.cache_dir() / "environments" / repo.replace("/", "--")
+    _add_to_path(folder)
+    before = discovery.discover()
+    info = _environment_in(folder) or discovery.get_environment_by_name(repo.partition("/")[2])
+    if info is not None:
+        return info
+    _require_consent(repo, trust_remote_code)
+    _install(repo, folder if install_into == "own" else None)
+    _add_to_path(folder)
+    discovery.clear_cache()
+    # A copy of a Space has another name than its package: what is new is what was asked for.
+    new = [one for key, one in discovery.discover().items() if key not in before]
+    info = _environment_in(folder) or discovery.get_environment_by_name(repo.partition("/")[2])
+    info = info or (new[0] if len(new) == 1 else None)
+    if info is None:
+        known = ", ".join(discovery.discover()) or "none"
+        raise InstallationFailed(
+            f"Installation failed: {repo} has no package with a name such as openenv-{repo.partition('/')[2]}. "
+            f"Installed environments: {known}"
+        )
+    return info
+
+
+def _environment_in(folder: Path) -> EnvironmentInfo | None:
+    """Return the environment that is installed in a folder, whatever its name is."""
+    known = get_discovery().discover().values()
+    return next((one for one in known if one.folder is not None and one.folder.is_relative_to(folder)), None)
+
+
+def _add_to_path(folder: Path) -> None:
+    if folder.is_dir() and str(folder) not in sys.path:
+        sys.path.append(str(folder))
+        get_discovery().clear_cache()
+
+
+def _require_consent(repo: str, trusted: bool) -> None:
+    if trusted or settings.trust_remote_code():
+        return
+    advice = "pass trust_remote_code=True, or set OPENENV_TRUST_REMOTE_CODE=1"
+    if not sys.stdin.isatty():
+        raise InstallationFailed(
+            f"{repo} is not installed, and installing it runs its code on this machine. There is no terminal to ask: "
+            f"read the code at {HUB}/spaces/{repo}, then {advice}"
+        )
+    answer = input(f"Install {repo} from the Hub? Its code will run on this machine with your rights. [y/N] ")
+    if answer.strip().lower() not in ("y", "yes"):
+        raise InstallationFailed(f"{repo} was not installed: you did not agree. To agree without a question, {advice}")
+
+
+def _install(repo: str, folder: Path | None) -> None:
+    """Install the package of a Space, without its dependencies: those of most environments are this package's own."""
+    source = f"git+{HUB}/spaces/{repo}"
+    target: Sequence[str] = () if folder is None else ("--target", str(folder))
+    uv = shutil.which("uv")
+    if uv is not None:
+        command = [uv, "pip", "install", "--quiet", "--python", sys.executable, "--no-deps", *target, source]
+    else:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command += [*target, source]
+    if folder is not None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # half of a package is found, and fails later
+        last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
+        raise InstallationFailed(f"Installation failed: {' '.join(command)}\n{last}")

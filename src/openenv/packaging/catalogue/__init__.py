@@ -1,0 +1,36 @@
+"""Catalogues of environments: metadata of a Git repository at one commit, to search before anything is installed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from openenv._lazy import by_module, lazy_exports
+
+_EXPORTS = by_module(
+    {
+        "openenv.packaging.catalogue.errors": "CatalogError",
+        "openenv.packaging.catalogue.models": "CatalogChanges CatalogSnapshot DiscoveryEntry ENVIRONMENT_MEDIA_TYPE "
+        "EnvironmentCard PROFILE_VERSION SearchMatch",
+        "openenv.packaging.catalogue.producer": "build_catalog",
+        "openenv.packaging.catalogue.search": "compare_catalogs resolve_entry search_catalog",
+        "openenv.packaging.catalogue.serialization": "load_catalog write_catalog",
+    }
+)
+
+if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
+    from openenv.packaging.catalogue.errors import CatalogError as CatalogError
+    from openenv.packaging.catalogue.models import ENVIRONMENT_MEDIA_TYPE as ENVIRONMENT_MEDIA_TYPE
+    from openenv.packaging.catalogue.models import PROFILE_VERSION as PROFILE_VERSION
+    from openenv.packaging.catalogue.models import CatalogChanges as CatalogChanges
+    from openenv.packaging.catalogue.models import CatalogSnapshot as CatalogSnapshot
+    from openenv.packaging.catalogue.models import DiscoveryEntry as DiscoveryEntry
+    from openenv.packaging.catalogue.models import EnvironmentCard as EnvironmentCard
+    from openenv.packaging.catalogue.models import SearchMatch as SearchMatch
+    from openenv.packaging.catalogue.producer import build_catalog as build_catalog
+    from openenv.packaging.catalogue.search import compare_catalogs as compare_catalogs
+    from openenv.packaging.catalogue.search import resolve_entry as resolve_entry
+    from openenv.packaging.catalogue.search import search_catalog as search_catalog
+    from openenv.packaging.catalogue.serialization import load_catalog as load_catalog
+    from openenv.packaging.catalogue.serialization import write_catalog as write_catalog
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

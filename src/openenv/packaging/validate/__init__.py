@@ -1,0 +1,77 @@
+"""What `openenv validate` checks: the files of a package, how it behaves when it is served, and a running server.
+
+Knows environments from outside, as a client sees them, and the process or container of a server that it started itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from openenv._lazy import by_module, lazy_exports
+
+_EXPORTS = by_module(
+    {
+        "openenv.packaging.validate.graders": "ENTRY_POINT_GROUP Grader GraderRegistry Subject",
+        "openenv.packaging.validate.manifest": (
+            "CapabilitiesSpec JudgePin ManifestError NetworkPolicy NormalizedManifest OracleDeclaration"
+            " ResourceDeclaration RewardDeclaration TaskDistributionPin TypeSpec VerifierBinding"
+        ),
+        "openenv.packaging.validate.parsers": "Parser ParserRegistry",
+        "openenv.packaging.validate.policy": (
+            "DeclarationBounds PolicyEntry PolicyError SeverityPolicy apply_policy load_policy"
+        ),
+        "openenv.packaging.validate.providers": "ExecResult RunningSubject ValidationProvider",
+        "openenv.packaging.validate.report": "CheckResult ValidationReport write_report",
+        "openenv.packaging.validate.runner": "run_validation",
+        "openenv.packaging.validate.signature": (
+            "SignatureError UNSUPPORTED_CATEGORIES UnsupportedPackageError WELL_KNOWN_FILES detect_signature"
+        ),
+        "openenv.packaging.validate.types": "CheckStatus Lane Level ProviderCapability Severity SignatureKind Verdict",
+    }
+)
+
+if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
+    from openenv.packaging.validate.graders import ENTRY_POINT_GROUP as ENTRY_POINT_GROUP
+    from openenv.packaging.validate.graders import Grader as Grader
+    from openenv.packaging.validate.graders import GraderRegistry as GraderRegistry
+    from openenv.packaging.validate.graders import Subject as Subject
+    from openenv.packaging.validate.manifest import CapabilitiesSpec as CapabilitiesSpec
+    from openenv.packaging.validate.manifest import JudgePin as JudgePin
+    from openenv.packaging.validate.manifest import ManifestError as ManifestError
+    from openenv.packaging.validate.manifest import NetworkPolicy as NetworkPolicy
+    from openenv.packaging.validate.manifest import NormalizedManifest as NormalizedManifest
+    from openenv.packaging.validate.manifest import OracleDeclaration as OracleDeclaration
+    from openenv.packaging.validate.manifest import ResourceDeclaration as ResourceDeclaration
+    from openenv.packaging.validate.manifest import RewardDeclaration as RewardDeclaration
+    from openenv.packaging.validate.manifest import TaskDistributionPin as TaskDistributionPin
+    from openenv.packaging.validate.manifest import TypeSpec as TypeSpec
+    from openenv.packaging.validate.manifest import VerifierBinding as VerifierBinding
+    from openenv.packaging.validate.parsers import Parser as Parser
+    from openenv.packaging.validate.parsers import ParserRegistry as ParserRegistry
+    from openenv.packaging.validate.policy import DeclarationBounds as DeclarationBounds
+    from openenv.packaging.validate.policy import PolicyEntry as PolicyEntry
+    from openenv.packaging.validate.policy import PolicyError as PolicyError
+    from openenv.packaging.validate.policy import SeverityPolicy as SeverityPolicy
+    from openenv.packaging.validate.policy import apply_policy as apply_policy
+    from openenv.packaging.validate.policy import load_policy as load_policy
+    from openenv.packaging.validate.providers import ExecResult as ExecResult
+    from openenv.packaging.validate.providers import RunningSubject as RunningSubject
+    from openenv.packaging.validate.providers import ValidationProvider as ValidationProvider
+    from openenv.packaging.validate.report import CheckResult as CheckResult
+    from openenv.packaging.validate.report import ValidationReport as ValidationReport
+    from openenv.packaging.validate.report import write_report as write_report
+    from openenv.packaging.validate.runner import run_validation as run_validation
+    from openenv.packaging.validate.signature import UNSUPPORTED_CATEGORIES as UNSUPPORTED_CATEGORIES
+    from openenv.packaging.validate.signature import WELL_KNOWN_FILES as WELL_KNOWN_FILES
+    from openenv.packaging.validate.signature import SignatureError as SignatureError
+    from openenv.packaging.validate.signature import UnsupportedPackageError as UnsupportedPackageError
+    from openenv.packaging.validate.signature import detect_signature as detect_signature
+    from openenv.packaging.validate.types import CheckStatus as CheckStatus
+    from openenv.packaging.validate.types import Lane as Lane
+    from openenv.packaging.validate.types import Level as Level
+    from openenv.packaging.validate.types import ProviderCapability as ProviderCapability
+    from openenv.packaging.validate.types import Severity as Severity
+    from openenv.packaging.validate.types import SignatureKind as SignatureKind
+    from openenv.packaging.validate.types import Verdict as Verdict
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

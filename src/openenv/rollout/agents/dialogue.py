@@ -1,0 +1,190 @@
+"""How a language model and an environment talk: observations as messages, answers as actions."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openenv.client.llm_client import arguments_of, mcp_tools_to_openai
+
+Json = dict[str, Any]
+
+FRAME_FIELDS = frozenset({"done", "reward", "metadata", "terminated", "truncated", "render"})
+"""Fields of an observation that are for the trainer, not for the player."""
+
+
+class AnswerRefused(ValueError):
+    """An answer of the model that is no action; the text is for the model."""
+
+
+class Dialogue(ABC):
+    """Turns observations into messages and answers into actions. One object serves all episodes: it keeps nothing."""
+
+    tools: Sequence[Json] = ()
+    """The tools of each request, as chat completions have them."""
+
+    @abstractmethod
+    def opening(self, observation: Any) -> list[Json]:
+        """Return the messages that begin an episode."""
+
+    @abstractmethod
+    def actions(self, answer: Json) -> list[Json]:
+        """Return the actions of an assistant message, in order; none where the model has ended the episode.
+
+        Raises:
+            AnswerRefused: it is no action; the model gets the text and may answer again.
+        """
+
+    @abstractmethod
+    def reply(self, answer: Json, results: Sequence[str]) -> list[Json]:
+        """Return the messages after an answer: what came of each of its actions, or why it was refused."""
+
+    def shown(self, observation: Any) -> str:
+        """Return an observation as text: its only text field, else the fields as JSON."""
+        if not isinstance(observation, Mapping):
+            return str(observation)
+        fields = {name: value for name, value in observation.items() if name not in FRAME_FIELDS}
+        texts = [value for value in fields.values() if isinstance(value, str) and value]
+        return texts[0] if len(texts) == 1 else json.dumps(fields, ensure_ascii=False)
+
+
+class TextDialogue(Dialogue):
+    """For environments with typed actions: a turn is a text each way.
+
+    Args:
+        system: What the model is asked to do.
+        action_schema: The JSON schema of actions, as `/schema` has it. An action with one text field is the whole
+            answer; any other is the first JSON object in it.
+    """
+
+    def __init__(self, system: str = "", action_schema: Mapping[str, Any] | None = None) -> None:
+        self.system = system
+        fields = {
+            name: field
+            for name, field in ((action_schema or {}).get("properties") or {}).items()
+            if name != "metadata" and "const" not in field
+        }
+        texts = [name for name, field in fields.items() if field.get("type") == "string" and "enum" not in field]
+        self._text_field = texts[0] if len(fields) == len(texts) == 1 else None
+        self._request = "Answer with a JSON object" + (f" with these fields: {', '.join(fields)}." if fields else ".")
+
+    def opening(self, observation: Any) -> list[Json]:
+        begin = [{"role": "system", "content": self.system}] if self.system else []
+        return [*begin, {"role": "user", "content": self.shown(observation)}]
+
+    def actions(self, answer: Json) -> list[Json]:
+        return [self.action(str(answer.get("content") or ""))]
+
+    def action(self, text: str) -> Json:
+        """Return the action of a text; override this for a notation of your own.
+
+        Raises:
+            AnswerRefused: it is none.
+        """
+        if self._text_field is not None:
+            return {self._text_field: text.strip()}
+        start = text.find("{")
+        try:
+            value, _ = json.JSONDecoder().raw_decode(text[start:] if start >= 0 else text)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise AnswerRefused(self._request)
+        return value
+
+    def reply(self, answer: Json, results: Sequence[str]) -> list[Json]:
+        return [{"role": "user", "content": "\n".join(results)}]
+
+
+class ToolDialogue(Dialogue):
+    """For environments with tools: the model calls them, and ends the episode by an answer without a call.
+
+    Args:
+        tools: The tools as the environment lists them.
+        system: What the model is asked to do.
+        prompt: The first message; by default the first observation.
+    """
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]], system: str = "", prompt: str = "") -> None:
+        self.tools = mcp_tools_to_openai(tools)
+        self.system = system
+        self.prompt = prompt
+
+    def opening(self, observation: Any) -> list[Json]:
+        begin = [{"role": "system", "content": self.system}] if self.system else []
+        return [*begin, {"role": "user", "content": self.prompt or self.shown(observation)}]
+
+    def actions(self, answer: Json) -> list[Json]:
+        calls = [call["function"] for call in answer.get("tool_calls") or []]
+        try:
+            arguments = [arguments_of(call.get("arguments")) for call in calls]
+        except ValueError as exc:
+            raise AnswerRefused(f"Error: the arguments are no JSON: {exc}") from None
+        return [
+            {"type": "call_tool", "tool_name": call["name"], "arguments": each}
+            for call, each in zip(calls, arguments, strict=True)
+        ]
+
+    def reply(self, answer: Json, results: Sequence[str]) -> list[Json]:
+        calls = answer.get("tool_calls") or []
+        # Every call needs a result. One reason may stand for all of them, and an episode may end before the last.
+        texts = [*results, *[results[-1]] * (len(calls) - len(results))] if results else []
+        return [
+            {"role": "tool", "tool_call_id": call["id"], "content": text}
+            for call, text in zip(calls, texts, strict=False)
+        ]
+
+    def shown(self, observation: Any) -> str:
+        """Return the result of a tool, or why it failed."""
+        return _tool_result(observation) or super().shown(observation)
+
+
+class WrittenToolDialogue(TextDialogue):
+    """For environments with tools where answers are plain text: a call is a JSON object in it.
+
+    Args:
+        tools: The tools as the environment lists them; the first message names them.
+        system: What the model is asked to do.
+    """
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]], system: str = "") -> None:
+        super().__init__(system)
+        listed = [tool["function"] for tool in mcp_tools_to_openai(tools)]
+        self._request = 'Call a tool with a JSON object: {"tool_name": ..., "arguments": {...}}.'
+        self._tools_text = f"{self._request} The tools: {json.dumps(listed, ensure_ascii=False)}"
+
+    def opening(self, observation: Any) -> list[Json]:
+        *begin, first = super().opening(observation)
+        shown = "" if first["content"] == "{}" else f"{first['content']}\n\n"
+        return [*begin, {"role": "user", "content": shown + self._tools_text}]
+
+    def action(self, text: str) -> Json:
+        """Return the call in a text.
+
+        Raises:
+            AnswerRefused: there is none.
+        """
+        call = super().action(text)
+        name, arguments = call.get("tool_name") or call.get("name"), call.get("arguments") or {}
+        if not isinstance(name, str) or not isinstance(arguments, Mapping):
+            raise AnswerRefused(self._request)
+        return {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)}
+
+    def shown(self, observation: Any) -> str:
+        """Return the result of a tool, or why it failed."""
+        return _tool_result(observation) or super().shown(observation)
+
+
+def _tool_result(observation: Any) -> str | None:
+    """Return what a tool returned, or why it failed, as text; None where the observation is another."""
+    if not isinstance(observation, Mapping) or "tool_name" not in observation:
+        return None
+    error = observation.get("error")
+    result = observation.get("result")
+    if isinstance(result, Mapping) and "data" in result:  # as MCP wraps it
+        result = result["data"]
+    if error:
+        return f"Error: {error.get('message') if isinstance(error, Mapping) else error}"
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)

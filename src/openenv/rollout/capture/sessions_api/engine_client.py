@@ -1,0 +1,259 @@
+"""A client of one model endpoint that asks for chat completions with ids and log-probabilities.
+
+For code that asks an endpoint itself. The capture server's calls go through `model_call`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import weakref
+from collections.abc import Collection, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from openenv.protocol.backoff import Backoff
+
+from ..dialects.chat_over_anthropic import NATIVE_REQUEST, anthropic_request, anthropic_response
+from ..dialects.dialect import as_dict, as_list, dicts_in
+from ..encoding import Json, dumps, load_object, loads
+from ..model_call import ATTEMPTS, RESPONSE_LIMIT
+from ..outbound import EndpointError, EndpointResponse, Endpoints
+from ..parameter_fixes import MAX_FIXES, NO_LOGPROBS, ParamFix, diagnose
+from ..parameters import NEUTRAL_SAMPLING, finite_number
+from ..upstream_errors import UpstreamHTTPError, UpstreamTimeoutError, UpstreamTransportError
+
+log = logging.getLogger("openenv.rollout.capture")
+
+PROVIDERS = ("openai", "anthropic", "hf", "vllm")
+CAPTURE_LEVELS = ("tokens", "logprobs", "text")
+TIMEOUT_S = 900.0
+RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})
+RETRY_AFTER_LIMIT_S = 60.0
+_ID_PREFIX = "token_id:"
+
+
+def auth_headers(api_key: str | None, header: str = "Authorization") -> dict[str, str]:
+    """Return the header that has the key: `Authorization` with `Bearer`, any other with the key alone."""
+    name = (header or "Authorization").strip()
+    if not api_key:
+        return {}
+    return {name: f"Bearer {api_key}" if name.lower() == "authorization" else api_key}
+
+
+def normalise_engine_base(url: str) -> str:
+    """Return an address without `/v1` at its end."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def openai_api_base(url: str) -> str:
+    """Return where an endpoint has `/chat/completions`: its address, with `/v1` where that has no path."""
+    base = url.rstrip("/")
+    return base if urlsplit(base).path else f"{base}/v1"
+
+
+def truncating_params(request: Mapping[str, Any]) -> Json:
+    """Return the parameters of a request that make the sampled distribution another than the model's."""
+    truncating: Json = {}
+    for name, neutral in NEUTRAL_SAMPLING.items():
+        value = finite_number(request.get(name))
+        if value is not None and value not in ((neutral, 0) if name == "top_k" else (neutral,)):
+            truncating[name] = request[name]
+    return truncating
+
+
+def prepare_request(request: Json, *, served_model: str | None = None, capture_level: str = "tokens") -> Json:
+    """Add to a chat request, in place, what the capture needs, and return it.
+
+    Args:
+        request: The request; its messages stay as they are.
+        served_model: The model's name at the endpoint, where it is not to be the request's.
+        capture_level: What the endpoint names: `tokens`, `logprobs` or `text`.
+    """
+    request.pop("_served_model", None)
+    if served_model:
+        request["model"] = served_model
+    if capture_level == "tokens":
+        request["return_token_ids"] = True
+        request.update({name: NEUTRAL_SAMPLING[name] for name in truncating_params(request)})
+    if capture_level != "text":
+        request["logprobs"] = True
+        if request.get("top_logprobs") is None:  # vLLM names log-probabilities only where this is a number
+            request["top_logprobs"] = 0
+    if isinstance(request.get("messages"), list):
+        request["messages"] = [_with_thoughts(message, capture_level) for message in request["messages"]]
+    return request
+
+
+def _with_thoughts(message: Any, capture_level: str) -> Any:
+    """Return a message with its thoughts where vLLM reads them; others refuse a field that they do not know."""
+    if not isinstance(message, dict) or message.get("reasoning_content") is None:
+        return message
+    rest = {key: value for key, value in message.items() if key != "reasoning_content"}
+    return rest if capture_level == "text" else {**rest, "reasoning": message["reasoning_content"]}
+
+
+def normalize_response(response: Json) -> Json:
+    """Put what engines have in different places into one, in the response itself, and return it.
+
+    Ids of the prompt go to the top, thoughts into `reasoning_content`, and the id of each token into its
+    log-probability; log-probabilities that name other tokens than the ids are removed.
+    """
+    choices = dicts_in(response.get("choices"))
+    if choices and not response.get("prompt_token_ids") and choices[0].get("prompt_token_ids"):
+        response["prompt_token_ids"] = choices[0]["prompt_token_ids"]
+    for choice in choices:
+        message = as_dict(choice.get("message"))
+        if message.get("reasoning_content") is None and message.get("reasoning") is not None:
+            message["reasoning_content"] = message.pop("reasoning")
+        ids, entries = choice.get("token_ids"), as_list(as_dict(choice.get("logprobs")).get("content"))
+        if not isinstance(ids, list) or len(ids) != len(entries):
+            continue
+        if any(_names_another(token, entry) for token, entry in zip(ids, entries, strict=True)):
+            log.warning("log-probabilities name other tokens than the ids: they are left out")
+            choice["logprobs"] = None
+            continue
+        for token, entry in zip(ids, entries, strict=True):
+            if isinstance(entry, dict):
+                entry.setdefault("token_id", token)
+    return response
+
+
+def _names_another(token: object, entry: object) -> bool:
+    text = as_dict(entry).get("token")
+    return isinstance(text, str) and text.startswith(_ID_PREFIX) and text[len(_ID_PREFIX) :] != str(token)
+
+
+class InferenceClient:
+    """Asks one endpoint for chat completions. What the endpoint turns down once is not sent again.
+
+    Args:
+        base_url: Its address.
+        served_model: The model's name there, in place of that in requests.
+        api_key: Its key.
+        auth_header: The header that has the key.
+        capture_level: What it names of what it samples.
+        provider: `openai`, `hf`, `vllm`, or `anthropic` for an endpoint that speaks Anthropic messages.
+
+    Raises:
+        ValueError: there is no such provider.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        served_model: str | None = None,
+        api_key: str | None = None,
+        auth_header: str = "Authorization",
+        capture_level: str = "tokens",
+        provider: str = "openai",
+    ) -> None:
+        if provider not in PROVIDERS:
+            raise ValueError(f"unknown upstream provider: {provider}")
+        self.provider = provider
+        is_native = provider == "anthropic"
+        self.base_url = f"{normalise_engine_base(base_url)}/v1" if is_native else openai_api_base(base_url)
+        self.served_model = served_model
+        self.api_key = api_key or None
+        self.auth_header = "x-api-key" if is_native else auth_header or "Authorization"
+        self.capture_level = "text" if is_native else capture_level
+        self.param_fixes: list[ParamFix] = []
+        """What the endpoint turned down, and how requests are changed since."""
+        # Connections belong to the loop that they were made on, and a server's loop is not its user's.
+        self._endpoints: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Endpoints] = weakref.WeakKeyDictionary()
+
+    async def completion(self, request: Json) -> Json:
+        """Ask for a chat completion, whole.
+
+        Raises:
+            UpstreamError: there is none.
+        """
+        if self.provider == "anthropic":
+            return await self._native_completion(request)
+        body = prepare_request(dict(request), served_model=self.served_model, capture_level=self.capture_level)
+        for fix in self.param_fixes:
+            fix.apply(body)
+        while True:
+            try:
+                return normalize_response(await self._post("/chat/completions", body))
+            except UpstreamHTTPError as exc:
+                change = self._fix(exc)
+                if change is None or not change.apply(body):
+                    raise
+                self.param_fixes.append(change)
+
+    def _fix(self, error: UpstreamHTTPError) -> ParamFix | None:
+        is_refusal = error.status_code == 400 or (error.status_code == 403 and NO_LOGPROBS in str(error.body).lower())
+        if not is_refusal or len(self.param_fixes) >= MAX_FIXES:
+            return None
+        fix = diagnose(error.body)
+        return None if fix in self.param_fixes else fix
+
+    def note_refused(self, parameters: Collection[str]) -> None:
+        """Leave out what the endpoint was found to turn down.
+
+        Args:
+            parameters: Names of parameters.
+        """
+        known = {fix.param for fix in self.param_fixes}
+        self.param_fixes += [ParamFix(name) for name in sorted(parameters) if name not in known]
+
+    async def _native_completion(self, request: Json) -> Json:
+        body = anthropic_request(request, self.served_model or str(request.get("model") or ""))
+        answer = await self._post("/messages", body)
+        return anthropic_response(answer, native_passthrough=request.get(NATIVE_REQUEST) is not None)
+
+    async def list_models(self) -> Json:
+        """Return what the endpoint says of its models.
+
+        Raises:
+            UpstreamError: it says nothing.
+        """
+        return _parsed(*await self._send("GET", "/models", b""))
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop."""
+        endpoints = self._endpoints.pop(asyncio.get_running_loop(), None)
+        if endpoints is not None:
+            endpoints.close()
+
+    async def _post(self, path: str, body: Json) -> Json:
+        """Ask, again where that may help."""
+        backoff = Backoff(first_pause_s=2.0)
+        for attempt in range(1, ATTEMPTS + 1):
+            response, data = await self._send("POST", path, dumps(body))
+            if response.status not in RETRIED or attempt == ATTEMPTS:
+                break
+            delay_s = backoff.pause_s(attempt - 1)
+            with contextlib.suppress(ValueError):
+                delay_s = max(0.0, float(response.headers.get("retry-after", "")))
+            await asyncio.sleep(min(delay_s, RETRY_AFTER_LIMIT_S))
+        return _parsed(response, data)
+
+    async def _send(self, method: str, path: str, body: bytes) -> tuple[EndpointResponse, bytes]:
+        endpoints = self._endpoints.setdefault(asyncio.get_running_loop(), Endpoints())
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        headers |= {"anthropic-version": "2023-06-01"} if self.provider == "anthropic" else {}
+        headers |= auth_headers(self.api_key, self.auth_header)
+        try:
+            response = await endpoints.send(method, self.base_url + path, body, headers, timeout_s=TIMEOUT_S)
+            return response, await response.read(RESPONSE_LIMIT)
+        except EndpointError as exc:
+            kind = UpstreamTimeoutError if exc.kind == "timeout" else UpstreamTransportError
+            raise kind(f"could not reach engine: {exc}") from exc
+
+
+def _parsed(response: EndpointResponse, data: bytes) -> Json:
+    if 200 <= response.status < 300:
+        answer = load_object(data)
+        if answer is None:
+            raise UpstreamTransportError("the engine answered with something that is not a JSON object")
+        return answer
+    text = data.decode("utf-8", "replace").strip()
+    try:
+        parsed = loads(text) if text else None
+    except (ValueError, RecursionError):
+        parsed = text
+    raise UpstreamHTTPError(response.status, parsed if isinstance(parsed, dict) else text or None)

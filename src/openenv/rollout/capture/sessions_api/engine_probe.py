@@ -1,0 +1,400 @@
+"""What a model endpoint names of what it samples, found out by asking it: `validate_llm`.
+
+    level      the endpoint names                                                 good for
+    tokens     ids of prompt and completion, log-probabilities after temperature  training
+    logprobs   log-probabilities, or ones from before temperature                 evaluation
+    text       nothing                                                            evaluation
+
+Blocking, for code that runs before a server does.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from openenv import settings
+
+from ..dialects.dialect import as_dict, as_list, dicts_in
+from ..encoding import Json, load_object
+from ..parameter_fixes import MAX_FIXES, NO_LOGPROBS, ParamFix, behaviour_warnings, diagnose
+from ..parameters import finite_number
+from .capture_checks import check_upstream_response
+from .engine_client import PROVIDERS, auth_headers, normalise_engine_base, normalize_response, openai_api_base
+
+HINT = (
+    "Ids and log-probabilities to train on come from vLLM with --return-tokens-as-token-ids --logprobs-mode"
+    " processed_logprobs, and from SGLang (main). Any other OpenAI-compatible endpoint is good for evaluation."
+)
+_EXPECTED = ("no_prompt_token_ids", "no_completion_token_ids", "no_logprobs", "token_strings")
+"""Findings that only say what a level below `tokens` is."""
+_SMALLEST_GAP = 0.5
+_LOWEST_LOGPROB = 100.0
+_UNREACHABLE = (OSError, ValueError, http.client.HTTPException)
+_TOOL: Json = {
+    "name": "bash",
+    "description": "Run a shell command.",
+    "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+}
+
+
+@dataclass
+class LLMReport:
+    """What was found out about an endpoint."""
+
+    ok: bool
+    """Whether it can be trained with."""
+    llm_url: str
+    model: str
+    findings: list[str] = field(default_factory=list)
+    n_prompt_ids: int = 0
+    n_completion_ids: int = 0
+    served_models: list[str] = field(default_factory=list)
+    capture_level: str = ""
+    reachable: bool = False
+    param_fixes: list[str] = field(default_factory=list)
+    """How requests had to be changed."""
+    tool_support: str = ""
+    """`ok`, `no-tool-call`, `rejected` or `unknown`."""
+    logprobs_mode: str = ""
+    """`processed`, `raw` or `unknown`."""
+
+    @property
+    def trainable(self) -> bool:
+        """Say whether rollouts with it can be trained on."""
+        return self.capture_level == "tokens"
+
+    @property
+    def rollout_type(self) -> str:
+        """Return `train` or `eval`."""
+        return "train" if self.trainable else "eval"
+
+    def summary(self) -> str:
+        """Return the report in a line or two."""
+        if self.ok:
+            return f"engine OK: {self.n_completion_ids} completion ids, {self.n_prompt_ids} prompt ids"
+        if self.reachable:
+            named = (
+                "log-probabilities but no token ids to train on" if self.capture_level == "logprobs" else "text only"
+            )
+            return f"endpoint is EVAL ONLY: it names {named}"
+        return "engine NOT reachable:\n  " + "\n  ".join(self.findings)
+
+
+@dataclass(frozen=True)
+class _Endpoint:
+    """Where to ask."""
+
+    base: str
+    api_key: str | None
+    auth_header: str
+    timeout_s: float
+
+    def ask(self, path: str, body: Json | None = None, **headers: str) -> Json:
+        """Send a request, and return the object that it is answered with.
+
+        Raises:
+            OSError: there is no answer, or one with an error status.
+            ValueError: the answer is no object.
+        """
+        fields = {"Content-Type": "application/json", "User-Agent": "openenv", **headers}
+        fields |= auth_headers(self.api_key, self.auth_header)
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.base}{path}", data=data, headers=fields)
+        with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
+            answer = load_object(response.read())
+        if answer is None:
+            raise ValueError("the answer is not a JSON object")
+        return answer
+
+    def complete(self, body: Json, fixes: list[ParamFix]) -> Json:
+        """Ask for a completion; change the request as errors demand, and add these changes to `fixes`.
+
+        Raises:
+            OSError: there is no answer, or an error that says nothing about parameters.
+            ValueError: the answer is no object.
+        """
+        for fix in fixes:
+            fix.apply(body)
+        while True:
+            try:
+                return self.ask("/chat/completions", body)
+            except urllib.error.HTTPError as exc:
+                text = exc.read()[:2000].decode("utf-8", "replace")
+                is_refusal = exc.code == 400 or (exc.code == 403 and NO_LOGPROBS in text.lower())
+                change = diagnose(load_object(text) or text) if is_refusal and len(fixes) < MAX_FIXES else None
+                if change is None or not change.apply(body):
+                    raise OSError(f"HTTP {exc.code}: {text[:300]}") from None
+                fixes.append(change)
+
+
+def list_models(
+    llm_url: str, timeout: float = 30.0, api_key: str | None = None, auth_header: str = "Authorization"
+) -> list[str]:
+    """Return the names of an endpoint's models; none where it does not say.
+
+    Args:
+        llm_url: Its address.
+        timeout: In seconds.
+        api_key: Its key.
+        auth_header: The header that has the key.
+    """
+    try:
+        answer = _Endpoint(openai_api_base(llm_url), api_key, auth_header, timeout).ask("/models")
+    except _UNREACHABLE:
+        return []
+    return [str(model.get("id") or "") for model in dicts_in(answer.get("data"))]
+
+
+def probe_tool_support(
+    base: str,
+    model: str,
+    *,
+    timeout: float = 60.0,
+    api_key: str | None = None,
+    auth_header: str = "Authorization",
+    fixes: Iterable[ParamFix] | None = None,
+) -> tuple[str, list[ParamFix]]:
+    """Ask an endpoint to call a tool; return `ok`, `no-tool-call`, `rejected` or `unknown`, and changes that it took.
+
+    Args:
+        base: Its address.
+        model: The model's name.
+        timeout: In seconds.
+        api_key: Its key.
+        auth_header: The header that has the key.
+        fixes: Changes that are known to be needed.
+    """
+    endpoint = _Endpoint(openai_api_base(base), api_key, auth_header, timeout)
+    known = list(fixes or ())
+    applied = list(known)
+    question = {"role": "user", "content": "Use the bash tool to list the files in /tmp."}
+    body: Json = {"model": model, "messages": [question], "max_tokens": 512, "temperature": 1.0}
+    body |= {"tools": [{"type": "function", "function": _TOOL}], "tool_choice": "auto"}
+    try:
+        answer = endpoint.complete(body, applied)
+    except OSError as exc:
+        refused = str(exc).startswith("HTTP ")
+        return "rejected" if refused else "unknown", applied[len(known) :]
+    except (ValueError, http.client.HTTPException):
+        return "unknown", applied[len(known) :]
+    choice = _first_choice(answer)
+    if as_dict(choice.get("message")).get("tool_calls"):
+        support = "ok"
+    else:
+        support = "unknown" if choice.get("finish_reason") == "length" else "no-tool-call"
+    return support, applied[len(known) :]
+
+
+def probe_logprobs_mode(
+    base: str,
+    model: str,
+    *,
+    timeout: float = 60.0,
+    api_key: str | None = None,
+    auth_header: str = "Authorization",
+    fixes: Iterable[ParamFix] | None = None,
+) -> str:
+    """Find out whether log-probabilities are those after temperature: `processed`, `raw`, or `unknown`.
+
+    The gap between the two likeliest tokens is asked for at two temperatures. After temperature it is
+    (logit_1 - logit_2) / T, whatever the normalisation: half as wide at twice the temperature. Before, it stays.
+
+    Args:
+        base: The endpoint's address.
+        model: The model's name.
+        timeout: In seconds.
+        api_key: The endpoint's key.
+        auth_header: The header that has the key.
+        fixes: Changes of requests that are known to be needed.
+    """
+    known = list(fixes or ())
+    if any(fix.param == "temperature" for fix in known):
+        return "unknown"
+    endpoint = _Endpoint(openai_api_base(base), api_key, auth_header, timeout)
+    gaps = []
+    for temperature in (1.0, 2.0):
+        question = {"role": "user", "content": "Reply with exactly: hello"}
+        body: Json = {"model": model, "messages": [question], "max_tokens": 1, "temperature": temperature}
+        try:
+            answer = endpoint.complete({**body, "logprobs": True, "top_logprobs": 5}, list(known))
+        except _UNREACHABLE:
+            return "unknown"
+        entries = dicts_in(as_dict(_first_choice(answer).get("logprobs")).get("content"))
+        tops = dicts_in(entries[0].get("top_logprobs")) if entries else []
+        values = [value for value in (finite_number(top.get("logprob")) for top in tops) if value is not None]
+        values.sort(reverse=True)
+        if len(values) < 2 or abs(values[1]) > _LOWEST_LOGPROB:  # engines have -9999 for a token that cannot be
+            return "unknown"
+        gaps.append(values[0] - values[1])
+    if gaps[0] < _SMALLEST_GAP:
+        return "unknown"
+    ratio = gaps[1] / gaps[0]
+    return "raw" if abs(ratio - 1.0) < abs(ratio - 0.5) else "processed"
+
+
+def _first_choice(answer: Json) -> Json:
+    return (dicts_in(answer.get("choices")) or [{}])[0]
+
+
+def _level_of(payload: Json) -> tuple[str, list[str]]:
+    """Return what a response names, and what there is to say about it."""
+    report = check_upstream_response(payload)
+    if report.ok:
+        return "tokens", [str(finding) for finding in report.findings]
+    entries = as_list(as_dict(_first_choice(payload).get("logprobs")).get("content"))
+    has_logprobs = any(as_dict(entry).get("logprob") is not None for entry in entries)
+    findings = [str(finding) for finding in report.findings if finding.code not in _EXPECTED]
+    return "logprobs" if has_logprobs else "text", findings
+
+
+def validate_llm(
+    llm_url: str,
+    model: str,
+    *,
+    provider: str = "openai",
+    timeout: float = 120.0,
+    api_key: str | None = None,
+    auth_header: str = "Authorization",
+    check_logprobs_mode: bool = True,
+    check_tools: bool = True,
+) -> LLMReport:
+    """Find out what an endpoint names of what it samples, by a few small requests.
+
+    Args:
+        llm_url: Its address.
+        model: The model's name.
+        provider: As in `InferenceClient`.
+        timeout: Of one request, in seconds.
+        api_key: Its key.
+        auth_header: The header that has the key.
+        check_logprobs_mode: Whether to find out if log-probabilities are those after temperature.
+        check_tools: Whether to find out if the model calls tools.
+
+    Raises:
+        ValueError: there is no such provider.
+    """
+    if provider not in PROVIDERS:
+        raise ValueError(f"Unknown upstream provider: {provider}")
+    if provider == "anthropic":
+        endpoint = _Endpoint(normalise_engine_base(llm_url), api_key, "x-api-key", timeout)
+        return _validate_anthropic(endpoint, model, check_tools=check_tools)
+    base = openai_api_base(llm_url)
+    report = LLMReport(ok=False, llm_url=base, model=model)
+    report.served_models = served = list_models(base, min(timeout, 30.0), api_key, auth_header)
+    listed = model.rpartition(":")[0] or model if provider == "hf" else model  # "org/model:provider"
+    if served and model not in served and listed not in served:
+        report.findings.append(f"model {model!r} is not served here; available: {served}")
+        return report
+    question = {"role": "user", "content": "Reply with the single word: ok"}
+    body: Json = {"model": model, "messages": [question], "max_tokens": 8, "temperature": 0.0}
+    body |= {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
+    fixes: list[ParamFix] = []
+    try:
+        payload = normalize_response(_Endpoint(base, api_key, auth_header, timeout).complete(body, fixes))
+    except _UNREACHABLE as exc:
+        report.findings.append(f"probe failed: {type(exc).__name__}: {str(exc)[:300]}")
+        report.param_fixes = [str(fix) for fix in fixes]
+        return report
+    report.reachable = True
+    report.capture_level, report.findings = _level_of(payload)
+    report.n_prompt_ids = len(as_list(payload.get("prompt_token_ids")))
+    report.n_completion_ids = len(as_list(_first_choice(payload).get("token_ids")))
+    report.param_fixes = [str(fix) for fix in fixes]
+    how: dict[str, Any] = {"timeout": min(timeout, 60.0), "api_key": api_key, "auth_header": auth_header}
+    if check_tools:
+        report.tool_support, more = probe_tool_support(base, model, fixes=fixes, **how)
+        fixes += more
+        report.param_fixes += [f"{fix} (needed for tool calling)" for fix in more]
+        _report_tools(report)
+    report.findings += [f"[WARN] behaviour_changed: {warning}" for warning in behaviour_warnings(fixes)]
+    if report.trainable and check_logprobs_mode:
+        report.logprobs_mode = probe_logprobs_mode(base, model, fixes=fixes, **how)
+        _report_mode(report)
+    report.ok = report.trainable
+    return report
+
+
+def _report_tools(report: LLMReport) -> None:
+    if report.tool_support == "rejected":
+        report.findings.append("[FATAL] no_tool_calling: the endpoint refuses tools, which every coding agent sends")
+    elif report.tool_support == "no-tool-call":
+        text = "the model was asked to call a tool, and answered with text: agents may stop at their first turn"
+        report.findings.append(f"[WARN] no_tool_call_emitted: {text}")
+
+
+def _report_mode(report: LLMReport) -> None:
+    if report.logprobs_mode != "unknown":  # what the texts of tokens only hint at is known now
+        report.findings = [finding for finding in report.findings if "token_strings" not in finding]
+    if report.logprobs_mode != "raw":
+        return
+    text = "log-probabilities are those before temperature: importance ratios of a trainer would be wrong"
+    if settings.allow_raw_logprobs():
+        report.findings.append(f"[WARN] raw_logprobs_forced: {text}; OPENENV_ALLOW_RAW_LOGPROBS allows it")
+    else:
+        report.capture_level = "logprobs"
+        hint = "start vLLM with --logprobs-mode processed_logprobs, or set OPENENV_ALLOW_RAW_LOGPROBS=1"
+        report.findings.append(f"[FATAL] raw_logprobs: {text}; {hint}")
+
+
+def _validate_anthropic(endpoint: _Endpoint, model: str, *, check_tools: bool) -> LLMReport:
+    report = LLMReport(ok=False, llm_url=endpoint.base, model=model)
+    if not model:
+        report.findings.append("an Anthropic endpoint needs the name of a model")
+        return report
+    content = "Call report_ok with value ok." if check_tools else "Reply with ok."
+    body: Json = {"model": model, "max_tokens": 64, "messages": [{"role": "user", "content": content}]}
+    if check_tools:
+        schema = {"type": "object", "properties": {"value": {"type": "string"}}, "required": ["value"]}
+        body["tools"] = [{"name": "report_ok", "input_schema": schema}]
+        body["tool_choice"] = {"type": "tool", "name": "report_ok"}
+    try:
+        answer = endpoint.ask("/v1/messages", body, **{"anthropic-version": "2023-06-01"})
+    except urllib.error.HTTPError as exc:
+        report.findings.append(f"Native Messages HTTP {exc.code}")
+        return report
+    except _UNREACHABLE as exc:
+        report.findings.append(f"Native Messages probe failed: {type(exc).__name__}")
+        return report
+    blocks = dicts_in(answer.get("content"))
+    if answer.get("type") != "message" or not blocks:
+        report.findings.append("Native Messages probe failed: the answer is no message with content")
+        return report
+    report.reachable, report.capture_level = True, "text"
+    if check_tools:
+        called = any(block.get("type") == "tool_use" and block.get("name") == "report_ok" for block in blocks)
+        report.tool_support = "ok" if called else "no-tool-call"
+    return report
+
+
+def require_llm(
+    llm_url: str,
+    model: str,
+    *,
+    timeout: float = 120.0,
+    api_key: str | None = None,
+    auth_header: str = "Authorization",
+    require_tokens: bool = False,
+) -> LLMReport:
+    """Find out what an endpoint names, as `validate_llm` does, and insist on it.
+
+    Args:
+        llm_url: Its address.
+        model: The model's name.
+        timeout: Of one request, in seconds.
+        api_key: Its key.
+        auth_header: The header that has the key.
+        require_tokens: Whether it must be one to train with.
+
+    Raises:
+        RuntimeError: it cannot be reached, or cannot be trained with where that is required.
+    """
+    report = validate_llm(llm_url, model, timeout=timeout, api_key=api_key, auth_header=auth_header)
+    if not report.reachable or (require_tokens and not report.trainable):
+        raise RuntimeError(f"{report.summary()}\n\n{HINT}")
+    return report

@@ -1,0 +1,213 @@
+"""A session while a server captures it: the rollout of its calls, whose records become the nodes of its graph."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+from ...tasks.task import Budget, Model
+from ..captured_rollout import CapturedRollout, Spending, key_digest
+from ..dialects import BRIDGES
+from ..dialects.chat_over_anthropic import anthropic_response
+from ..dialects.dialect import LOGPROBS, MALFORMED, STREAM, TOKEN_IDS, as_dict, as_list, dicts_in
+from ..encoding import Json
+from ..parameters import NEUTRAL_SAMPLING, SAMPLING, steering, unasked_sampling
+from ..records import FILE, Call, Recorder, RecordingReader
+from ..training_trace import CaptureReport, check_turn
+from .capture_checks import check_turn_eval
+from .capture_sessions import CaptureSession, extract_harness_session, is_trainable
+from .engine_client import InferenceClient, truncating_params
+from .turn_graph import TurnNode
+
+SAMPLING_KEYS = ("temperature", *NEUTRAL_SAMPLING)
+FAILURES = ("failed", "unreachable", "timeout", "broken", "record_failed")
+_GOOGLES = (
+    "temperature topP topK stopSequences seed presencePenalty frequencyPenalty responseMimeType responseSchema"
+    " responseJsonSchema responseFormat"
+)
+_AGENTS = frozenset().union(*SAMPLING.values(), (f"generationConfig.{name}" for name in _GOOGLES.split())) - {
+    "tool_choice",
+    "parallel_tool_calls",
+}
+"""What agents decide where no trainer does."""
+
+
+class LiveSession:
+    """A session, and the rollout whose calls are its turns."""
+
+    def __init__(self, session: CaptureSession, rollout: CapturedRollout, path: Path, level: str) -> None:
+        self.session = session
+        self.rollout = rollout
+        self.path = path
+        self.used_at = time.monotonic()
+        """When its last call began."""
+        self._level = level
+        self._assumed = rollout.refused
+        self._reader = RecordingReader(path)
+        session.attach(self._update)
+
+    def refused(self) -> frozenset[str]:
+        """Return the parameters that the endpoint turned down in this session."""
+        return self.rollout.refused - self._assumed - {STREAM}
+
+    def _update(self) -> None:
+        """Bring the session up to date with what is on disk."""
+        session, stats = self.session, self.rollout.stats()
+        session.model_calls, session.budget_stop_count = stats.calls, stats.budget_stops
+        session.upstream_errors = sum(stats.endings.get(how, 0) for how in FAILURES)
+        for call in self._reader.advance():
+            if call.ended == "complete":
+                self._add(call)
+            elif call.ended == "context":
+                session.findings.append(f"[WARN] context_budget_exhausted: {as_dict(call.error).get('message')}")
+        failure = stats.record_failure
+        if failure is not None and not any("capture_ingest_failed" in finding for finding in session.findings):
+            session.findings.append(f"[FATAL] capture_ingest_failed: {failure}")
+
+    def _add(self, call: Call) -> None:
+        session, is_exact = self.session, self._level == "tokens"
+        node = turn_node(call, is_pinned=bool(session.sampling))
+        index, reason = len(session.graph.nodes()), node.finish_reason
+        if is_exact:
+            report = check_turn(
+                node.prompt_ids, node.sampled_ids, node.sampled_logprobs, finish_reason=reason, index=index
+            )
+        else:
+            report = check_turn_eval(node.response_message, finish_reason=reason, index=index)
+        if is_exact and not report.ok:
+            node.sampled_logprobs = None  # the tokens are still the context of later turns
+        if not node.trainable:
+            reasons = ", ".join(call.not_trainable)
+            report.add(
+                "WARN", "steered_turn", f"turn {index}: not the policy's own choice, so not trained on: {reasons}"
+            )
+        self._note_sampling(node, report)
+        session.findings.extend(str(finding) for finding in report.findings)
+        session.graph.add_turn(node)
+        session.last_turn_at = call.started_at + call.latency_s
+        session.metadata.setdefault("api_type", call.dialect)
+
+    def _note_sampling(self, node: TurnNode, report: CaptureReport) -> None:
+        """Say once that the agent's sampling was not its to decide."""
+        metadata, changed = self.session.metadata, truncating_params(node.requested_sampling_params)
+        if changed and is_trainable(self.session.purpose, self._level) and "sampling_overridden" not in metadata:
+            metadata["sampling_overridden"] = changed
+            shown = ", ".join(f"{name}={value}" for name, value in sorted(changed.items()))
+            text = f"the agent asked for {shown}; the endpoint got neutral values, as in sampling_params"
+            report.add("WARN", "sampling_neutralised", text)
+
+
+def turn_node(call: Call, *, is_pinned: bool) -> TurnNode:
+    """Return a call as a node.
+
+    Args:
+        call: The call, complete.
+        is_pinned: Whether a trainer decides how answers are sampled; then a call with other parameters is context.
+    """
+    done, sent = call.completion, call.sent
+    sampled = done.sampled
+    logprobs = [value for value in sampled.logprobs if value is not None]
+    is_whole = sampled.has_ids and len(logprobs) == len(sampled) and not sampled.problems
+    steered = steering(call.endpoint_dialect, sent)
+    # A policy that a trainer decides is the whole of it; without one, the agent's temperature is what was asked for.
+    steered += unasked_sampling(_policy(sent), sent) if not is_pinned else call.not_trainable
+    response = as_dict(call.response)
+    if call.endpoint_dialect == "anthropic":
+        response = anthropic_response(response, native_passthrough=True)
+    choice = (dicts_in(response.get("choices")) or [{}])[0]
+    message = as_dict(choice.get("message"))
+    messages = as_list(sent.get("messages"))
+    tools = sent.get("tools")
+    return TurnNode(
+        node_id=f"call-{call.number}",
+        prompt_ids=list(done.prompt_ids or ()),
+        sampled_ids=[token for token in sampled.ids if token is not None] if sampled.has_ids else [],
+        sampled_logprobs=logprobs if is_whole else None,
+        model=sent.get("model"),
+        finish_reason=choice.get("finish_reason"),
+        harness_session_id=extract_harness_session({}, call.request),
+        system_digest=_system_digest(messages),
+        n_tools=len(as_list(tools)),
+        request_messages=messages,
+        request_tools=tools if isinstance(tools, list) else None,
+        sampling_params={name: sent[name] for name in SAMPLING_KEYS if sent.get(name) is not None},
+        requested_sampling_params=_requested(call),
+        response_message=message,
+        trainable=not steered,
+    )
+
+
+def _policy(sent: Json) -> Json:
+    """Return the parameters that are as they should be where no trainer decides: the temperature, and neutral ones."""
+    return {**NEUTRAL_SAMPLING, **({"temperature": sent["temperature"]} if "temperature" in sent else {})}
+
+
+def _requested(call: Call) -> Json:
+    bridge = BRIDGES.get((call.dialect, call.endpoint_dialect))
+    try:
+        request = call.request if bridge is None else bridge.request(call.request)
+    except MALFORMED:
+        request = call.request
+    return {name: request[name] for name in SAMPLING_KEYS if request.get(name) is not None}
+
+
+def _system_digest(messages: list[Any]) -> str | None:
+    for message in dicts_in(messages):
+        content = message.get("content") if message.get("role") == "system" else None
+        if isinstance(content, list):
+            content = " ".join(str(part.get("text", "")) for part in dicts_in(content))
+        if isinstance(content, str) and content:
+            return hashlib.sha256(content.encode("utf-8", "replace")).hexdigest()[:16]
+    return None
+
+
+def open_rollout(
+    session: CaptureSession, client: InferenceClient, *, level: str, cap: int | None, folder: Path
+) -> LiveSession:
+    """Begin to capture a session.
+
+    Args:
+        session: The session.
+        client: The endpoint that its calls go to.
+        level: What that names.
+        cap: The most tokens that an answer may have.
+        folder: Where its records go.
+
+    Raises:
+        CaptureError: the records cannot be made.
+    """
+    recorder = Recorder(folder / FILE)
+    model = _model(session, client, level, cap)
+    budget = Budget(max_calls=session.max_model_calls or None)
+    rollout = CapturedRollout(session.session_id, key_digest(session.session_id), model, Spending(budget), recorder)
+    fixed = {fix.param for fix in client.param_fixes if fix.action == "drop"}
+    unnamed = {"tokens": (), "logprobs": (TOKEN_IDS,), "text": (TOKEN_IDS, LOGPROBS)}
+    rollout.refused = frozenset(fixed.union(unnamed[level]))
+    rollout.ends_at_context_limit = True
+    if not is_trainable(session.purpose, level):
+        rollout.fixes = client.param_fixes  # all sessions of an endpoint share what it asked for
+    described = model.model_dump(mode="json", exclude={"api_key", "extra_headers"})
+    recorder.create({"rollout_id": session.session_id, "model": rollout.redactor.value(described)})
+    return LiveSession(session, rollout, folder, level)
+
+
+def _model(session: CaptureSession, client: InferenceClient, level: str, cap: int | None) -> Model:
+    is_training = is_trainable(session.purpose, level)
+    sampling: Json = dict(session.sampling or session.eval_sampling or (NEUTRAL_SAMPLING if is_training else {}))
+    may_set = () if session.sampling else tuple(sorted(_AGENTS - set(sampling)))
+    is_bearer = client.auth_header.lower() in ("authorization", "x-api-key" if client.provider == "anthropic" else "")
+    key = client.api_key or ""
+    return Model(
+        base_url=client.base_url,
+        name=client.served_model or "",
+        api_key=key if is_bearer else "",  # type: ignore[arg-type]
+        extra_headers={} if is_bearer or not key else {client.auth_header: key},
+        dialect="anthropic" if client.provider == "anthropic" else "openai_chat",
+        top_logprobs=1,
+        return_token_ids=level == "tokens",
+        max_tokens_cap=cap,
+        sampling=sampling,
+        agent_may_set=may_set,
+    )

@@ -1,0 +1,1 @@
+"""Run rollouts: the engine, the phases of one rollout, many on one machine or on Ray."""

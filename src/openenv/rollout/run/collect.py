@@ -1,0 +1,692 @@
+"""Datasets of episodes: a teacher plays the sessions of a harness, and each episode becomes a line of `results.jsonl`.
+
+`CollectRunner` plays, `RolloutSerializer` owns the folder, `push_to_hf_hub` uploads it. Must not know environments or
+servers: a session factory brings them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import math
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from io import FileIO
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import to_jsonable_python
+
+from openenv.client.llm_client import LLMClient, LLMError, LLMResponse, ToolCall
+from openenv.errors import AccessDenied, RolloutCancelled, message_of
+from openenv.protocol.backoff import Backoff
+from openenv.protocol.schema import make_example
+from openenv.protocol.tool_messages import Tool
+
+from .agent_sessions import (
+    HarnessAdapter,
+    HarnessRolloutResult,
+    HarnessRunLimits,
+    Message,
+    ModelStep,
+    ModelStepResult,
+    VerifyResult,
+    agreed_reward,
+    rollout_final_state,
+)
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+RESULTS_FILENAME = "results.jsonl"
+METADATA_FILENAME = "metadata.json"
+README_FILENAME = "README.md"
+
+_SAMPLING_KEYS = frozenset({"temperature", "max_tokens", "top_p"})
+_PAUSES = Backoff(first_pause_s=0.5, longest_pause_s=10.0)
+_REFUSALS = frozenset({400, 401, 403, 404, 413, 422})
+_BLOCK = 1 << 16
+
+
+# ---- one episode ----
+
+
+@dataclass
+class EpisodeRecord:
+    """An episode as the dataset has it: the conversation, the tool calls, and the reward that the environment gave."""
+
+    episode_id: str
+    messages: list[Message]
+    reward: float | None
+    """None only where the environment gives no rewards, and the run keeps such episodes."""
+    done: bool
+    tool_trace: list[dict[str, Any]]
+    metrics: dict[str, Any]
+    verify_metrics: dict[str, Any]
+    artifacts: dict[str, Any]
+    task: Any = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_rollout(
+        cls,
+        episode_id: str,
+        rollout: HarnessRolloutResult,
+        verify: VerifyResult,
+        task: Any = None,
+        extra: dict[str, Any] | None = None,
+        *,
+        requires_reward: bool = True,
+    ) -> EpisodeRecord:
+        """Make the record of a rollout and its verdict.
+
+        Raises:
+            ValueError: The rollout has no reward and needs one, the verdict names another one than the environment
+                gave, or it is not a finite number.
+        """
+        reward = agreed_reward(rollout, verify, is_required=requires_reward)
+        if reward is not None and not math.isfinite(reward):
+            raise ValueError(f"The environment's reward is {reward}, which is not a finite number")
+        state = rollout_final_state(rollout)
+        return cls(
+            episode_id=episode_id,
+            messages=[dict(message) for message in rollout.messages],
+            reward=reward,
+            done=bool(rollout.done or verify.done),
+            tool_trace=state["tool_trace"],
+            metrics=dict(rollout.metrics),
+            verify_metrics=dict(verify.metrics),
+            artifacts=dict(verify.artifacts),
+            task=task,
+            extra=dict(extra or {}),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON values; numbers that JSON does not have are None, other objects their text."""
+        values: dict[str, Any] = to_jsonable_python(self, fallback=str, inf_nan_mode="null")
+        return values
+
+
+# ---- the folder ----
+
+
+class RolloutSerializer:
+    """Writes episodes to a folder: `results.jsonl`, to which lines are added, and `metadata.json`.
+
+    A line is written as a whole or not at all. What a killed process left of one at the end of the file is no episode:
+    it is removed when the next line is written.
+
+    Args:
+        output_dir: The folder; the first write creates it.
+    """
+
+    def __init__(self, output_dir: Path | str) -> None:
+        self._output_dir = Path(output_dir)
+
+    @property
+    def output_dir(self) -> Path:
+        """The folder."""
+        return self._output_dir
+
+    @property
+    def results_path(self) -> Path:
+        """The file of episodes."""
+        return self._output_dir / RESULTS_FILENAME
+
+    @property
+    def metadata_path(self) -> Path:
+        """The file that says how they were collected."""
+        return self._output_dir / METADATA_FILENAME
+
+    def write_episode(self, record: EpisodeRecord) -> None:
+        """Add an episode.
+
+        Raises:
+            ValueError: The file ends with a line that is no episode.
+            OSError: The file cannot be written; it is left as it was.
+        """
+        rest = memoryview(json.dumps(record.to_dict()).encode() + b"\n")
+        self._output_dir.mkdir(parents=True, exist_ok=True)
+        with self.results_path.open("a+b", buffering=0) as file:
+            end = self._end_of_lines(file)
+            try:
+                while rest:  # a disk that is almost full takes a part
+                    rest = rest[file.write(rest) :]
+            except OSError:
+                file.truncate(end)  # half a line would spoil the next one
+                raise
+
+    def write_metadata(self, metadata: dict[str, Any]) -> None:
+        """Replace what the folder says of how its episodes were collected."""
+        self._output_dir.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(to_jsonable_python(metadata, fallback=str, inf_nan_mode="null"), indent=2)
+        draft = self.metadata_path.with_suffix(".json.new")
+        draft.write_text(text + "\n", encoding="utf-8")
+        draft.replace(self.metadata_path)
+
+    def read_metadata(self) -> dict[str, Any]:
+        """Return what `write_metadata` wrote; nothing where the file is absent or damaged."""
+        try:
+            metadata = json.loads(self.metadata_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return metadata if isinstance(metadata, dict) else {}
+
+    def collected_episode_ids(self) -> set[str]:
+        """Return the ids of the episodes in the folder.
+
+        Raises:
+            ValueError: A line is no episode; the text names file and line.
+        """
+        return set(self._episode_ids())
+
+    def _episode_ids(self) -> Iterator[str]:
+        if not self.results_path.exists():
+            return
+        with self.results_path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                if _is_torn(line):
+                    logger.warning("%s:%d was not written to its end and is no episode", self.results_path, number)
+                else:
+                    yield self._episode_id(line, number)
+
+    def _episode_id(self, line: bytes, number: int | str) -> str:
+        place = f"{self.results_path}:{number}"
+        try:
+            record = json.loads(line.decode())
+        except UnicodeDecodeError as exc:
+            raise ValueError(f"{place}: invalid UTF-8: {exc}") from exc
+        except json.JSONDecodeError as exc:
+            raise ValueError(f"{place}: invalid JSON: {exc.msg}") from exc
+        if not isinstance(record, dict):
+            raise ValueError(f"{place}: expected an object")
+        episode_id = record.get("episode_id")
+        if not isinstance(episode_id, str):
+            raise ValueError(f"{place}: expected a string episode_id")
+        return episode_id
+
+    def _end_of_lines(self, file: FileIO) -> int:
+        """Make the file end with a whole line, and return where that is."""
+        end = file.seek(0, os.SEEK_END)
+        start, tail = end, b""
+        while start and b"\n" not in tail:
+            start = max(0, start - _BLOCK)
+            file.seek(start)
+            tail = file.read(end - start)
+        line = tail.rpartition(b"\n")[2]
+        if not line.strip():
+            return end
+        if _is_torn(line):
+            logger.warning("%s: removed its last line, which was not written to its end", self.results_path)
+            return file.truncate(end - len(line))
+        self._episode_id(line, "last line")
+        return end + file.write(b"\n")  # a whole record that another program wrote without an end of line
+
+
+def _is_torn(line: bytes) -> bool:
+    """Say whether a line is what a killed process left of one."""
+    if line.endswith(b"\n"):
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
+
+
+# ---- many episodes ----
+
+
+@dataclass
+class CollectResult:
+    """What a run did: how many episodes it collected, skipped, dropped and could not play."""
+
+    num_collected: int
+    num_skipped: int
+    num_dropped: int
+    num_failed: int
+    episode_ids: list[str]
+    """Every id that was planned."""
+    avg_reward: float
+    """Of the episodes that this run collected."""
+    success_rate: float
+    """How many of them have a reward above 0."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Why each failed episode failed."""
+    num_rewarded: int = 0
+    """How many of the collected ones have a reward."""
+    num_left: int = 0
+    """How many were not played, because too many before them failed in a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class _CollectOptions:
+    """How the episodes of a run are played."""
+
+    model_step: ModelStep
+    retries: int
+    requires_reward: bool
+    stop: threading.Event
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedEpisode:
+    episode_id: str
+    task: Any
+
+
+class CollectRunner:
+    """Plays episodes into a folder, and goes on where an earlier run ended.
+
+    An episode that cannot be played to its end, because the server, the endpoint or a verdict failed, is counted as
+    failed and is never written: it has no reward.
+
+    Args:
+        session_factory: Makes a session for each episode.
+        harness_adapter: Plays it.
+        serializer: Where episodes are kept.
+        tasks: A task for each episode, in order; None once they are used up.
+        limits: Of each episode.
+    """
+
+    def __init__(
+        self,
+        *,
+        session_factory: Any,
+        harness_adapter: HarnessAdapter,
+        serializer: RolloutSerializer,
+        tasks: Iterable[Any] | None = None,
+        limits: HarnessRunLimits | None = None,
+    ) -> None:
+        self._session_factory = session_factory
+        self._harness_adapter = harness_adapter
+        self._serializer = serializer
+        self._tasks: Iterator[Any] = iter(tasks if tasks is not None else ())
+        self._limits = limits
+
+    def run(
+        self,
+        *,
+        model_step: ModelStep,
+        num_episodes: int,
+        episode_id_prefix: str = "ep",
+        resume: bool = True,
+        should_keep: Callable[[EpisodeRecord], bool] | None = None,
+        retries: int = 0,
+        concurrency: int = 1,
+        give_up_after: int | None = None,
+        requires_reward: bool = True,
+    ) -> CollectResult:
+        """Play episodes until there are as many as planned.
+
+        Args:
+            model_step: The teacher.
+            num_episodes: How many there are to be, with those that the folder has.
+            episode_id_prefix: Their ids are this and a number of six digits.
+            resume: Skip those that the folder has; otherwise its `results.jsonl` is renamed first.
+            should_keep: Says of an episode whether it is written; others count as dropped.
+            retries: How often an episode is played again that failed; not after a wrong verdict, without a reward or
+                after a request that was refused.
+            concurrency: How many are played at once, each in a thread.
+            give_up_after: Stop when so many episodes failed in a row.
+            requires_reward: Whether an episode without any reward has failed; otherwise it is kept, with None.
+
+        Raises:
+            ValueError: An argument is out of range, or the folder has a line that is no episode.
+            OSError: An episode cannot be written.
+        """
+        if num_episodes < 0 or retries < 0 or concurrency < 1:
+            raise ValueError("num_episodes and retries must be at least 0, concurrency at least 1")
+        ids = [f"{episode_id_prefix}-{number:06d}" for number in range(num_episodes)]
+        if not resume:
+            self._set_results_aside()
+        present = self._serializer.collected_episode_ids()
+        # A task is taken for each id, so that an episode has the same one in every run.
+        planned = [_PlannedEpisode(episode_id, next(self._tasks, None)) for episode_id in ids]
+        remaining = [one for one in planned if one.episode_id not in present]
+        result = CollectResult(0, len(planned) - len(remaining), 0, 0, ids, 0.0, 0.0, num_left=len(remaining))
+        rewards: list[float] = []
+        failed_in_a_row = 0
+        stop = threading.Event()
+        options = _CollectOptions(_until(stop, model_step), retries, requires_reward, stop)
+        episodes = _played_all(remaining, lambda one: self._played(one, options), concurrency, stop)
+        with _CollectBar(len(planned), result) as show, closing(episodes):
+            for one, record in episodes:
+                result.num_left -= 1
+                if isinstance(record, Exception):
+                    result.num_failed += 1
+                    result.failures[one.episode_id] = f"{type(record).__name__}: {message_of(record)}"
+                    failed_in_a_row += 1
+                elif should_keep is not None and not should_keep(record):
+                    result.num_dropped += 1
+                    failed_in_a_row = 0
+                else:
+                    self._serializer.write_episode(record)
+                    result.num_collected += 1
+                    if record.reward is not None:
+                        rewards.append(record.reward)
+                        result.num_rewarded = len(rewards)
+                        result.avg_reward = sum(rewards) / len(rewards)
+                        result.success_rate = sum(reward > 0 for reward in rewards) / len(rewards)
+                    failed_in_a_row = 0
+                show(one.episode_id)
+                if failed_in_a_row == give_up_after:
+                    break
+        return result
+
+    def _played(self, one: _PlannedEpisode, options: _CollectOptions) -> EpisodeRecord | Exception:
+        """Return the record of an episode, or why there is none."""
+        for attempt in range(options.retries + 1):
+            try:
+                return self._record(one, options)
+            except Exception as exc:
+                logger.info("episode %s failed, attempt %d", one.episode_id, attempt + 1, exc_info=True)
+                is_last = attempt == options.retries or _fails_again(exc)
+                if is_last or options.stop.wait(_PAUSES.pause_s(attempt)):
+                    return exc
+        raise AssertionError("unreachable")
+
+    def _record(self, one: _PlannedEpisode, options: _CollectOptions) -> EpisodeRecord:
+        session = self._session_factory.create(task=one.task, episode_id=one.episode_id)
+        try:
+            rollout = self._harness_adapter.run_white_box(options.model_step, session, self._limits)
+            verdict = session.verify(transcript=rollout.messages, final_state=rollout_final_state(rollout))
+        finally:
+            try:
+                session.close()
+            except Exception:  # the episode has ended, or failed for the reason that is raised
+                logger.warning("the session of episode %s could not be closed", one.episode_id, exc_info=True)
+        return EpisodeRecord.from_rollout(
+            one.episode_id, rollout, verdict, one.task, requires_reward=options.requires_reward
+        )
+
+    def _set_results_aside(self) -> None:
+        path = self._serializer.results_path
+        if not path.exists():
+            return
+        stamp, number = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ"), 0
+        while (aside := path.with_name(f"{path.stem}.{stamp}{f'.{number}' * (number > 0)}.bak{path.suffix}")).exists():
+            number += 1
+        path.rename(aside)
+        warnings.warn(f"resume=False moved existing results file to {aside}", RuntimeWarning, stacklevel=3)
+
+
+def _fails_again(exc: Exception) -> bool:
+    """Say whether an episode would fail for the same reason again: its verdict is wrong, or a request is refused."""
+    if isinstance(exc, LLMError):
+        return exc.status in _REFUSALS
+    return isinstance(exc, ValueError | AccessDenied)
+
+
+def _until(stop: threading.Event, model_step: ModelStep) -> ModelStep:
+    """Let a teacher answer until the run ends, so that no thread goes on with an episode that is not needed."""
+
+    def step(messages: list[Message], tools: list[Tool], sampling: dict[str, Any]) -> ModelStepResult:
+        if stop.is_set():
+            raise RolloutCancelled("the run has ended")
+        return model_step(messages, tools, sampling)
+
+    return step
+
+
+def _played_all(
+    planned: Iterable[_PlannedEpisode],
+    play: Callable[[_PlannedEpisode], EpisodeRecord | Exception],
+    concurrency: int,
+    stop: threading.Event,
+) -> Generator[tuple[_PlannedEpisode, EpisodeRecord | Exception], None, None]:
+    """Play episodes, so many at once, and yield them as they end; what runs when the caller leaves is cancelled."""
+    if concurrency == 1:
+        for one in planned:
+            yield one, play(one)
+        return
+    running: dict[Future[EpisodeRecord | Exception], _PlannedEpisode] = {}
+    waiting = iter(planned)
+    with ThreadPoolExecutor(concurrency, thread_name_prefix="openenv-collect") as pool:
+        try:
+            while True:
+                for one in islice(waiting, concurrency - len(running)):
+                    running[pool.submit(play, one)] = one
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result()
+        finally:
+            stop.set()
+
+
+class _CollectBar:
+    """A bar on a terminal, and a line on standard error for each episode that failed."""
+
+    def __init__(self, total: int, result: CollectResult) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        counts = "collected={task.fields[collected]} failed={task.fields[failed]} reward={task.fields[reward]}"
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn(counts), TimeRemainingColumn())
+        self._bar: Progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._result = result
+        self._line = self._bar.add_task("", total=total, collected=0, failed=0, reward="-")
+
+    def __enter__(self) -> Callable[[str], None]:
+        self._bar.__enter__()
+        self._draw()
+        return self._show
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._bar.__exit__(*exc_info)
+
+    def _show(self, episode_id: str) -> None:
+        if reason := self._result.failures.get(episode_id):
+            self._bar.console.print(f"failed {episode_id}: {reason}", markup=False, highlight=False, soft_wrap=True)
+        self._draw()
+
+    def _draw(self) -> None:
+        result = self._result
+        ended = result.num_skipped + result.num_collected + result.num_dropped + result.num_failed
+        reward = f"{result.avg_reward:.2f}" if result.num_rewarded else "-"
+        self._bar.update(
+            self._line, completed=ended, collected=result.num_collected, failed=result.num_failed, reward=reward
+        )
+
+
+# ---- teachers ----
+
+
+def build_model_step(llm_client: LLMClient, *, system_prompt: str | None = None) -> ModelStep:
+    """Return a client of a language model as the teacher of a harness.
+
+    Of `HarnessRunLimits.sampling` the keys `temperature`, `max_tokens` and `top_p` are passed on; others are dropped.
+
+    Args:
+        llm_client: Any client with `complete_with_tools`.
+        system_prompt: Comes before conversations that have no system message; it is no part of the rollout.
+    """
+
+    def model_step(messages: list[Message], tools: list[Tool], sampling: dict[str, Any]) -> ModelStepResult:
+        sent = list(messages)
+        if system_prompt and not any(message.get("role") == "system" for message in sent):
+            sent.insert(0, {"role": "system", "content": system_prompt})
+        if others := sorted(sampling.keys() - _SAMPLING_KEYS):
+            warnings.warn(f"Dropping unsupported sampling keys: {', '.join(others)}", RuntimeWarning, stacklevel=2)
+        options = {key: value for key, value in sampling.items() if key in _SAMPLING_KEYS}
+        listed = [
+            {"name": tool.name, "description": tool.description, "inputSchema": tool.input_schema} for tool in tools
+        ]
+        request = llm_client.complete_with_tools(sent, listed, **options)
+        answer = asyncio.run_coroutine_threadsafe(request, _model_loop(os.getpid()))
+        try:
+            return ModelStepResult(response=answer.result())
+        except json.JSONDecodeError as exc:
+            raise LLMError(f"the model called a tool with arguments that are no JSON: {exc}") from exc
+        finally:
+            answer.cancel()  # does nothing once there is an answer; after Ctrl-C nothing waits for it
+
+    return model_step
+
+
+def scripted_model_step(messages: list[Message], tools: list[Tool], sampling: dict[str, Any]) -> ModelStepResult:
+    """Play without a model: call the tools in turn, each with the smallest arguments that its schema allows.
+
+    Where the last observation lists `legal_actions`, the first of them is the argument `action_id`, or the only number
+    that the tool takes. For trying out an environment and this pipeline; the episodes teach nothing.
+    """
+    if not tools:
+        return ModelStepResult(LLMResponse("There is no tool to call."))
+    turn = sum(message.get("role") == "assistant" for message in messages)
+    tool = tools[turn % len(tools)]
+    arguments = make_example(tool.input_schema, lambda schema: "a" * max(1, schema.get("minLength", 0)))
+    arguments = arguments if isinstance(arguments, dict) else {}
+    fields: dict[str, Any] = tool.input_schema.get("properties") or {}
+    numbers = [name for name, field in fields.items() if field.get("type") == "integer"]
+    legal = _legal_actions(messages)
+    if legal and ("action_id" in fields or len(numbers) == 1):
+        arguments["action_id" if "action_id" in fields else numbers[0]] = legal[0]
+    call = ToolCall(f"scripted-{turn}", tool.name, arguments)
+    return ModelStepResult(LLMResponse(f"Calling {tool.name}.", [call]))
+
+
+def _legal_actions(messages: list[Message]) -> list[Any]:
+    for message in reversed(messages):
+        content = message.get("content")
+        for match in re.finditer(r'legal[_ ]actions"?:\s*(\[[^\]]*\])', str(content or ""), re.IGNORECASE):
+            try:
+                return list(json.loads(match[1]))
+            except ValueError:
+                continue
+    return []
+
+
+@functools.cache
+def _model_loop(pid: int) -> asyncio.AbstractEventLoop:
+    """Return the event loop of all teachers in this process, in a thread of its own.
+
+    One for all: a client of a provider's SDK keeps its connections in the loop of its first request and fails in any
+    other. A forked process has no such thread any more, so each has its own.
+    """
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="openenv-teachers", daemon=True).start()
+    return loop
+
+
+# ---- the Hub ----
+
+_CARD = """\
+---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: "{results}"
+tags:
+- openenv
+---
+
+# Episodes collected with OpenEnv
+
+{episodes} that a teacher played in an environment, written by `openenv collect`.
+{table}
+## Fields
+
+`{results}` has one JSON object per line, an episode each:
+
+| field | what it is |
+|---|---|
+| `episode_id` | its name in this dataset |
+| `messages` | the conversation, as chat templates and TRL's `SFTTrainer` take it |
+| `reward` | what the environment gave |
+| `done` | whether the episode was over; otherwise the turns were used up |
+| `tool_trace` | each tool call: `tool_name`, `arguments` and `result` |
+| `metrics`, `verify_metrics`, `artifacts` | counts, and what the environment's verdict has besides the reward |
+| `task`, `extra` | what the episode began with, and notes of the collecting program |
+
+## Load
+
+```python
+from datasets import load_dataset
+
+episodes = load_dataset("NAMESPACE/NAME", split="train")
+```
+"""
+
+
+def build_dataset_readme(output_dir: Path | str) -> str:
+    """Return the card of a folder's dataset.
+
+    Its front matter names `results.jsonl` as the only data, or the Hub's viewer would read `metadata.json` as episodes.
+    """
+    folder = RolloutSerializer(output_dir)
+    count = _count_episodes(folder)
+    rows = [f"| `{_cell(key)}` | `{_cell(value)}` |" for key, value in folder.read_metadata().items()]
+    table = "\n".join(["", "| setting | value |", "|---|---|", *rows, ""]) if rows else ""
+    episodes = f"{count} episode" if count == 1 else f"{count} episodes"
+    return _CARD.format(results=RESULTS_FILENAME, episodes=episodes, table=table)
+
+
+def _cell(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return " ".join(text.split()).replace("|", "\\|").replace("`", "'")
+
+
+def _count_episodes(folder: RolloutSerializer) -> int:
+    return sum(1 for _ in folder._episode_ids())
+
+
+def push_to_hf_hub(
+    output_dir: Path | str,
+    repo_id: str,
+    *,
+    private: bool = False,
+    commit_message: str | None = None,
+    token: str | None = None,
+) -> str:
+    """Upload a folder's episodes, their metadata and a card to a dataset of the Hugging Face Hub; return its address.
+
+    The card is written to `README.md` in the folder. Files that are none of these three stay where they are.
+
+    Args:
+        output_dir: The folder.
+        repo_id: The dataset, as `NAMESPACE/NAME`; it is created where there is none.
+        private: Whether a new dataset is private.
+        commit_message: By default how many episodes there are.
+        token: By default the one that `huggingface_hub` finds.
+
+    Raises:
+        FileNotFoundError: The folder has no episodes.
+        ImportError: `huggingface_hub` is not installed.
+    """
+    folder = RolloutSerializer(output_dir)
+    if not folder.results_path.exists():
+        raise FileNotFoundError(f"{folder.output_dir} has no {RESULTS_FILENAME}: collect episodes first")
+    try:
+        from huggingface_hub import HfApi
+    except ImportError as exc:
+        raise ImportError("Uploading needs huggingface_hub: pip install 'openenv[hub]'") from exc
+    (folder.output_dir / README_FILENAME).write_text(build_dataset_readme(folder.output_dir), encoding="utf-8")
+    count = _count_episodes(folder)
+    api = HfApi(token=token)
+    # None leaves it to the organization, whose new datasets may be private by default.
+    repo = api.create_repo(repo_id, repo_type="dataset", private=private or None, exist_ok=True)
+    api.upload_folder(
+        repo_id=repo.repo_id,
+        repo_type="dataset",
+        folder_path=folder.output_dir,
+        allow_patterns=[RESULTS_FILENAME, METADATA_FILENAME, README_FILENAME],
+        commit_message=commit_message or f"Add {count} collected episode{'' if count == 1 else 's'}",
+    )
+    return f"{api.endpoint}/datasets/{repo.repo_id}"

@@ -1,0 +1,763 @@
+"""The phases of one rollout, from an empty sandbox to an outcome.
+
+Knows the order of the phases and frees what each of them took, on every path. The agent's sandbox is closed before the
+verifier's is opened; a tar file of the work tree is all that goes from one to the other.
+"""
+
+# phase      what happens                                               a failure here is
+# ---------  ---------------------------------------------------------  ------------------------------------------
+# sandbox    a fresh sandbox starts                                     sandbox_failed
+# setup      files and setup lines; the home is packed as the baseline  env_failed
+#            (or the sandbox was opened with what the setup of another
+#            rollout left, `shared_setup`)
+# agent      the agent runs; its model calls go through the capture     truncated (time, budget), policy_failed (exit
+#            proxy, under a key that is revoked when it ends            code, lost sandbox), env_failed (recording;
+#                                                                       endpoint that the host cannot reach either)
+# collect    its processes are stopped, the work tree is packed         policy_failed (the tree cannot be taken)
+# verify     checks run in fresh sandboxes                              grader_failed (a check crashes without the
+#                                                                       agent's work, too)
+# store      the engine appends the record                              StoreError
+# done
+#
+# Whatever fails once the agent runs is the agent's failure: an agent that can make its rollout not count would drop its
+# failures from the training data. Two controls, which the agent has no part in, can say otherwise:
+#
+#   a sandbox or collecting failed   a fresh sandbox with what the setup left does the same once more (`_control_run`);
+#                                    if it fails there as well, the rollout is sandbox_failed
+#   a model call failed              the host asks the endpoint itself (`ModelAccess.ask_endpoint`); if it gets no
+#                                    answer either, the rollout is env_failed
+#
+# A work tree that cannot be taken is verified as the setup left it, so it earns what doing nothing earns.
+#
+# A cancellation ends any phase with `cancelled`: it kills the sandbox, so whatever the phase raised then is a
+# consequence. `verify` is skipped after env_failed, and after truncated if `verify_truncated` is off. Only ok,
+# policy_failed and truncated have a reward: in the other cases the number would not be about the policy.
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from openenv.errors import CaptureError, RolloutCancelled, RolloutError, SandboxError, SandboxGone, SandboxTreeError
+from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch
+from openenv.rollout.run.progress import Cancellation, Reporter
+from openenv.rollout.run.shared_setup import SetupGroup, SetupResult
+from openenv.rollout.store.outcome import (
+    AgentFacts,
+    CommandResult,
+    Label,
+    ModelUse,
+    Outcome,
+    Phase,
+    RolloutTurn,
+    Status,
+    is_endpoint_suspect,
+    is_hopeless,
+    label_of,
+)
+from openenv.rollout.tasks.task import Task
+from openenv.rollout.verify.verifier import (
+    Verdict,
+    lay_files,
+    lay_outer_files,
+    merge_for,
+    run_line,
+    sandbox_spec,
+    verify,
+)
+from openenv.rollout.verify.worktree import (
+    MAX_MEMBERS,
+    Merged,
+    UnusableWorktree,
+    WorktreeFiles,
+    join_home,
+    pack_home,
+    read_files,
+    unpack_home,
+    worktree_limit,
+)
+from openenv.sandboxes.base import HOME, WORKDIR, Sandbox, Sandboxes, SandboxSnapshot, SandboxSpec, Stream
+
+if TYPE_CHECKING:
+    from openenv.rollout.capture.capture_server import Capture, CaptureServer
+
+
+logger = logging.getLogger(__name__)
+
+AGENT_PORT = 7000
+"""Where the capture proxy answers inside the agent's sandbox."""
+MAX_LOG_BYTES = 16 * 1024 * 1024
+COLLECT_S = 180.0
+"""How long it may take to stop the agent's processes and to pack its work tree."""
+_TAIL = 256 * 1024
+_LOG_TAIL = 2000
+_SLACK_S = COLLECT_S + 120.0
+_POLL_S = 0.25
+
+
+class AgentLog:
+    """What the agent printed: on disk up to a limit, with the end in memory. A context manager.
+
+    An agent that prints without end fills neither the disk nor the memory, and a disk that is full ends no rollout.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> None:
+        self._file = path.open("wb", buffering=0)  # an error must come with the write that it is about
+        self._lock = threading.Lock()
+        self._left = max_bytes
+        self._tail = bytearray()
+
+    def feed(self, stream: Stream, data: bytes) -> None:
+        """Take output of either stream, as it comes."""
+        with self._lock:
+            if self._left > 0 and not self._file.closed:
+                try:
+                    self._file.write(data[: self._left])
+                    self._left -= len(data)
+                except OSError as exc:
+                    logger.warning("the rest of an agent's log is lost: %s", exc)
+                    self._left = 0
+            self._tail += data[-_TAIL:]
+            if len(self._tail) > 2 * _TAIL:
+                del self._tail[:-_TAIL]
+
+    def tail(self, chars: int = _TAIL) -> str:
+        """Return the end of the output."""
+        with self._lock:
+            return bytes(self._tail).decode("utf-8", "replace")[-chars:]
+
+    def __enter__(self) -> AgentLog:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._lock:
+            self._file.close()
+
+
+class ModelAccess:
+    """A rollout's access to its model: a key of the capture proxy, or nothing for an agent without a model.
+
+    Turns what the proxy saw into the facts that labels are made of.
+    """
+
+    def __init__(self, server: CaptureServer | None = None, capture: Capture | None = None) -> None:
+        self._capture = capture
+        self._revoked = False
+        self._lost: str | None = None
+        self._outage: str | None = None
+        self.socket: Path | None = None if server is None else server.socket
+        """The unix socket that the agent's sandbox may reach."""
+        self.key = "" if capture is None else capture.key
+
+    def use(self) -> ModelUse:
+        """Return what the host saw of the calls so far."""
+        if self._capture is None:
+            return ModelUse(needed=False)
+        stats = self._capture.stats()
+        error = stats.last_error or {}
+        return ModelUse(
+            needed=True,
+            calls=stats.calls,
+            answered=stats.endings.get("complete", 0),
+            tokens=stats.completion_tokens,
+            refused=(stats.budget_exhausted or "calls") if stats.budget_stops else None,
+            failures=stats.failures_in_a_row,
+            last_status=error.get("status"),
+            last_error=str(error.get("message", "")),
+            unrecorded=stats.record_failure or self._lost,
+            outage=self._outage or stats.outage,
+        )
+
+    def ask_endpoint(self, cancel: Cancellation) -> bool:
+        """Ask the endpoint as the agent did, with a request that no agent wrote; return whether it answers.
+
+        Raises:
+            RolloutCancelled: before there was an answer.
+        """
+        if self._capture is None or self._outage is not None:
+            return self._outage is None
+        try:
+            answer = self._capture.ask_endpoint()
+            with cancel.on_cancel(answer.cancel):
+                failure = answer.result()
+        except concurrent.futures.CancelledError:
+            cancel.check()
+            failure = "the capture proxy was stopped"
+        except CaptureError as exc:
+            failure = str(exc)
+        if failure is not None:
+            self._outage = f"no answer to the host either: {failure}"
+        return failure is None
+
+    def turns(self) -> list[RolloutTurn]:
+        """Return the recorded calls as trainers read them."""
+        return [] if self._capture is None else self._capture.turns()
+
+    def revoke(self) -> None:
+        """Revoke the key; calls under way are ended and recorded."""
+        if self._capture is None:
+            return
+        if not self._revoked:
+            self._revoked = True
+            if self._capture.stats().revoked:  # not by us: the agent had no model any more
+                self._lost = "the capture proxy was stopped while the agent ran"
+        self._capture.revoke()
+
+
+@contextmanager
+def watch_turns(
+    model: ModelAccess, reporter: Reporter, *, cancel: Cancellation, give_up: Callable[[], None]
+) -> Iterator[None]:
+    """Report each model call while the block runs; call `give_up` when the endpoint is dead, since agents retry."""
+    if model.socket is None:
+        yield
+        return
+    stop = threading.Event()
+
+    def watch() -> None:
+        seen, over = 0, False
+        excused = 0  # failures of the agent's own making: the endpoint answered the host in spite of them
+        while not over:
+            over = stop.wait(_POLL_S)  # once more after the end, for the last calls
+            use = model.use()
+            excused = min(excused, use.failures)
+            if not over and is_hopeless(replace(use, failures=use.failures - excused)):
+                if not model.ask_endpoint(cancel):
+                    reporter.say(f"giving up: {use.last_error}")
+                    give_up()
+                    return
+                excused = use.failures
+            while seen < use.calls:
+                seen += 1
+                reporter.say(f"model call {seen}", turn=seen)
+
+    def watch_quietly() -> None:
+        with contextlib.suppress(RolloutCancelled, SandboxError):  # the sandbox ended meanwhile
+            watch()
+
+    thread = threading.Thread(target=watch_quietly, name="openenv-turns", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextmanager
+def _closing(sandbox: Sandbox) -> Iterator[Sandbox]:
+    """Close a sandbox after the block; one that cannot be closed changes nothing about its rollout."""
+    try:
+        yield sandbox
+    finally:
+        try:
+            sandbox.close()
+        except SandboxError:
+            logger.exception("sandbox %s could not be closed", sandbox.sandbox_id)
+
+
+@contextmanager
+def _time_limit(sandbox: Sandbox, seconds: float) -> Iterator[None]:
+    """Kill a sandbox if the block takes longer."""
+
+    def end() -> None:
+        with contextlib.suppress(SandboxError):  # `_closing` reports it
+            sandbox.kill()
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+_LOOK = """
+chmod u+rwx "$1"
+[ -d "$2" ] && [ ! -L "$2" ] && chmod u+rwx "$2" || exit 1
+[ "$(find "$2" 2> /dev/null | head -n "$3" | wc -l)" -lt "$3" ] || exit 2
+"""
+"""Opens the home and the work folder, of which the agent may have taken its own rights away, and counts its entries:
+to pack a million of them, only to find out that they are too many, would take the host minutes."""
+
+
+class PhaseFailed(Exception):
+    """The rollout ends here, with this status."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.label = Label(status, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPlan:
+    """Everything that is decided before a rollout starts."""
+
+    rollout_id: str
+    task: Task
+    agent: Agent
+    installation: Installation
+    backend: Sandboxes
+    verify_backend: Sandboxes
+    folder: Path
+    home: str = HOME
+    model_name: str = ""
+    max_seconds: float | None = None
+    options: dict[str, object] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    verify_truncated: bool = True
+    log: Path | None = None
+    """Where the agent's output goes, for those who watch; by default into the folder."""
+    setup_group: SetupGroup | None = None
+    """The rollouts that this one shares its setup with."""
+
+
+class RolloutRun:
+    """A rollout that runs once.
+
+    Args:
+        plan: What to run; the caller makes and removes its folder.
+        model: How the agent reaches its model.
+        reporter: Gets the progress.
+        cancel: Ends the rollout early.
+    """
+
+    def __init__(self, plan: RolloutPlan, model: ModelAccess, *, reporter: Reporter, cancel: Cancellation) -> None:
+        self._plan, self._model, self._reporter, self._cancel = plan, model, reporter, cancel
+        self._label: Label | None = None
+        self._label_phase: Phase = "done"
+        self._verdict = Verdict()
+        self._exit_code: int | None = None
+        self._log_tail = ""
+        self._setup: list[CommandResult] = []
+        self._setup_rollout_id: str | None = None  # of another rollout, which ran the setup for this one
+        self._sandbox_id, self._workdir = "", WORKDIR
+        self._merged: Merged | None = None
+        self._lost_worktree = False
+        self._in_doubt: tuple[Phase, Exception] | None = None  # the first failure since the agent started
+        self.work = plan.folder / "worktree.tar"
+        self.baseline = plan.folder / "baseline.tar"
+        self.log = plan.log or plan.folder / "agent.log"
+
+    def run(self) -> Outcome:
+        """Run all phases; failures become labels."""
+        started_at = time.time()
+        complete = False
+        try:
+            self._agent_side()
+            self._verify_side()
+            complete = True
+        except PhaseFailed as stop:
+            self._set(stop.label)
+        except RolloutCancelled as stop:
+            self._set(Label("cancelled", str(stop)))
+        except SandboxError as exc:
+            self._set(Label("sandbox_failed", str(exc)))
+        except (RolloutError, OSError) as exc:
+            self._set(Label("env_failed", str(exc)))
+        except Exception as exc:  # the boundary of a rollout: the others go on
+            logger.exception("rollout %s failed", self._plan.rollout_id)
+            self._set(Label("env_failed", f"{type(exc).__name__}: {exc}"))
+        if self._cancel.cancelled and not complete:  # the phase's own failure is a consequence
+            self._set(Label("cancelled", self._cancel.reason))
+        return self._outcome(started_at)
+
+    def refuse(self, status: Status, reason: str) -> Outcome:
+        """Return the outcome of a rollout that cannot begin."""
+        self._set(Label(status, reason))
+        return self._outcome(time.time())
+
+    def _set(self, label: Label) -> None:
+        self._label, self._label_phase = label, self._reporter.phase
+
+    def _agent_side(self) -> None:
+        plan = self._plan
+        with ExitStack() as stack:
+            sandbox = self._sandbox_with_setup(stack)
+            with self._reporter.during("agent", f"starting {plan.agent.name}"):
+                facts = self._run_agent(sandbox, self._prepare_agent(sandbox))
+            with self._reporter.during("collect", "taking the work tree"):
+                problem = self._collect(sandbox)
+        use = self._model.use()
+        if is_endpoint_suspect(use):
+            self._model.ask_endpoint(self._cancel)
+            use = self._model.use()
+        label = label_of(facts, use)
+        if label is not None:
+            self._label, self._label_phase = label, "agent"
+        elif problem is not None:
+            self._label, self._label_phase = Label("policy_failed", problem), "collect"
+        self._cancel.check()
+        if self._in_doubt is not None and (label is None or label.status != "env_failed"):
+            self._control_run(*self._in_doubt)
+
+    def _sandbox_with_setup(self, stack: ExitStack) -> Sandbox:
+        """Open a sandbox in which everything is ready for the agent; the stack closes it."""
+        group = self._plan.setup_group
+        if group is None:
+            return self._sandbox_of_its_own(stack, None)
+        shared = group.result
+        if shared is None and not group.lead():
+            with self._reporter.during("setup", "waiting for another rollout that runs this setup"):
+                shared = group.wait(self._cancel)
+        if shared is None:
+            try:
+                return self._sandbox_of_its_own(stack, group)
+            finally:
+                group.step_down()
+        if shared.snapshot is None and shared.failure is None:
+            return self._sandbox_of_its_own(stack, None)
+        with self._reporter.during("setup", f"set up by rollout {shared.rollout_id}"):
+            self._setup, self._setup_rollout_id = list(shared.results), shared.rollout_id
+            if shared.failure is not None:
+                raise PhaseFailed(shared.failure.status, f"{shared.failure.reason} (in rollout {shared.rollout_id})")
+            if shared.snapshot is not None:
+                self._take_baseline(shared.snapshot)
+        sandbox = self._open_sandbox(stack, replace(self._spec(), from_snapshot=shared.snapshot))
+        if self._plan.task.folders:  # no snapshot has those
+            lay_outer_files(sandbox, self._plan.task)
+        return sandbox
+
+    def _sandbox_of_its_own(self, stack: ExitStack, group: SetupGroup | None) -> Sandbox:
+        """Open a sandbox and run the setup in it, for the group as well."""
+        with ExitStack() as own:
+            sandbox = self._open_sandbox(own, replace(self._spec(), fills_workdir=True, network=self._has_network))
+            with self._reporter.during("setup", "setting up"):
+                try:
+                    self._set_up(sandbox)
+                    self._keep_setup(sandbox, group)
+                except PhaseFailed as stop:
+                    if group is not None and not self._cancel.cancelled:
+                        group.publish(SetupResult(self._plan.rollout_id, list(self._setup), failure=stop.label))
+                    raise
+            if not self._has_network:
+                stack.push(own.pop_all())
+                return sandbox
+        # Another sandbox, and not the same one cut off: connections and processes of the setup end with the first.
+        sandbox = self._open_sandbox(stack, self._spec())
+        with self._reporter.during("setup", "moving the setup to a sandbox without a network"):
+            unpack_home(sandbox, self.baseline)
+            lay_outer_files(sandbox, self._plan.task)
+        return sandbox
+
+    @property
+    def _has_network(self) -> bool:
+        return self._plan.task.network == "setup" and bool(self._plan.task.setup)
+
+    def _open_sandbox(self, stack: ExitStack, spec: SandboxSpec) -> Sandbox:
+        backend, snapshot = self._plan.backend, spec.from_snapshot
+        builds = "" if spec.build is None else f", image {spec.image}"
+        with self._reporter.during("sandbox", f"starting a sandbox ({backend.name}{builds})"):
+            self._cancel.check()
+            sandbox = stack.enter_context(_closing(backend.open(spec)))
+            stack.enter_context(self._cancel.on_cancel(sandbox.kill))
+            if sandbox.from_snapshot is not snapshot:  # a backend around another that makes a spec of its own
+                raise SandboxError(f"{backend.name} opens no sandbox from a snapshot: use run_many(share_setup=False)")
+            self._sandbox_id, self._workdir = sandbox.sandbox_id, sandbox.workdir
+        return sandbox
+
+    def _spec(self) -> SandboxSpec:
+        task = self._plan.task
+        lifetime = len(task.setup) * task.setup_timeout_s + self._agent_limit() + _SLACK_S
+        return replace(
+            sandbox_spec(task),
+            mounts=self._plan.installation.mounts,
+            timeout_s=lifetime,
+            home=self._plan.home,
+            metadata={"rollout_id": self._plan.rollout_id},
+        )
+
+    def _agent_limit(self) -> float:
+        limit = self._plan.task.agent_timeout_s
+        return limit if self._plan.max_seconds is None else min(limit, self._plan.max_seconds)
+
+    def _set_up(self, sandbox: Sandbox) -> None:
+        task = self._plan.task
+        lay_files(sandbox, task.files)
+        for number, line in enumerate(task.setup, 1):
+            self._cancel.check()
+            ran = run_line(sandbox, line, timeout=task.setup_timeout_s)
+            self._setup.append(ran.result)
+            exit_code = ran.result.exit_code
+            self._reporter.say(f"setup {number} of {len(task.setup)}: exit code {exit_code}")
+            if ran.timed_out:
+                raise PhaseFailed("env_failed", f"setup line {number} did not end within {task.setup_timeout_s:g} s")
+            if exit_code != 0:
+                raise PhaseFailed("env_failed", f"setup line {number} exited with code {exit_code}")
+
+    def _keep_setup(self, sandbox: Sandbox, group: SetupGroup | None) -> None:
+        """Keep what the setup left: for the verifier, and for the other rollouts of the group if there are any."""
+        is_shared = group is not None and group.members > 1
+        snapshot = self._snapshot(sandbox) if is_shared else None
+        try:
+            if snapshot is not None:
+                self._take_baseline(snapshot)
+            elif self._plan.task.files or self._plan.task.setup or self._plan.task.workdir:
+                self._pack_baseline(sandbox)
+        except BaseException:
+            if snapshot is not None:
+                snapshot.close()
+            raise
+        if group is not None and is_shared:
+            group.publish(SetupResult(self._plan.rollout_id, list(self._setup), snapshot))
+
+    def _snapshot(self, sandbox: Sandbox) -> SandboxSnapshot | None:
+        """Return a snapshot; None where there can be none, so that each rollout has to run its setup."""
+        try:
+            return sandbox.snapshot()
+        except SandboxGone:
+            raise
+        except (SandboxError, OSError) as exc:
+            self._reporter.say(f"the setup is not shared: {exc}")
+            return None
+
+    def _pack_baseline(self, sandbox: Sandbox) -> None:
+        try:
+            pack_home(sandbox, self.baseline, max_bytes=worktree_limit(self._plan.task.limits))
+        except SandboxGone:
+            raise
+        except SandboxError as exc:
+            raise PhaseFailed("env_failed", f"what the setup left cannot be kept for the verifier: {exc}") from exc
+
+    def _take_baseline(self, snapshot: SandboxSnapshot) -> None:
+        source = snapshot.archives[snapshot.home]
+        workdir = self._plan.task.workdir
+        if workdir is not None and workdir in snapshot.archives:
+            join_home(source, snapshot.archives[workdir], self.baseline)
+            return
+        try:
+            os.link(source, self.baseline)  # it is only read
+        except OSError:  # on another disk
+            shutil.copyfile(source, self.baseline)
+
+    def _prepare_agent(self, sandbox: Sandbox) -> Launch:
+        plan = self._plan
+        base_url = ""
+        if self._model.socket is not None:
+            base_url = sandbox.expose(self._model.socket, port=AGENT_PORT).rstrip("/") + "/v1"
+        run = AgentRun(
+            task=plan.task,
+            base_url=base_url,
+            api_key=self._model.key,
+            model=plan.model_name,
+            home=sandbox.home,
+            workdir=sandbox.workdir,
+            installation=plan.installation,
+            options=plan.options,
+        )
+        launch = plan.agent.prepare(sandbox, run)
+        self._cancel.check()
+        return launch
+
+    def _run_agent(self, sandbox: Sandbox, launch: Launch) -> AgentFacts:
+        limit = self._agent_limit()
+        with AgentLog(self.log) as log:
+            try:
+                return self._follow_agent(sandbox, launch, log, limit)
+            except Exception as exc:
+                failure = f"the end of the agent was not seen: {self._doubt(exc)}"
+                return AgentFacts(self._exit_code, timed_out=False, limit_s=limit, failure=failure)
+            finally:
+                self._log_tail = log.tail(_LOG_TAIL)
+
+    def _follow_agent(self, sandbox: Sandbox, launch: Launch, log: AgentLog, limit: float) -> AgentFacts:
+        try:
+            with watch_turns(self._model, self._reporter, cancel=self._cancel, give_up=sandbox.stop_processes):
+                done = sandbox.exec(
+                    launch.argv,
+                    envs=launch.envs,
+                    cwd=launch.cwd or sandbox.workdir,
+                    timeout=limit,
+                    on_output=log.feed,
+                    max_output=64 * 1024,
+                )
+        finally:
+            self._model.revoke()
+        self._exit_code = done.exit_code
+        self._reporter.say(f"the agent ended with exit code {done.exit_code}")
+        failure = self._plan.agent.failure(done.exit_code, log.tail())
+        return AgentFacts(done.exit_code, done.timed_out, limit, failure)
+
+    def _collect(self, sandbox: Sandbox) -> str | None:
+        """Stop the agent's processes and take its work tree; return what makes that impossible, or None."""
+        try:
+            with _time_limit(sandbox, COLLECT_S):
+                sandbox.stop_processes()
+                self._merged = self._take_worktree(sandbox, self.work, self._plan.folder / "merged.tar")
+        except Exception as exc:
+            self._lost_worktree = True
+            problem = f"the work tree cannot be taken: {self._doubt(exc)}"
+            self.work.unlink(missing_ok=True)
+            return problem
+        return None
+
+    def _take_worktree(self, sandbox: Sandbox, work: Path, merged: Path) -> Merged:
+        """Pack the work tree into `work`, and write what the verifier is to see of it to `merged`.
+
+        Raises:
+            UnusableWorktree, SandboxError, OSError: it cannot be taken.
+        """
+        places = (sandbox.home, sandbox.workdir)
+        look = sandbox.exec(["/bin/sh", "-c", _LOOK, "sh", *places, str(MAX_MEMBERS + 2)], cwd="/")
+        if look.exit_code == 2:
+            raise UnusableWorktree(f"the work tree holds more than {MAX_MEMBERS} entries")
+        if look.exit_code != 0:
+            raise UnusableWorktree("the work folder is gone, or something else is in its place")
+        limit = worktree_limit(self._plan.task.limits)
+        try:
+            sandbox.pack(sandbox.workdir, work, max_bytes=limit)
+        except PermissionError:  # the agent took its own rights away
+            sandbox.exec(["chmod", "-R", "u+rwX", "--", sandbox.workdir], cwd="/")
+            sandbox.pack(sandbox.workdir, work, max_bytes=limit)
+        baseline = self.baseline if self.baseline.exists() else None
+        return merge_for(self._plan.task, work, baseline, merged, root=sandbox.workdir, max_bytes=limit)
+
+    def _doubt(self, exc: Exception) -> str:
+        """Note a failure since the agent started, of which a control run has to show whose it is; return its text.
+
+        Raises:
+            RolloutCancelled: the failure is a consequence of that.
+            OSError: the host's folder of this rollout was removed. (A full disk is no proof: a large tree can fill it.)
+        """
+        self._cancel.check()
+        if isinstance(exc, OSError) and not self._plan.folder.is_dir():
+            raise exc
+        self._in_doubt = self._in_doubt or (self._reporter.phase, exc)
+        if isinstance(exc, SandboxError | UnusableWorktree | OSError):
+            return str(exc)
+        logger.error("rollout %s failed", self._plan.rollout_id, exc_info=exc)
+        return f"{type(exc).__name__}: {exc}"
+
+    def _control_run(self, phase: Phase, exc: Exception) -> None:
+        """Do in a fresh sandbox, with what the setup left, what failed in the agent's.
+
+        Raises:
+            PhaseFailed: it fails there, too, so the agent is not the reason.
+        """
+        work, merged = self._plan.folder / "control.tar", self._plan.folder / "control-merged.tar"
+        try:
+            with self._reporter.during(phase, f"{exc}: a control run, where no agent was"), ExitStack() as stack:
+                sandbox = stack.enter_context(_closing(self._plan.backend.open(self._spec())))
+                stack.enter_context(self._cancel.on_cancel(sandbox.kill))
+                stack.enter_context(_time_limit(sandbox, COLLECT_S))
+                if self.baseline.exists():
+                    unpack_home(sandbox, self.baseline)
+                done = sandbox.exec(["true"])
+                if done.exit_code != 0:
+                    raise SandboxError(f"a command that does nothing exited with code {done.exit_code}")
+                sandbox.stop_processes()
+                self._take_worktree(sandbox, work, merged)
+        except Exception as again:
+            self._cancel.check()
+            is_of_the_task = isinstance(again, UnusableWorktree | SandboxTreeError)
+            status: Status = "env_failed" if is_of_the_task else "sandbox_failed"
+            raise PhaseFailed(status, f"{exc} (and where no agent was: {again})") from again
+        finally:
+            work.unlink(missing_ok=True)
+            merged.unlink(missing_ok=True)
+
+    def _verify_side(self) -> None:
+        status = "ok" if self._label is None else self._label.status
+        if status == "env_failed" or (status == "truncated" and not self._plan.verify_truncated):
+            return
+        if not self._plan.task.verify:
+            return
+        with self._reporter.during("verify", "verifying in a fresh sandbox"):
+            try:
+                self._verdict = self._verify(with_work=self._merged is not None)
+            except (RolloutCancelled, SandboxError):
+                raise
+            except Exception as exc:
+                if self._merged is None:
+                    raise
+                logger.exception("the work of rollout %s cannot be verified", self._plan.rollout_id)
+                self._verdict = self._verify(with_work=False)
+                self._set(Label("policy_failed", f"its work cannot be verified: {type(exc).__name__}: {exc}"))
+        if self._verdict.crash is not None:
+            before = "" if self._label is None else f" (before that, {self._label.status}: {self._label.reason})"
+            self._label, self._label_phase = Label("grader_failed", f"{self._verdict.crash}{before}"), "verify"
+
+    def _verify(self, *, with_work: bool) -> Verdict:
+        return verify(
+            self._plan.task,
+            self._plan.verify_backend,
+            worktree=self._plan.folder / "merged.tar" if with_work else None,
+            baseline=self.baseline if self.baseline.exists() else None,
+            home=self._plan.home,
+            cancel=self._cancel,
+            report=self._reporter.say,
+        )
+
+    def _outcome(self, started_at: float) -> Outcome:
+        plan, label, verdict = self._plan, self._label, self._verdict
+        files = self._files()
+        trusted = label is None or label.status in ("policy_failed", "truncated")
+        return Outcome(
+            rollout_id=plan.rollout_id,
+            task_id=plan.task.task_id,
+            status="ok" if label is None else label.status,
+            phase=self._label_phase,
+            reason=None if label is None else label.reason,
+            reward=verdict.reward if trusted else None,
+            trust=verdict.trust if "isolation" in plan.backend.features else verdict.trust and "shared",
+            agent=plan.agent.name,
+            model=plan.model_name,
+            agent_exit_code=self._exit_code,
+            agent_log_tail=self._log_tail,
+            setup_results=self._setup,
+            verify_results=verdict.results,
+            turns=self._turns(),
+            files=files.texts,
+            files_extra=files.others,
+            sandbox=plan.backend.name,
+            sandbox_id=self._sandbox_id,
+            started_at=started_at,
+            wall_s=self._reporter.elapsed_s,
+            phase_s=dict(self._reporter.phase_s),
+            metadata=self._metadata(),
+        )
+
+    # An agent writes a part of what these two read. It must not be able to cost its rollout the outcome.
+
+    def _turns(self) -> list[RolloutTurn]:
+        try:
+            return self._model.turns()
+        except Exception:
+            logger.exception("the model calls of rollout %s cannot be read", self._plan.rollout_id)
+            return []
+
+    def _files(self) -> WorktreeFiles:
+        try:
+            return read_files(self.work, root=self._workdir) if self.work.exists() else WorktreeFiles()
+        except Exception:
+            logger.exception("the work tree of rollout %s cannot be read", self._plan.rollout_id)
+            return WorktreeFiles()
+
+    def _metadata(self) -> dict[str, Any]:
+        notes: dict[str, Any] = {}
+        if self._setup_rollout_id is not None:
+            notes["setup_rollout_id"] = self._setup_rollout_id
+        if self._plan.installation.version:
+            notes["agent_version"] = self._plan.installation.version
+        if self._verdict.sandbox_id:
+            notes["verify_sandbox_id"] = self._verdict.sandbox_id
+        if len(self._verdict.rewards) > 1:
+            notes["rewards"] = self._verdict.rewards
+        if self._verdict.ignored_reward_file:
+            notes["ignored_reward_file"] = True
+        if self._lost_worktree:
+            notes["lost_worktree"] = True
+        if self._merged is not None and (self._merged.removed or self._merged.restored):
+            notes["protected"] = {"removed": self._merged.removed[:100], "restored": self._merged.restored[:100]}
+        return {**self._plan.metadata, **notes}

@@ -1,0 +1,192 @@
+"""What a caller holds while a rollout runs: a `Cancellation` to end it, and the events that a `Reporter` sends.
+
+Also the `ProgressBar` of `run_rollout(progress=True)`. Knows callbacks, clocks and a terminal only.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from openenv.errors import RolloutCancelled
+from openenv.rollout.store.outcome import Outcome, Phase, Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+logger = logging.getLogger(__name__)
+
+OnProgress = Callable[[Progress], None]
+_BAR_TEXT = 120
+
+
+class Cancellation:
+    """A request to stop, which can be made once and from any thread.
+
+    A rollout registers how to end what it waits for; `cancel` calls that, so nothing has to be polled.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._event = threading.Event()
+        self._reason = ""
+        self._callbacks: list[Callable[[], object]] = []
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._event.is_set()
+
+    @property
+    def reason(self) -> str:
+        """The reason for the cancellation, or nothing."""
+        return self._reason
+
+    def cancel(self, reason: str = "cancelled by the caller") -> None:
+        """Stop everything that listens; later calls change nothing."""
+        with self._lock:
+            if self._event.is_set():
+                return
+            self._reason = reason
+            self._event.set()
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:  # the other callbacks must still run
+                logger.exception("a rollout could not be stopped")
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for a cancellation, and return whether there was one."""
+        return self._event.wait(timeout)
+
+    def check(self) -> None:
+        """Raise if `cancel` was called.
+
+        Raises:
+            RolloutCancelled: it was; the text is the reason.
+        """
+        if self._event.is_set():
+            raise RolloutCancelled(self._reason)
+
+    @contextmanager
+    def on_cancel(self, callback: Callable[[], object]) -> Iterator[None]:
+        """Call back on a cancellation while the block runs; at once if there was one already."""
+        with self._lock:
+            self._callbacks.append(callback)
+            late = self._event.is_set()
+        try:
+            if late:
+                callback()
+            yield
+        finally:
+            with self._lock:
+                self._callbacks.remove(callback)
+
+
+class Reporter:
+    """Sends the events of one rollout, one at a time, and measures its phases.
+
+    Args:
+        rollout_id: Whose events these are.
+        callbacks: Get each event, in the rollout's threads; calls never overlap. One that raises is logged.
+        lock: Shared by the rollouts that share a callback.
+    """
+
+    def __init__(self, rollout_id: str, *callbacks: OnProgress | None, lock: threading.Lock | None = None) -> None:
+        self._rollout_id = rollout_id
+        self._callbacks = [callback for callback in callbacks if callback is not None]
+        self._lock = lock or threading.Lock()
+        self._began = time.monotonic()
+        self.phase: Phase = "sandbox"
+        self.phase_s: dict[str, float] = {}
+
+    @property
+    def elapsed_s(self) -> float:
+        """The seconds since the rollout began."""
+        return time.monotonic() - self._began
+
+    @contextmanager
+    def during(self, phase: Phase, message: str = "") -> Iterator[None]:
+        """Report that a phase begins, and measure the block."""
+        self.phase = phase
+        began = time.monotonic()
+        self.say(message)
+        try:
+            yield
+        finally:
+            self.phase_s[phase] = self.phase_s.get(phase, 0.0) + time.monotonic() - began
+
+    def say(self, message: str, *, turn: int | None = None) -> None:
+        """Send an event of the current phase."""
+        if not self._callbacks:
+            return
+        event = Progress(
+            rollout_id=self._rollout_id, phase=self.phase, message=message, turn=turn, elapsed_s=self.elapsed_s
+        )
+        with self._lock:
+            for callback in self._callbacks:
+                try:
+                    callback(event)
+                except Exception:  # the caller's code must not end the rollout
+                    logger.exception("a progress callback failed")
+
+
+class ProgressBar:
+    """Shows rollouts in a terminal or a notebook: how many are done, their mean reward, and the latest event.
+
+    A context manager, whose methods are callbacks; elsewhere, such as in a log file, it shows nothing.
+
+    Args:
+        count: How many rollouts there will be; None where that is not known.
+        console: Where to show it; by default standard error, or the notebook's output.
+    """
+
+    def __init__(self, count: int | None, *, console: Console | None = None) -> None:
+        from rich.console import Console  # most rollouts show no bar
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
+
+        if console is None:
+            console = Console()
+            console = console if console.is_jupyter else Console(stderr=True)
+        text = TextColumn("{task.description}", markup=False)
+        visible = console.is_terminal or console.is_jupyter
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
+        self._bar = RichProgress(*columns, console=console, disable=not visible)
+        self._task = self._bar.add_task("", total=count)
+        self._done = 0
+        self._rewards: list[float] = []
+
+    def __enter__(self) -> ProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._bar.stop()
+
+    def on_install(self, message: str) -> None:
+        """Show that an agent is being installed, which can take minutes."""
+        self._describe(message)
+
+    def on_progress(self, event: Progress) -> None:
+        """Show what a rollout does."""
+        self._describe(f"{event.phase}: {event.message}")
+
+    def on_outcome(self, number: int, outcome: Outcome) -> None:
+        """Count a rollout."""
+        self._done += 1
+        if outcome.reward is not None:
+            self._rewards.append(outcome.reward)
+        self._describe(outcome.status)
+        self._bar.update(self._task, completed=self._done)
+
+    def _describe(self, text: str) -> None:
+        mean = f"mean reward {sum(self._rewards) / len(self._rewards):.2f}, " if self._rewards else ""
+        # A part of some messages was written by an agent or an endpoint: a terminal must not obey it.
+        shown = "".join(char if char.isprintable() else " " for char in text[:_BAR_TEXT])
+        self._bar.update(self._task, description=f"{mean}{shown}")

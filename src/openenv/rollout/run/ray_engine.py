@@ -1,0 +1,743 @@
+"""Rollouts on a Ray cluster: `RayEngine` runs each in one of several worker processes, with local sandboxes there.
+
+    this process, the driver                        the cluster
+    RayEngine.run(task) ── a thread per rollout ──> RolloutWorker: an `Engine` with sandboxes and a capture proxy
+         ▲   store, retries, progress                    │ threads: at most `places` rollouts at once
+         └───────── events, files, outcome ──────────────┘ a stream per rollout, as they are made
+
+Only the driver writes to the store. Ray is imported when an engine is entered.
+"""
+
+# A worker:  starting ──> ready ──> lost    its process or node died, or Ray cannot reach it: its rollouts are run
+#                |                          again elsewhere, and another worker starts in its place, where the cluster
+#                v                          has room
+#             unusable                      its node cannot run the sandboxes or the agent: not replaced. The error is
+#                                           raised when no worker is left
+#
+# An attempt that ends as `sandbox_failed`, or whose worker is lost, is repeated, on another node if there is one. No
+# other outcome is: a failure of the agent counts, and repeating it until it passes would falsify the reward.
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import os
+import queue
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from typing_extensions import Unpack
+
+from openenv._lazy import load_package_version
+from openenv.errors import CaptureError, RolloutCancelled, RolloutError
+from openenv.providers.ray_cluster import RayCluster
+from openenv.rollout.agents.base import agent as agent_by_name
+from openenv.rollout.run.engine import Engine, EngineOptions, check_rollout_id, named_backend, new_rollout_id
+from openenv.rollout.run.progress import Cancellation, OnProgress, Reporter
+from openenv.rollout.run.scratch import scratch
+from openenv.rollout.run.shared_setup import SharedSetups, setup_key
+from openenv.rollout.store.outcome import Outcome, Progress, Status
+from openenv.rollout.store.rollout_index import group_of
+from openenv.rollout.store.store import EventLog
+from openenv.rollout.tasks.lint import require_trust
+from openenv.rollout.tasks.task import Task
+from openenv.rollout.verify.verifier import sandbox_spec
+from openenv.sandboxes.base import Sandboxes
+
+logger = logging.getLogger(__name__)
+
+RETRIES = 2
+_CHUNK = 4 * 1024 * 1024
+_UNSENT = 16
+"""How many parts of a stream may wait in a worker: files are not read into memory faster than they are sent."""
+_CONTROL_CALLS = 4
+_STARTS = 3
+"""How often a worker is started whose process dies before it is ready."""
+_CANCEL_S = 60.0
+"""How long a worker may take to end a cancelled rollout before it is killed."""
+_CLOSE_S = 15.0
+_NOTICE_S = 1.0
+
+
+# -- in the cluster ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RayWorkerPlace:
+    """Where a worker runs, and with which version."""
+
+    node_id: str
+    address: str
+    pid: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """The next bytes of a file of a rollout."""
+
+    path: str
+    """Below the rollout's folder: `worktree.tar`, `captures/...`."""
+    data: bytes
+
+
+class Outbox:
+    """Stands for the store in a worker: what the engine keeps goes to the driver, which stores it.
+
+    Args:
+        folder: Where model calls and logs are written until they are sent.
+        has_store: Whether the driver has a store; if not, nothing is sent.
+    """
+
+    def __init__(self, folder: Path, *, has_store: bool) -> None:
+        self.captures = folder / "captures"
+        self._live = folder / "live"
+        self._has_store = has_store
+        self._emits: dict[str, Callable[[FilePart], None]] = {}
+
+    @contextmanager
+    def sending(self, rollout_id: str, emit: Callable[[FilePart], None]) -> Iterator[None]:
+        """Send what is kept of a rollout with `emit` while the block runs."""
+        self._emits[rollout_id] = emit
+        (self._live / rollout_id).mkdir(parents=True)
+        try:
+            yield
+        finally:
+            del self._emits[rollout_id]
+            # The rollout may come again, if its sandbox has failed.
+            for folder in (self.captures, self._live):
+                shutil.rmtree(folder / rollout_id, ignore_errors=True)
+
+    def begin(self, rollout_id: str, task: Task, *, about: Mapping[str, Any] | None = None) -> None:
+        """Do nothing: the driver has begun it."""
+
+    def live_file(self, rollout_id: str, name: str) -> Path:
+        """Return where a file is written while a rollout runs."""
+        return self._live / rollout_id / name
+
+    def keep_capture(self, rollout_id: str, records: Path) -> None:
+        """Send the records of a rollout's model calls."""
+        for path in sorted(records.rglob("*")):
+            if path.is_file():
+                self._send(rollout_id, path, f"captures/{path.relative_to(records).as_posix()}")
+
+    def add(
+        self,
+        outcome: Outcome,
+        task: Task,
+        *,
+        worktree: Path | None = None,
+        baseline: Path | None = None,
+        agent_log: Path | None = None,
+    ) -> None:
+        """Send a rollout's files; those that do not exist are left out. Without a store, its sequences go with it."""
+        records = self.captures / outcome.rollout_id
+        if not self._has_store and records.is_dir():
+            from openenv.rollout.capture import export, read  # agents without a model need none
+
+            with suppress(CaptureError):
+                outcome.keep_sequences(export.sequences(read(records)))
+        for name, path in (("worktree.tar", worktree), ("baseline.tar", baseline), ("agent.log", agent_log)):
+            if path is not None and path.exists():
+                self._send(outcome.rollout_id, path, name)
+
+    def _send(self, rollout_id: str, path: Path, name: str) -> None:
+        if not self._has_store:
+            return
+        emit = self._emits[rollout_id]
+        with path.open("rb") as file:
+            emit(FilePart(name, file.read(_CHUNK)))  # an empty file has a part, too
+            while data := file.read(_CHUNK):
+                emit(FilePart(name, data))
+
+
+class RolloutWorker:
+    """A process of the cluster that runs rollouts: a Ray actor, whose methods are called in threads.
+
+    Args:
+        options: The arguments of its `Engine`.
+        has_store: Whether the driver has a store.
+        shares_setup: Whether rollouts that run here at the same time run equal setups once.
+    """
+
+    def __init__(self, options: EngineOptions, *, has_store: bool, shares_setup: bool) -> None:
+        self._options, self._has_store, self._shares_setup = options, has_store, shares_setup
+        self._stack = ExitStack()
+        self._engine: Engine | None = None
+        self._outbox: Outbox | None = None
+        self._setups: SharedSetups | None = None
+        self._cancellations: dict[str, Cancellation] = {}
+        self._running: set[str] = set()
+
+    def start(self) -> Iterator[RayWorkerPlace | str]:
+        """Yield where this is, then check the sandboxes and install the agent, with messages about that.
+
+        Raises:
+            SandboxUnavailable, AgentUnavailable: this node cannot run the rollouts.
+        """
+        yield from _stream(self._start)
+
+    def _start(self, emit: Callable[[RayWorkerPlace | str], None]) -> None:
+        import ray
+
+        node_id = ray.get_runtime_context().get_node_id()
+        emit(RayWorkerPlace(node_id, ray.util.get_node_ip_address(), os.getpid(), load_package_version()))
+        with ExitStack() as stack:
+            self._outbox = Outbox(stack.enter_context(scratch()), has_store=self._has_store)
+            options: EngineOptions = {**self._options, "on_install": emit, "store": self._outbox}
+            self._engine = stack.enter_context(Engine(**options))
+            self._setups = stack.enter_context(SharedSetups(None)) if self._shares_setup else None
+            self._stack = stack.pop_all()
+
+    def run(
+        self, task: Task, rollout_id: str, metadata: Mapping[str, Any] | None
+    ) -> Iterator[Progress | FilePart | Outcome]:
+        """Run a rollout; yield its events, its files and, at the end, its outcome."""
+        yield from _stream(partial(self._run, task, rollout_id, metadata))
+
+    def _run(
+        self,
+        task: Task,
+        rollout_id: str,
+        metadata: Mapping[str, Any] | None,
+        emit: Callable[[Progress | FilePart | Outcome], None],
+    ) -> None:
+        assert self._engine is not None
+        assert self._outbox is not None
+
+        def report(event: Progress) -> None:
+            # The rollout is done when the driver has stored it.
+            if event.phase != "done" and (self._has_store or event.phase != "store"):
+                emit(event)
+
+        cancel = self._cancellations.setdefault(rollout_id, Cancellation())
+        with ExitStack() as stack:
+            self._running.add(rollout_id)
+            stack.callback(self._running.discard, rollout_id)
+            group = None
+            if self._setups is not None:
+                key = setup_key(task)
+                group = self._setups.join(key)
+                stack.callback(self._setups.leave, key)
+            stack.enter_context(self._outbox.sending(rollout_id, emit))
+            outcome = self._engine.run(
+                task, rollout_id=rollout_id, on_progress=report, cancel=cancel, metadata=metadata, setup_group=group
+            )
+        self._cancellations.pop(rollout_id, None)
+        emit(outcome)
+
+    def cancel(self, rollout_id: str, reason: str) -> None:
+        """End a rollout; its outcome comes as ever. Calls have no order: this may come before the rollout does."""
+        self._cancellations.setdefault(rollout_id, Cancellation()).cancel(reason)
+
+    def close(self) -> None:
+        """End all that runs, and free what the engine holds."""
+        for cancel in list(self._cancellations.values()):
+            cancel.cancel("the engine is closed")
+        deadline = time.monotonic() + _CLOSE_S
+        while self._running and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._stack.close()
+
+
+def _stream(work: Callable[[Callable[[Any], None]], None]) -> Iterator[Any]:
+    """Run blocking work in a thread, and yield what it emits; what it raises is raised at the end."""
+    parts: queue.Queue[Any] = queue.Queue(_UNSENT)
+    end = object()
+    error: BaseException | None = None
+
+    def run() -> None:
+        nonlocal error
+        try:
+            work(parts.put)
+        except BaseException as exc:  # raised in the thread that yields
+            error = exc
+        parts.put(end)
+
+    threading.Thread(target=run, name="openenv-rollout", daemon=True).start()
+    while (part := parts.get()) is not end:
+        yield part
+    if error is not None:
+        raise error
+
+
+# -- in the driver -----------------------------------------------------------------------------------------------------
+
+
+class WorkerLost(Exception):
+    """The process or the node that ran a rollout is gone; the text has Ray's words."""
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A worker as the driver sees it."""
+
+    actor: Any
+    starts_left: int
+    place: RayWorkerPlace | None = None
+    is_ready: bool = False
+    load: int = 0
+    """How many rollouts run there."""
+
+    @property
+    def node(self) -> str:
+        """The address of its node, for texts."""
+        return "a node" if self.place is None else f"node {self.place.address}"
+
+
+class RayEngine:
+    """Runs rollouts on a Ray cluster, from any number of threads at once, as `Engine` does on this machine.
+
+    Rollouts are spread over workers, and these over the nodes. One that ends as `sandbox_failed`, or whose node is
+    lost, is run again on another node, under the same id. `metadata["ray"]` of an outcome names the node, and what
+    failed before.
+
+    Args:
+        cluster: Which cluster, and what a worker reserves in it; by default that of this machine.
+        concurrency: How many rollouts run at once in the whole cluster; by default one for each worker that fits into
+            what the cluster has free. With more of them than that, a worker runs several.
+        retries: How often a rollout is run again whose sandbox or node failed.
+        share_setup: Whether rollouts that run at the same time in one worker run equal setups once.
+        engine: The arguments of `Engine`. Agents and sandboxes that are no names must be such that Ray can pickle them.
+            `capture` cannot be given: each worker has a proxy of its own.
+
+    Raises:
+        ValueError: an argument is not possible here.
+        RolloutError: on entering: Ray is not installed, or there is no such cluster.
+    """
+
+    def __init__(
+        self,
+        cluster: RayCluster | None = None,
+        *,
+        concurrency: int | None = None,
+        retries: int = RETRIES,
+        share_setup: bool = True,
+        **engine: Unpack[EngineOptions],
+    ) -> None:
+        if concurrency is not None and concurrency < 1:
+            raise ValueError("concurrency must be at least 1")
+        if retries < 0:
+            raise ValueError("retries must be 0 or more")
+        if engine.get("capture") is not None:
+            raise ValueError("capture cannot be given with Ray: each worker has a capture proxy of its own")
+        self.agent = agent_by_name(engine.get("agent", "opencode"))
+        self.model = engine.get("model")
+        if self.agent.dialect is not None and self.model is None:
+            raise ValueError(f"The agent '{self.agent.name}' needs a model")
+        sandbox = engine.get("sandbox", "local")
+        backends = (named_backend(sandbox), named_backend(engine.get("verify_sandbox") or sandbox))
+        self._is_isolated = all("isolation" in each.features for each in backends)
+        self._backends = backends
+        self._backend_name = backends[0].name
+        self.store = engine.pop("store", None)
+        self._on_install = engine.pop("on_install", None) or (lambda message: logger.info("%s", message))
+        self._options = engine
+        self._cluster, self._retries, self._share_setup = cluster or RayCluster(), retries, share_setup
+        self.concurrency = concurrency or 0
+        """How many rollouts run at once; where it was not given, known from entering on."""
+        self._places = 1
+        self._ray: Any = None
+        self._folder = Path()
+        self._events = threading.Lock()
+        self._changed = threading.Condition()
+        self._workers: list[_Worker] = []
+        self._unusable: BaseException | None = None
+        self._last_ready_at = 0.0
+        self._is_closed = False
+        self._stack = ExitStack()
+
+    def __enter__(self) -> RayEngine:
+        self._ray = self._cluster.connect(RolloutError)
+        with ExitStack() as stack:
+            self._folder = stack.enter_context(scratch())
+            room = max(1, self._cluster.fits(self._ray.available_resources()))
+            self.concurrency = self.concurrency or room
+            count = min(room, self.concurrency)
+            self._places = math.ceil(self.concurrency / count)
+            self._last_ready_at = time.monotonic()
+            stack.callback(self._close_workers)
+            for _ in range(count):
+                self._start_worker(_STARTS)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    def require_trust(self, task: Task) -> None:
+        """Return if a task's checks can be trusted as far as it and this engine ask; nothing is run.
+
+        Raises:
+            TrustError: one cannot; the text names it and says how to write it.
+        """
+        require_trust(task, self._options.get("min_trust"), isolated=self._is_isolated)
+
+    def require_sandboxes(self, task: Task) -> None:
+        """Return if the backends open sandboxes as a task needs them; what their machines have is seen there.
+
+        Raises:
+            SandboxUnsupported: one has no images, or no network for the setup.
+        """
+        needed = replace(sandbox_spec(task), network=task.network == "setup")
+        for backend in self._backends:
+            Sandboxes.require(backend, needed)
+
+    def run(
+        self,
+        task: Task,
+        *,
+        rollout_id: str | None = None,
+        on_progress: OnProgress | None = None,
+        cancel: Cancellation | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Outcome:
+        """Run one rollout to its end, somewhere; its failures are in the outcome.
+
+        Raises:
+            ValueError: the id cannot be the name of a folder.
+            TrustError: a check of the task can be trusted less than `min_trust` says; nothing was run.
+            StoreError: the outcome could not be stored; it is in the exception.
+            RolloutError: no worker could be started in time.
+            SandboxUnavailable, AgentUnavailable: no node can run the rollouts.
+        """
+        self.require_trust(task)
+        rollout_id = rollout_id or new_rollout_id()
+        check_rollout_id(rollout_id)
+        folder = self._folder / rollout_id
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            raise RolloutError(f"A rollout '{rollout_id}' is running already") from None
+        try:
+            with ExitStack() as stack:
+                events: EventLog | None = None
+                if self.store is not None:
+                    self.store.begin(rollout_id, task, about=self._about(task, metadata))
+                    events = stack.enter_context(EventLog(self.store.live_file(rollout_id, "events.jsonl")))
+                reporter = Reporter(rollout_id, events, on_progress, lock=self._events)
+                run = _RemoteRollout(task, rollout_id, metadata, reporter, cancel or Cancellation(), folder)
+                outcome = self._run(run)
+                if self.store is not None:
+                    self.store.keep_capture(rollout_id, folder / "captures")
+                    tars = {"worktree": folder / "worktree.tar", "baseline": folder / "baseline.tar"}
+                    self.store.add(outcome, task, agent_log=folder / "agent.log", **tars)
+                reporter.phase = "done"
+                reporter.say(f"{outcome.status}, reward {outcome.reward}")
+                return outcome
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _about(self, task: Task, metadata: Mapping[str, Any] | None) -> dict[str, str]:
+        model = "" if self.model is None else self.model.name
+        group = group_of(dict(metadata or {}), task.metadata)
+        return {"agent": self.agent.name, "model": model, "sandbox": self._backend_name, "group": group}
+
+    # -- attempts --------------------------------------------------------------------------------------------------
+
+    def _run(self, run: _RemoteRollout) -> Outcome:
+        """Try a rollout until an attempt says something about the agent, or none is left."""
+        failures: list[str] = []
+        failed_nodes: set[str] = set()
+        for number in itertools.count(1):
+            worker: _Worker | None = None
+            try:
+                worker = self._acquire(run.cancel, failed_nodes)
+                outcome = self._follow(worker, run)
+            except RolloutCancelled as exc:
+                outcome = self._unfinished(run, "cancelled", str(exc))
+            except WorkerLost as exc:
+                assert worker is not None
+                self._replace(worker, str(exc))
+                is_cancelled = run.cancel.cancelled
+                reason = run.cancel.reason if is_cancelled else f"the worker on {worker.node} was lost: {exc}"
+                outcome = self._unfinished(run, "cancelled" if is_cancelled else "sandbox_failed", reason)
+            finally:
+                if worker is not None:
+                    self._release(worker)
+            if outcome.status != "sandbox_failed" or run.cancel.cancelled or number > self._retries:
+                break
+            assert worker is not None
+            assert worker.place is not None
+            failures.append(f"{worker.place.address}: {outcome.reason}")
+            failed_nodes.add(worker.place.node_id)
+            run.forget_files()
+            run.reporter.phase = "sandbox"
+            run.reporter.say(f"attempt {number} of {1 + self._retries} failed: {outcome.reason}; running it again")
+        where: dict[str, Any] = {}
+        if worker is not None and worker.place is not None:
+            where = {"node": worker.place.address, "node_id": worker.place.node_id}
+        if failures:
+            where["failed_attempts"] = failures
+        return outcome.model_copy(update={"metadata": {**outcome.metadata, "ray": where}})
+
+    def _follow(self, worker: _Worker, run: _RemoteRollout) -> Outcome:
+        """Run a rollout on a worker, and take what comes of it.
+
+        Raises:
+            WorkerLost: the worker has died, or cannot be reached.
+        """
+        from ray.exceptions import RayError, RayTaskError
+
+        outcome: Outcome | None = None
+        with self._cancelling(worker, run):
+            try:
+                stream = worker.actor.run.options(num_returns="streaming")
+                for reference in stream.remote(run.task, run.rollout_id, run.metadata):
+                    part = self._ray.get(reference)
+                    if isinstance(part, Outcome):
+                        outcome = part
+                    else:
+                        run.take(part)
+            except RayTaskError as exc:  # raised by our code there, not by Ray
+                raise exc.cause from exc
+            except RayError as exc:
+                raise WorkerLost(_words(exc)) from exc
+        if outcome is None:
+            raise WorkerLost("its stream ended before the rollout did")
+        return outcome
+
+    @contextmanager
+    def _cancelling(self, worker: _Worker, run: _RemoteRollout) -> Iterator[None]:
+        """Pass a cancellation on to a worker while the block runs; kill a worker that does not heed it."""
+        timer = threading.Timer(_CANCEL_S, self._kill, [worker])
+        timer.daemon = True
+
+        def cancel() -> None:
+            worker.actor.cancel.remote(run.rollout_id, run.cancel.reason)
+            timer.start()
+
+        with run.cancel.on_cancel(cancel):
+            try:
+                yield
+            finally:
+                timer.cancel()
+
+    def _unfinished(self, run: _RemoteRollout, status: Status, reason: str) -> Outcome:
+        """Return the outcome of an attempt that no worker has ended."""
+        return Outcome(
+            rollout_id=run.rollout_id,
+            task_id=run.task.task_id,
+            status=status,
+            phase=run.reporter.phase,
+            reason=reason,
+            agent=self.agent.name,
+            model="" if self.model is None else self.model.name,
+            sandbox=self._backend_name,
+            started_at=run.started_at,
+            wall_s=run.reporter.elapsed_s,
+            metadata=dict(run.metadata or {}),
+        )
+
+    # -- workers ---------------------------------------------------------------------------------------------------
+
+    def _start_worker(self, starts: int) -> None:
+        ray = self._ray
+        # A worker needs free threads to be cancelled and closed while all of its places are taken.
+        options = {**self._cluster.actor_options(), "max_concurrency": self._places + _CONTROL_CALLS}
+        remote = ray.remote(RolloutWorker).options(scheduling_strategy="SPREAD", **options)
+        try:
+            actor = remote.remote(self._options, has_store=self.store is not None, shares_setup=self._share_setup)
+        except TypeError as exc:
+            raise ValueError(f"Ray cannot send the agent, the sandboxes or their options to its nodes: {exc}") from exc
+        worker = _Worker(actor, starts - 1)
+        with self._changed:
+            self._workers.append(worker)
+        threading.Thread(target=self._await_start, args=[worker], name="openenv-ray-worker", daemon=True).start()
+
+    def _await_start(self, worker: _Worker) -> None:
+        from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
+
+        try:
+            for reference in worker.actor.start.options(num_returns="streaming").remote():
+                part = self._ray.get(reference)
+                if isinstance(part, RayWorkerPlace):
+                    worker.place = part
+                    self._check_place(part)
+                else:
+                    self._report_install(f"{worker.node}: {part}")
+        except RayTaskError as exc:
+            self._give_up(worker, exc.cause)
+        except RuntimeEnvSetupError as exc:
+            self._give_up(worker, RolloutError(f"The runtime_env of a worker cannot be made: {_words(exc)}"))
+        except RolloutError as exc:
+            self._give_up(worker, exc)
+        except RayError as exc:
+            if worker.starts_left > 0:
+                self._replace(worker, _words(exc))
+            else:
+                self._give_up(worker, RolloutError(f"A worker on {worker.node} does not start: {_words(exc)}"))
+        else:
+            with self._changed:
+                worker.is_ready = True
+                self._last_ready_at = time.monotonic()
+                self._changed.notify_all()
+
+    def _check_place(self, place: RayWorkerPlace) -> None:
+        if place.version != (own := load_package_version()):
+            raise RolloutError(
+                f"Node {place.address} has openenv {place.version}, this process {own}: install the same"
+            )
+        host = "" if self.model is None else urlsplit(self.model.base_url).hostname or ""
+        if _is_loopback(host) and place.address not in ("127.0.0.1", self._ray.util.get_node_ip_address()):
+            logger.warning(
+                "the model at %s is asked from node %s, where that is another machine: give an address that the nodes "
+                "can reach",
+                host,
+                place.address,
+            )
+
+    def _report_install(self, message: str) -> None:
+        try:
+            self._on_install(message)
+        except Exception:  # the caller's code must not keep a worker from starting
+            logger.exception("a callback for installations failed")
+
+    def _acquire(self, cancel: Cancellation, failed_nodes: set[str]) -> _Worker:
+        """Wait for a free place, and take it: the least loaded worker on the least loaded node.
+
+        A rollout that failed on some nodes waits for another node, if there is one.
+
+        Raises:
+            RolloutCancelled: meanwhile.
+            RolloutError, SandboxUnavailable, AgentUnavailable: there is no worker, and none will come.
+        """
+        with cancel.on_cancel(self._wake), self._changed:
+            while True:
+                cancel.check()
+                if self._is_closed:
+                    raise RolloutCancelled("the engine is closed")
+                ready = [worker for worker in self._workers if worker.is_ready]
+                elsewhere = [worker for worker in ready if _node_id(worker) not in failed_nodes]
+                free = [worker for worker in elsewhere or ready if worker.load < self._places]
+                if free:
+                    loads: Counter[str] = Counter()
+                    for worker in ready:
+                        loads[_node_id(worker)] += worker.load
+                    chosen = min(free, key=lambda worker: (worker.load, loads[_node_id(worker)]))
+                    chosen.load += 1
+                    return chosen
+                if not ready:
+                    self._check_hope()
+                self._changed.wait(_NOTICE_S)
+
+    def _check_hope(self) -> None:
+        """Raise if no worker is to be waited for."""
+        if not self._workers and self._unusable is not None:
+            raise self._unusable
+        waited_s = time.monotonic() - self._last_ready_at
+        if waited_s > self._cluster.start_timeout_s:
+            raise RolloutError(
+                f"The Ray cluster has started no worker for {waited_s:.0f} s. One needs {self._cluster.demand()}, and "
+                f"there is free: {self._ray.available_resources()}. Add a node, ask for less (cpus, resources of "
+                "RayCluster), or allow more time (start_timeout_s)."
+            )
+
+    def _release(self, worker: _Worker) -> None:
+        with self._changed:
+            worker.load -= 1
+            self._changed.notify_all()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _replace(self, worker: _Worker, reason: str) -> None:
+        """Start another worker for one that was lost; the first of its rollouts that notices does so."""
+        if not self._remove(worker):
+            return
+        logger.warning("the worker on %s was lost, another is started: %s", worker.node, reason)
+        self._start_worker(_STARTS if worker.is_ready else worker.starts_left)
+
+    def _give_up(self, worker: _Worker, error: BaseException) -> None:
+        """Do without a worker whose node cannot run rollouts."""
+        if self._remove(worker, error):
+            logger.warning("%s runs no rollouts: %s", worker.node, error)
+
+    def _remove(self, worker: _Worker, error: BaseException | None = None) -> bool:
+        """Take a worker from the list; return whether it was there, and the engine goes on."""
+        with self._changed:
+            if worker not in self._workers or self._is_closed:
+                return False
+            self._workers.remove(worker)
+            self._unusable = error or self._unusable
+            if worker.is_ready:
+                self._last_ready_at = time.monotonic()
+            self._changed.notify_all()
+        self._kill(worker)
+        return True
+
+    def _kill(self, worker: _Worker) -> None:
+        with contextlib.suppress(Exception):  # Ray raises various errors for one that is gone
+            self._ray.kill(worker.actor)
+
+    def _close_workers(self) -> None:
+        """Free what the workers hold, then end them: sandboxes and scratch folders go before their processes."""
+        with self._changed:
+            self._is_closed = True
+            workers = list(self._workers)
+            self._changed.notify_all()
+        closing = [worker.actor.close.remote() for worker in workers if worker.is_ready]
+        try:
+            if closing:
+                self._ray.wait(closing, num_returns=len(closing), timeout=2 * _CLOSE_S)
+        finally:
+            for worker in workers:
+                self._kill(worker)
+
+
+@dataclass(frozen=True, slots=True)
+class _RemoteRollout:
+    """A rollout whose attempts run elsewhere: what the driver knows and takes of it."""
+
+    task: Task
+    rollout_id: str
+    metadata: Mapping[str, Any] | None
+    reporter: Reporter
+    cancel: Cancellation
+    folder: Path
+    started_at: float = field(default_factory=time.time)
+
+    def take(self, part: Progress | FilePart) -> None:
+        """Report an event, or write a part of a file."""
+        if isinstance(part, FilePart):
+            path = self.folder / part.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.write(part.data)
+        else:
+            self.reporter.phase = part.phase
+            self.reporter.say(part.message, turn=part.turn)
+
+    def forget_files(self) -> None:
+        """Remove what an attempt has sent that is repeated."""
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
+
+
+def _node_id(worker: _Worker) -> str:
+    return "" if worker.place is None else worker.place.node_id
+
+
+def _words(error: Exception) -> str:
+    """Return the first paragraph of one of Ray's texts, in one line."""
+    return " ".join(str(error).strip().split("\n\n")[0].split())[:500] or type(error).__name__
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,260 @@
+"""What an agent changed: the files of its work tree against what the setup left, line by line.
+
+Both are tar files that a store keeps. What an agent left may be made to be slow to compare: everything has a limit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tarfile import TarInfo
+from typing import Literal
+
+from openenv.rollout.store.outcome import writable
+from openenv.rollout.verify.worktree import BROKEN_ARCHIVE, MAX_MEMBERS, Archive, UnusableWorktree
+
+Change = Literal["added", "removed", "changed"]
+LineMark = Literal[" ", "+", "-", "@"]
+"""A line that is in both, only in the new file, only in the old one; `@` begins a part of the file."""
+
+MOST_FILES = 500
+"""How many changed files are listed."""
+MOST_SHOWN = 100
+"""How many of them are shown line by line."""
+MOST_BYTES = 256 * 1024
+"""How large a file may be that is shown."""
+MOST_LINES = 2000
+"""How many lines of one file are shown."""
+_MOST_COMPARED = 512 * 1024 * 1024
+_MOST_ALIGNED = 1500  # difflib takes the square of it, and longer for what is made to be slow
+_CONTEXT = 3
+_BLOCK = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DiffLine:
+    """One line of a comparison."""
+
+    mark: LineMark
+    text: str
+    old: int | None = None
+    """Its number in the old file."""
+    new: int | None = None
+
+
+@dataclass(slots=True)
+class FileChange:
+    """A file that is not as the setup left it."""
+
+    path: str
+    change: Change
+    size: int
+    """In bytes; of a removed file, what it had."""
+    added: int = 0
+    removed: int = 0
+    """How many lines."""
+    lines: list[DiffLine] = field(default_factory=list)
+    note: str = ""
+    """Why there are no lines, or not all of them."""
+
+
+@dataclass(slots=True)
+class TreeChanges:
+    """All files that are not as the setup left them."""
+
+    files: list[FileChange] = field(default_factory=list)
+    unchanged: int = 0
+    left_out: int = 0
+    """How many more changed files there are."""
+    note: str = ""
+    """Why there is nothing to compare, or only a part of it."""
+
+
+def compare_trees(worktree: Path | None, baseline: Path | None, *, workdir: str = "workdir") -> TreeChanges:
+    """Compare a packed work tree with what the setup left.
+
+    Args:
+        worktree: The work folder as the agent left it; None where it could not be taken.
+        baseline: The home as the setup left it; None where there was no setup.
+        workdir: The work folder's name in the home.
+    """
+    if worktree is None:
+        return TreeChanges(note="The work tree was not kept.")
+    changes = TreeChanges()
+    try:
+        with Archive(worktree, max_members=MAX_MEMBERS) as new:
+            if baseline is None:
+                _compare(new, {}, None, changes)
+            else:
+                with Archive(baseline) as old:
+                    prefix = f"{workdir}/"
+                    below = {name[len(prefix) :]: member for name, member in old.members if name.startswith(prefix)}
+                    _compare(new, below, old, changes)
+    except (UnusableWorktree, *BROKEN_ARCHIVE) as exc:
+        changes.note = f"The work tree cannot be read any further: {exc}"
+    return changes
+
+
+def _compare(new: Archive, before: dict[str, TarInfo], old: Archive | None, changes: TreeChanges) -> None:
+    after = dict(new.members)
+    left = _MOST_COMPARED
+    for name in sorted(after.keys() | before.keys()):
+        now, then = after.get(name), before.get(name)
+        if all(member is None or member.isdir() for member in (now, then)):
+            continue
+        if now is not None and then is not None and _kind(now) == _kind(then):
+            left -= now.size
+            if left < 0:
+                changes.note = "The rest of the work tree was not compared: it is too large."
+                return
+            if old is not None and _is_same(new, now, old, then):
+                changes.unchanged += 1
+                continue
+        if len(changes.files) >= MOST_FILES:
+            changes.left_out += 1
+            continue
+        shown = len(changes.files) < MOST_SHOWN
+        changes.files.append(_change(name, _Side(new, now), _Side(old, then), shown=shown))
+
+
+def _kind(member: TarInfo) -> str:
+    return "link" if member.issym() else "folder" if member.isdir() else "file"
+
+
+def _is_same(new: Archive, now: TarInfo, old: Archive, then: TarInfo) -> bool:
+    if now.issym():
+        return now.linkname == then.linkname
+    now, then = new.file(now), old.file(then)
+    if now.size != then.size or (now.mode ^ then.mode) & 0o100:
+        return False
+    with new.open(now) as one, old.open(then) as other:
+        while True:
+            block = one.read(_BLOCK)
+            if block != other.read(_BLOCK):
+                return False
+            if not block:
+                return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A file in one of the two trees, or nothing."""
+
+    archive: Archive | None
+    member: TarInfo | None
+
+    @property
+    def is_there(self) -> bool:
+        return self.member is not None and not self.member.isdir()
+
+    @property
+    def size(self) -> int:
+        if self.archive is None or self.member is None:
+            return 0
+        return self.archive.file(self.member).size
+
+    def lines(self) -> list[str] | None:
+        """Return its lines, each with its end; None for what is no text, or too large."""
+        if self.archive is None or self.member is None or not self.is_there:
+            return []
+        if self.member.issym():
+            return [f"link to {writable(self.member.linkname)}"]
+        content = self.archive.read(self.archive.file(self.member), MOST_BYTES)
+        try:
+            text = None if content is None or b"\0" in content else content.decode()
+        except UnicodeDecodeError:
+            return None
+        # Not `splitlines`, which ends lines at characters that are no ends of lines to any tool.
+        return None if text is None else [f"{line}\n" for line in text.split("\n")[:-1]] + _last_line(text)
+
+
+def _last_line(text: str) -> list[str]:
+    rest = text.rpartition("\n")[2]
+    return [rest] if rest else []
+
+
+def _change(name: str, new: _Side, old: _Side, *, shown: bool) -> FileChange:
+    change: Change = "added" if not old.is_there else "removed" if not new.is_there else "changed"
+    entry = FileChange(writable(name), change, new.size if new.is_there else old.size)
+    if not shown:
+        entry.note = "not shown: there are many changed files"
+        return entry
+    before, after = old.lines(), new.lines()
+    if before is None or after is None:
+        larger = max(new.size, old.size) > MOST_BYTES
+        entry.note = "too large to be shown" if larger else "no text"
+        return entry
+    for line in _diff(before, after):
+        entry.added += line.mark == "+"
+        entry.removed += line.mark == "-"
+        if len(entry.lines) < MOST_LINES:
+            entry.lines.append(line)
+        else:
+            entry.note = f"only the first {MOST_LINES} lines are shown"
+    if not entry.lines and change == "changed":
+        entry.note = "only its mode has changed"
+    return entry
+
+
+def _diff(before: list[str], after: list[str]) -> Iterator[DiffLine]:
+    """Yield the changed parts with a few lines around them."""
+    for group in _grouped(_operations(before, after)):
+        yield DiffLine("@", f"line {group[0][3] + 1}")
+        for tag, old_from, old_to, new_from, new_to in group:
+            if tag == "equal":
+                for index in range(old_to - old_from):
+                    yield _line(" ", before[old_from + index], old_from + index, new_from + index)
+                continue
+            for index in range(old_from, old_to):
+                yield _line("-", before[index], index, None)
+            for index in range(new_from, new_to):
+                yield _line("+", after[index], None, index)
+
+
+def _line(mark: LineMark, text: str, old: int | None, new: int | None) -> DiffLine:
+    shown = text[:-1] if text.endswith("\n") else f"{text} (no newline at the end)" if mark != " " else text
+    return DiffLine(mark, shown, None if old is None else old + 1, None if new is None else new + 1)
+
+
+_Operation = tuple[str, int, int, int, int]
+
+
+def _operations(before: list[str], after: list[str]) -> list[_Operation]:
+    """Return what difflib's `get_opcodes` returns; where aligning would take too long, the middle is replaced."""
+    start, most = 0, min(len(before), len(after))
+    while start < most and before[start] == after[start]:
+        start += 1
+    end = 0
+    while end < most - start and before[-1 - end] == after[-1 - end]:
+        end += 1
+    old, new = before[start : len(before) - end], after[start : len(after) - end]
+    operations: list[_Operation] = [("equal", 0, start, 0, start)] if start else []
+    if max(len(old), len(new)) <= _MOST_ALIGNED:
+        matcher = difflib.SequenceMatcher(None, old, new)
+        operations += [(tag, start + a, start + b, start + c, start + d) for tag, a, b, c, d in matcher.get_opcodes()]
+    else:
+        operations.append(("replace", start, start + len(old), start, start + len(new)))
+    if end:
+        operations.append(("equal", len(before) - end, len(before), len(after) - end, len(after)))
+    return operations
+
+
+def _grouped(operations: list[_Operation]) -> Iterator[list[_Operation]]:
+    """Yield the parts that belong together; unlike difflib's own, takes the operations from anywhere."""
+    group: list[_Operation] = []
+    for number, (tag, a, b, c, d) in enumerate(operations):
+        if tag != "equal":
+            group.append((tag, a, b, c, d))
+            continue
+        is_first, is_last = number == 0, number == len(operations) - 1
+        if not is_first and (is_last or b - a > 2 * _CONTEXT):
+            ending = min(_CONTEXT, b - a)
+            yield [*group, ("equal", a, a + ending, c, c + ending)]
+            group = []
+        if not is_last:
+            lead = b - a if group else min(_CONTEXT, b - a)
+            group.append(("equal", b - lead, b, d - lead, d))
+    if any(operation[0] != "equal" for operation in group):
+        yield group

@@ -1,0 +1,266 @@
+"""The outcome of a rollout: commands, model turns, status and reward, and the rules that choose the status.
+
+Knows values only. `CommandResult` and `RolloutTurn` are shapes that existing trainers read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
+
+from openenv._notebook import html_table
+from openenv.rollout.capture.training_trace import Sequence
+from openenv.rollout.verify.trust import Trust
+
+Status = Literal["ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled"]
+"""`ok`: verified. `policy_failed`: the agent itself failed (crash, exit code, memory), or something failed after it had
+started and did not fail where no agent was. `truncated`: a time or token limit ended it. `env_failed`: setup or capture
+failed, or the model endpoint does not answer the host either. `sandbox_failed`, `grader_failed`: the sandbox or the
+verifier failed, also without the agent."""
+
+Phase = Literal["sandbox", "setup", "agent", "collect", "verify", "store", "done"]
+"""Where a rollout is, in this order."""
+
+
+_DEEPEST = 32
+
+
+def writable(value: Any, depth: int = 0) -> Any:
+    """Return a value that can be written as JSON: an agent chooses file names, and what an endpoint quotes of it.
+
+    Characters that UTF-8 does not have (the bytes of a name that is no text) become escapes, and what is nested deeper
+    than serialisers go becomes an ellipsis.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict | list | tuple) and depth >= _DEEPEST:
+        return "..."
+    if isinstance(value, dict):
+        return {writable(key): writable(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [writable(item, depth + 1) for item in value]
+    return value
+
+
+_Text = Annotated[str, AfterValidator(writable)]
+_Document = Annotated[dict[str, Any], AfterValidator(writable)]
+
+
+class CommandResult(BaseModel):
+    """What a setup line, a verify line or the `judge` of a check did; a check that fails never has exit code 0."""
+
+    cmd: str
+    exit_code: int
+    stdout: str = ""
+    stderr: str = ""
+    duration_s: float = 0.0
+    run: CommandResult | None = None
+    """What the `run` of a check did."""
+    score: float | None = None
+    """What a check's judge wrote as its reward, where it wrote one: it counts in place of the exit code."""
+    note: str | None = None
+    """Why a check counts otherwise than its exit code says."""
+    trust: Trust | None = None
+    """How far the verdict of a check can be trusted; None for other commands."""
+
+
+class RolloutTurn(BaseModel):
+    """One model call as trainers read it.
+
+    The three token lists have the same length; one is empty where the model server reports nothing of its kind. A
+    single log-probability that is missing is None.
+    """
+
+    turn: int
+    finish_reason: _Text | None = None
+    completion_tokens: list[_Text] = Field(default_factory=list)
+    completion_token_ids: list[int] = Field(default_factory=list)
+    per_token_logps: list[float | None] = Field(default_factory=list)
+    latency_s: float = 0.0
+    timestamp: float = 0.0
+    upstream_status: int | None = None
+    upstream_error: _Document | None = None
+    not_trainable: list[str] = Field(default_factory=list)
+    """Why this turn is not to be trained on, such as `tool_choice: forced tool`; empty where it may be."""
+
+
+class Outcome(BaseModel):
+    """The result of one rollout; `reward` is a number only where it can be trusted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rollout_id: str
+    task_id: str = ""
+    status: Status
+    phase: Phase = "done"
+    """The phase that decided the status: `done` when all were passed."""
+    reason: _Text | None = None
+    reward: float | None = None
+    trust: Trust | None = None
+    """How far the reward can be trusted: as far as the weakest of its checks. None where nothing was verified."""
+    agent: str = ""
+    model: str = ""
+    agent_exit_code: int | None = None
+    agent_log_tail: str = ""
+    setup_results: list[CommandResult] = Field(default_factory=list)
+    verify_results: list[CommandResult] = Field(default_factory=list)
+    turns: list[RolloutTurn] = Field(default_factory=list)
+    files: dict[_Text, str] = Field(default_factory=dict)
+    files_extra: list[_Text] = Field(default_factory=list)
+    sandbox: str = ""
+    sandbox_id: str = ""
+    started_at: float = 0.0
+    wall_s: float = 0.0
+    phase_s: dict[str, float] = Field(default_factory=dict)
+    metadata: _Document = Field(default_factory=dict)
+    # Not fields: what was captured is written once, as records of calls, and tokens of all rollouts fill the memory.
+    _sequences: list[Sequence] = PrivateAttr(default_factory=list)
+    _records: Path | None = PrivateAttr(default=None)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The token sequences of its model calls, from the store if there is one; not in JSON.
+
+        Raises:
+            CaptureError: the records in the store cannot be read.
+        """
+        if self._records is None or not self._records.is_dir():
+            return self._sequences
+        from openenv.rollout.capture import export, records  # they read outcomes
+
+        return export.sequences(records.read(self._records))
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the fields: where the tokens are kept is no part of how a rollout ended."""
+        return isinstance(other, Outcome) and self.__dict__ == other.__dict__
+
+    def keep_sequences(self, source: Iterable[Sequence] | Path) -> None:
+        """Set the sequences: themselves, or the folder of the records that they are read from."""
+        if isinstance(source, Path):
+            self._records = source
+        else:
+            self._sequences = list(source)
+
+    def _repr_html_(self) -> str:
+        phases = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self.phase_s.items())
+        checks = "\n".join(
+            f"{'ok    ' if check.exit_code == 0 else 'failed'} {check.cmd}" for check in self.verify_results
+        )
+        tokens = sum(len(turn.completion_token_ids) for turn in self.turns)
+        rows = {
+            "status": self.status if self.reason is None else f"{self.status}: {self.reason}",
+            "reward": self.reward if self.trust is None else f"{self.reward} ({self.trust})",
+            "task": self.task_id,
+            "agent, model": f"{self.agent}, {self.model}",
+            "model calls": f"{len(self.turns)}, {tokens:,} tokens sampled",
+            "checks": checks,
+            "files": "\n".join([*self.files, *self.files_extra]),
+            "time": f"{self.wall_s:.1f} s ({phases})" if phases else f"{self.wall_s:.1f} s",
+        }
+        return html_table(f"Outcome {self.rollout_id}", [(name, value) for name, value in rows.items() if value != ""])
+
+
+class Progress(BaseModel):
+    """An event of a running rollout: a phase began, a command ended, a model call was made."""
+
+    rollout_id: str
+    phase: Phase
+    message: str = ""
+    turn: int | None = None
+    elapsed_s: float = 0.0
+
+
+_BAD_REQUESTS = frozenset({400, 413, 422})
+"""Statuses that are about the request, so the agent's doing: a prompt that is too long, for example."""
+
+_UNREACHABLE = 9
+"""Attempts in a row without a connection (three per call) after which an endpoint is asked whether it still answers."""
+_FAILING = 30
+"""The same for an endpoint that answers with errors, which pass more often."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUse:
+    """What the host saw of a rollout's model calls."""
+
+    needed: bool
+    calls: int = 0
+    answered: int = 0
+    tokens: int = 0
+    refused: str | None = None
+    """Which limit made the proxy refuse a call, or None."""
+    failures: int = 0
+    """How often the endpoint has failed since its last good answer."""
+    last_status: int | None = None
+    last_error: str = ""
+    unrecorded: str | None = None
+    """Why records of calls are missing, or None."""
+    outage: str | None = None
+    """Why the endpoint did not answer a request of the host, or was gone when the last call failed; else None."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """What the host saw of the agent."""
+
+    exit_code: int | None
+    """None where its end was not seen."""
+    timed_out: bool
+    limit_s: float
+    failure: str | None
+    """What the driver concludes from exit code and log, or why the end was not seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A status other than `ok`, and why."""
+
+    status: Status
+    reason: str
+
+
+def label_of(agent: AgentFacts, model: ModelUse) -> Label | None:
+    """Return what is wrong with an agent's run, or None when nothing is.
+
+    A call that failed is the agent's failure unless `model.outage` says that the endpoint fails the host as well: an
+    agent can write requests at which a sound endpoint fails.
+    """
+    # The order is the order of trust: what the host saw comes before what the agent reports of itself, so that a
+    # broken endpoint or a limit never counts as a failing policy.
+    if model.unrecorded is not None:
+        return Label("env_failed", f"model calls could not be recorded: {model.unrecorded}")
+    if model.outage is not None:
+        how = "no call was answered" if model.answered == 0 else f"{model.answered} calls were answered, then it failed"
+        return Label("env_failed", f"the model endpoint failed ({how}): {model.outage}")
+    if model.refused is not None:
+        return Label("truncated", f"the budget is spent: {model.refused}")
+    if model.needed and model.calls == 0:
+        # Without a call the policy took no part: nothing that it decided can be the reason.
+        end = agent.failure or f"it exited with code {agent.exit_code}"
+        return Label("env_failed", f"the agent made no model call: {end}")
+    if agent.timed_out:
+        return Label("truncated", f"agent timeout: it ran for {agent.limit_s:g} s and was killed")
+    if agent.exit_code == 137:
+        return Label("policy_failed", "the agent was killed (signal 9), as when memory runs out")
+    if agent.failure is not None:
+        return Label("policy_failed", agent.failure)
+    return None
+
+
+def is_endpoint_suspect(model: ModelUse) -> bool:
+    """Return whether the endpoint may be what failed, so that it has to be asked before the agent is blamed."""
+    if not model.needed or model.calls == 0:
+        return False
+    has_failed = model.failures > 0 and model.last_status not in _BAD_REQUESTS
+    return has_failed or (model.answered == 0 and model.tokens == 0)
+
+
+def is_hopeless(model: ModelUse) -> bool:
+    """Return whether calls have failed so often that an endpoint which is down is not worth waiting for."""
+    if model.last_status in _BAD_REQUESTS:
+        return False
+    return model.failures >= (_UNREACHABLE if model.last_status is None else _FAILING)

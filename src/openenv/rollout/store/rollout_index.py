@@ -1,0 +1,481 @@
+"""The index of a store: what each record says in a row, how rows are selected, and figures over many of them.
+
+Knows shards, SQLite and nothing of files that rollouts keep. It can be deleted: it is built again from the shards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import sqlite3
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from openenv.rollout.verify.trust import TRUSTS, Trust, reaches
+
+logger = logging.getLogger(__name__)
+
+FIRST = "first"
+"""The verdict that a rollout got when it ran."""
+LAST = "last"
+"""Its newest verdict."""
+PASS = 1.0
+"""The reward from which on a rollout counts as passed."""
+
+Order = Literal["newest", "oldest", "reward", "turns", "tokens", "wall_s"]
+"""`reward`, `turns`, `tokens` and `wall_s` list the largest first."""
+Grouping = Literal["task_id", "group", "agent", "model", "status", "trust", "sandbox", "verdict"]
+GROUPINGS: tuple[str, ...] = get_args(Grouping)
+
+_VERSION = 3
+_KEPT = 64
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS shards (name TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS records (
+    record_id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, kind TEXT NOT NULL, verdict TEXT NOT NULL,
+    stored_at REAL NOT NULL, task_id TEXT NOT NULL, "group" TEXT NOT NULL, status TEXT NOT NULL, phase TEXT NOT NULL,
+    reason TEXT, reward REAL, trust TEXT, agent TEXT NOT NULL, model TEXT NOT NULL, sandbox TEXT NOT NULL,
+    turns INTEGER NOT NULL, tokens INTEGER NOT NULL, started_at REAL NOT NULL, wall_s REAL NOT NULL,
+    shard TEXT NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,
+    is_last INTEGER NOT NULL DEFAULT 1
+);
+CREATE INDEX IF NOT EXISTS by_rollout ON records (rollout_id, stored_at, record_id);
+CREATE INDEX IF NOT EXISTS by_verdict ON records (verdict, stored_at, record_id) WHERE kind != 'rollout';
+CREATE INDEX IF NOT EXISTS by_reward ON records (reward, stored_at, record_id) WHERE kind = 'rollout';
+-- These two hold all that lists select, order and count by: the rows themselves are not read but for those shown.
+CREATE INDEX IF NOT EXISTS of_first ON records (
+    stored_at, record_id, task_id, status, reward, agent, model, "group", trust, sandbox, turns, tokens, wall_s, kind
+) WHERE kind = 'rollout';
+CREATE INDEX IF NOT EXISTS of_last ON records (
+    stored_at, record_id, task_id, status, reward, agent, model, "group", trust, sandbox, turns, tokens, wall_s, is_last
+) WHERE is_last = 1;
+"""
+_LATER = """
+SELECT 1 FROM records AS later WHERE later.rollout_id = records.rollout_id
+AND (later.stored_at, later.record_id) > (records.stored_at, records.record_id)
+"""
+# By id where the times are equal: a verification can follow within one tick of the clock.
+_ORDERS: Mapping[str, str] = {
+    "newest": "stored_at DESC, record_id DESC",
+    "oldest": "stored_at, record_id",
+    **{name: f"{name} DESC, stored_at DESC, record_id DESC" for name in ("reward", "turns", "tokens", "wall_s")},
+}
+_EQUAL = ("rollout_id", "task_id", "group", "status", "trust", "agent", "model", "sandbox", "kind")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRow:
+    """One record as the index knows it."""
+
+    record_id: str
+    rollout_id: str
+    kind: str
+    verdict: str
+    """`first` for the rollout itself, else the name of the later verdict."""
+    stored_at: float
+    task_id: str
+    group: str
+    status: str
+    phase: str
+    reason: str | None
+    reward: float | None
+    trust: Trust | None
+    agent: str
+    model: str
+    sandbox: str
+    turns: int
+    tokens: int
+    """How many tokens its model calls sampled."""
+    started_at: float
+    wall_s: float
+    shard: str
+    offset: int
+    length: int
+
+
+_NAMES = [column.name for column in fields(RolloutRow)]
+_COLUMNS = ", ".join(f'"{name}"' for name in _NAMES)
+_VALUES = attrgetter(*_NAMES)
+_INSERT = f"INSERT OR IGNORE INTO records ({_COLUMNS}) VALUES ({', '.join('?' * len(_NAMES))})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutFilter:
+    """Which records are meant. None is no condition; of several values a record has to have one."""
+
+    rollout_id: str | Collection[str] | None = None
+    task_id: str | Collection[str] | None = None
+    group: str | Collection[str] | None = None
+    status: str | Collection[str] | None = None
+    trust: str | Collection[str] | None = None
+    agent: str | Collection[str] | None = None
+    model: str | Collection[str] | None = None
+    sandbox: str | Collection[str] | None = None
+    kind: str | Collection[str] | None = None
+    min_trust: Trust | None = None
+    """Only rewards that can be trusted so far; records of before trust was stored cannot."""
+    min_reward: float | None = None
+    max_reward: float | None = None
+    since: float | None = None
+    """Stored at this time or later, in seconds since 1970."""
+    until: float | None = None
+    """Stored before this time."""
+    text: str | None = None
+    """A part of the id, the task, the group or the reason, in any case."""
+    verdict: str | None = FIRST
+    """Which verdict of each rollout counts: `first`, `last`, or the name of a later one, which leaves out the rollouts
+    that have none of that name. None: all of them, each as a record of its own."""
+
+    def having(self, conditions: Mapping[str, Any]) -> RolloutFilter:
+        """Return a filter with further conditions.
+
+        Raises:
+            ValueError: there is no such condition.
+        """
+        unknown = set(conditions) - {field.name for field in fields(self)}
+        if unknown:
+            raise ValueError(f"no such column: {', '.join(sorted(unknown))}")
+        return replace(self, **conditions)
+
+    def sql(self) -> tuple[str, list[object]]:
+        """Return the WHERE clause, or nothing, and its values."""
+        conditions: list[str] = []
+        values: list[object] = []
+
+        def add(condition: str, *more: object) -> None:
+            conditions.append(condition)
+            values.extend(more)
+
+        for name in _EQUAL:
+            value: str | Collection[str] | None = getattr(self, name)
+            if value is not None:
+                choices = [value] if isinstance(value, str) else list(value)
+                add(f'"{name}" IN ({", ".join("?" * len(choices))})', *choices)
+        if self.min_trust is not None:
+            enough = [trust for trust in TRUSTS if reaches(trust, self.min_trust)]
+            add(f"trust IN ({', '.join('?' * len(enough))})", *enough)
+        limits = (("reward >= ?", self.min_reward), ("reward <= ?", self.max_reward))
+        times = (("stored_at >= ?", self.since), ("stored_at < ?", self.until))
+        for condition, limit in (*limits, *times):
+            if limit is not None:
+                add(condition, limit)
+        if self.text:
+            pattern = "%" + "".join(f"\\{c}" if c in "%_\\" else c for c in self.text) + "%"
+            places = ("rollout_id", "task_id", '"group"', "reason")
+            add(f"({' OR '.join(f'{place} LIKE ? ESCAPE {_BACKSLASH}' for place in places)})", *[pattern] * len(places))
+        if self.verdict == FIRST:
+            add("kind = 'rollout'")
+        elif self.verdict == LAST:
+            add("is_last = 1")
+        elif self.verdict is not None:
+            add("verdict = ?", self.verdict)
+        return (f" WHERE {' AND '.join(conditions)}" if conditions else ""), values
+
+
+_BACKSLASH = "'\\'"
+EVERY_RECORD = RolloutFilter(verdict=None)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStats:
+    """Figures over the rollouts of one task, group, agent or model."""
+
+    name: str
+    rollouts: int
+    scored: int
+    """How many have a reward; the other figures about rewards are over these."""
+    passed: int
+    """How many have a reward of 1 or more."""
+    mean: float | None
+    deviation: float | None
+    """The standard deviation of the rewards; None for fewer than two."""
+    lowest: float | None
+    highest: float | None
+    turns: float
+    """The mean, as are the next two."""
+    tokens: float
+    wall_s: float
+    newest: float
+    """When the last of them was stored."""
+
+    @property
+    def pass_rate(self) -> float | None:
+        """The share that passed, of those with a reward."""
+        return self.passed / self.scored if self.scored else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Where the pass rate lies with 95 % confidence (Wilson's score interval)."""
+        return wilson(self.passed, self.scored) if self.scored else None
+
+
+def wilson(passed: int, count: int, z: float = 1.959964) -> tuple[float, float]:
+    """Return the interval of a share with 95 % confidence; unlike the normal one, it holds for few and for 0 or all."""
+    share, square = passed / count, z * z
+    middle = share + square / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
+    scale = 1 + square / count
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+
+
+class RolloutIndex:
+    """Finds records. Safe from many threads and processes; rebuilt from the shards when the file is broken.
+
+    Each shard is read on from where it was read to; its rows and that position change in one transaction.
+    """
+
+    def __init__(self, path: Path, shards: Path) -> None:
+        self._path, self._shards = path, shards
+        self._lock = threading.Lock()
+        self._db: sqlite3.Connection | None = None
+        self._in_memory = False
+        self._figures_lock = threading.Lock()
+        self._figures_db: sqlite3.Connection | None = None
+        self._kept: dict[tuple[object, ...], list[Any]] = {}
+        self._seen: dict[str, int] | None = None  # the sizes of all shards when they were last read
+
+    def sync(self, shard: str | None = None) -> None:
+        """Read what was appended since the last time, of one shard or of all."""
+        with self._lock:
+            try:
+                self._sync(shard)
+            except sqlite3.DatabaseError as exc:
+                logger.warning("the index %s is rebuilt: %s", self._path, exc)
+                self._forget(in_memory=isinstance(exc, sqlite3.OperationalError))
+                self._sync(None)
+
+    def rebuild(self) -> None:
+        """Delete the index and read every shard again."""
+        with self._lock:
+            self._forget(in_memory=False)
+            self._sync(None)
+
+    def find(
+        self, where: RolloutFilter, *, order: Order = "newest", limit: int | None = None, offset: int = 0
+    ) -> list[RolloutRow]:
+        """Return rows."""
+        clause, values = where.sql()
+        # First which rows, by the indexes alone, then what is in them: those that are passed over are not read.
+        chosen = f"SELECT rowid FROM records{clause} ORDER BY {_ORDERS[order]} LIMIT ? OFFSET ?"
+        query = f"SELECT {_COLUMNS} FROM records WHERE rowid IN ({chosen}) ORDER BY {_ORDERS[order]}"
+        if limit is None and not offset:
+            query = f"SELECT {_COLUMNS} FROM records{clause} ORDER BY {_ORDERS[order]} LIMIT ? OFFSET ?"
+        return [RolloutRow(*row) for row in self._read(query, [*values, -1 if limit is None else limit, offset])]
+
+    def count(self, where: RolloutFilter) -> int:
+        """Return how many rows there are."""
+        clause, values = where.sql()
+        return int(self._figures(f"SELECT COUNT(*) FROM records{clause}", values)[0][0])
+
+    def stats(
+        self, where: RolloutFilter, *, by: Grouping | None = None, limit: int | None = None
+    ) -> list[RolloutStats]:
+        """Return figures for each value of a column, the one with most rollouts first, or of all in one (`by` None)."""
+        clause, values = where.sql()
+        name = "''" if by is None else f"COALESCE(\"{by}\", '')"
+        query = (
+            f"SELECT {name} AS name, COUNT(*), COUNT(reward), SUM(reward >= {PASS}), AVG(reward), "
+            "SUM(reward * reward), MIN(reward), MAX(reward), AVG(turns), AVG(tokens), AVG(wall_s), MAX(stored_at) "
+            f"FROM records{clause} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT ?"
+        )
+        return [_stats(row) for row in self._figures(query, [*values, -1 if limit is None else limit])]
+
+    def names(self, column: Grouping, *, limit: int) -> list[tuple[str, int]]:
+        """Return the values of a column and how many rollouts have each, the most frequent first."""
+        where = "kind != 'rollout'" if column == "verdict" else "kind = 'rollout'"
+        name = f"COALESCE(\"{column}\", '')"
+        query = f"SELECT {name}, COUNT(*) FROM records WHERE {where} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT ?"
+        return [(str(name), int(count)) for name, count in self._figures(query, [limit])]
+
+    def beginning(self, column: Literal["rollout_id", "verdict"], prefix: str, limit: int = 2) -> list[str]:
+        """Return the values of a column that begin so; one alone if it is the whole value."""
+        query = f'SELECT DISTINCT "{column}" FROM records WHERE "{column}" >= ? AND "{column}" < ? ORDER BY 1 LIMIT ?'
+        values = [str(row[0]) for row in self._read(query, [prefix, prefix + "\U0010ffff", limit])]
+        return [prefix] if prefix in values else values
+
+    def rollout_ids(self) -> set[str]:
+        """Return the ids of all stored rollouts."""
+        return {str(row[0]) for row in self._read("SELECT rollout_id FROM records WHERE kind = 'rollout'", [])}
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        with self._figures_lock:
+            if self._figures_db is not None:
+                self._figures_db.close()
+                self._figures_db = None
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def _read(self, query: str, values: list[object]) -> list[Any]:
+        with self._lock:
+            return self._open().execute(query, values).fetchall()
+
+    def _figures(self, query: str, values: list[object]) -> list[Any]:
+        """Read what takes a look at many rows; the last results are kept until the store grows.
+
+        Over a connection of its own: lists and single rollouts do not wait for it.
+        """
+        key, kept = (query, *values), self._kept
+        if key in kept:
+            return kept[key]
+        with self._lock:
+            db = self._open()
+            if self._in_memory:
+                return db.execute(query, values).fetchall()
+        with self._figures_lock:
+            if self._figures_db is None:
+                self._figures_db = sqlite3.connect(self._path, timeout=30, check_same_thread=False)
+            while len(kept) >= _KEPT:
+                kept.pop(next(iter(kept)), None)
+            kept[key] = self._figures_db.execute(query, values).fetchall()
+            return kept[key]
+
+    def _open(self, path: str | None = None) -> sqlite3.Connection:
+        if self._db is None:
+            self._db = sqlite3.connect(path or self._path, timeout=30, isolation_level=None, check_same_thread=False)
+            with contextlib.suppress(sqlite3.OperationalError):  # not on every file system
+                self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            if self._db.execute("PRAGMA user_version").fetchone()[0] not in (0, _VERSION):
+                self._db.executescript("DROP TABLE IF EXISTS records; DROP TABLE IF EXISTS shards;")
+            self._db.executescript(_SCHEMA)
+            self._db.execute(f"PRAGMA user_version={_VERSION}")
+        return self._db
+
+    def _forget(self, *, in_memory: bool) -> None:
+        self._close()
+        self._in_memory = in_memory
+        # An OperationalError is about the disk (full, read-only, locked for too long), not about the file's content:
+        # the file may serve others, so it stays, and this process indexes for itself.
+        if in_memory:
+            self._open(":memory:")
+            return
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+
+    def _sync(self, shard: str | None) -> None:
+        db = self._open()
+        sizes = self._sizes(shard)
+        if shard is not None or sizes != self._seen:
+            self._kept = {}  # not cleared: what is read meanwhile is of before
+            self._seen = sizes if shard is None else None
+        # Most of the time nothing has changed, and a reader need not keep writers waiting.
+        if dict(self._positions(db, shard)) == sizes:
+            return
+        with db:  # commits, or rolls back when an exception leaves the block
+            # Immediate: the write lock comes before the positions are read, or two processes would read the same
+            # lines of a shard.
+            db.execute("BEGIN IMMEDIATE")
+            known = dict(self._positions(db, shard))
+            for gone in known.keys() - sizes.keys():
+                self._drop(db, gone)
+            for name, size in sorted(sizes.items()):
+                self._sync_shard(db, name, size, known.get(name, 0))
+
+    def _sizes(self, shard: str | None) -> dict[str, int]:
+        if shard is not None:
+            return {shard: (self._shards / shard).stat().st_size}
+        with os.scandir(self._shards) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith(".jsonl")}
+
+    def _positions(self, db: sqlite3.Connection, shard: str | None) -> Iterator[tuple[str, int]]:
+        where, values = ("", []) if shard is None else (" WHERE name = ?", [shard])
+        yield from db.execute(f"SELECT name, bytes FROM shards{where}", values).fetchall()
+
+    def _sync_shard(self, db: sqlite3.Connection, name: str, size: int, done: int) -> None:
+        if size < done:  # another file under the same name
+            self._drop(db, name)
+            done = 0
+        if size == done:
+            return
+        with (self._shards / name).open("rb") as file:
+            file.seek(done)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # still being written
+                row = _row(line, name, done)
+                if row is not None:
+                    self._insert(db, row)
+                done += len(line)
+        db.execute("INSERT OR REPLACE INTO shards (name, bytes) VALUES (?, ?)", (name, done))
+
+    def _insert(self, db: sqlite3.Connection, row: RolloutRow) -> None:
+        # A shard that was copied beside itself has the same records twice.
+        db.execute(_INSERT, _VALUES(row))
+        others = db.execute("SELECT COUNT(*) FROM records WHERE rollout_id = ?", (row.rollout_id,)).fetchone()[0]
+        if others > 1:  # verified again, in whatever order the shards are read
+            db.execute(f"UPDATE records SET is_last = NOT EXISTS ({_LATER}) WHERE rollout_id = ?", (row.rollout_id,))
+
+    def _drop(self, db: sqlite3.Connection, name: str) -> None:
+        ids = db.execute("SELECT DISTINCT rollout_id FROM records WHERE shard = ?", (name,)).fetchall()
+        db.execute("DELETE FROM records WHERE shard = ?", (name,))
+        db.execute("DELETE FROM shards WHERE name = ?", (name,))
+        db.executemany(f"UPDATE records SET is_last = NOT EXISTS ({_LATER}) WHERE rollout_id = ?", ids)
+
+
+def _row(line: bytes, shard: str, offset: int) -> RolloutRow | None:
+    """Return the row of a line, or None for a line that is no record."""
+    try:
+        record = json.loads(line)
+        outcome = record["outcome"]
+        record_id, kind = str(record["record_id"]), str(record["kind"])
+        turns: Collection[Mapping[str, Any]] = outcome.get("turns") or ()
+
+        def text(name: str) -> str:
+            return str(outcome.get(name) or "")
+
+        return RolloutRow(
+            record_id=record_id,
+            rollout_id=str(record["rollout_id"]),
+            kind=kind,
+            verdict=FIRST if kind == "rollout" else str(record.get("verdict") or record_id),
+            stored_at=float(record["stored_at"]),
+            group=group_of(outcome.get("metadata"), (record.get("task") or {}).get("metadata")),
+            task_id=text("task_id"),
+            status=text("status"),
+            phase=text("phase"),
+            reason=outcome.get("reason"),
+            reward=outcome.get("reward"),
+            trust=outcome.get("trust"),
+            agent=text("agent"),
+            model=text("model"),
+            sandbox=text("sandbox"),
+            turns=len(turns),
+            tokens=sum(len(turn.get("completion_tokens") or turn.get("completion_token_ids") or ()) for turn in turns),
+            started_at=float(outcome.get("started_at") or 0.0),
+            wall_s=float(outcome.get("wall_s") or 0.0),
+            shard=shard,
+            offset=offset,
+            length=len(line),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        logger.warning("a line of %s is no record and is left out", shard)
+        return None
+
+
+def group_of(*metadata: Mapping[str, Any] | None) -> str:
+    """Return the group of a rollout: what its metadata, or else its task's, has as `group`."""
+    named: Iterable[object] = ((each or {}).get("group") for each in metadata)
+    return next((str(group) for group in named if group is not None), "")
+
+
+def _stats(row: tuple[Any, ...]) -> RolloutStats:
+    name, rollouts, scored, passed, mean, squares, lowest, highest, turns, tokens, wall_s, newest = row
+    deviation = None
+    if scored > 1:  # rounding can make a spread of nothing negative
+        deviation = math.sqrt(max(0.0, squares - scored * mean * mean) / (scored - 1))
+    return RolloutStats(
+        name, rollouts, scored, passed or 0, mean, deviation, lowest, highest, turns, tokens, wall_s, newest
+    )

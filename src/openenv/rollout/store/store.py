@@ -1,0 +1,751 @@
+"""The store of rollouts: append-only shards, an index, and each rollout's task, work tree and model calls.
+
+A rollout is stored when its line is in a shard; files are put in place before that. Nothing that was stored is ever
+changed: verifying again appends another record. Any number of processes may write to one store.
+"""
+
+# rollouts/                                     a store
+#   shards/20261116T041300-812-9f3c2a1b.jsonl   one file per writing process, one record per line, only appended to:
+#                                                 {"format":1,"record_id":"5e0c","rollout_id":"a41f","kind":"rollout",
+#                                                  "stored_at":1794802380.1,"outcome":{...},"task":{...}}
+#   index.sqlite                                where each record is, and what `find` filters by; can be deleted
+#   rollouts/a41f.../task.json                  written when the rollout begins
+#                    .running                   locked while it runs; a folder without a record whose lock is free was
+#                                               interrupted
+#                    events.jsonl, agent.log    written while it runs: phases, commands, model calls; the agent's output
+#                    worktree.tar, baseline.tar
+#   running/a41f....json                        what is known of a rollout while it runs, so that those are found fast
+#   captures/a41f.../                           the recorded model calls
+#
+# The order of writing makes a crash harmless: files first (under a hidden name, then renamed), then the line with
+# fsync, then the index. A line counts once its newline is there, so a line that a crash tore off is never read.
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from openenv.errors import CaptureError, RolloutError, StoreError
+from openenv.rollout.run.scratch import is_locked, open_locked
+from openenv.rollout.store.outcome import Outcome, Progress
+from openenv.rollout.store.rollout_index import (
+    EVERY_RECORD,
+    FIRST,
+    LAST,
+    Grouping,
+    Order,
+    RolloutFilter,
+    RolloutIndex,
+    RolloutRow,
+    RolloutStats,
+    group_of,
+)
+from openenv.rollout.tasks.checks import AS_STORED
+from openenv.rollout.tasks.task import Task
+from openenv.rollout.verify.trust import Trust
+
+if TYPE_CHECKING:
+    from openenv.rollout.capture.records import Recording
+
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["rollout", "reverify"]
+Format = Literal["jsonl", "parquet"]
+_FORMAT = 1
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_BLOCK = 1024 * 1024
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+ABOUT = ("task_id", "group", "agent", "model", "status", "reward", "trust", "verdict")
+"""What exports say of each rollout: keys of a JSON line, columns of a Parquet file."""
+
+
+class ShardWriter:
+    """Appends lines to a shard of its own, made with the first line; safe from many threads and after a fork."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._handle: int | None = None
+        self._path = folder
+        self._owner = 0
+
+    def append(self, record: dict[str, Any]) -> str:
+        """Write a line, wait until it is on the disk, and return the shard's name.
+
+        Raises:
+            OSError: it could not be written; nothing of it remains.
+        """
+        line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        with self._lock:
+            handle = self._open()
+            # Not a buffered file: after an error its buffer would still hold a part of the line, and write it later.
+            offset = os.lseek(handle, 0, os.SEEK_END)
+            try:
+                _write_all(handle, line)
+                os.fsync(handle)
+            except OSError:
+                self._truncate(handle, offset)
+                raise
+            return self._path.name
+
+    def close(self) -> None:
+        """Close the file; a later line begins another shard."""
+        with self._lock:
+            self._drop()
+
+    def _open(self) -> int:
+        if self._handle is not None and self._owner != os.getpid():
+            self._drop()  # the parent process goes on writing to the old one
+        if self._handle is None:
+            stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+            self._path = self._folder / f"{stamp}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
+            self._handle = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._owner = os.getpid()
+        return self._handle
+
+    def _truncate(self, handle: int, offset: int) -> None:
+        try:
+            os.ftruncate(handle, offset)
+        except OSError:
+            logger.warning("a torn line stays in %s", self._path)
+            self._drop()  # a line appended to the torn one would be lost with it
+
+    def _drop(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+class Record(BaseModel):
+    """One stored line: a rollout, or a later verification of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    record_id: str
+    rollout_id: str
+    kind: Kind
+    verdict: str
+    """`first` for the rollout itself, else the name of the later verdict."""
+    stored_at: float
+    outcome: Outcome
+    task: Task
+    """The task as it was verified in this record."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_verdict(cls, data: Any) -> Any:
+        """Name the verdict in records of before verdicts had names."""
+        if isinstance(data, dict) and not data.get("verdict"):
+            return {**data, "verdict": FIRST if data.get("kind") == "rollout" else data.get("record_id")}
+        return data
+
+    @property
+    def group(self) -> str:
+        """Which rollouts belong together: `group` in the metadata of the rollout, else in its task's."""
+        return group_of(self.outcome.metadata, self.task.metadata)
+
+
+class BegunRollout(BaseModel):
+    """A rollout that has no record yet."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rollout_id: str
+    task_id: str = ""
+    group: str = ""
+    agent: str = ""
+    model: str = ""
+    sandbox: str = ""
+    began_at: float = 0.0
+    is_running: bool = True
+    """False where its engine died."""
+
+
+class EventLog:
+    """Writes the events of a running rollout to the store, for those who watch; a context manager.
+
+    A disk that is full ends no rollout: what cannot be written is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> EventLog:
+        with contextlib.suppress(OSError):
+            self._file = self._path.open("ab", buffering=0)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __call__(self, event: Progress) -> None:
+        """Write an event."""
+        if self._file is None:
+            return
+        line = event.model_dump(mode="json", exclude={"rollout_id"}) | {"at": time.time()}
+        try:
+            self._file.write(json.dumps(line).encode() + b"\n")
+        except OSError as exc:
+            logger.warning("the rest of a rollout's events is lost: %s", exc)
+            self._file.close()
+            self._file = None
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the events of a rollout, as far as they are written: `phase`, `message`, `turn`, `elapsed_s`, `at`."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError:
+        return []
+    events = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            events.append(json.loads(line))
+    return [event for event in events if isinstance(event, dict)]
+
+
+def require_store(root: Path) -> None:
+    """Check that a folder is a store of rollouts.
+
+    Raises:
+        StoreError: it is none, or is not there.
+    """
+    if not (root / "shards").is_dir():
+        what = "is no store of rollouts" if root.exists() else "does not exist"
+        raise StoreError(f"There are no rollouts in {root}: it {what}")
+
+
+class RolloutStore:
+    """A folder of rollouts; a context manager, usable from any thread.
+
+    Args:
+        root: The folder.
+        create: Whether to make it when it is not there.
+
+    Raises:
+        StoreError: it cannot be made, or is not there.
+    """
+
+    def __init__(self, root: str | Path, *, create: bool = True) -> None:
+        self.root = Path(root)
+        self._shards = self.root / "shards"
+        self._rollouts = self.root / "rollouts"
+        self._begun = self.root / "running"
+        self.captures = self.root / "captures"
+        """The folder of the recorded model calls."""
+        if not create:
+            require_store(self.root)
+        with _as_store_error("opened"):
+            for folder in (self._shards, self._rollouts, self.captures):
+                folder.mkdir(parents=True, exist_ok=True)
+        self._writer = ShardWriter(self._shards)
+        self._index = RolloutIndex(self.root / "index.sqlite", self._shards)
+        self._running: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, rollout_id: str, task: Task, *, about: Mapping[str, Any] | None = None) -> None:
+        """Mark a rollout as running, so that one which is never stored shows up as interrupted.
+
+        Args:
+            rollout_id: Its id.
+            task: Its task.
+            about: What `running` says of it: `agent`, `model`, `sandbox`, `group`.
+
+        Raises:
+            StoreError: there is such a rollout already, or the disk is full.
+        """
+        folder = self._folder(rollout_id)
+        try:
+            with _as_store_error("begun"):
+                folder.mkdir()  # fails where the id is in use, in this process or in another one
+                try:
+                    with self._lock:
+                        self._running[rollout_id] = open_locked(folder / ".running")
+                    with _synced(folder / "task.json") as file:
+                        file.write(task.model_dump_json().encode())
+                    begun = {
+                        **(about or {}),
+                        "rollout_id": rollout_id,
+                        "task_id": task.task_id,
+                        "began_at": time.time(),
+                    }
+                    _replace(self._begun / f"{rollout_id}.json", json.dumps(begun).encode())
+                except OSError:
+                    self._unmark(rollout_id)
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise
+        except FileExistsError:
+            raise StoreError(f"There is a rollout '{rollout_id}' already") from None
+
+    def add(
+        self,
+        outcome: Outcome,
+        task: Task,
+        *,
+        worktree: Path | None = None,
+        baseline: Path | None = None,
+        agent_log: Path | None = None,
+    ) -> Record:
+        """Store an outcome with copies of the rollout's files; those that do not exist are left out.
+
+        Raises:
+            StoreError: the disk is full, or the rollout was stored before; nothing of it is listed.
+        """
+        rollout_id = outcome.rollout_id
+        if rollout_id not in self._running:  # an outcome that no engine of this process began
+            self.begin(rollout_id, task)
+        folder = self._folder(rollout_id)
+        sources = {"worktree.tar": worktree, "baseline.tar": baseline, "agent.log": agent_log}
+        try:
+            with _as_store_error("stored", outcome):
+                for name, source in sources.items():
+                    if source is not None and source.exists():
+                        _copy(source, folder / name)
+                record = self._append("rollout", outcome, task)
+                outcome.keep_sequences(self.captures / rollout_id)
+                return record
+        except StoreError:
+            # Without a record the folder would count as an interrupted rollout, which it is not: it ended.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        finally:
+            self._unmark(rollout_id)
+
+    def keep_capture(self, rollout_id: str, records: Path) -> None:
+        """Copy the records of a rollout's model calls, unless they were written here.
+
+        Raises:
+            StoreError: the disk is full.
+        """
+        place = self.captures / rollout_id
+        with _as_store_error("stored"):
+            if records.resolve() != place.resolve() and records.is_dir():
+                draft = place.with_name(f".{rollout_id}")
+                shutil.copytree(records, draft, dirs_exist_ok=True)
+                draft.rename(place)
+
+    def add_verification(self, outcome: Outcome, task: Task, *, verdict: str | None = None) -> Record:
+        """Append another verdict on a stored rollout; the earlier ones stay, and the first is still what is reported.
+
+        Args:
+            outcome: The outcome with its new verdict.
+            task: The task as it was verified.
+            verdict: A name for the verdict, the same for all rollouts that are verified together; by default a new id.
+
+        Raises:
+            StoreError: there is no such rollout, it has a verdict of that name, or the disk is full.
+        """
+        verdict = secrets.token_hex(4) if verdict is None else verdict
+        check_verdict_name(verdict)
+        if any(record.verdict == verdict for record in self.history(outcome.rollout_id)):
+            raise StoreError(f"The rollout '{outcome.rollout_id}' has a verdict '{verdict}' already")
+        with _as_store_error("stored", outcome):
+            return self._append("reverify", outcome, task, verdict)
+
+    def get(self, rollout_id: str, *, record_id: str | None = None, verdict: str = FIRST) -> Record:
+        """Return a rollout as it ended, or with a later verdict.
+
+        Args:
+            rollout_id: Which one; the beginning of its id is enough when no other begins so.
+            record_id: A certain record, whatever its verdict.
+            verdict: `first`, `last`, or the name of a verdict, of which the beginning is enough.
+
+        Raises:
+            StoreError: there is no such record.
+        """
+        history = self.history(rollout_id)
+        if record_id is not None:
+            chosen = [record for record in history if record.record_id == record_id]
+        elif verdict in (FIRST, LAST):
+            chosen = history[-1:] if verdict == FIRST else history[:1]
+        else:
+            chosen = [record for record in history if record.verdict == verdict]
+            chosen = chosen or [record for record in history if record.verdict.startswith(verdict)]
+        if len(chosen) != 1:
+            what = f"record '{record_id}'" if record_id is not None else f"verdict '{verdict}'"
+            how = "has no" if not chosen else "has several verdicts that begin so, not one"
+            raise StoreError(f"The rollout '{rollout_id}' {how} {what}")
+        return chosen[0]
+
+    def history(self, rollout_id: str) -> list[Record]:
+        """Return all records of a rollout, newest first.
+
+        Raises:
+            StoreError: there is no such rollout.
+        """
+        where = EVERY_RECORD.having({"rollout_id": self.resolve(rollout_id)})
+        return [self.read(row) for row in self._index.find(where)]
+
+    def running(self) -> list[BegunRollout]:
+        """Return the rollouts that run now, or whose engine died, the newest first; of any process."""
+        rollouts = []
+        for path in self._begun.glob("[!.]*.json"):
+            with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
+                known = json.loads(path.read_bytes())
+                is_running = is_locked(self._rollouts / path.stem / ".running")
+                rollouts.append(BegunRollout.model_validate({**known, "is_running": is_running}))
+        return sorted(rollouts, key=lambda each: each.began_at, reverse=True)
+
+    def live_file(self, rollout_id: str, name: str) -> Path:
+        """Return where a file is written while a rollout runs: `events.jsonl` or `agent.log`."""
+        return self._folder(rollout_id) / name
+
+    def resolve(self, rollout_id: str) -> str:
+        """Return the whole id of a rollout from its beginning.
+
+        Raises:
+            StoreError: none or several begin so.
+        """
+        self._index.sync()
+        ids = self._index.beginning("rollout_id", rollout_id) if rollout_id else []
+        if len(ids) == 1:
+            return ids[0]
+        how = "There is no rollout" if not ids else "There are several rollouts that begin with"
+        raise StoreError(f"{how} '{rollout_id}' in {self.root}")
+
+    def resolve_verdict(self, verdict: str) -> str:
+        """Return the whole name of a verdict from its beginning; `first` and `last` stay.
+
+        Raises:
+            StoreError: no or several verdicts begin so.
+        """
+        if verdict in (FIRST, LAST):
+            return verdict
+        self._index.sync()
+        names = self._index.beginning("verdict", verdict) if verdict else []
+        if len(names) == 1:
+            return names[0]
+        how = "There is no verdict" if not names else "There are several verdicts that begin with"
+        raise StoreError(f"{how} '{verdict}' in {self.root}")
+
+    def find(
+        self,
+        where: RolloutFilter | None = None,
+        *,
+        order: Order = "newest",
+        limit: int | None = None,
+        offset: int = 0,
+        latest: bool | None = None,
+        **conditions: Any,
+    ) -> list[RolloutRow]:
+        """Return rows of the index, newest first; by default each rollout as it ended, with its first verdict.
+
+        Args:
+            where: Which rollouts.
+            order: Which come first.
+            limit: At most so many.
+            offset: Leave out so many before them.
+            latest: True is `verdict="last"`, False `verdict=None`: every record, verified again or not.
+            conditions: Fields of `RolloutFilter`, such as `task_id`, `status` or `verdict`.
+
+        Raises:
+            ValueError: there is no such condition.
+        """
+        where = (where or RolloutFilter()).having(conditions)
+        if latest is not None:
+            where = where.having({"verdict": LAST if latest else None})
+        self._index.sync()
+        return self._index.find(where, order=order, limit=limit, offset=offset)
+
+    def count(self, where: RolloutFilter | None = None, **conditions: Any) -> int:
+        """Return how many rollouts there are; the arguments are those of `find`."""
+        self._index.sync()
+        return self._index.count((where or RolloutFilter()).having(conditions))
+
+    def stats(
+        self,
+        where: RolloutFilter | None = None,
+        *,
+        by: Grouping | None = None,
+        limit: int | None = None,
+        **conditions: Any,
+    ) -> list[RolloutStats]:
+        """Return means, spread and pass rates of rollouts; the other arguments are those of `find`.
+
+        Args:
+            by: The column whose values are told apart, the most frequent first; None for one line over all.
+            limit: At most so many lines.
+        """
+        self._index.sync()
+        return self._index.stats((where or RolloutFilter()).having(conditions), by=by, limit=limit)
+
+    def names(self, column: Grouping, *, limit: int = 1000) -> list[tuple[str, int]]:
+        """Return the values of a column and how many rollouts have each, the most frequent first.
+
+        For `verdict`, the names of later verdicts.
+        """
+        self._index.sync()
+        return self._index.names(column, limit=limit)
+
+    def read(self, row: RolloutRow) -> Record:
+        """Return the record of a row.
+
+        Raises:
+            StoreError: it is gone.
+        """
+        try:
+            with (self._shards / row.shard).open("rb") as file:
+                file.seek(row.offset)
+                record = Record.model_validate(json.loads(file.read(row.length)), context=AS_STORED)
+        except (OSError, ValueError) as exc:
+            raise StoreError(f"The record of rollout '{row.rollout_id}' cannot be read: {exc}") from exc
+        record.outcome.keep_sequences(self.captures / record.rollout_id)
+        return record
+
+    def records(
+        self, where: RolloutFilter | None = None, *, limit: int | None = None, **conditions: Any
+    ) -> Iterator[Record]:
+        """Yield each rollout as it ended, oldest first; the arguments are those of `find`."""
+        for row in reversed(self.find(where, limit=limit, **conditions)):
+            yield self.read(row)
+
+    def file(self, rollout_id: str, name: str) -> Path | None:
+        """Return a file that was kept with a rollout (`worktree.tar`, `baseline.tar`, `agent.log`), or None."""
+        path = self._folder(self.resolve(rollout_id)) / name
+        return path if path.is_file() else None
+
+    def to_dataset(self, where: RolloutFilter | None = None, **conditions: Any) -> Any:
+        """Return the sequences of rollouts as a `datasets.Dataset`, with the columns of a Parquet export.
+
+        Args:
+            where: Which rollouts, by default all; each as it ended.
+            conditions: Fields of `RolloutFilter`, such as `task_id`, `status` or `verdict`.
+
+        Raises:
+            ImportError: the package `datasets` is not installed.
+            StoreError: a record cannot be read.
+        """
+        try:
+            import datasets  # type: ignore[import-not-found,import-untyped,unused-ignore]
+            import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        except ImportError as exc:
+            raise ImportError("A dataset needs the package datasets: pip install datasets") from exc
+        from openenv.rollout.capture.export import tables  # the capture proxy's part is not always needed
+
+        recordings = (recording(self, record) for record in self.records(where, **conditions))
+        return datasets.Dataset(pyarrow.concat_tables(tables(filter(None, recordings))))
+
+    def interrupted(self) -> list[str]:
+        """Return the rollouts that began and never ended, because their engine died."""
+        self._index.sync()
+        stored = self._index.rollout_ids()
+        names = sorted(path.name for path in self._rollouts.iterdir() if path.is_dir())
+        return [name for name in names if name not in stored and not is_locked(self._rollouts / name / ".running")]
+
+    def rebuild(self) -> None:
+        """Rebuild the index from the shards."""
+        self._index.rebuild()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._writer.close()
+        self._index.close()
+        for rollout_id in list(self._running):
+            self._unmark(rollout_id)
+
+    def __enter__(self) -> RolloutStore:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _folder(self, rollout_id: str) -> Path:
+        if not rollout_id or rollout_id.startswith(".") or "/" in rollout_id or "\0" in rollout_id:
+            raise StoreError(f"'{rollout_id}' is no id of a rollout")
+        return self._rollouts / rollout_id
+
+    def _append(self, kind: Kind, outcome: Outcome, task: Task, verdict: str = FIRST) -> Record:
+        record = Record(
+            record_id=secrets.token_hex(8),
+            rollout_id=outcome.rollout_id,
+            kind=kind,
+            verdict=verdict,
+            stored_at=time.time(),
+            outcome=outcome,
+            task=task,
+        )
+        self._index.sync(self._writer.append({"format": _FORMAT, **record.model_dump(mode="json")}))
+        return record
+
+    def _unmark(self, rollout_id: str) -> None:
+        with self._lock:
+            handle = self._running.pop(rollout_id, None)
+        if handle is not None:
+            (self._begun / f"{rollout_id}.json").unlink(missing_ok=True)
+            (self._rollouts / rollout_id / ".running").unlink(missing_ok=True)
+            os.close(handle)
+
+
+def check_verdict_name(name: str) -> None:
+    """Return if a verdict may have this name.
+
+    Raises:
+        StoreError: it is a word with a meaning of its own, or could be mistaken for something else.
+    """
+    if name in (FIRST, LAST) or not _NAME.fullmatch(name):
+        raise StoreError(
+            f"A verdict cannot be called {name!r}: letters, digits, '.', '_' and '-' can, '{FIRST}' and '{LAST}' not"
+        )
+
+
+@contextlib.contextmanager
+def _synced(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file to write; after the block its content is on the disk."""
+    with path.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _replace(target: Path, content: bytes) -> None:
+    """Write a file that is there as a whole or not at all; it need not outlive a power cut."""
+    target.parent.mkdir(exist_ok=True)
+    draft = target.with_name(f".{target.name}")
+    draft.write_bytes(content)
+    draft.rename(target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source == target:  # written here, while the rollout ran
+        with source.open("rb") as file:
+            os.fsync(file.fileno())
+        return
+    draft = target.with_name(f".{target.name}")
+    with source.open("rb") as original, _synced(draft) as file:
+        shutil.copyfileobj(original, file, _BLOCK)
+    draft.rename(target)
+
+
+@contextlib.contextmanager
+def _as_store_error(what: str, outcome: Outcome | None = None) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as exc:
+        why = "the disk is full" if exc.errno in _DISK_FULL else str(exc)
+        raise StoreError(f"The rollout could not be {what}: {why}", outcome=outcome) from exc
+
+
+def export_rollouts(
+    store: RolloutStore,
+    target: str | Path,
+    *,
+    kind: Format | None = None,
+    messages: bool = False,
+    status: str | None = None,
+    task_id: str | None = None,
+    agent: str | None = None,
+    min_trust: Trust | None = None,
+    verdict: str | None = None,
+    where: RolloutFilter | None = None,
+) -> int:
+    """Write stored rollouts into a file, each as it ended; return how many lines or rows.
+
+    Every line and every row has the keys `task_id`, `group`, `agent`, `model`, `status`, `reward`, `trust` and
+    `verdict`.
+
+    Args:
+        store: What to export.
+        target: The file.
+        kind: `jsonl` (a rollout per line: outcome, turns and sequences) or `parquet` (a training sequence per row); by
+            default what the file's name ends in.
+        messages: Write the requests and responses in full, too (`jsonl`).
+        status, task_id, agent: Only such rollouts.
+        min_trust: Only those whose reward can be trusted so far.
+        verdict: Report the verdicts of this name, or the `last` ones, in place of the first.
+        where: Further conditions, to which those above are added.
+
+    Raises:
+        StoreError: a record cannot be read, or the file cannot be written.
+        RolloutError: the file is Parquet and pyarrow is not installed.
+    """
+    target = Path(target)
+    own = {"status": status, "task_id": task_id, "agent": agent, "min_trust": min_trust, "verdict": verdict}
+    chosen = (where or RolloutFilter()).having({name: value for name, value in own.items() if value is not None})
+    if chosen.verdict is not None:
+        chosen = chosen.having({"verdict": store.resolve_verdict(chosen.verdict)})
+    try:
+        if (kind or ("parquet" if target.suffix == ".parquet" else "jsonl")) == "parquet":
+            from openenv.rollout.capture.export import write_parquet  # the capture proxy's part is not always needed
+
+            try:
+                recordings = (recording(store, record) for record in store.records(chosen))
+                return write_parquet(target, filter(None, recordings))
+            except ImportError as exc:
+                raise RolloutError(str(exc)) from exc
+        count = 0
+        with target.open("w", encoding="utf-8") as file:
+            for line in json_lines(store, chosen, messages=messages):
+                file.write(line)
+                count += 1
+        return count
+    except OSError as exc:
+        raise StoreError(f"{target} cannot be written: {exc}") from exc
+
+
+def recording(store: RolloutStore, record: Record) -> Recording | None:
+    """Return the captured model calls of a rollout, or None when it made none."""
+    from openenv.rollout.capture.records import read
+
+    folder = store.captures / record.rollout_id
+    if not folder.is_dir():
+        return None
+    try:
+        captured = read(folder)
+    except CaptureError as exc:
+        raise StoreError(f"The model calls of rollout '{record.rollout_id}' cannot be read: {exc}") from exc
+    captured.about = about(record)
+    names = ("task_id", "status", "reward", "trust", "agent")
+    captured.metadata = {**captured.metadata, **{name: captured.about[name] for name in names}}
+    return captured
+
+
+def about(record: Record) -> dict[str, Any]:
+    """Return what exports say of a rollout."""
+    outcome = record.outcome
+    labels = {name: value for name in ("sample", "attempt") if isinstance(value := outcome.metadata.get(name), int)}
+    return {name: getattr(record if name in ("group", "verdict") else outcome, name) for name in ABOUT} | labels
+
+
+def json_lines(store: RolloutStore, where: RolloutFilter, *, messages: bool = False) -> Iterator[str]:
+    """Yield rollouts as lines of JSON, each with its end: outcome, task, turns and sequences.
+
+    Args:
+        store: What to export.
+        where: Which rollouts.
+        messages: Write the requests and responses in full, too.
+    """
+    from openenv.rollout.capture.export import document
+
+    for record in store.records(where):
+        captured = recording(store, record)
+        calls = None if captured is None else document(captured, include_messages=messages)
+        line = {**about(record), **record.model_dump(mode="json"), "capture": calls}
+        try:
+            yield json.dumps(line, ensure_ascii=False).encode().decode() + "\n"
+        except UnicodeEncodeError:  # halves of characters, which agents can send and files cannot hold
+            yield json.dumps(line) + "\n"

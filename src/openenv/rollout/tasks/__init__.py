@@ -1,0 +1,1 @@
+"""Tasks and checks: the work an agent does and how it is judged."""

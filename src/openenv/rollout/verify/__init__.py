@@ -1,0 +1,1 @@
+"""Verification: compute the reward in a sandbox the agent never touched."""

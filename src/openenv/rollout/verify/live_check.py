@@ -1,0 +1,329 @@
+"""Checks whose two parts run at the same time: connections of the judge to a port reach the agent's server.
+
+Knows sandboxes and bytes. The bytes are opaque: neither the verifier nor the host reads them.
+"""
+
+# judge's sandbox                    host                                     sandbox of `run`
+#
+#   judge ──> 127.0.0.1:PORT  ══>  judge.sock ──┐                             the agent's server, 127.0.0.1:PORT
+#             (`Sandbox.expose`)                ├── Splice                            ▲
+#                                  run.sock  ───┘  <══  127.0.0.1:OUT  <──  connector ┘   (`openenv_calls connect`)
+#                                                       (`Sandbox.expose`)
+#
+# Both sandboxes connect outwards, as an agent does to the capture proxy: neither can reach anything but its own port.
+# The connector keeps a few connections open. For one that the judge makes, the splice sends a byte on one of them; the
+# connector connects to the server, sends the byte back, and both sides are joined. The connector runs where the
+# agent's code runs, and is trusted with nothing: it can only answer the judge with other bytes.
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+
+from openenv.errors import SandboxError
+from openenv.rollout.store.outcome import CommandResult
+from openenv.sandboxes.base import BgJob, Sandbox, Stream
+
+CALLS = "openenv_calls.py"
+_START_S = 30.0
+"""How long connections of the judge wait for the agent's server to listen, at most half of the judge's time."""
+_GRACE_S = 1.0
+"""The same after `run` has ended, which may have left a server in the background."""
+_FOLDER = ".openenv-live"
+_OUT_PORT = 7001
+_SPARE = 8
+"""Connections of the connector that wait; code in its sandbox could open any number."""
+_CONNECTIONS = 32
+_CHUNK = 64 * 1024
+_MAX_PATH = 100
+_POLL_S = 0.1
+_CONNECTOR_S = 60.0
+_MAX_OUTPUT = 256 * 1024
+
+
+class Splice:
+    """Joins connections of two unix sockets of the host. A context manager.
+
+    Args:
+        folder: Where the sockets are.
+        start_s: How long a connection of the judge may wait for one of the other side.
+        is_over: Returns whether `run` has ended.
+    """
+
+    def __init__(self, folder: Path, *, start_s: float, is_over: Callable[[], bool]) -> None:
+        self.judge, self.run = folder / "judge.sock", folder / "run.sock"
+        self._waiting: queue.Queue[socket.socket] = queue.Queue(_SPARE)
+        self._slots = threading.BoundedSemaphore(_CONNECTIONS)
+        self._sockets: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._until = time.monotonic() + start_s
+        self._is_over = is_over
+
+    def __enter__(self) -> Splice:
+        try:
+            for path, take in ((self.run, self._take_run), (self.judge, self._take_judge)):
+                listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._keep(listener)
+                path.unlink(missing_ok=True)
+                _bind(listener, path)
+                listener.listen(16)
+                self._start(self._accept, listener, take)
+        except OSError:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Break every connection and wait for the threads."""
+        with self._lock:
+            self._closed = True
+            sockets = list(self._sockets)
+        for each in sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads or accepts
+        while alive := [thread for thread in self._threads if thread.is_alive()]:
+            alive[0].join()
+        self._drop(*sockets)  # not before: the number of a closed socket may belong to another one
+        for path in (self.judge, self.run):
+            path.unlink(missing_ok=True)
+
+    def _keep(self, each: socket.socket) -> bool:
+        with self._lock:
+            if not self._closed:
+                self._sockets.add(each)
+                return True
+        each.close()
+        return False
+
+    def _drop(self, *ends: socket.socket) -> None:
+        with self._lock:
+            self._sockets.difference_update(ends)
+        for end in ends:
+            end.close()
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, name="openenv-splice", daemon=True)
+        self._threads = [each for each in self._threads if each.is_alive()]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: socket.socket, take: Callable[[socket.socket], None]) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                if self._closed:
+                    return
+                time.sleep(0.01)  # no descriptor is free
+                continue
+            if self._keep(connection):
+                take(connection)
+
+    def _take_run(self, connection: socket.socket) -> None:
+        try:
+            self._waiting.put_nowait(connection)
+        except queue.Full:
+            self._drop(connection)
+
+    def _take_judge(self, connection: socket.socket) -> None:
+        self._slots.acquire()
+        self._start(self._carry, connection)
+
+    def _carry(self, judge: socket.socket) -> None:
+        """Join a connection of the judge to one of the connector's, until both directions have ended."""
+        run: socket.socket | None = None
+        try:
+            run = self._answered()
+            if run is not None:
+                back = threading.Thread(target=_pass_on, args=(run, judge), name="openenv-splice", daemon=True)
+                back.start()
+                _pass_on(judge, run)
+                back.join()
+        finally:
+            self._drop(judge, *(() if run is None else (run,)))
+            self._slots.release()
+
+    def _answered(self) -> socket.socket | None:
+        """Return a connection behind which the agent's server has accepted, or None."""
+        run: socket.socket | None = None
+        until = max(self._until, time.monotonic() + _GRACE_S)
+        while not self._closed and time.monotonic() < until:
+            if self._is_over():
+                until = min(until, time.monotonic() + _GRACE_S)
+            try:
+                if run is None:
+                    run = self._waiting.get(timeout=_POLL_S)
+                    run.settimeout(_POLL_S)
+                    run.sendall(b"\1")
+                if run.recv(1) == b"\1":
+                    run.settimeout(None)
+                    return run
+                break
+            except (queue.Empty, TimeoutError):
+                continue
+            except OSError:
+                break
+        if run is not None:
+            self._drop(run)
+        return None
+
+
+def _bind(listener: socket.socket, path: Path) -> None:
+    """Bind a unix socket, also where its path is longer than sockaddr_un can hold."""
+    if len(os.fsencode(path)) <= _MAX_PATH:
+        listener.bind(str(path))
+        return
+    folder = os.open(path.parent, os.O_PATH)
+    try:
+        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
+
+
+def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    """Carry bytes until their sender is done; a slow reader slows down the writer."""
+    try:
+        while data := source.recv(_CHUNK):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+class LiveRun:
+    """The `run` of a check while its judge works: a context manager around the judge.
+
+    Args:
+        running: The sandbox of `run`, with the agent's work tree.
+        judging: The sandbox of the judge.
+        line: The line of `run`.
+        port: Where the agent's server listens.
+        folder: A folder of the host, for sockets.
+        envs: The environment of both.
+        seconds: How long the judge may take in all.
+        isolated: Whether the sandboxes have networks of their own; if not, they share this machine's ports.
+    """
+
+    def __init__(
+        self,
+        running: Sandbox,
+        judging: Sandbox,
+        *,
+        line: str,
+        port: int,
+        folder: Path,
+        envs: Mapping[str, str],
+        seconds: float,
+        isolated: bool = True,
+    ) -> None:
+        self._running, self._judging = running, judging
+        self._line, self._port, self._seconds = line, port, seconds
+        self._out = _OUT_PORT if port != _OUT_PORT else _OUT_PORT + 1
+        self._judge_port = port
+        if not isolated:
+            self._out, self._judge_port = _free_ports(2)
+        self._envs = dict(envs)
+        self._start_s = min(_START_S, seconds / 2)
+        self._splice = Splice(folder, start_s=self._start_s, is_over=lambda: self._exit_code() is not None)
+        self._output: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+        self._job: BgJob | None = None
+        self._begun = time.monotonic()
+
+    def __enter__(self) -> LiveRun:
+        self._splice.__enter__()
+        try:
+            calls = resources.files(__package__).joinpath(CALLS).read_text("utf-8")
+            for sandbox in (self._running, self._judging):
+                sandbox.write_text(f"{_place(sandbox)}/{CALLS}", calls)
+            self._judging.expose(self._splice.judge, port=self._judge_port)
+            self._running.expose(self._splice.run, port=self._out)
+            self._start_connector()  # before any code of the agent runs here: it failing is not the agent's failure
+            self._job = self._running.start_bg(
+                self._line,
+                envs={**self._envs, "PYTHONPATH": _place(self._running), "PORT": str(self._port)},
+                cwd=self._running.workdir,
+                on_output=self._feed,
+            )
+        except BaseException:
+            self._splice.close()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._splice.close()
+
+    def _start_connector(self) -> None:
+        ready = threading.Event()
+        program = ["python3", f"{_place(self._running)}/{CALLS}", "connect", str(self._out), str(self._port)]
+        job = self._running.start_bg(
+            [*program, f"{self._start_s:g}"], envs=self._envs, cwd="/", on_output=lambda stream, chunk: ready.set()
+        )
+        until = time.monotonic() + _CONNECTOR_S
+        while not ready.wait(_POLL_S):
+            with contextlib.suppress(TimeoutError):
+                exit_code = job.wait(0)
+                raise SandboxError(f"Checks with a port need `python3` in the sandbox (exit code {exit_code}).")
+            if time.monotonic() > until:
+                raise SandboxError("What connects the sandboxes of a check with a port did not start.")
+
+    @property
+    def judge_environment(self) -> dict[str, str]:
+        """What the judge finds the agent's server by."""
+        return {
+            **self._envs,
+            "PYTHONPATH": _place(self._judging),
+            "PORT": str(self._judge_port),
+            "URL": f"http://127.0.0.1:{self._judge_port}",
+            "OPENENV_CALLS_S": f"{0.8 * self._seconds:g}",
+        }
+
+    def result(self) -> CommandResult:
+        """Return what `run` has done up to now."""
+        exit_code = self._exit_code()
+        note = "it was stopped when the judge had ended" if exit_code is None else "it ended before the judge"
+        stdout, stderr = (bytes(self._output[name]).decode("utf-8", "replace") for name in ("stdout", "stderr"))
+        spent = time.monotonic() - self._begun
+        return CommandResult(
+            cmd=self._line, exit_code=exit_code or 0, stdout=stdout, stderr=stderr, duration_s=spent, note=note
+        )
+
+    def _exit_code(self) -> int | None:
+        """Return the exit code of `run`, None while it runs."""
+        if self._job is None:
+            return None
+        try:
+            return self._job.wait(0)
+        except TimeoutError:
+            return None
+        except SandboxError:  # it took its sandbox with it
+            return 137
+
+    def _feed(self, stream: Stream, chunk: bytes) -> None:
+        received = self._output[stream]
+        received += chunk[: _MAX_OUTPUT - len(received)]
+
+
+def _place(sandbox: Sandbox) -> str:
+    return f"{sandbox.home}/{_FOLDER}"
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

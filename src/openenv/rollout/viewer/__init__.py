@@ -1,0 +1,1 @@
+"""The web pages that show stored and running rollouts."""

@@ -1,0 +1,536 @@
+"""The routes of the rollout viewer: lists and figures, one rollout in parts, what a running one does, exports.
+
+They read stores and change nothing. What agents and models wrote goes out as JSON only, never as a page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar, get_args
+from urllib.parse import parse_qsl
+
+from openenv.errors import OpenEnvError, StoreError
+from openenv.server.asgi import Handler, Receive, Scope, Send, disconnected, respond
+
+from ..capture.records import FILE, read
+from ..capture.transcript import Transcript, token_documents, transcript
+from ..store.changes import compare_trees
+from ..store.outcome import CommandResult
+from ..store.rollout_index import FIRST, Grouping, Order, RolloutFilter, RolloutRow, RolloutStats
+from ..store.store import BegunRollout, Record, RolloutStore, export_rollouts, json_lines, read_events
+from ..verify.trust import TRUSTS
+
+logger = logging.getLogger(__name__)
+
+PATH: Final = "/web/rollouts"
+MOST_ROWS: Final = 1000
+"""How many rows of a list one request gets at most."""
+_MOST_NAMES = 1000
+_MOST_OUTPUT = 100_000
+_LOG_BLOCK = 256 * 1024
+_THREADS = 2  # the viewer of a server that trains must leave it the other cores
+_KEPT_TRANSCRIPTS = 4
+_NO_STORE = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+_SEVERAL = {
+    "task": "task_id",
+    "group": "group",
+    "agent": "agent",
+    "model": "model",
+    "status": "status",
+    "trust": "trust",
+    "sandbox": "sandbox",
+}
+_GROUPINGS: Mapping[str, Grouping] = {
+    "task": "task_id",
+    "group": "group",
+    "agent": "agent",
+    "model": "model",
+    "status": "status",
+    "trust": "trust",
+    "verdict": "verdict",
+}
+_NUMBERS = ("min_reward", "max_reward", "since", "until")
+_FILTERS = frozenset({*_SEVERAL, *_NUMBERS, "min_trust", "text", "verdict", "store"})
+_T = TypeVar("_T")
+
+
+class InvalidQuery(OpenEnvError):
+    """An address asks for something that there is not."""
+
+    code = "VALIDATION_ERROR"
+
+
+class RolloutQuery:
+    """The query of an address, of which every part has to be known.
+
+    Args:
+        text: The query, encoded.
+        known: The names that the route takes, beside those of filters.
+    """
+
+    def __init__(self, text: bytes, *known: str) -> None:
+        self._values: dict[str, list[str]] = {}
+        for name, value in parse_qsl(text.decode("latin-1"), keep_blank_values=True):
+            self._values.setdefault(name, []).append(value)
+        unknown = self._values.keys() - _FILTERS - set(known)
+        if unknown:
+            raise InvalidQuery(f"There is no parameter {', '.join(sorted(unknown))}")
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return a value, the last one where there are several."""
+        return self._values.get(name, [default])[-1]
+
+    def number(self, name: str) -> float | None:
+        """Return a number, or None."""
+        text = self.text(name)
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise InvalidQuery(f"{name} must be a number, not {text!r}")
+        return value
+
+    def count(self, name: str, default: int, most: int | None = None) -> int:
+        """Return a number of something."""
+        text = self.text(name, str(default))
+        if not text.isascii() or not text.isdigit() or len(text) > 15:
+            raise InvalidQuery(f"{name} must be a whole number, not {text!r}")
+        return int(text) if most is None else min(int(text), most)
+
+    def choice(self, name: str, choices: Sequence[str], default: str) -> str:
+        """Return one of several words."""
+        text = self.text(name, default)
+        if text not in choices:
+            raise InvalidQuery(f"{name} must be one of {', '.join(choices)}, not {text!r}")
+        return text
+
+    def filter(self) -> RolloutFilter:
+        """Return which rollouts are asked for."""
+        conditions: dict[str, Any] = {
+            column: tuple(self._values[name]) for name, column in _SEVERAL.items() if name in self._values
+        }
+        conditions |= {name: self.number(name) for name in _NUMBERS}
+        if self.text("min_trust"):
+            conditions["min_trust"] = self.choice("min_trust", TRUSTS, "")
+        return RolloutFilter(text=self.text("text") or None, verdict=self.text("verdict") or FIRST, **conditions)
+
+
+class StoreSet:
+    """Several stores by name, each opened when it is first asked for; safe from any thread."""
+
+    def __init__(self, folders: Mapping[str, Path]) -> None:
+        self._folders = dict(folders)
+        self._opened: dict[str, RolloutStore] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the stores; the first is the one that is shown first."""
+        return list(self._folders)
+
+    def get(self, name: str = "") -> RolloutStore | None:
+        """Return a store, by default the first; None where there is no folder yet.
+
+        Raises:
+            InvalidQuery: there is no store of that name.
+        """
+        name = name or next(iter(self._folders))
+        if name not in self._folders:
+            raise InvalidQuery(f"There is no store {name!r}")
+        with self._lock:
+            if name not in self._opened:
+                try:
+                    self._opened[name] = RolloutStore(self._folders[name], create=False)
+                except StoreError:
+                    if self._folders[name].exists():
+                        raise
+                    return None
+            return self._opened[name]
+
+    def holding(self, rollout_id: str) -> tuple[str, RolloutStore, str]:
+        """Return the store that has a rollout, its name, and the rollout's whole id.
+
+        Raises:
+            StoreError: none has it.
+        """
+        error: StoreError | None = None
+        for name in self._folders:
+            store = self.get(name)
+            if store is None:
+                continue
+            begun = [each.rollout_id for each in store.running() if each.rollout_id == rollout_id]
+            try:
+                return name, store, begun[0] if begun else store.resolve(rollout_id)
+            except StoreError as exc:
+                error = error or exc
+        raise error or StoreError(f"There is no rollout '{rollout_id}'")
+
+    def close(self) -> None:
+        """Close the stores."""
+        with self._lock:
+            for store in self._opened.values():
+                store.close()
+            self._opened.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _CaptureState:
+    """The captured calls of a rollout at a certain length of their file."""
+
+    size: int
+    transcript: Transcript | None
+
+
+class RolloutViewer:
+    """What the routes answer, as plain values; blocking."""
+
+    def __init__(self, stores: StoreSet) -> None:
+        self.stores = stores
+        self._transcripts: OrderedDict[Path, _CaptureState] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def rows(self, query: RolloutQuery) -> dict[str, Any]:
+        """Return a part of the list, and those that run."""
+        order = query.choice("order", get_args(Order), "newest")
+        offset, limit = query.count("offset", 0), query.count("limit", 100, MOST_ROWS)
+        store = self.stores.get(query.text("store"))
+        if store is None:
+            return {"total": 0, "offset": 0, "rows": [], "running": []}
+        where = self._filter(store, query)
+        rows = store.find(where, order=order, limit=limit, offset=offset)  # type: ignore[arg-type]
+        return {
+            "total": store.count(where),
+            "offset": offset,
+            "rows": [_row_document(row) for row in rows],
+            "running": [_begun_document(each) for each in store.running()],
+        }
+
+    def stats(self, query: RolloutQuery) -> dict[str, Any]:
+        """Return figures by task, group, agent or model, and of all."""
+        by = query.choice("by", list(_GROUPINGS), "task")
+        limit = query.count("limit", 200, _MOST_NAMES)
+        store = self.stores.get(query.text("store"))
+        if store is None:
+            return {"by": by, "rows": [], "all": None}
+        where = self._filter(store, query)
+        whole = store.stats(where)
+        return {
+            "by": by,
+            "rows": [_stats_document(each) for each in store.stats(where, by=_GROUPINGS[by], limit=limit)],
+            "all": _stats_document(whole[0]) if whole else None,
+        }
+
+    def names(self, query: RolloutQuery) -> dict[str, Any]:
+        """Return what the filters can be set to, with how many rollouts have it."""
+        store = self.stores.get(query.text("store"))
+        names = {
+            name: [] if store is None else store.names(column, limit=_MOST_NAMES) for name, column in _GROUPINGS.items()
+        }
+        return {"stores": self.stores.names, "names": names}
+
+    def rollout(self, rollout_id: str, query: RolloutQuery) -> dict[str, Any]:
+        """Return one rollout: its outcome, task, verdicts and events; no transcript and no files."""
+        name, store, whole_id = self.stores.holding(rollout_id)
+        events = read_events(store.live_file(whole_id, "events.jsonl"))
+        begun = next((each for each in store.running() if each.rollout_id == whole_id), None)
+        if begun is not None:
+            task = _read_json(store.live_file(whole_id, "task.json"))
+            about = _begun_document(begun)
+            return {"store": name, "rollout_id": whole_id, "begun": about, "task": task, "events": events}
+        chosen = store.get(whole_id, verdict=query.text("verdict") or FIRST)
+        history = store.history(whole_id)
+        outcome = chosen.outcome.model_dump(mode="json", exclude={"turns", "files", "verify_results", "setup_results"})
+        outcome["setup_results"] = [_command_document(each) for each in chosen.outcome.setup_results]
+        return {
+            "store": name,
+            "rollout_id": whole_id,
+            "begun": None,
+            "group": chosen.group,
+            "verdict": chosen.verdict,
+            "task": chosen.task.model_dump(mode="json"),
+            "outcome": outcome,
+            "turns": len(chosen.outcome.turns),
+            "verdicts": [_verdict_document(record) for record in reversed(history)],
+            "events": events,
+            "has_capture": (store.captures / whole_id / FILE).is_file(),
+            "has_log": store.live_file(whole_id, "agent.log").is_file(),
+        }
+
+    def transcript(self, rollout_id: str, query: RolloutQuery) -> dict[str, Any]:
+        """Return the model calls of a rollout, without their tokens."""
+        _, store, whole_id = self.stores.holding(rollout_id)
+        known = self._captured(store, whole_id).transcript
+        return {"turns": [], "findings": [], "level": None, "stops": 0} if known is None else known.document()
+
+    def tokens(self, rollout_id: str, turn: str, query: RolloutQuery) -> dict[str, Any]:
+        """Return the tokens of one model call."""
+        _, store, whole_id = self.stores.holding(rollout_id)
+        known = self._captured(store, whole_id).transcript
+        turns = [] if known is None else [each for each in known.turns if str(each.number) == turn]
+        if not turns:
+            raise StoreError(f"The rollout '{whole_id}' has no model call {turn}")
+        return {"turn": turns[0].number, "tokens": token_documents(turns[0])}
+
+    def changes(self, rollout_id: str, query: RolloutQuery) -> dict[str, Any]:
+        """Return what the agent changed in its work folder."""
+        _, store, whole_id = self.stores.holding(rollout_id)
+        worktree, baseline = (store.live_file(whole_id, each) for each in ("worktree.tar", "baseline.tar"))
+        return asdict(compare_trees(*(path if path.is_file() else None for path in (worktree, baseline))))
+
+    def log(self, rollout_id: str, query: RolloutQuery) -> dict[str, Any]:
+        """Return a part of the agent's output, from `start` on."""
+        _, store, whole_id = self.stores.holding(rollout_id)
+        return _log_part(store.live_file(whole_id, "agent.log"), query.count("start", 0))
+
+    def live(self, rollout_id: str, query: RolloutQuery) -> dict[str, Any]:
+        """Return what a running rollout has done since the last time.
+
+        The query says what is known: `events` (how many), `start` (of the log, in bytes), `size` (of the calls' file)
+        and `turn` (the last turn, which may have gone on).
+        """
+        _, store, whole_id = self.stores.holding(rollout_id)
+        begun = next((each for each in store.running() if each.rollout_id == whole_id), None)
+        state = "stored" if begun is None else "running" if begun.is_running else "interrupted"
+        size, turn = query.count("size", 0), query.count("turn", 0)
+        captured = self._captured(store, whole_id) if self._capture_size(store, whole_id) != size else None
+        turns = [] if captured is None or captured.transcript is None else captured.transcript.document()["turns"]
+        return {
+            "state": state,
+            "events": read_events(store.live_file(whole_id, "events.jsonl"))[query.count("events", 0) :],
+            "log": _log_part(store.live_file(whole_id, "agent.log"), query.count("start", 0)),
+            "size": size if captured is None else captured.size,
+            "turns": [each for each in turns if each["number"] >= turn],
+        }
+
+    def export(self, query: RolloutQuery) -> tuple[str, Iterator[bytes]]:
+        """Return a file's name and its content, piece by piece.
+
+        Raises:
+            RolloutError: the file is Parquet and pyarrow is not installed.
+        """
+        kind = query.choice("format", ("jsonl", "parquet"), "jsonl")
+        messages = query.choice("messages", ("0", "1"), "0") == "1"
+        store = self.stores.get(query.text("store"))
+        if store is None:
+            raise StoreError("There are no rollouts yet")
+        where = self._filter(store, query)
+        name = time.strftime(f"rollouts-%Y%m%d-%H%M%S.{kind}")
+        if kind == "jsonl":
+            return name, (line.encode() for line in json_lines(store, where, messages=messages))
+        return name, _parquet(store, where)
+
+    def _filter(self, store: RolloutStore, query: RolloutQuery) -> RolloutFilter:
+        where = query.filter()
+        return where.having({"verdict": store.resolve_verdict(where.verdict or FIRST)})
+
+    def _capture_size(self, store: RolloutStore, rollout_id: str) -> int:
+        try:
+            return (store.captures / rollout_id / FILE).stat().st_size
+        except OSError:
+            return 0
+
+    def _captured(self, store: RolloutStore, rollout_id: str) -> _CaptureState:
+        """Return the transcript of a rollout; the last few are kept, as long as their files do not grow."""
+        path = store.captures / rollout_id / FILE
+        with self._lock:
+            size = self._capture_size(store, rollout_id)
+            known = self._transcripts.get(path)
+            if known is None or known.size != size:
+                known = _CaptureState(size, transcript(read(path)) if size else None)
+                self._transcripts[path] = known
+            self._transcripts.move_to_end(path)
+            while len(self._transcripts) > _KEPT_TRANSCRIPTS:
+                self._transcripts.popitem(last=False)
+            return known
+
+
+def _parquet(store: RolloutStore, where: RolloutFilter) -> Iterator[bytes]:
+    with tempfile.TemporaryDirectory(prefix="openenv-export-") as folder:
+        target = Path(folder) / "export.parquet"
+        export_rollouts(store, target, kind="parquet", where=where)
+        with target.open("rb") as file:
+            while block := file.read(1024 * 1024):
+                yield block
+
+
+def _row_document(row: RolloutRow) -> dict[str, Any]:
+    names = ("rollout_id", "verdict", "stored_at", "task_id", "group", "status", "phase", "reason", "reward", "trust")
+    more = ("agent", "model", "sandbox", "turns", "tokens", "started_at", "wall_s")
+    return {name: getattr(row, name) for name in (*names, *more)}
+
+
+def _begun_document(begun: BegunRollout) -> dict[str, Any]:
+    return begun.model_dump(mode="json")
+
+
+def _stats_document(stats: RolloutStats) -> dict[str, Any]:
+    return {**asdict(stats), "pass_rate": stats.pass_rate, "interval": stats.interval}
+
+
+def _verdict_document(record: Record) -> dict[str, Any]:
+    outcome = record.outcome
+    names = ("status", "phase", "reason", "reward", "trust", "started_at", "wall_s", "sandbox")
+    return {
+        "verdict": record.verdict,
+        "record_id": record.record_id,
+        "stored_at": record.stored_at,
+        **{name: getattr(outcome, name) for name in names},
+        "results": [_command_document(each) for each in outcome.verify_results],
+        "checks": [check if isinstance(check, str) else check.model_dump(mode="json") for check in record.task.verify],
+    }
+
+
+def _command_document(result: CommandResult) -> dict[str, Any]:
+    document = result.model_dump(mode="json", exclude={"run"})
+    for stream in ("stdout", "stderr"):
+        text = document[stream]
+        document[stream] = text[:_MOST_OUTPUT]
+        document[f"{stream}_cut"] = max(0, len(text) - _MOST_OUTPUT)
+    document["run"] = None if result.run is None else _command_document(result.run)
+    return document
+
+
+def _log_part(path: Path, start: int) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(start)
+            data = file.read(_LOG_BLOCK)
+    except OSError:
+        return {"start": start, "end": start, "size": 0, "text": ""}
+    # A character that is not whole waits for its rest, unless there is none.
+    cut = next((n for n in range(1, 4) if start + len(data) < size and data[-n:][:1] >= b"\xc0"), 0)
+    data = data[: len(data) - cut] if cut else data
+    return {"start": start, "end": start + len(data), "size": size, "text": data.decode("utf-8", "replace")}
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+class RolloutRoutes:
+    """The ASGI handlers; what blocks runs in a few threads of their own."""
+
+    def __init__(self, viewer: RolloutViewer) -> None:
+        self._viewer = viewer
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="openenv-view")
+
+    def handlers(self) -> list[tuple[str, Handler]]:
+        """Return the routes, each with GET, by their paths."""
+        viewer = self._viewer
+        one = f"{PATH}/{{rollout_id}}"
+        return [
+            (PATH, self._answering(viewer.rows, "order", "offset", "limit")),
+            (f"{PATH}/-/stats", self._answering(viewer.stats, "by", "limit")),
+            (f"{PATH}/-/names", self._answering(viewer.names)),
+            (f"{PATH}/-/export", self._export),
+            (one, self._answering(viewer.rollout)),
+            (f"{one}/transcript", self._answering(viewer.transcript)),
+            (f"{one}/tokens/{{turn}}", self._answering(viewer.tokens)),
+            (f"{one}/changes", self._answering(viewer.changes)),
+            (f"{one}/log", self._answering(viewer.log, "start")),
+            (f"{one}/live", self._answering(viewer.live, "events", "start", "size", "turn")),
+        ]
+
+    def close(self) -> None:
+        """Let the threads end, and close the stores."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._viewer.stores.close()
+
+    def _answering(self, work: Callable[..., dict[str, Any]], *known: str) -> Handler:
+        """Make a handler of a function that takes the parameters of the path and a query."""
+
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            def answer() -> bytes:
+                query = RolloutQuery(scope.get("query_string", b""), *known)
+                return _encoded(work(*scope["path_params"].values(), query))
+
+            try:
+                body = await self._in_thread(answer)
+            except Exception as exc:  # the boundary of a request
+                await _refuse(send, exc)
+            else:
+                await respond(send, 200, body, _NO_STORE)
+
+        return handle
+
+    async def _export(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle an export: a file that is written while it is read."""
+        try:
+            query = RolloutQuery(scope.get("query_string", b""), "format", "messages")
+            name, pieces = await self._in_thread(partial(self._viewer.export, query))
+            first = await self._in_thread(partial(next, pieces, b""))
+        except Exception as exc:  # the boundary of a request
+            await _refuse(send, exc)
+            return
+        headers = [
+            (b"content-type", b"application/octet-stream"),
+            (b"content-disposition", f'attachment; filename="{name}"'.encode()),
+            *_NO_STORE,
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            piece = first
+            while piece and not gone.done():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                piece = await self._in_thread(partial(next, pieces, b""))
+            if not gone.done():
+                await send({"type": "http.response.body", "body": b""})
+        finally:
+            gone.cancel()
+            await self._in_thread(getattr(pieces, "close", lambda: None))
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def store_routes(folder: Path) -> RolloutRoutes:
+    """Make the rollouts tab of a server page, from the store its environment writes."""
+    return RolloutRoutes(RolloutViewer(StoreSet({"rollouts": folder})))
+
+
+def _encoded(value: Any) -> bytes:
+    # ASCII: what agents send may hold halves of characters, which UTF-8 has no bytes for.
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    except ValueError:  # browsers read no NaN
+        return json.dumps(_finite(value), separators=(",", ":")).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+async def _refuse(send: Send, exc: Exception) -> None:
+    if isinstance(exc, InvalidQuery):
+        status = 422
+    elif isinstance(exc, OpenEnvError):
+        status = 404 if isinstance(exc, StoreError) else 409
+    else:
+        status = 500
+        logger.error("a request of the rollout viewer failed", exc_info=exc)
+    text = str(exc) if status < 500 else f"{type(exc).__name__}: {exc}"
+    await respond(send, status, _encoded({"detail": text, "code": getattr(exc, "code", "EXECUTION_ERROR")}), _NO_STORE)

@@ -1,0 +1,138 @@
+"""`StepGroup`: steps of several sessions whose code runs on one thread, with one hand-over there and one back.
+
+Each session is reserved as for a call of its own, and released as soon as its own step is done. Knows sessions and
+lanes; must not know the wire.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from time import perf_counter
+from typing import Any, Final
+
+from openenv.errors import RequestCancelled
+
+from ..runners import Dispatcher
+from .operations import Operation
+from .session import ObserveStep, Session, SessionCall, interrupt
+
+_LARGE: Final = 16
+_YIELD_S: Final = 0.00005
+
+Write = Callable[[Any, int, str], bytes]
+"""Writes a reply: from an observation, the id of the request and that of the session."""
+
+
+ObserveGroup = Callable[["StepGroup"], None]
+"""Takes a group whose outcomes are delivered, on the loop."""
+
+
+class StepGroup:
+    """Runs its steps one after the other, then delivers all outcomes on the loop.
+
+    Steps have no object each: what belongs to one is at the same index of several lists. No step refers back to the
+    group either: it is freed with its last reference, without the garbage collector.
+
+    Args:
+        operation: What a step is.
+        write: Writes the reply to a step, in the lane.
+        request: What ledgers keep of the requests.
+        dispatcher: Delivers the outcomes on its loop.
+        done: Called with the group when all steps are done.
+        observe: Takes how long each step waited, ran, and was on its way back; None without telemetry.
+        observe_group: Takes the group once its outcomes are delivered; None where nothing records them.
+    """
+
+    __slots__ = (
+        "_cancelled",
+        "_dispatcher",
+        "_done",
+        "_observe",
+        "_observe_group",
+        "_times",
+        "_write",
+        "actions",
+        "ids",
+        "operation",
+        "outcomes",
+        "places",
+        "request",
+        "sessions",
+    )
+
+    kind = "step"
+
+    def __init__(
+        self,
+        operation: Operation,
+        write: Write,
+        request: Any,
+        dispatcher: Dispatcher,
+        done: Callable[[StepGroup], None],
+        observe: ObserveStep | None = None,
+        observe_group: ObserveGroup | None = None,
+    ) -> None:
+        self.operation = operation
+        self._write = write
+        self.request = request
+        self._dispatcher = dispatcher
+        self._done = done
+        self._observe = observe
+        self._observe_group = observe_group
+        self._times = None if observe is None else [perf_counter()]  # when it was made, began, and ended each step
+        self._cancelled: set[Session] = set()
+        self.sessions: list[Session] = []
+        self.actions: list[Any] = []
+        self.ids: list[int] = []
+        self.places: list[int] = []
+        self.outcomes: list[bytes | BaseException] = []
+
+    @property
+    def count(self) -> int:
+        """How many calls this one stands for."""
+        return len(self.sessions)
+
+    def cancel(self, session: Session) -> None:
+        """Keep the step of a session from being run, or interrupt it."""
+        self._cancelled.add(session)
+        interrupt(session, self, self.operation, self._dispatcher)
+
+    def run(self) -> None:
+        """Do the steps, in the lane."""
+        waiting: list[tuple[Session, SessionCall]] = []
+        write, outcomes, times, cancelled = self._write, self.outcomes, self._times, self._cancelled
+        if times is not None:
+            times.append(perf_counter())
+        for session, action, request_id in zip(self.sessions, self.actions, self.ids, strict=True):
+            try:
+                if cancelled and session in cancelled:
+                    raise RequestCancelled() if session.close_reason is None else session.closed_error()
+                outcomes.append(write(session.env.step(action), request_id, session.id))
+            except BaseException as exc:
+                outcomes.append(exc)
+                following = session.end_step(failed=True)
+            else:
+                following = session.end_step(failed=False)
+            if times is not None:
+                times.append(perf_counter())
+            if following is not None:
+                waiting.append((session, following))
+        if not self._dispatcher.hand_over(self) and len(outcomes) >= _LARGE:
+            # Gives the interpreter to the loop. Otherwise this thread goes on with the next group, all replies go out
+            # together at the end, and the clients that wait for them have nothing to do until then.
+            time.sleep(_YIELD_S)
+        for session, following in waiting:
+            session.start(following)
+
+    def deliver(self) -> None:
+        """Hand the outcomes over; called on the loop."""
+        self._done(self)
+        if self._observe_group is not None:
+            self._observe_group(self)
+        if self._observe is not None and self._times is not None:
+            made, *began = self._times
+            now = perf_counter()
+            for start, end in pairwise(began):
+                self._observe(start - made, end - start, now - end)

@@ -1,0 +1,1 @@
+"""One adapter per trainer: TRL, Stable-Baselines3, SkyRL, veRL, verifiers."""

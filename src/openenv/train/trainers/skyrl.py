@@ -1,0 +1,86 @@
+"""SkyRL: a served environment as a text environment of SkyRL-Gym. Needs skyrl-gym.
+
+Register it once before SkyRL starts:
+`skyrl_gym.register(id="openenv", entry_point="openenv.train.trainers.skyrl:ServedTextEnv")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from openenv.rollout.agents.dialogue import AnswerRefused
+from openenv.rollout.agents.served_episode import ServedEpisode, served_dialogue
+
+try:
+    from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+except ImportError as exc:
+    raise ModuleNotFoundError(
+        "openenv.train.trainers.skyrl needs SkyRL-Gym: pip install skyrl-gym", name=exc.name
+    ) from exc
+
+Conversation = list[dict[str, str]]
+
+
+class ServedTextEnv(BaseTextEnv):  # type: ignore[misc]
+    """One session of a served environment: answers are texts, and so is what the environment shows.
+
+    Args:
+        env_config: The settings of all rows: `url`, and perhaps `max_turns`, `system` and `client` (arguments of the
+            client, such as `token`).
+        extras: A row of the dataset; its `reset` (or that of `extra_info`) goes to the environment's `reset`, and
+            `url` and `max_turns` there count for more than the settings.
+
+    Raises:
+        ValueError: There is no `url`.
+        RolloutError: There is no such server.
+    """
+
+    def __init__(self, env_config: Mapping[str, Any] | None = None, extras: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        row = {**((extras or {}).get("extra_info") or {}), **(extras or {})}
+        settings = {**dict(env_config or {}), **{key: row[key] for key in ("url", "max_turns") if key in row}}
+        if "url" not in settings:
+            raise ValueError("the environment needs a `url`, in its configuration or in the row")
+        self.max_turns = int(settings.get("max_turns") or 10)
+        self._start = dict(row.get("reset") or {})
+        client = dict(settings.get("client") or {})
+        dialogue = served_dialogue(str(settings["url"]), str(settings.get("system") or ""), client, calls_tools=False)
+        self._episode = ServedEpisode(str(settings["url"]), dialogue, client_options=client)
+
+    def init(self, prompt: Conversation) -> tuple[Conversation, dict[str, Any]]:
+        """Begin an episode; what the environment shows comes after the prompt of the row.
+
+        Raises:
+            OpenEnvError: The server does not begin one.
+        """
+        self.turns = 0
+        opening = self._episode.opening(**self._start)
+        return [*prompt, *opening], {}
+
+    def step(self, action: str) -> BaseTextEnvStepOutput:
+        """Take the action of an answer; one that is none costs a turn, and the model reads why.
+
+        Raises:
+            EpisodeFailed: The server or the environment failed: there is no reward to go on with.
+        """
+        self.turns += 1
+        before = self._episode.reward or 0.0
+        answer = {"role": "assistant", "content": action}
+        try:
+            (taken,) = self._episode.dialogue.actions(answer)
+            shown = self._episode.act(taken)
+        except AnswerRefused as exc:
+            shown = str(exc)
+        done = self._episode.is_over or self.turns >= self.max_turns
+        observations = [] if done else self._episode.dialogue.reply(answer, [shown])
+        reward = (self._episode.reward or 0.0) - before
+        return BaseTextEnvStepOutput(observations=observations, reward=reward, done=done, metadata={})
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Return the number of turns, and whether the episode came to its end."""
+        return {"turns": self.turns, "ended": float(self._episode.is_over)}
+
+    def close(self) -> None:
+        """End the session."""
+        self._episode.close()

@@ -1,0 +1,253 @@
+"""TRL: a served environment for `GRPOTrainer(environment_factory=...)`, and the names for its other ways in.
+
+TRL itself is not imported. A failure that is not the policy's stops the run or drops the sample; it never becomes a
+reward.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Union
+
+from typing_extensions import Self
+
+from openenv.client.llm_client import clean_mcp_schema
+from openenv.rollout.agents.dialogue import Dialogue, TextDialogue, ToolDialogue
+from openenv.rollout.agents.served_episode import RewardRule, ServedEpisode, action_schema, has_tools, served_tools
+from openenv.rollout.run.agent_sessions import build_harness_rollout_func as build_harness_rollout_func
+
+from ..rollout_sessions import RolloutSessionFactory as RolloutSessionFactory
+
+OnFailure = Literal["raise", "drop"]
+
+_COLUMNS_OF_TRL = frozenset({"prompt", "image", "images", "environment", "chat_template_kwargs", "tools"})
+"""Columns of a dataset that are not for the environment."""
+_NOTHING = frozenset({"", "{}"})
+"""What an observation without fields looks like."""
+_SECTION = re.compile(r"\b(?:Args|Returns|Raises):")
+
+
+def tool_environment(
+    url: str,
+    *,
+    reward: RewardRule = "sum",
+    on_failure: OnFailure = "raise",
+    columns: Sequence[str] | None = None,
+    action_name: str = "act",
+    **client_options: Any,
+) -> ToolEnvironments:
+    """Make what `GRPOTrainer(environment_factory=...)` takes of a served environment: its tools are the model's.
+
+    Every rollout has a session of its own. The columns of a row of the dataset go to `reset`; with a column `seed`,
+    all rollouts of a group begin alike.
+
+    Args:
+        url: The server.
+        reward: `sum` of all rewards of an episode, or the `last` one. An episode in which the model does nothing has 0.
+        on_failure: What follows when the server or the environment fails during an episode: `raise` ends the run,
+            `drop` takes the sample out of its group. A `reset` that fails always ends the run.
+        columns: Which columns go to `reset`; by default all but TRL's own, such as `prompt`.
+        action_name: What the tool is called where the environment has typed actions instead of tools.
+        client_options: Further arguments of the client, such as `token` or `wait_s`.
+    """
+    return ToolEnvironments(
+        url, reward=reward, on_failure=on_failure, columns=columns, action_name=action_name, options=client_options
+    )
+
+
+class ToolEnvironments:
+    """Makes environments for TRL, each with a session; can be pickled, as TRL's asynchronous trainer needs.
+
+    Made by `tool_environment`. `close`, or the end of a `with` block, ends the sessions.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        reward: RewardRule = "sum",
+        on_failure: OnFailure = "raise",
+        columns: Sequence[str] | None = None,
+        action_name: str = "act",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if reward not in ("sum", "last"):
+            raise ValueError(f"reward must be 'sum' or 'last', not {reward!r}")
+        if on_failure not in ("raise", "drop"):
+            raise ValueError(f"on_failure must be 'raise' or 'drop', not {on_failure!r}")
+        self.url = url
+        self._reward: RewardRule = reward
+        self._on_failure: OnFailure = on_failure
+        self._columns = None if columns is None else frozenset(columns)
+        self._action_name = action_name
+        self._options = dict(options or {})
+        self._reset_state()
+
+    def _reset_state(self) -> None:
+        self._lock = threading.Lock()
+        self._class: type[_ToolEnvironment] | None = None
+        self._episodes: list[ServedEpisode] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("url", "_reward", "_on_failure", "_columns", "_action_name", "_options")
+        return {name: getattr(self, name) for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset_state()
+
+    def __call__(self) -> object:
+        """Make an environment.
+
+        Raises:
+            RolloutError: There is no such server.
+            ValueError: A tool has a name that TRL cannot show to a model.
+        """
+        with self._lock:
+            if self._class is None:
+                self._class = self._make_class()
+        return self._class(self)
+
+    def episode(self, dialogue: Dialogue) -> ServedEpisode:
+        """Open a session, which `close` ends."""
+        made = ServedEpisode(self.url, dialogue, reward=self._reward, client_options=self._options)
+        with self._lock:
+            self._episodes.append(made)
+        return made
+
+    def start_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what of a row goes to `reset`."""
+        wanted = self._columns if self._columns is not None else frozenset(row) - _COLUMNS_OF_TRL
+        return {name: value for name, value in row.items() if name in wanted and value is not None}
+
+    def reward_of(self, episode: ServedEpisode) -> float | None:
+        """Return the reward of an episode; None where it failed and such samples are dropped."""
+        if episode.failure is not None and self._on_failure == "raise":
+            raise episode.failure
+        return episode.reward
+
+    def close(self) -> None:
+        """End all sessions."""
+        with self._lock:
+            episodes, self._episodes = self._episodes, []
+        for episode in episodes:
+            episode.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _make_class(self) -> type[_ToolEnvironment]:
+        schema = action_schema(self.url, self._options)
+        dialogue: Dialogue
+        if has_tools(schema):
+            tools = served_tools(self.url, self._options)
+            dialogue = ToolDialogue(tools)
+        else:
+            fields = {name: one for name, one in (schema.get("properties") or {}).items() if name != "metadata"}
+            description = schema.get("description") or "Take an action in the environment."
+            arguments = {**schema, "properties": fields}
+            tools = [{"name": self._action_name, "description": description, "input_schema": arguments}]
+            dialogue = TextDialogue(action_schema=schema)
+        members: dict[str, Any] = {"dialogue": dialogue, "__doc__": f"A session of {self.url}."}
+        for tool in tools:
+            members[_tool_name(tool["name"], members)] = _tool_method(tool, is_action=not has_tools(schema))
+        return type("ToolEnvironment", (_ToolEnvironment,), members)
+
+
+class _ToolEnvironment:
+    """One session, as TRL wants it: each public method but `reset` and `get_reward` is a tool."""
+
+    dialogue: Dialogue
+
+    def __init__(self, environments: ToolEnvironments) -> None:
+        self._environments = environments
+        self._episode = environments.episode(self.dialogue)
+
+    def reset(self, **row: Any) -> str | None:
+        """Begin an episode; what this returns is added to the last message of the prompt."""
+        text = self._episode.reset(**self._environments.start_of(row))
+        if text in _NOTHING:
+            return None
+        prompt = row.get("prompt")
+        return f"\n\n{text}" if prompt and prompt[-1].get("content") else text
+
+    def get_reward(self) -> float | None:
+        """Return the reward of the episode."""
+        return self._environments.reward_of(self._episode)
+
+
+def _tool_name(name: str, taken: Mapping[str, Any]) -> str:
+    """Return the name of a tool.
+
+    Raises:
+        ValueError: TRL would not take it for one.
+    """
+    if name.startswith("_") or name in taken or hasattr(_ToolEnvironment, name):
+        raise ValueError(f"TRL cannot show a tool named {name!r} to a model: rename it")
+    return name
+
+
+def _tool_method(tool: Mapping[str, Any], *, is_action: bool) -> Callable[..., str]:
+    """Return a method that takes the step, with the signature and docstring that TRL makes a schema of."""
+    name = str(tool["name"])
+    schema = clean_mcp_schema(tool.get("input_schema") or tool.get("inputSchema"))
+
+    def method(self: _ToolEnvironment, **arguments: Any) -> str:
+        action = arguments if is_action else {"type": "call_tool", "tool_name": name, "arguments": arguments}
+        return self._episode.act(action)
+
+    required = frozenset(schema.get("required") or ())
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    annotations: dict[str, Any] = {}
+    lines: list[str] = []
+    for key, field in (schema.get("properties") or {}).items():
+        if not key.isidentifier():
+            raise ValueError(f"the tool {name!r} has a parameter {key!r}, which is no name in Python")
+        hint = _hint(field, schema.get("$defs") or {})
+        default = inspect.Parameter.empty if key in required else field.get("default")
+        parameters.append(inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+        annotations[key] = hint
+        lines.append(f"    {key}: {_one_line(field.get('description') or field.get('title') or key)}")
+    method.__name__ = name
+    method.__qualname__ = f"ToolEnvironment.{name}"
+    method.__annotations__ = {**annotations, "return": str}
+    method.__signature__ = inspect.Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]
+    # A description may have sections of its own, of which the reader of docstrings would take the first.
+    purpose = _one_line(_SECTION.split(str(tool.get("description") or ""))[0]) or name
+    returns = "\n\nReturns:\n    What the environment answers."
+    method.__doc__ = purpose + ("\n\nArgs:\n" + "\n".join(lines) if lines else "") + returns
+    return method
+
+
+def _one_line(text: str) -> str:
+    return " ".join(str(text).split())
+
+
+_TYPES: Mapping[str, Any] = {
+    "string": str, "integer": int, "number": float, "boolean": bool, "object": dict, "null": type(None)
+}  # fmt: skip
+
+
+def _hint(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Any:
+    """Return the type hint of a JSON schema, as far as hints can say it."""
+    if "$ref" in field:
+        return _hint(definitions.get(str(field["$ref"]).rpartition("/")[2], {"type": "object"}), definitions)
+    if "const" in field or field.get("enum"):
+        choices = tuple([field["const"]] if "const" in field else field["enum"])
+        if all(isinstance(choice, (str, int, float, bool, type(None))) for choice in choices):
+            return Literal[choices]
+    variants = field.get("anyOf") or field.get("oneOf")
+    if variants is None and isinstance(field.get("type"), list):
+        variants = [{**field, "type": kind} for kind in field["type"]]
+    if variants:
+        return Union[tuple(_hint(one, definitions) for one in variants)]  # noqa: UP007 - of a tuple
+    if field.get("type") == "array":
+        items = field.get("items")
+        return list[_hint(items, definitions)] if isinstance(items, Mapping) and items else list  # type: ignore[misc]
+    return _TYPES.get(str(field.get("type")), Any)
