@@ -1,6 +1,6 @@
-"""Legacy name of `openenv.core`, with what only the first release had: stateful HTTP and one shared environment.
+"""Legacy name of `openenv.core`: adds the stateful HTTP server and the shared environment of `openenv-core` 0.1.
 
-Its models may be dataclasses. Importing it warns; new code imports `openenv`.
+Models may be dataclasses, as in that release. The import warns; new code imports `openenv`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ warnings.warn(
 _LEGACY = by_module(
     {
         "openenv_core.env_server": "Action Observation State HTTPEnvServer create_app create_fastapi_app",
-        "openenv_core.http_env_client": "HTTPEnvClient",
+        "openenv_core.http_env_client": "HTTPEnvClient StepResult",
     }
 )
 _CORE = {name: "openenv.core" for name in _core_names if name not in _LEGACY}

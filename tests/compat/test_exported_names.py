@@ -233,7 +233,7 @@ EXPORTS = {
     "openenv.core.tools": "GitServerClient PyExecutor RepoInfo",
     "openenv.core.tools.git_server_client": "GitServerClient RepoInfo",
     "openenv.core.tools.local_python_executor": "CodeExecResult PyExecutor",
-    "openenv_core": f"{CLIENTS} {ENV_SERVER}",
+    "openenv_core": f"{CLIENTS} {ENV_SERVER} StepResult",
     "openenv_core.env_server": ENV_SERVER,
     "openenv_core.env_server.types": MODELS,
     "openenv_core.http_env_client": "HTTPEnvClient StepResult",

@@ -161,3 +161,82 @@ def test_old_names_are_the_tolerant_models_and_the_rest_is_current() -> None:
         assert issubclass(mine, theirs)
         assert mine().model_dump() == theirs().model_dump()
         assert mine.model_json_schema()["properties"] == theirs.model_json_schema()["properties"]
+
+
+# -- the samples of the package page of openenv-core 0.1 ---------------------------------------------------------------
+
+
+@dataclass
+class PlainReply:
+    response: str
+    reward: float = 0.0
+    done: bool = False
+
+
+@dataclass
+class PlainText:
+    text: str
+
+
+class ReplyClient(openenv_core.HTTPEnvClient[PlainText, PlainReply]):
+    def _step_payload(self, action: PlainText) -> dict[str, Any]:
+        return {"text": action.text}
+
+    def _parse_result(self, payload: dict[str, Any]) -> openenv_core.StepResult[PlainReply]:
+        return openenv_core.StepResult(
+            observation=PlainReply(**payload["observation"]),
+            reward=payload.get("reward"),
+            done=payload.get("done", False),
+        )
+
+    def _parse_state(self, payload: dict[str, Any]) -> Any:
+        return payload
+
+
+class ReplyEnvironment(Environment):
+    def reset(self) -> PlainReply:
+        return PlainReply(response="Ready")
+
+    def step(self, action: PlainText) -> PlainReply:
+        return PlainReply(response=f"Echo: {action.text}", reward=1.0)
+
+    @property
+    def state(self) -> State:
+        return State(episode_id="e")
+
+
+def test_the_client_and_the_server_of_the_package_page_play_an_episode(serve: Callable[..., Any]) -> None:
+    client = ReplyClient(base_url=serve(create_app(ReplyEnvironment(), PlainText, PlainReply)).url)
+    assert client.reset().observation == PlainReply(response="Ready")
+    result = client.step(PlainText(text="hello"))
+    assert (result.observation.response, result.reward, result.done) == ("Echo: hello", 1.0, False)
+    assert isinstance(result, StepResult)
+    client.close()
+
+
+def test_a_server_converts_actions_and_observations_as_its_page_says() -> None:
+    server = openenv_core.env_server.HTTPEnvServer(
+        env=MoveEnvironment(), action_cls=MoveAction, observation_cls=MoveObservation
+    )
+    data = {"direction": "left", "metadata": {"a": 1}}
+    action = server._deserialize_action(data)
+    assert isinstance(action, MoveAction)
+    assert (action.direction, action.steps, action.metadata) == ("left", 1, {"a": 1})
+    assert data == {"direction": "left", "metadata": {"a": 1}}
+    with pytest.raises(ValidationError):
+        server._deserialize_action({})
+    observation = MoveObservation(position=2, reward=0.5, done=True, metadata={"k": 1})
+    assert server._serialize_observation(observation) == {
+        "observation": {"position": 2, "board": []},
+        "reward": 0.5,
+        "done": True,
+    }
+    plain = openenv_core.env_server.HTTPEnvServer(
+        env=ReplyEnvironment(), action_cls=PlainText, observation_cls=PlainReply
+    )
+    assert plain._deserialize_action({"text": "x"}) == PlainText(text="x")
+    assert plain._serialize_observation(PlainReply("r", 1.0)) == {
+        "observation": {"response": "r"},
+        "reward": 1.0,
+        "done": False,
+    }

@@ -1,7 +1,6 @@
-"""Legacy server names: as `openenv.core.env_server`, except that the factories also take an instance.
+"""Legacy server names: those of `openenv.core.env_server`, whose factories here also accept an instance.
 
-An instance is served as the first release did: one shared environment, stateful over plain HTTP. Models may be
-dataclasses, as they were then.
+An instance is one shared environment, stateful over plain HTTP, as in `openenv-core` 0.1. Models may be dataclasses.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _LEGACY = by_module(
     }
 )
 _CURRENT = {name: "openenv.core.env_server" for name in _current_names if name not in _LEGACY}
-# What needs no web framework; `route_config` does and is a file of its own.
+# Modules that import no web framework. `route_config` imports one and is a separate file.
 _ALIASES = "base_transforms exceptions interfaces mcp_environment mcp_types serialization web_interface"
 
 for _name in _ALIASES.split():

@@ -1,7 +1,7 @@
-"""Legacy path of the shared models: as `openenv.core.env_server.types`, but what is subclassed may be a dataclass.
+"""Legacy path of the shared models: `openenv.core.env_server.types` with base classes that accept `@dataclass`.
 
-In the first release `Action`, `Observation` and `State` were dataclasses, and environments decorate their own with
-`@dataclass`. These take that as well as plain subclasses, and are what the current ones are: pydantic models.
+In `openenv-core` 0.1 `Action`, `Observation` and `State` were dataclasses, and environments decorate their subclasses
+with `@dataclass`. The classes here are pydantic models like the current ones and allow decorated and plain subclasses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEYWORD_ONLY = frozenset((*_Action.model_fields, *_Observation.model_fields))
 
 
 class _Decorated(BaseModel):
-    """Keeps its constructor when `@dataclass` is put on a subclass, and does what the decorator's would do."""
+    """Keeps the constructor of pydantic on subclasses decorated with `@dataclass`; accepts positional arguments."""
 
     def __init__(self, /, *args: Any, **values: Any) -> None:
         names = [name for name in type(self).model_fields if name not in _KEYWORD_ONLY]
@@ -35,12 +35,12 @@ class _Decorated(BaseModel):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        type.__setattr__(cls, "__init__", cls.__init__)  # the decorator leaves what a class itself has
+        type.__setattr__(cls, "__init__", cls.__init__)  # the decorator never replaces an `__init__` in the class body
 
 
 @dataclass(repr=False, eq=False)
 class Action(_Decorated, _Action):
-    """What an agent asks of an environment; subclass it and add fields."""
+    """Base class of actions; subclass it and add fields."""
 
     metadata: Annotated[dict[str, Any], Field(description="Free-form data that travels with the action")] = field(
         default_factory=dict
@@ -49,7 +49,7 @@ class Action(_Decorated, _Action):
 
 @dataclass(repr=False, eq=False)
 class Observation(_Decorated, _Observation):
-    """What an environment answers; subclass it and add fields."""
+    """Base class of observations; subclass it and add fields."""
 
     done: bool = Field(default=False, description="Whether the episode is over")
     reward: bool | int | float | None = Field(default=None, description="Reward of the last action")
@@ -60,7 +60,7 @@ class Observation(_Decorated, _Observation):
 
 @dataclass(repr=False, eq=False)
 class State(_Decorated, _State):
-    """An environment's inner state, for debugging and orchestration; extra fields are welcome."""
+    """An environment's inner state, for debugging and orchestration; accepts extra fields."""
 
     episode_id: str | None = Field(default=None, description="Identifies the running episode")
     step_count: int = Field(default=0, ge=0, description="Steps taken in this episode")
