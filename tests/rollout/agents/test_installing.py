@@ -43,9 +43,10 @@ def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_agent_has_a_driver() -> None:
-    assert agent_names() == ["claude-code", "codex", "mini-swe-agent", "noop", "opencode", "oracle"]
+    assert agent_names() == ["claude-code", "codex", "mini-swe-agent", "noop", "opencode", "oracle", "shell"]
     for name in agent_names():
-        assert agent(name).name == name
+        options = {"lines": ["true"]} if name == "shell" else {}
+        assert agent(name, **options).name == name
     assert agent("mini_swe_agent").name == "mini-swe-agent"
     opencode = agent("opencode@1.2.3")
     assert isinstance(opencode, OpenCode)

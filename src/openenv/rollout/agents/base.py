@@ -1,19 +1,22 @@
-"""What an agent driver is, and drivers by name: `agent("opencode")`, `agent("opencode@1.18.33")`.
+"""The interface of agent drivers, and agents by name: `agent("opencode")`, `agent("opencode@1.18.33")`.
 
-Knows sandboxes and paths. Must not know rewards, captures or the engine. To add an agent, write a file like `codex.py`
-and a line in `_DRIVERS`.
+Knows sandboxes and paths. Must not know rewards, captures or the engine. Agents register in the entry-point group
+`openenv.agents`, so that other packages can add some:
+
+    [project.entry-points."openenv.agents"]
+    my-agent = "my_package.agent:MyAgent"
 """
 
 from __future__ import annotations
 
-import importlib
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from openenv._lazy import load_plugin, plugin_names
 from openenv.errors import AgentUnavailable
 from openenv.rollout.tasks.task import Dialect, Task
 from openenv.sandboxes.base import Mount, Sandbox
@@ -21,7 +24,7 @@ from openenv.sandboxes.base import Mount, Sandbox
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """An agent that is ready on the host: what a sandbox must mount of it, and its command inside."""
+    """An agent installed on the host: the files that a sandbox mounts, and the command inside."""
 
     mounts: tuple[Mount, ...] = ()
     executable: str = ""
@@ -30,13 +33,13 @@ class Installation:
 
 @dataclass(frozen=True, slots=True)
 class AgentRun:
-    """One run of an agent, as seen from inside its sandbox."""
+    """One run of an agent, with paths and addresses as they are inside its sandbox."""
 
     task: Task
     base_url: str
-    """Where the capture proxy answers inside, ending in `/v1`."""
+    """The address of the capture proxy inside, ending in `/v1`."""
     api_key: str
-    """The key of this rollout; worth nothing elsewhere."""
+    """The key of this rollout, which only the capture proxy accepts."""
     model: str
     home: str
     workdir: str
@@ -56,7 +59,7 @@ class Launch:
 def start_with_instruction(sandbox: Sandbox, run: AgentRun, command: Sequence[str], envs: Mapping[str, str]) -> Launch:
     """Write the instruction to a file, and return a command that reads it from standard input.
 
-    As an argument it could be too long, or begin with a dash.
+    An argument could be too long, or be taken for an option because it begins with a dash.
     """
     path = f"{run.home}/task/instruction.md"
     sandbox.write_text(path, run.task.instruction)
@@ -69,13 +72,13 @@ class Agent(ABC):
 
     name: str
     dialect: Dialect | None = "openai_chat"
-    """The wire format of its model calls; None when it needs no model."""
+    """The wire format of its model calls; None if it needs no model."""
 
     def install(self, cache: Path, report: Callable[[str], None]) -> Installation:
         """Install the agent in `cache`, once per machine and version.
 
         Raises:
-            AgentUnavailable: it is not installed and cannot be fetched.
+            AgentUnavailable: the agent is not installed and cannot be downloaded.
         """
         return Installation()
 
@@ -84,41 +87,43 @@ class Agent(ABC):
         """Write the agent's configuration, and return the command that starts it."""
 
     def failure(self, exit_code: int, log: str) -> str | None:
-        """Return why the run counts as failed, or None; by default, any exit code but 0 is a failure."""
+        """Return the reason if the run failed, else None; by default every exit code except 0 is a failure."""
         return None if exit_code == 0 else f"the agent exited with code {exit_code}"
 
 
-_DRIVERS = {
-    "claude-code": "openenv.rollout.agents.claude_code:ClaudeCode",
-    "codex": "openenv.rollout.agents.codex:Codex",
-    "mini-swe-agent": "openenv.rollout.agents.mini_swe_agent:MiniSweAgent",
-    "noop": "openenv.rollout.agents.builtin:Noop",
-    "opencode": "openenv.rollout.agents.opencode:OpenCode",
-    "oracle": "openenv.rollout.agents.builtin:Oracle",
-}
+AGENTS = "openenv.agents"  # entry points: subclasses of `Agent`, or functions that return one
 
 
 def agent_names() -> list[str]:
-    """Return the names that `agent` knows."""
-    return sorted(_DRIVERS)
+    """Return the names of the installed agents, such as `opencode`."""
+    return plugin_names(AGENTS)
 
 
 def agent(name: str | Agent, **options: Any) -> Agent:
-    """Return a driver by its name; a version may follow after `@`, options go to its constructor.
+    """Return an agent by its registered name; a driver is returned as it is.
+
+    Args:
+        name: Such as `opencode`, or `opencode@1.18.33` to choose a version.
+        options: For the driver's constructor.
 
     Raises:
-        AgentUnavailable: there is no agent of that name.
+        AgentUnavailable: no installed package registers the name, or the driver refuses the options.
     """
     if isinstance(name, Agent):
         return name
     plain, _, version = name.partition("@")
-    source = _DRIVERS.get(plain.replace("_", "-"))
-    if source is None:
-        raise AgentUnavailable(f"There is no agent '{plain}'; there are {', '.join(agent_names())}.")
-    module, _, kind = source.partition(":")
+    try:
+        make = load_plugin(AGENTS, plain.replace("_", "-"))
+    except LookupError as exc:
+        raise AgentUnavailable(str(exc.args[0])) from None
+    except ImportError as exc:
+        raise AgentUnavailable(f"the agent '{plain}' cannot be imported: {exc}") from exc
     if version:
         options["version"] = version
     try:
-        return cast(Agent, getattr(importlib.import_module(module), kind)(**options))
+        driver = make(**options)
     except TypeError as exc:
-        raise AgentUnavailable(f"The agent '{plain}' does not take these options: {exc}") from exc
+        raise AgentUnavailable(f"the agent '{plain}' cannot be created with these options: {exc}") from exc
+    if not isinstance(driver, Agent):
+        raise AgentUnavailable(f"the entry point '{plain}' in {AGENTS} returns {type(driver).__name__}, not an Agent")
+    return driver
