@@ -28,10 +28,12 @@ def lazy_exports(
             source = table[name]
         except KeyError:
             raise AttributeError(f"module {module_name!r} has no attribute {name!r}") from None
-        if source.endswith(":"):
-            value: Any = importlib.import_module(source[:-1])
-        else:
-            value = getattr(importlib.import_module(source), name)
+        try:
+            value: Any = importlib.import_module(source.removesuffix(":"))
+        except ModuleNotFoundError as exc:
+            raise _with_install_command(exc, name) from exc
+        if not source.endswith(":"):
+            value = getattr(value, name)
         setattr(sys.modules[module_name], name, value)
         return value
 
@@ -39,6 +41,17 @@ def lazy_exports(
         return sorted({*vars(sys.modules[module_name]), *table})
 
     return __getattr__, __dir__, list(table)
+
+
+def _with_install_command(error: ModuleNotFoundError, name: str) -> ModuleNotFoundError:
+    """Say how to install the part that `openenv-client`, which has the clients only, leaves out."""
+    missing = error.name or ""
+    if missing.startswith("openenv."):
+        return ModuleNotFoundError(f"{name} is not part of openenv-client; run: pip install openenv", name=missing)
+    if missing == "httpx2":
+        text = f"{name} needs an HTTP client; run: pip install 'openenv-client[http]'"
+        return ModuleNotFoundError(text, name=missing)
+    return error
 
 
 def by_module(names: Mapping[str, str]) -> dict[str, str]:
@@ -102,7 +115,7 @@ def load_package_version() -> str:
     """Return the installed version of `openenv`, or of its older distribution name."""
     from importlib.metadata import PackageNotFoundError, version  # costs more than everything else here
 
-    for name in ("openenv", "openenv-core"):
+    for name in ("openenv", "openenv-core", "openenv-client"):
         try:
             return version(name)
         except PackageNotFoundError:
