@@ -242,8 +242,7 @@ def serve(
     """
     from openenv.adapters.harbor.environment import HarborServerOptions
     from openenv.adapters.harbor.serving import serve_harbor
-
-    from .serve import is_loopback
+    from openenv.protocol.addresses import is_loopback
 
     check_choice("--run-visibility", run_visibility, ("all", "own"))
     datasets = dataset or list(settings.harbor_datasets())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import ipaddress
 import os
 import secrets
 import signal
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from openenv import settings
+from openenv.protocol.addresses import is_loopback
 
 from .command import check_choice, target_failures
 
@@ -424,14 +424,6 @@ def _has_page(web: bool | None) -> bool:
     if web is False:
         settings.export({"ENABLE_WEB_INTERFACE": "false"})
     return web if web is not None else settings.web_interface_setting() is not False
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether only programs on this machine reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _notes(server: HTTPEnvServer) -> Iterator[str]:

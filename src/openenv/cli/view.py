@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from openenv import settings
+from openenv.protocol.addresses import is_loopback
 
 from .command import failure, tidy_on_sigterm
-from .serve import is_loopback
 
 if TYPE_CHECKING:
     import socket

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import ipaddress
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from openenv.errors import AccessDenied, ConnectFailed
+from openenv.protocol.addresses import is_loopback
 from openenv.settings import client_token
 
 READ_BYTES = 65_536
@@ -116,12 +116,7 @@ class Address:
     @property
     def is_local(self) -> bool:
         """Whether this is the own machine, which no proxy can reach for us."""
-        if self.host == "localhost" or self.host.endswith(".localhost"):
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host) or self.host.endswith(".localhost")
 
 
 def parse_ws_url(url: str) -> Address:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from openenv import settings
+from openenv.protocol.addresses import is_loopback
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
-from openenv.rollout.capture.listener import is_loopback
 from openenv.rollout.capture.sessions_api.session_app import SessionCaptureServer as _SessionCaptureServer
 
 from .environment import HarborEnvironment, HarborServerOptions

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 from openenv import settings
 from openenv.errors import CaptureError
+from openenv.protocol.addresses import is_loopback
 from openenv.sandboxes.descriptors import raise_file_limit
 
 from .capture_server import CaptureServer
-from .listener import is_loopback
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

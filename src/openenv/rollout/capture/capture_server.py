@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv.errors import CaptureError
+from openenv.protocol.addresses import is_loopback
 
 from ..store.outcome import RolloutTurn
 from ..tasks.task import Budget, Model
@@ -26,7 +27,7 @@ from .dialects import BRIDGES, DIALECTS, Route, route
 from .dialects.dialect import MALFORMED, AgentDialect
 from .encoding import Json, loads
 from .inbound import AgentReply, AgentRequest, InboundLimits, RequestRefused
-from .listener import ProxyListener, is_loopback
+from .listener import ProxyListener
 from .model_call import CallRequest, ProxiedCall, Services, ask_endpoint, send_final_answer
 from .outbound import Endpoints
 from .parameters import asked_limit

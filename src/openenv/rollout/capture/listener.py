@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import ipaddress
 import os
 import shutil
 import socket
@@ -194,16 +193,6 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:  # not there on every platform
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether an address can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 # The agents' unix socket has a folder of its own, whose path is short enough for a socket: the kernel takes little more

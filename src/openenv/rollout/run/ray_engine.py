@@ -33,7 +33,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,6 +41,7 @@ from typing_extensions import Unpack
 
 from openenv._lazy import load_package_version
 from openenv.errors import CaptureError, RolloutCancelled, RolloutError
+from openenv.protocol.addresses import is_loopback
 from openenv.providers.ray_cluster import RayCluster
 from openenv.rollout.agents.base import agent as agent_by_name
 from openenv.rollout.run.engine import Engine, EngineOptions, check_rollout_id, named_backend, new_rollout_id
@@ -591,7 +591,7 @@ class RayEngine:
                 f"Node {place.address} has openenv {place.version}, this process {own}: install the same"
             )
         host = "" if self.model is None else urlsplit(self.model.base_url).hostname or ""
-        if _is_loopback(host) and place.address not in ("127.0.0.1", self._ray.util.get_node_ip_address()):
+        if is_loopback(host) and place.address not in ("127.0.0.1", self._ray.util.get_node_ip_address()):
             logger.warning(
                 "the model at %s is asked from node %s, where that is another machine: give an address that the nodes "
                 "can reach",
@@ -734,10 +734,3 @@ def _node_id(worker: _Worker) -> str:
 def _words(error: Exception) -> str:
     """Return the first paragraph of one of Ray's texts, in one line."""
     return " ".join(str(error).strip().split("\n\n")[0].split())[:500] or type(error).__name__
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

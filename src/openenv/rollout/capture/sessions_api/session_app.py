@@ -38,6 +38,7 @@ from starlette.types import Receive, Scope, Send
 
 from openenv import settings
 from openenv.errors import CaptureError
+from openenv.protocol.addresses import is_loopback
 
 from ...run.scratch import scratch
 from ..capture_server import AgentRoutes
@@ -45,7 +46,7 @@ from ..captured_rollout import RolloutRegistry
 from ..dialects import AGENT_DIALECTS, Route, route
 from ..encoding import Json, load_object
 from ..inbound import AgentReply, AgentRequest, InboundLimits, RequestRefused
-from ..listener import ProxyListener, is_loopback
+from ..listener import ProxyListener
 from ..model_call import Services
 from ..outbound import Endpoints
 from ..records import JournalFull
