@@ -12,7 +12,8 @@ import pytest
 
 from openenv import GenericEnvClient, Observation, Rubric, StepResult
 from openenv._notebook import hint_for
-from openenv.rollout.store.outcome import CommandResult, Outcome
+from openenv.rollout.store.outcome import Outcome
+from openenv.rollout.tasks.commands import CommandResult
 
 
 class Scored(Rubric):

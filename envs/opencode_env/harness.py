@@ -32,7 +32,6 @@ from opencode_env.task import OpenCodeTask
 from openenv.errors import SandboxUnsupported
 from openenv.protocol.tool_messages import Tool
 from openenv.rollout.agents.opencode import OpenCode
-from openenv.rollout.capture.parameters import check_trainer_parameters
 from openenv.rollout.capture.training_trace import TrainingTrace
 from openenv.rollout.run.agent_sessions import (
     Message,
@@ -41,6 +40,7 @@ from openenv.rollout.run.agent_sessions import (
     ToolResult,
     VerifyResult,
 )
+from openenv.rollout.tasks.model_parameters import check_trainer_parameters
 from openenv.sandboxes.base import HOME, Sandbox, Sandboxes, SandboxSpec
 from openenv.settings import cache_dir
 

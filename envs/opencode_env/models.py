@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from openenv.core.env_server.types import State
-from openenv.rollout.store.outcome import CommandResult, RolloutTurn
+from openenv.rollout.capture.training_trace import RolloutTurn
+from openenv.rollout.tasks.commands import CommandResult
 
 __all__ = ["CommandResult", "OpenCodeState", "RolloutResult", "RolloutTurn", "TrainingSequence"]
 

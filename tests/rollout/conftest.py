@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from openenv.errors import SandboxUnavailable
-from openenv.rollout.run.scratch import scratch_root
+from openenv.rollout.scratch import scratch_root
 from openenv.sandboxes import LocalSandboxes
 from openenv.sandboxes.base import Sandboxes
 

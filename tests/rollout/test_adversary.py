@@ -18,9 +18,10 @@ from openenv.errors import SandboxError
 from openenv.rollout import Budget, CaptureServer, Model, Outcome, Progress, Task, run_rollout
 from openenv.rollout.agents.builtin import Shell
 from openenv.rollout.capture.inbound import InboundLimits as InboundLimits
-from openenv.rollout.run.scratch import scratch_root
+from openenv.rollout.scratch import scratch_root
+from openenv.rollout.store.archives import UnusableWorktree
 from openenv.rollout.tasks.task import PROTECTED
-from openenv.rollout.verify.worktree import UnusableWorktree, WorktreeGuard, merge
+from openenv.rollout.verify.worktree import WorktreeGuard, merge
 from openenv.sandboxes.base import Limits, Sandboxes, SandboxSpec
 from openenv.sandboxes.local import LocalSandbox
 

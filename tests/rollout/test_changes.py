@@ -7,8 +7,8 @@ import tarfile
 import time
 from pathlib import Path
 
+from openenv.rollout.store.archives import write_archive
 from openenv.rollout.store.changes import MOST_FILES, MOST_LINES, TreeChanges, compare_trees
-from openenv.rollout.verify.worktree import write_archive
 
 
 def compared(tmp_path: Path, before: dict[str, bytes], after: dict[str, bytes]) -> TreeChanges:

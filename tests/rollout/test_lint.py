@@ -8,7 +8,7 @@ import pytest
 
 from openenv.errors import TrustError
 from openenv.rollout import Check, Task, read_task
-from openenv.rollout.tasks.lint import require_trust
+from openenv.rollout.verify.lint import require_trust
 
 FILES = {
     "tests/test_square.py": "import pytest\nimport numpy as np\nfrom square import square\n",

@@ -8,7 +8,8 @@ import pytest
 
 from openenv.rollout import Check, Task, Trust, run_rollout
 from openenv.rollout.agents import Shell
-from openenv.rollout.verify.trust import _DATA_MODULES, only_reads, reaches, trust_of, weakest
+from openenv.rollout.tasks.trust_levels import reaches, weakest
+from openenv.rollout.verify.trust import _DATA_MODULES, only_reads, trust_of
 from openenv.sandboxes.base import Sandboxes
 
 FILES = {

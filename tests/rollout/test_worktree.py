@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from openenv.rollout.store.archives import UnusableWorktree, read_files
 from openenv.rollout.tasks.task import PROTECTED
 from openenv.rollout.verify import worktree
-from openenv.rollout.verify.worktree import Patterns, UnusableWorktree, merge, read_files, write_home
+from openenv.rollout.verify.worktree import Patterns, merge, write_home
 
 
 def member(name: str, content: bytes | None = b"", **fields: object) -> tuple[tarfile.TarInfo, bytes | None]:

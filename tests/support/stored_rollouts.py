@@ -15,7 +15,7 @@ from typing import Any
 from openenv.rollout import CommandResult, Outcome, RolloutStore, Sampling, Task
 from openenv.rollout.capture.export import turns
 from openenv.rollout.capture.records import FILE, Recorder, read
-from openenv.rollout.verify.worktree import write_archive
+from openenv.rollout.store.archives import write_archive
 
 SYSTEM = {"role": "system", "content": "You are a coding agent.\nWork in the folder that you are given."}
 TOOL = {"type": "function", "function": {"name": "write", "parameters": {"type": "object"}}}

@@ -12,8 +12,8 @@ import pytest
 from asking_agent import AskingAgent
 from openenv.errors import RolloutError
 from openenv.rollout import Model, Task
-from openenv.rollout.capture.parameters import training_sampling
 from openenv.rollout.run.agent_sessions import TrainableSession
+from openenv.rollout.tasks.model_parameters import training_sampling
 from openenv.sandboxes.base import Sandboxes
 from openenv.testing import Script, ScriptedModel, Turn
 from openenv.train.rollout_sessions import RolloutSession, RolloutSessionFactory

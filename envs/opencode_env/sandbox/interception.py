@@ -1,7 +1,7 @@
 """A proxy that stands between an agent and its model inside one sandbox, and records every call.
 
 No package but the standard library: this file is uploaded into sandboxes that cannot reach a proxy of their host, and
-in it `openenv.rollout.capture.parameters`, the rules of what an agent decides (`SOURCE`). There the agent shares a
+in it `openenv.rollout.tasks.model_parameters`, the rules of what an agent decides (`SOURCE`). There the agent shares a
 machine with it; where the host can be reached, `openenv.rollout.capture` is the safer one. Knows OpenAI's chat
 completions; must not know the rest of this package.
 """
@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 try:
-    from openenv.rollout.capture import parameters
+    from openenv.rollout.tasks import model_parameters as parameters
 except ImportError:  # in a sandbox: `SOURCE` has put the module there
     import parameters  # type: ignore[import-not-found,no-redef]
 

@@ -25,7 +25,7 @@ from opencode_env.server.settings import ServerSettings
 from openenv.errors import AgentUnavailable, OpenEnvError, SandboxError
 from openenv.rollout import Check, Model, Outcome, Progress, RolloutStore, Sampling, Task, run_rollout_async
 from openenv.rollout.capture import CaptureServer, export, read
-from openenv.rollout.run.scratch import scratch
+from openenv.rollout.scratch import scratch
 from openenv.rollout.tasks.checks import expand
 from openenv.sandboxes import Sandboxes, backend
 from openenv.testing import Script, ScriptedModel

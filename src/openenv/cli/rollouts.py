@@ -25,12 +25,13 @@ from .sandboxes import import_from_here
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from openenv.rollout.store.outcome import CommandResult, Outcome, Progress
+    from openenv.rollout.store.outcome import Outcome, Progress
     from openenv.rollout.store.rollout_index import Grouping, RolloutFilter, RolloutRow, RolloutStats
     from openenv.rollout.store.store import Format, Record, RolloutStore
-    from openenv.rollout.tasks.lint import TrustReading
+    from openenv.rollout.tasks.commands import CommandResult
     from openenv.rollout.tasks.task import Model, Task
-    from openenv.rollout.verify.trust import Trust
+    from openenv.rollout.tasks.trust_levels import Trust
+    from openenv.rollout.verify.lint import TrustReading
     from openenv.testing.cheats import Cheat, CheatReport, CheatResult
 
 _EXAMPLES = """
@@ -511,9 +512,9 @@ def lint(
       openenv rollouts lint tasks/*.yaml
       openenv rollouts lint task.yaml --min-trust isolated --json
     """
-    from openenv.rollout.tasks.lint import read_task
     from openenv.rollout.tasks.task_folders import load_tasks
-    from openenv.rollout.verify.trust import reaches
+    from openenv.rollout.tasks.trust_levels import reaches
+    from openenv.rollout.verify.lint import read_task
 
     with _failures():
         places = [(path, task) for path in tasks for task in load_tasks(path)]
@@ -768,8 +769,8 @@ _COLORS = {"judged": "green", "isolated": "cyan", "shared": "yellow"}
 def _print_lint(task: Task, readings: tuple[TrustReading, ...]) -> None:
     import yaml
 
-    from openenv.rollout.tasks.lint import ADVICE
-    from openenv.rollout.verify.trust import weakest
+    from openenv.rollout.tasks.trust_levels import weakest
+    from openenv.rollout.verify.lint import ADVICE
 
     trust = weakest(reading.trust for reading in readings)
     shown = "no checks" if trust is None else typer.style(trust, fg=_COLORS[trust])
@@ -791,7 +792,7 @@ def _print_lint(task: Task, readings: tuple[TrustReading, ...]) -> None:
 
 
 def _lint_document(task: Task, path: Path, readings: tuple[TrustReading, ...]) -> dict[str, object]:
-    from openenv.rollout.verify.trust import weakest
+    from openenv.rollout.tasks.trust_levels import weakest
 
     return {
         "task_id": task.task_id,

@@ -30,8 +30,9 @@ from openenv.errors import (
 from openenv.rollout.agents.dialogue import AnswerRefused, Dialogue, Json
 from openenv.rollout.agents.served_episode import RewardRule, served_dialogue
 from openenv.rollout.capture import Capture, CaptureServer, export
+from openenv.rollout.capture.training_trace import RolloutTurn
 from openenv.rollout.run.engine import new_rollout_id
-from openenv.rollout.store.outcome import Outcome, RolloutTurn, Status
+from openenv.rollout.store.outcome import Outcome, Status
 from openenv.rollout.store.store import RolloutStore
 from openenv.rollout.tasks.task import Model, Task
 

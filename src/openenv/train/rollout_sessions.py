@@ -16,6 +16,7 @@ from typing import Any
 
 from openenv.errors import RolloutCancelled, RolloutError
 from openenv.protocol.tool_messages import Tool
+from openenv.rollout.cancellation import Cancellation
 from openenv.rollout.capture import CaptureServer, export
 from openenv.rollout.capture import read as read_recording
 from openenv.rollout.capture.training_trace import TrainingTrace
@@ -27,8 +28,7 @@ from openenv.rollout.run.agent_sessions import (
     VerifyResult,
 )
 from openenv.rollout.run.engine import Engine, EngineOptions, new_rollout_id
-from openenv.rollout.run.progress import Cancellation
-from openenv.rollout.run.scratch import scratch
+from openenv.rollout.scratch import scratch
 from openenv.rollout.store.outcome import Outcome
 from openenv.rollout.tasks.task import Model, Task
 

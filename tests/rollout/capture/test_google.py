@@ -12,7 +12,7 @@ import pytest
 from openenv.rollout.capture import CaptureServer
 from openenv.rollout.capture.dialects import AGENT_DIALECTS, BRIDGES, route
 from openenv.rollout.capture.dialects.google import request as as_chat
-from openenv.rollout.capture.parameters import allow
+from openenv.rollout.tasks.model_parameters import allow
 from openenv.rollout.tasks.task import Budget, Model
 
 CALL = "/v1beta/models/gemini-2.5-pro:generateContent"

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from openenv.rollout.capture import export
 from openenv.rollout.capture.dialects import DIALECTS
 from openenv.rollout.capture.dialects.dialect import CallOptions
-from openenv.rollout.capture.parameters import SAMPLING, allow, steering
+from openenv.rollout.tasks.model_parameters import SAMPLING, allow, steering
 from openenv.rollout.tasks.task import Model, Sampling
 
 PATHS = {"openai_chat": "/chat/completions", "openai_responses": "/responses", "anthropic": "/messages"}

@@ -12,7 +12,7 @@ import pytest
 
 from openenv.rollout import Model, Outcome, Sampling
 from openenv.rollout.capture import CaptureServer, export
-from openenv.rollout.capture.parameters import Dialect, Engine, unknown_sampling
+from openenv.rollout.tasks.model_parameters import Dialect, Engine, unknown_sampling
 from openenv.train import EpisodeSample, SampleGroup
 
 NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}

@@ -63,18 +63,18 @@ def folders_of_tests_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def the_agents_dates_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    copy_member, add_files = worktree._copy_member, worktree._add_files
+    copy_member, add_files = worktree.copy_member, worktree.add_files
     monkeypatch.setattr(
-        worktree, "_copy_member", lambda *args, **options: copy_member(*args, **{**options, "before": 2**40})
+        worktree, "copy_member", lambda *args, **options: copy_member(*args, **{**options, "before": 2**40})
     )
-    monkeypatch.setattr(worktree, "_add_files", lambda *args, **options: add_files(*args, **{**options, "date": 0}))
+    monkeypatch.setattr(worktree, "add_files", lambda *args, **options: add_files(*args, **{**options, "date": 0}))
 
 
 def imports_are_not_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     files = VerifierPlace._files
 
-    def unguarded(self: VerifierPlace, place: str, home: str) -> Mapping[str, str]:
-        return {**files(self, place, home), "root": "/nowhere\n/nowhere"}
+    def unguarded(self: VerifierPlace, *places: str) -> Mapping[str, str]:
+        return {**files(self, *places), "root": "/nowhere\n/nowhere"}
 
     monkeypatch.setattr(VerifierPlace, "_files", unguarded)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from openenv.errors import AgentUnavailable
 from openenv.rollout.agents.base import Installation
-from openenv.rollout.run.scratch import open_locked
+from openenv.rollout.scratch import open_locked
 from openenv.sandboxes.base import Mount
 
 INSIDE = "/opt/openenv/agents"

@@ -18,7 +18,7 @@ from typing import Any
 from openenv.errors import CaptureError
 from openenv.protocol.addresses import is_loopback
 
-from ..store.outcome import RolloutTurn
+from ..tasks.model_parameters import asked_limit
 from ..tasks.task import Budget, Model
 from . import export
 from .captured_rollout import CapturedRollout, RolloutRegistry, Spending, Stats, key_digest
@@ -30,9 +30,8 @@ from .inbound import AgentReply, AgentRequest, InboundLimits, RequestRefused
 from .listener import ProxyListener
 from .model_call import CallRequest, ProxiedCall, Services, ask_endpoint, send_final_answer
 from .outbound import Endpoints
-from .parameters import asked_limit
 from .records import FILE, ITEM_LISTS, Call, JournalFull, Recorder, Recording, RecordsTooLarge, read
-from .training_trace import Sequence
+from .training_trace import RolloutTurn, Sequence
 
 MAX_ACTIVE_CALLS = 64
 """How many calls of one rollout may be under way."""

@@ -20,13 +20,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..store.outcome import RolloutTurn
+from ..tasks.model_parameters import NEUTRAL_SAMPLING, SAMPLING_PARAMETERS
 from .dialects.dialect import LOGPROBS, TOKEN_IDS
 from .encoding import Json, dumps
 from .graph import CallGraph, CallNode, build, setting_of
-from .parameters import NEUTRAL_SAMPLING, SAMPLING_PARAMETERS
 from .records import Call, Recording
-from .training_trace import Finding, Role, Sequence, Severity, TraceEntry, TrainingTrace, TrainingTurn
+from .training_trace import Finding, Role, RolloutTurn, Sequence, Severity, TraceEntry, TrainingTrace, TrainingTurn
 
 Level = Literal["tokens", "logprobs", "text"]
 """What an engine names of what it samples: ids and log-probabilities, log-probabilities, or neither."""

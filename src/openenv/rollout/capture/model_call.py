@@ -31,6 +31,7 @@ from urllib.parse import parse_qsl, urlencode
 from openenv.errors import CaptureError
 from openenv.protocol.backoff import Backoff
 
+from ..tasks.model_parameters import allow, steering
 from ..tasks.task import Model
 from .captured_rollout import EXHAUSTED, CapturedRollout, Redactor
 from .dialects import DIALECTS
@@ -51,7 +52,6 @@ from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_
 from .inbound import JSON_TYPE, AgentReply
 from .outbound import EndpointError, EndpointResponse, Endpoints
 from .parameter_fixes import MAX_FIXES, ParamFix, diagnose
-from .parameters import allow, steering
 from .records import CallRecorder, JournalFull
 from .upstream_errors import error_message
 

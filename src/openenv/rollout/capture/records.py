@@ -33,10 +33,10 @@ from typing import Any, cast
 
 from openenv.errors import CaptureError
 
+from ..tasks.model_parameters import AgentDialectName, Dialect, steering, unasked_sampling, unknown_sampling
 from .dialects import DIALECTS
 from .dialects.dialect import MALFORMED, Completion, ModelDialect
 from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object, loads
-from .parameters import AgentDialectName, Dialect, steering, unasked_sampling, unknown_sampling
 
 FILE = "calls.log"
 """The name of the records in a rollout's folder."""

@@ -18,8 +18,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self, TypedDict
+
+from .encoding import writable
 
 Severity = Literal["FATAL", "WARN", "INFO"]
 FATAL, WARN, INFO = "FATAL", "WARN", "INFO"
@@ -37,6 +39,30 @@ class Finding:
     code: str
     message: str
     call: int | None = None
+
+
+_WritableText = Annotated[str, AfterValidator(writable)]
+_WritableDocument = Annotated[dict[str, Any], AfterValidator(writable)]
+
+
+class RolloutTurn(BaseModel):
+    """One model call as trainers read it.
+
+    The three token lists have the same length. If the model server does not report one of them, it is empty. A single
+    missing log-probability is None.
+    """
+
+    turn: int
+    finish_reason: _WritableText | None = None
+    completion_tokens: list[_WritableText] = Field(default_factory=list)
+    completion_token_ids: list[int] = Field(default_factory=list)
+    per_token_logps: list[float | None] = Field(default_factory=list)
+    latency_s: float = 0.0
+    timestamp: float = 0.0
+    upstream_status: int | None = None
+    upstream_error: _WritableDocument | None = None
+    not_trainable: list[str] = Field(default_factory=list)
+    """Why this turn is excluded from training, such as `tool_choice: forced tool`; empty for a trainable turn."""
 
 
 @dataclass(slots=True)

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..tasks.model_parameters import Dialect
 from .dialects.dialect import MALFORMED, as_dict, as_list, dicts_in
 from .encoding import Json
 from .export import Level, graph_sequences, level, main_setting, rollout_findings
 from .graph import CallGraph, CallNode, build, setting_of
-from .parameters import Dialect
 from .records import Call, Recording
 from .training_trace import Finding, Sequence
 

@@ -37,20 +37,22 @@ from openenv import settings
 from openenv.errors import CaptureError, RolloutError, StoreError
 from openenv.rollout.agents.base import Agent, Installation
 from openenv.rollout.agents.base import agent as agent_by_name
+from openenv.rollout.cancellation import Cancellation
 from openenv.rollout.capture.training_trace import Sequence as TokenSequence
 from openenv.rollout.run.phases import ModelAccess, RolloutPlan, RolloutRun
-from openenv.rollout.run.progress import Cancellation, OnProgress, ProgressBar, Reporter
-from openenv.rollout.run.scratch import scratch
+from openenv.rollout.run.progress import OnProgress, ProgressBar, Reporter
 from openenv.rollout.run.shared_setup import SetupGroup, SharedSetups, setup_key
+from openenv.rollout.scratch import scratch
+from openenv.rollout.store.archives import MAX_BYTES, UnusableWorktree
 from openenv.rollout.store.outcome import Outcome, Status
 from openenv.rollout.store.rollout_index import group_of
 from openenv.rollout.store.store import EventLog, Record, RolloutStore, check_verdict_name
 from openenv.rollout.tasks.checks import AS_STORED, runs_nothing
-from openenv.rollout.tasks.lint import require_trust
+from openenv.rollout.tasks.commands import sandbox_spec
 from openenv.rollout.tasks.task import Budget, Check, Model, Task
-from openenv.rollout.verify.trust import Trust
-from openenv.rollout.verify.verifier import Verdict, merge_for, sandbox_spec, verify
-from openenv.rollout.verify.worktree import MAX_BYTES, UnusableWorktree
+from openenv.rollout.tasks.trust_levels import Trust
+from openenv.rollout.verify.lint import require_trust
+from openenv.rollout.verify.verifier import Verdict, merge_for, verify
 from openenv.sandboxes.base import HOME, WORKDIR, Sandboxes
 
 if TYPE_CHECKING:

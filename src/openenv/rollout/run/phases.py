@@ -50,34 +50,12 @@ from typing import TYPE_CHECKING, Any
 
 from openenv.errors import CaptureError, RolloutCancelled, RolloutError, SandboxError, SandboxGone, SandboxTreeError
 from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch
-from openenv.rollout.run.progress import Cancellation, Reporter
+from openenv.rollout.cancellation import Cancellation
+from openenv.rollout.capture.training_trace import RolloutTurn
+from openenv.rollout.run.progress import Reporter
 from openenv.rollout.run.shared_setup import SetupGroup, SetupResult
-from openenv.rollout.store.outcome import (
-    AgentFacts,
-    CommandResult,
-    Label,
-    ModelUse,
-    Outcome,
-    Phase,
-    RolloutTurn,
-    Status,
-    is_endpoint_suspect,
-    is_hopeless,
-    label_of,
-)
-from openenv.rollout.tasks.task import Task
-from openenv.rollout.verify.verifier import (
-    Verdict,
-    lay_files,
-    lay_outer_files,
-    merge_for,
-    run_line,
-    sandbox_spec,
-    verify,
-)
-from openenv.rollout.verify.worktree import (
+from openenv.rollout.store.archives import (
     MAX_MEMBERS,
-    Merged,
     UnusableWorktree,
     WorktreeFiles,
     join_home,
@@ -86,6 +64,21 @@ from openenv.rollout.verify.worktree import (
     unpack_home,
     worktree_limit,
 )
+from openenv.rollout.store.outcome import (
+    AgentFacts,
+    Label,
+    ModelUse,
+    Outcome,
+    Phase,
+    Status,
+    is_endpoint_suspect,
+    is_hopeless,
+    label_of,
+)
+from openenv.rollout.tasks.commands import CommandResult, lay_files, lay_outer_files, run_line, sandbox_spec
+from openenv.rollout.tasks.task import Task
+from openenv.rollout.verify.verifier import Verdict, merge_for, verify
+from openenv.rollout.verify.worktree import Merged
 from openenv.sandboxes.base import HOME, WORKDIR, Sandbox, Sandboxes, SandboxSnapshot, SandboxSpec, Stream
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from openenv.errors import RolloutCancelled
 from openenv.rollout.store.outcome import Outcome, Phase, Progress
 
 if TYPE_CHECKING:
@@ -22,70 +21,6 @@ logger = logging.getLogger(__name__)
 
 OnProgress = Callable[[Progress], None]
 _BAR_TEXT = 120
-
-
-class Cancellation:
-    """A request to stop, which can be made once and from any thread.
-
-    A rollout registers how to end what it waits for; `cancel` calls that, so nothing has to be polled.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._event = threading.Event()
-        self._reason = ""
-        self._callbacks: list[Callable[[], object]] = []
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether `cancel` was called."""
-        return self._event.is_set()
-
-    @property
-    def reason(self) -> str:
-        """The reason for the cancellation, or nothing."""
-        return self._reason
-
-    def cancel(self, reason: str = "cancelled by the caller") -> None:
-        """Stop everything that listens; later calls change nothing."""
-        with self._lock:
-            if self._event.is_set():
-                return
-            self._reason = reason
-            self._event.set()
-            callbacks = list(self._callbacks)
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception:  # the other callbacks must still run
-                logger.exception("a rollout could not be stopped")
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for a cancellation, and return whether there was one."""
-        return self._event.wait(timeout)
-
-    def check(self) -> None:
-        """Raise if `cancel` was called.
-
-        Raises:
-            RolloutCancelled: it was; the text is the reason.
-        """
-        if self._event.is_set():
-            raise RolloutCancelled(self._reason)
-
-    @contextmanager
-    def on_cancel(self, callback: Callable[[], object]) -> Iterator[None]:
-        """Call back on a cancellation while the block runs; at once if there was one already."""
-        with self._lock:
-            self._callbacks.append(callback)
-            late = self._event.is_set()
-        try:
-            if late:
-                callback()
-            yield
-        finally:
-            with self._lock:
-                self._callbacks.remove(callback)
 
 
 class Reporter:

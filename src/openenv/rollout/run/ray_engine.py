@@ -44,16 +44,17 @@ from openenv.errors import CaptureError, RolloutCancelled, RolloutError
 from openenv.protocol.addresses import is_loopback
 from openenv.providers.ray_cluster import RayCluster
 from openenv.rollout.agents.base import agent as agent_by_name
+from openenv.rollout.cancellation import Cancellation
 from openenv.rollout.run.engine import Engine, EngineOptions, check_rollout_id, named_backend, new_rollout_id
-from openenv.rollout.run.progress import Cancellation, OnProgress, Reporter
-from openenv.rollout.run.scratch import scratch
+from openenv.rollout.run.progress import OnProgress, Reporter
 from openenv.rollout.run.shared_setup import SharedSetups, setup_key
+from openenv.rollout.scratch import scratch
 from openenv.rollout.store.outcome import Outcome, Progress, Status
 from openenv.rollout.store.rollout_index import group_of
 from openenv.rollout.store.store import EventLog
-from openenv.rollout.tasks.lint import require_trust
+from openenv.rollout.tasks.commands import sandbox_spec
 from openenv.rollout.tasks.task import Task
-from openenv.rollout.verify.verifier import sandbox_spec
+from openenv.rollout.verify.lint import require_trust
 from openenv.sandboxes.base import Sandboxes
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,4 @@
-"""The outcome of a rollout: commands, model turns, status and reward, and the rules that choose the status.
-
-Knows values only. `CommandResult` and `RolloutTurn` are shapes that existing trainers read.
-"""
+"""The outcome of a rollout: status, reward and results, and the rules that choose the status. Values only."""
 
 from __future__ import annotations
 
@@ -13,8 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
 
 from openenv._notebook import html_table
-from openenv.rollout.capture.training_trace import Sequence
-from openenv.rollout.verify.trust import Trust
+from openenv.rollout.capture.encoding import writable
+from openenv.rollout.capture.training_trace import RolloutTurn, Sequence
+from openenv.rollout.tasks.commands import CommandResult
+from openenv.rollout.tasks.trust_levels import Trust
 
 Status = Literal["ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled"]
 """`ok`: verified. `policy_failed`: the agent itself failed (crash, exit code, memory), or something failed after it had
@@ -26,66 +25,8 @@ Phase = Literal["sandbox", "setup", "agent", "collect", "verify", "store", "done
 """Where a rollout is, in this order."""
 
 
-_DEEPEST = 32
-
-
-def writable(value: Any, depth: int = 0) -> Any:
-    """Return a value that can be written as JSON: an agent chooses file names, and what an endpoint quotes of it.
-
-    Characters that UTF-8 does not have (the bytes of a name that is no text) become escapes, and what is nested deeper
-    than serialisers go becomes an ellipsis.
-    """
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict | list | tuple) and depth >= _DEEPEST:
-        return "..."
-    if isinstance(value, dict):
-        return {writable(key): writable(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [writable(item, depth + 1) for item in value]
-    return value
-
-
 _Text = Annotated[str, AfterValidator(writable)]
 _Document = Annotated[dict[str, Any], AfterValidator(writable)]
-
-
-class CommandResult(BaseModel):
-    """What a setup line, a verify line or the `judge` of a check did; a check that fails never has exit code 0."""
-
-    cmd: str
-    exit_code: int
-    stdout: str = ""
-    stderr: str = ""
-    duration_s: float = 0.0
-    run: CommandResult | None = None
-    """What the `run` of a check did."""
-    score: float | None = None
-    """What a check's judge wrote as its reward, where it wrote one: it counts in place of the exit code."""
-    note: str | None = None
-    """Why a check counts otherwise than its exit code says."""
-    trust: Trust | None = None
-    """How far the verdict of a check can be trusted; None for other commands."""
-
-
-class RolloutTurn(BaseModel):
-    """One model call as trainers read it.
-
-    The three token lists have the same length; one is empty where the model server reports nothing of its kind. A
-    single log-probability that is missing is None.
-    """
-
-    turn: int
-    finish_reason: _Text | None = None
-    completion_tokens: list[_Text] = Field(default_factory=list)
-    completion_token_ids: list[int] = Field(default_factory=list)
-    per_token_logps: list[float | None] = Field(default_factory=list)
-    latency_s: float = 0.0
-    timestamp: float = 0.0
-    upstream_status: int | None = None
-    upstream_error: _Document | None = None
-    not_trainable: list[str] = Field(default_factory=list)
-    """Why this turn is not to be trained on, such as `tool_choice: forced tool`; empty where it may be."""
 
 
 class Outcome(BaseModel):

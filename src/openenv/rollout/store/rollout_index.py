@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from openenv.rollout.verify.trust import TRUSTS, Trust, reaches
+from openenv.rollout.tasks.trust_levels import TRUSTS, Trust, reaches
 
 logger = logging.getLogger(__name__)
 

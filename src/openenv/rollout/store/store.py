@@ -39,7 +39,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from openenv.errors import CaptureError, RolloutError, StoreError
-from openenv.rollout.run.scratch import is_locked, open_locked
+from openenv.rollout.scratch import is_locked, open_locked
 from openenv.rollout.store.outcome import Outcome, Progress
 from openenv.rollout.store.rollout_index import (
     EVERY_RECORD,
@@ -55,7 +55,7 @@ from openenv.rollout.store.rollout_index import (
 )
 from openenv.rollout.tasks.checks import AS_STORED
 from openenv.rollout.tasks.task import Task
-from openenv.rollout.verify.trust import Trust
+from openenv.rollout.tasks.trust_levels import Trust
 
 if TYPE_CHECKING:
     from openenv.rollout.capture.records import Recording

@@ -26,12 +26,12 @@ from pydantic import (
 )
 
 from openenv.errors import RolloutError
-from openenv.rollout.capture.parameters import NEUTRAL_SAMPLING, check_trainer_parameters
-from openenv.rollout.capture.parameters import Dialect as Dialect
-from openenv.rollout.capture.parameters import Engine as Engine
 from openenv.rollout.tasks.checks import AS_STORED, expand, runs_nothing
 from openenv.rollout.tasks.checks import Check as Check
-from openenv.rollout.verify.trust import Trust
+from openenv.rollout.tasks.model_parameters import NEUTRAL_SAMPLING, check_trainer_parameters
+from openenv.rollout.tasks.model_parameters import Dialect as Dialect
+from openenv.rollout.tasks.model_parameters import Engine as Engine
+from openenv.rollout.tasks.trust_levels import Trust
 from openenv.sandboxes.base import HOME, Limits, check_folder
 
 Seconds = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]

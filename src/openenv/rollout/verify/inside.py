@@ -19,8 +19,9 @@ from collections.abc import Collection, Mapping
 from importlib import resources
 from pathlib import Path
 
+from openenv.rollout.store.archives import write_archive
 from openenv.rollout.verify.lookups import Texts, ancestors
-from openenv.rollout.verify.worktree import SetupTree, write_archive
+from openenv.rollout.verify.worktree import SetupTree
 from openenv.sandboxes.base import Mount, Sandbox
 
 MOUNTED_AT = "/opt/openenv"

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from openenv.rollout.verify.worktree import write_archive
+from openenv.rollout.store.archives import write_archive
 from openenv.sandboxes.base import Sandbox
 
 _MODULE = "openenv_proof"

@@ -22,10 +22,11 @@ import ast
 import posixpath
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping
 
 from openenv.rollout.tasks.checks import Check
+from openenv.rollout.tasks.task import Task
+from openenv.rollout.tasks.trust_levels import Trust
 from openenv.rollout.verify.shell_syntax import (
     Command,
     CommandList,
@@ -39,14 +40,6 @@ from openenv.rollout.verify.shell_syntax import (
     parse,
 )
 from openenv.sandboxes.base import HOME, WORKDIR
-
-if TYPE_CHECKING:
-    from openenv.rollout.tasks.task import Task  # which has a field of the type below
-
-Trust = Literal["judged", "isolated", "shared"]
-"""How far a verdict can be trusted."""
-TRUSTS: tuple[Trust, ...] = ("shared", "isolated", "judged")
-"""From the weakest to the strongest."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -120,16 +113,6 @@ _TEST_RUNNERS = re.compile(
     r"(?<![\w.-])(pytest|py\.test|unittest|tox|nox|make|ctest|npm|npx|yarn|pnpm|jest|mocha|vitest|cargo|go|mvn|gradle|"
     r"rspec|bats)(?![\w./-])"
 )
-
-
-def weakest(trusts: Iterable[Trust]) -> Trust | None:
-    """Return the weakest of several, None of none."""
-    return min(trusts, key=TRUSTS.index, default=None)
-
-
-def reaches(trust: Trust | None, minimum: Trust) -> bool:
-    """Return whether a trust is a minimum or more; None, which records of before have, reaches none."""
-    return trust is not None and TRUSTS.index(trust) >= TRUSTS.index(minimum)
 
 
 def trust_of(check: str | Check, task: Task) -> tuple[Trust, str]:

@@ -51,31 +51,31 @@ from pathlib import Path
 from typing import Literal
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError
-from openenv.rollout.run.progress import Cancellation
-from openenv.rollout.run.scratch import scratch
-from openenv.rollout.store.outcome import CommandResult
-from openenv.rollout.tasks.task import Check, Task, as_bytes, as_texts
+from openenv.rollout.cancellation import Cancellation
+from openenv.rollout.scratch import scratch
+from openenv.rollout.store.archives import UnusableWorktree, files_of, unpack_home, worktree_limit, write_archive
+from openenv.rollout.tasks.commands import (
+    MAX_OUTPUT,
+    CommandResult,
+    CommandRun,
+    crash_of,
+    lay_files,
+    lay_outer_files,
+    run_line,
+    sandbox_spec,
+)
+from openenv.rollout.tasks.task import Check, Task, as_texts
+from openenv.rollout.tasks.trust_levels import Trust, weakest
 from openenv.rollout.verify.inside import OUTPUT, VerifierPlace
 from openenv.rollout.verify.live_check import LiveRun
 from openenv.rollout.verify.lookups import Texts, ancestors
 from openenv.rollout.verify.proof import Evidence, Proof, could_not_load, proves_itself, runs_pytest, with_wrapper
-from openenv.rollout.verify.trust import Trust, only_reads, trust_of, weakest
-from openenv.rollout.verify.worktree import (
-    Merged,
-    Patterns,
-    UnusableWorktree,
-    files_of,
-    merge,
-    unpack_home,
-    worktree_limit,
-    write_archive,
-    write_home,
-)
-from openenv.sandboxes.base import HOME, ExecResult, Sandbox, Sandboxes, SandboxSpec, Stream
+from openenv.rollout.verify.trust import only_reads, trust_of
+from openenv.rollout.verify.worktree import Merged, Patterns, merge, write_home
+from openenv.sandboxes.base import HOME, Sandbox, Sandboxes, Stream
 
 logger = logging.getLogger(__name__)
 
-MAX_OUTPUT = 256 * 1024
 MAX_STREAM = 16 * 1024 * 1024
 """So much of what `run` prints on either stream reaches the judge."""
 MAX_KEPT = 64 * 1024 * 1024
@@ -598,22 +598,26 @@ _Change = tuple[str, Literal["inode", "date", "content", "entries"]]
 
 
 @dataclass(frozen=True, slots=True)
-class LineRun:
-    """What a shell line did."""
+class LineRun(CommandRun):
+    """One run of a check's shell line, and the traces that it left."""
 
-    result: CommandResult
-    crash: str | None = None
-    """Why the line came to no result of its own, or None when it did."""
-    timed_out: bool = False
     evidence: Evidence | None = None
-    """What a line that has to prove its end proved."""
+    """The proof that the line reached its end, if it had to prove that."""
     written: WrittenReward | None = None
-    """The reward file that is there after it."""
+    """The reward file after the line."""
     left_processes: bool = False
     changes: frozenset[_Change] = frozenset()
-    """What is another with the verifier's files than before it."""
+    """The changes of the verifier's files while the line ran."""
     is_lost: bool = False
     """Its sandbox failed, which may be an accident."""
+
+
+def attempt_line(
+    sandbox: Sandbox, line: str, *, timeout: float, envs: Mapping[str, str], cmd: str | None = None
+) -> LineRun:
+    """Run a check's line; the result shows `cmd` instead of `line` if it is set."""
+    ran = run_line(sandbox, line, timeout=timeout, envs=envs, cmd=cmd)
+    return LineRun(ran.result, ran.crash, ran.timed_out)
 
 
 def lost_line(line: str, error: Exception) -> LineRun:
@@ -621,45 +625,6 @@ def lost_line(line: str, error: Exception) -> LineRun:
     if isinstance(error, SandboxGone) and "memory" in error.reason:
         return LineRun(CommandResult(cmd=line, exit_code=_KILLED), _OUT_OF_MEMORY)
     return LineRun(CommandResult(cmd=line, exit_code=_KILLED), f"lost its sandbox: {error}", is_lost=True)
-
-
-def run_line(
-    sandbox: Sandbox, line: str, *, timeout: float, envs: Mapping[str, str] | None = None, cmd: str | None = None
-) -> LineRun:
-    """Run a shell line in the work folder; `cmd` is what the result shows in its place."""
-    done = sandbox.exec(line, envs=envs, cwd=sandbox.workdir, timeout=timeout, max_output=MAX_OUTPUT)
-    result = CommandResult(
-        cmd=cmd or line, exit_code=done.exit_code, stdout=done.stdout, stderr=done.stderr, duration_s=done.duration_s
-    )
-    return LineRun(result, _crash(done, timeout), done.timed_out)
-
-
-def lay_files(sandbox: Sandbox, files: Mapping[str, str | bytes]) -> None:
-    """Write files, relative paths below the work folder."""
-    for path, content in files.items():
-        sandbox.write_bytes(posixpath.join(sandbox.workdir, path), as_bytes(content))
-
-
-def lay_outer_files(sandbox: Sandbox, task: Task) -> None:
-    """Write those of a task's files that are neither in the home nor in the work folder, which archives have."""
-    inner = (f"{sandbox.home}/", f"{sandbox.workdir}/")
-    outer = {path: text for path, text in task.files.items() if path.startswith("/")}
-    lay_files(sandbox, {path: text for path, text in outer.items() if not posixpath.normpath(path).startswith(inner)})
-
-
-def sandbox_spec(task: Task, *, verifies: bool = False) -> SandboxSpec:
-    """Return what a task says of its sandboxes, or of the verifier's."""
-    image, build = task.image, task.build
-    if verifies and task.verify_image is not None:
-        image, build = task.verify_image, task.verify_build
-    return SandboxSpec(
-        limits=task.limits,
-        image=image,
-        build=None if build is None else Path(build),
-        build_timeout_s=task.build_timeout_s,
-        workdir=task.workdir,
-        folders=task.folders,
-    )
 
 
 def _lay_files_over(sandbox: Sandbox, files: Mapping[str, str]) -> None:
@@ -694,14 +659,6 @@ def clean_environment(home: str, more: Mapping[str, str] | None = None) -> dict[
         **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(git.values())},
         **(more or {"PYTHONNOUSERSITE": "1"}),
     }
-
-
-def _crash(done: ExecResult, timeout: float) -> str | None:
-    if done.timed_out:
-        return f"did not end within {timeout:g} s"
-    if 128 < done.exit_code <= 192:
-        return f"was ended by signal {done.exit_code - 128}"
-    return None
 
 
 def _read_reward(sandbox: Sandbox, task: Task) -> WrittenReward | None:
@@ -889,7 +846,7 @@ class LineChecks:
             proof.lay(sandbox, self._case.folder / "proof.tar")
             envs, command = {**envs, **proof.environment()}, proof.command()
         before = _file_states(sandbox, task.verify_sources)
-        attempt = run_line(
+        attempt = attempt_line(
             sandbox,
             place.command(command, sandbox),
             timeout=task.verify_timeout_s,
@@ -1178,7 +1135,7 @@ def _run_part(case: VerificationCase, check: Check, sandbox: Sandbox) -> _RunOut
         max_output=1024,
     )
     output.exit_code, output.duration_s = done.exit_code, done.duration_s
-    output.problem = _crash(done, task.verify_timeout_s)
+    output.problem = crash_of(done, task.verify_timeout_s)
     if output.problem is None and check.keep:
         sandbox.stop_processes()  # nothing may write while files are taken
         try:
@@ -1220,7 +1177,7 @@ def _judge_part(case: VerificationCase, check: Check, sandbox: Sandbox, output: 
     clean = clean_environment(sandbox.home, {"OUTPUT": place, **inside.environment(sandbox)})
     envs = {**task.verify_env, **clean}
     line = inside.command(check.judge, sandbox)
-    judged = run_line(sandbox, line, timeout=task.verify_timeout_s, envs=envs, cmd=check.judge)
+    judged = attempt_line(sandbox, line, timeout=task.verify_timeout_s, envs=envs, cmd=check.judge)
     sandbox.stop_processes()
     return judged if task.reward_file is False else replace(judged, written=_read_reward(sandbox, task))
 
@@ -1238,7 +1195,7 @@ def _judge_live(case: VerificationCase, check: Check, port: int, running: Sandbo
         seconds=task.verify_timeout_s,
         isolated="isolation" in case.backend.features,
     ) as live:
-        judged = run_line(judging, check.judge, timeout=task.verify_timeout_s, envs=live.judge_environment)
+        judged = attempt_line(judging, check.judge, timeout=task.verify_timeout_s, envs=live.judge_environment)
         result = judged.result.model_copy(update={"run": live.result()})
     judging.stop_processes()
     written = None if task.reward_file is False else _read_reward(judging, task)

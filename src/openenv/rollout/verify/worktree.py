@@ -15,9 +15,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
-from openenv.errors import RolloutError
+from openenv.rollout.store.archives import (
+    BROKEN_ARCHIVE,
+    MAX_BYTES,
+    MAX_MEMBERS,
+    WORK,
+    Archive,
+    UnusableWorktree,
+    add_files,
+    clean_name,
+    copy_member,
+)
 from openenv.rollout.tasks.task import as_bytes
 from openenv.rollout.verify.lookups import (
     GIT_CONFIG,
@@ -29,7 +39,7 @@ from openenv.rollout.verify.lookups import (
     ancestors,
     safe_git_config,
 )
-from openenv.sandboxes.base import WORKDIR, Limits, Sandbox
+from openenv.sandboxes.base import WORKDIR
 
 # What `merge` takes from the setup and not from the agent, and why:
 #
@@ -52,10 +62,6 @@ from openenv.sandboxes.base import WORKDIR, Limits, Sandbox
 # The host reads the tar file member by member and writes another one. It never unpacks it: names with `..`, absolute
 # names, devices and pipes are dropped because they are not copied.
 
-MAX_BYTES = 512 * 1024 * 1024
-MAX_MEMBERS = 100_000
-_WORK = "workdir"
-"""Where archives of a home have the work folder."""
 _CONFIG_BYTES = 1024 * 1024
 _BESIDE_PYTEST = frozenset(
     {"colorama", "exceptiongroup", "iniconfig", "packaging", "pluggy", "py", "pygments", "tomli"}
@@ -76,17 +82,9 @@ _LANGUAGES = (
     (re.compile(r"[cm]?[jt]sx?"), re.compile(r"(?:d\.)?[cm]?[jt]sx?|json|node")),
     (re.compile(r"h|hh|hpp"), re.compile(r"(?:h|hh|hpp)\.gch")),
 )
-BROKEN_ARCHIVE = (tarfile.TarError, EOFError, ValueError, OverflowError)
-"""What `tarfile` raises on a forged or torn one."""
 _MAX_LINKS = 40
 """As many links in a row as the kernel follows."""
 _MAX_STEPS = 1_000_000
-
-
-class UnusableWorktree(RolloutError):
-    """The agent left a work tree that cannot be taken over."""
-
-    code = "UNUSABLE_WORKTREE"
 
 
 Kind = Literal["file", "folder", "link"]
@@ -380,25 +378,12 @@ def _import_places(files: Collection[str]) -> dict[str, dict[str, _ImportPlace]]
     return places
 
 
-def worktree_limit(limits: Limits) -> int:
-    """Return how large a work tree may be, so that a verifier with these limits has room left beside it."""
-    return min(MAX_BYTES, min(limits.disk_mb, limits.memory_mb) * 1024 * 1024 // 2)
-
-
 @dataclass(slots=True)
 class Merged:
     """What `merge` changed in the agent's work tree; what the agent had left alone is not listed."""
 
     removed: list[str] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class WorktreeFiles:
-    """The small text files of a work tree, and the names of the other files at the top."""
-
-    texts: dict[str, str] = field(default_factory=dict)
-    others: list[str] = field(default_factory=list)
 
 
 class Patterns:
@@ -424,7 +409,7 @@ def merge(
     checks: Sequence[str] = (),
     asked: Sequence[str] = (),
     root: str = WORKDIR,
-    prefix: str = _WORK,
+    prefix: str = WORK,
     max_bytes: int = MAX_BYTES,
 ) -> Merged:
     """Write the work tree as the verifier is to see it.
@@ -461,68 +446,6 @@ def merge(
     return merged
 
 
-def read_files(
-    work: Path, *, root: str, max_files: int = 32, max_bytes: int = 65_536, max_chars: int = 8000
-) -> WorktreeFiles:
-    """Return the small text files in the first two levels of a packed work tree, by their path inside."""
-    files = WorktreeFiles()
-    try:
-        with Archive(work, max_members=MAX_MEMBERS) as source:
-            members = {name: member for name, member in source.members if member.isreg() and name.count("/") < 2}
-            for name in sorted(members)[:max_files]:
-                path = posixpath.join(root, name)
-                content = source.read(members[name], max_bytes)
-                try:
-                    if content is None:
-                        raise ValueError("too large")
-                    files.texts[path] = content.decode()[:max_chars]
-                except ValueError:
-                    files.others.append(path)
-    except (UnusableWorktree, *BROKEN_ARCHIVE):
-        pass  # the files that were read are shown
-    return files
-
-
-def files_of(archive: Path, *, max_bytes: int) -> dict[str, bytes]:
-    """Return the regular files of a packed tree by their names.
-
-    Raises:
-        UnusableWorktree: it is no archive, or its files hold more than `max_bytes`.
-    """
-    files: dict[str, bytes] = {}
-    try:
-        with Archive(archive, max_members=MAX_MEMBERS) as source:
-            for name, member in source.members:
-                if member.isreg() or member.islnk():
-                    content = source.read(source.file(member), max_bytes)
-                    if content is None:
-                        raise UnusableWorktree(f"'{name}' is too large")
-                    files[name] = content
-                    max_bytes -= len(content)
-    except BROKEN_ARCHIVE as exc:
-        raise UnusableWorktree(f"the tree cannot be read: {exc}") from exc
-    return files
-
-
-def write_archive(archive: Path, files: Mapping[str, bytes], *, mode: int, folder: str | None = None) -> None:
-    """Write a tar file of regular files, and of a folder that is there even where no file lies in it."""
-    with tarfile.open(archive, "w:", format=tarfile.PAX_FORMAT) as out:
-        _add_files(out, files, mode=mode, folder=folder)
-
-
-def _add_files(
-    out: tarfile.TarFile, files: Mapping[str, bytes], *, mode: int, folder: str | None, date: int = 0
-) -> None:
-    if folder is not None:
-        entry = tarfile.TarInfo(folder)
-        entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-        out.addfile(entry)
-    for name, content in files.items():
-        entry = tarfile.TarInfo(name)
-        entry.size, entry.mode, entry.mtime = len(content), mode, date
-        out.addfile(entry, io.BytesIO(content))
-
-
 def write_home(
     target: Path,
     *,
@@ -531,7 +454,7 @@ def write_home(
     files: Mapping[str, str],
     empty: str,
     date: int,
-    prefix: str = _WORK,
+    prefix: str = WORK,
 ) -> SetupTree:
     """Write the home of a verifier's sandbox as one archive, and return what the setup left in the work folder.
 
@@ -560,137 +483,14 @@ def write_home(
                     if folder == prefix and below:
                         (setup.folders if member.isdir() else setup.files).add(below)
                     if is_free(name, member) and (worktree is None or folder != prefix):
-                        _copy_member(out, name, source, member, before=date)
+                        copy_member(out, name, source, member, before=date)
         if worktree is not None:
             with Archive(worktree) as source:
                 for below, member in source.members:
                     if is_free(f"{prefix}/{below}", member):
-                        _copy_member(out, f"{prefix}/{below}", source, member, before=date)
-        _add_files(out, {name: as_bytes(text) for name, text in files.items()}, mode=0o644, folder=empty, date=date)
+                        copy_member(out, f"{prefix}/{below}", source, member, before=date)
+        add_files(out, {name: as_bytes(text) for name, text in files.items()}, mode=0o644, folder=empty, date=date)
     return setup
-
-
-def pack_home(sandbox: Sandbox, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
-    """Pack the home of a sandbox, with the work folder at `workdir` in the archive wherever it is inside.
-
-    Raises:
-        SandboxError: a tree is larger than `max_bytes`, or cannot be packed.
-    """
-    if _is_in_home(sandbox):
-        sandbox.pack(sandbox.home, target)
-        return
-    home, work = target.with_suffix(".home.tar"), target.with_suffix(".work.tar")
-    try:
-        sandbox.pack(sandbox.home, home)
-        sandbox.pack(sandbox.workdir, work, max_bytes=max_bytes)
-        join_home(home, work, target)
-    finally:
-        home.unlink(missing_ok=True)
-        work.unlink(missing_ok=True)
-
-
-def join_home(home: Path, work: Path, target: Path) -> None:
-    """Write one archive of a home and of a work folder that is not in it."""
-    with tarfile.open(target, "w:", format=tarfile.PAX_FORMAT) as out:
-        for archive, place in ((home, ""), (work, f"{_WORK}/")):
-            with Archive(archive) as source:
-                for name, member in source.members:
-                    if place or not f"{name}/".startswith(f"{_WORK}/"):
-                        _copy_member(out, place + name, source, member)
-
-
-def unpack_home(sandbox: Sandbox, archive: Path) -> None:
-    """Unpack an archive of `pack_home` or `write_home` into a sandbox."""
-    if _is_in_home(sandbox):
-        sandbox.unpack(archive, sandbox.home)
-        return
-    places = {sandbox.home: ".home.tar", sandbox.workdir: ".work.tar"}
-    for path, ending in places.items():
-        part = archive.with_name(f"{archive.stem}-{sandbox.sandbox_id}{ending}")
-        try:
-            with tarfile.open(part, "w:", format=tarfile.PAX_FORMAT) as out, Archive(archive) as source:
-                for name, member in source.members:
-                    is_work = f"{name}/".startswith(f"{_WORK}/")
-                    below = name[len(_WORK) + 1 :] if is_work else name
-                    if below and is_work == (path == sandbox.workdir):
-                        _copy_member(out, below, source, member)
-            sandbox.unpack(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-
-
-def _is_in_home(sandbox: Sandbox) -> bool:
-    return sandbox.workdir.startswith(f"{sandbox.home}/")
-
-
-def _copy_member(
-    out: tarfile.TarFile, name: str, source: Archive, member: tarfile.TarInfo, *, before: int | None = None
-) -> None:
-    """Copy a member of an archive of our own; of a hard link, the file that it stands for."""
-    entry = tarfile.TarInfo(name)
-    member = source.file(member)
-    entry.type, entry.mode = member.type, member.mode & 0o777
-    entry.mtime = max(0, int(member.mtime)) if before is None else min(max(0, int(member.mtime)), before - 1)
-    entry.linkname = member.linkname
-    entry.size = member.size if member.isreg() else 0
-    if member.isreg():
-        entry.type = tarfile.REGTYPE
-    out.addfile(entry, source.open(member) if member.isreg() else None)
-
-
-class Archive:
-    """An archive that is only read: its files, folders and links with names that stay below the root."""
-
-    def __init__(self, path: Path, *, max_members: int | None = None) -> None:
-        self._tar = tarfile.open(path, "r:")  # noqa: SIM115  closed in __exit__
-        self._max_members = max_members
-        self.members: list[tuple[str, tarfile.TarInfo]] = []
-        self._files: dict[str, tarfile.TarInfo] = {}
-
-    def __enter__(self) -> Archive:
-        try:
-            self._list()
-        except BaseException:
-            self._tar.close()
-            raise
-        return self
-
-    def _list(self) -> None:
-        count = parts = 0
-        while (member := self._tar.next()) is not None:
-            count += 1
-            parts += member.name.count("/")
-            if self._max_members is not None and count > self._max_members:
-                raise UnusableWorktree(f"the work tree holds more than {self._max_members} entries")
-            if self._max_members is not None and parts > 20 * self._max_members:
-                raise UnusableWorktree("the work tree has too many deep folders")
-            name = _clean(member.name)
-            if name and (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-                self.members.append((name, member))
-                if member.isreg():
-                    self._files[name] = member
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._tar.close()
-
-    def file(self, member: tarfile.TarInfo) -> tarfile.TarInfo:
-        """Return the file itself, or the one that a hard link stands for."""
-        if not member.islnk():
-            return member
-        try:
-            return self._files[_clean(member.linkname) or ""]
-        except KeyError:
-            raise UnusableWorktree(f"the work tree links '{member.name}' to nothing") from None
-
-    def open(self, member: tarfile.TarInfo) -> IO[bytes]:
-        stream = self._tar.extractfile(member)
-        if stream is None:
-            raise UnusableWorktree(f"the work tree's '{member.name}' is no file")
-        return stream
-
-    def read(self, member: tarfile.TarInfo, max_bytes: int) -> bytes | None:
-        """Return a file's content, or None when it is larger."""
-        return None if member.size > max_bytes else self.open(member).read()
 
 
 class _Writer:
@@ -831,7 +631,7 @@ class _AgentTree:
                 content = self._source.read(self._source.file(member), _CONFIG_BYTES) or b""
                 writer.write(name, safe_git_config(content, self._baseline.tree.contents.get(name, b"")))
                 self._written.add(name)
-            elif member.islnk() and (target := _clean(member.linkname)) in writer.files:
+            elif member.islnk() and (target := clean_name(member.linkname)) in writer.files:
                 writer.link(name, str(target))
             else:
                 writer.copy(name, self._source, member)
@@ -881,14 +681,6 @@ def _steers(name: str) -> bool:
     if posixpath.basename(name) in SHARED_CONFIG or GIT_CONFIG.fullmatch(name):
         return True
     return name.count("/") < 2 and bool(RUNNERS.fullmatch(name))  # not those of everything that was installed
-
-
-def _clean(name: str) -> str | None:
-    """Return a name relative to the root, or None for the root itself and for what is not below it."""
-    if name.startswith("/") or "\0" in name:
-        return None
-    clean = posixpath.normpath(name)
-    return None if clean in (".", "..") or clean.startswith("../") else clean
 
 
 class _Below:

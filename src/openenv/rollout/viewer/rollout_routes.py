@@ -27,10 +27,10 @@ from openenv.server.asgi import Handler, Receive, Scope, Send, disconnected, res
 from ..capture.records import FILE, read
 from ..capture.transcript import Transcript, token_documents, transcript
 from ..store.changes import compare_trees
-from ..store.outcome import CommandResult
 from ..store.rollout_index import FIRST, Grouping, Order, RolloutFilter, RolloutRow, RolloutStats
 from ..store.store import BegunRollout, Record, RolloutStore, export_rollouts, json_lines, read_events
-from ..verify.trust import TRUSTS
+from ..tasks.commands import CommandResult
+from ..tasks.trust_levels import TRUSTS
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from openenv.core.harness.capture import CaptureServer, to_trace_entries, to_tra
 from openenv.core.harness.capture.export import export_session
 from openenv.core.harness.capture.runner import create_app
 from openenv.core.harness.capture.server import main
-from openenv.rollout.run.scratch import scratch_root
+from openenv.rollout.scratch import scratch_root
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
 QUESTION = [{"role": "user", "content": "hi"}]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys as _sys
 
 from openenv._lazy import export_imports
-from openenv.rollout.capture.parameters import training_sampling as training_sampling
 from openenv.rollout.capture.sessions_api.capture_checks import check_turn_eval as check_turn_eval
 from openenv.rollout.capture.sessions_api.capture_sessions import SessionRegistry as SessionRegistry
 from openenv.rollout.capture.sessions_api.capture_sessions import UpstreamAddress as _UpstreamAddress
@@ -37,6 +36,7 @@ from openenv.rollout.capture.training_trace import check_turn as check_turn
 from openenv.rollout.capture.upstream_errors import UpstreamError as UpstreamError
 from openenv.rollout.capture.upstream_errors import UpstreamHTTPError as UpstreamHTTPError
 from openenv.rollout.capture.upstream_errors import UpstreamRequestError as UpstreamRequestError
+from openenv.rollout.tasks.model_parameters import training_sampling as training_sampling
 
 Upstream = _UpstreamAddress
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from openenv._lazy import export_imports
-from openenv.rollout.capture.parameters import training_sampling as training_sampling
 from openenv.rollout.capture.sessions_api.capture_sessions import CaptureSession as _CaptureSession
 from openenv.rollout.capture.sessions_api.capture_sessions import SessionRegistry as SessionRegistry
 from openenv.rollout.capture.sessions_api.capture_sessions import UpstreamAddress as _UpstreamAddress
@@ -13,6 +12,7 @@ from openenv.rollout.capture.sessions_api.capture_sessions import extract_api_ke
 from openenv.rollout.capture.sessions_api.capture_sessions import extract_harness_session as extract_harness_session
 from openenv.rollout.capture.sessions_api.capture_sessions import rollout_type_for as rollout_type_for
 from openenv.rollout.capture.sessions_api.turn_graph import RolloutGraph as RolloutGraph
+from openenv.rollout.tasks.model_parameters import training_sampling as training_sampling
 
 Session = _CaptureSession
 Upstream = _UpstreamAddress

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from ..parameters import AgentDialectName, Dialect
+from ...tasks.model_parameters import AgentDialectName, Dialect
 from . import google, responses_over_chat
 from .anthropic import AnthropicMessages
 from .anthropic_over_chat import ANTHROPIC_OVER_CHAT

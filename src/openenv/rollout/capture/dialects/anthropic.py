@@ -6,8 +6,8 @@ import json
 import uuid
 from typing import Any
 
+from ...tasks.model_parameters import token_limit
 from ..encoding import Json, dumps
-from ..parameters import token_limit
 from .dialect import (
     CallOptions,
     Completion,

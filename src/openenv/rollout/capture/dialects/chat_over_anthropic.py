@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ...tasks.model_parameters import NEUTRAL_SAMPLING, token_limit
 from ..encoding import STREAM_DONE, Json, dumps, event_bytes
-from ..parameters import NEUTRAL_SAMPLING, token_limit
 from ..upstream_errors import ProviderConversionError
 from .anthropic import AnthropicMessages
 from .content import openai_chat_content_to_anthropic_blocks, openai_chat_image_to_anthropic

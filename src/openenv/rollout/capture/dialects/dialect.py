@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
+from ...tasks.model_parameters import AgentDialectName, Dialect, token_limit
 from ..encoding import Json, dumps, event_bytes
-from ..parameters import AgentDialectName, Dialect, token_limit
 
 _ID_PREFIX = "token_id:"
 

@@ -15,8 +15,8 @@ import time
 import uuid
 from typing import Any
 
+from ...tasks.model_parameters import MINIMUM_LIMITS, OUTPUT_LIMITS, THINKING_LIMITS, token_limit
 from ..encoding import STREAM_DONE, Json, dumps, event_bytes
-from ..parameters import MINIMUM_LIMITS, OUTPUT_LIMITS, THINKING_LIMITS, token_limit
 from .dialect import (
     LOGPROBS,
     STREAM,

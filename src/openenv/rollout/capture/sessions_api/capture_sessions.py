@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, overload
 
+from ...tasks.model_parameters import finite_number, training_sampling
 from ..encoding import Json
-from ..parameters import finite_number, training_sampling
 from .turn_graph import RolloutGraph
 
 T = TypeVar("T")

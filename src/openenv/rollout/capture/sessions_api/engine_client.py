@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 
 from openenv.protocol.backoff import Backoff
 
+from ...tasks.model_parameters import NEUTRAL_SAMPLING, finite_number
 from ..dialects.chat_over_anthropic import NATIVE_REQUEST, anthropic_request, anthropic_response
 from ..dialects.dialect import as_dict, as_list, dicts_in
 from ..encoding import Json, dumps, load_object, loads
 from ..model_call import ATTEMPTS, RESPONSE_LIMIT
 from ..outbound import EndpointError, EndpointResponse, Endpoints
 from ..parameter_fixes import MAX_FIXES, NO_LOGPROBS, ParamFix, diagnose
-from ..parameters import NEUTRAL_SAMPLING, finite_number
 from ..upstream_errors import UpstreamHTTPError, UpstreamTimeoutError, UpstreamTransportError
 
 log = logging.getLogger("openenv.rollout.capture")

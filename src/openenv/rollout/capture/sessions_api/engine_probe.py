@@ -20,10 +20,10 @@ from typing import Any
 
 from openenv import settings
 
+from ...tasks.model_parameters import finite_number
 from ..dialects.dialect import as_dict, as_list, dicts_in
 from ..encoding import Json, load_object
 from ..parameter_fixes import MAX_FIXES, NO_LOGPROBS, ParamFix, behaviour_warnings, diagnose
-from ..parameters import finite_number
 from .capture_checks import check_upstream_response
 from .engine_client import PROVIDERS, auth_headers, normalise_engine_base, normalize_response, openai_api_base
 

@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ...tasks.model_parameters import NEUTRAL_SAMPLING, SAMPLING, steering, unasked_sampling
 from ...tasks.task import Budget, Model
 from ..captured_rollout import CapturedRollout, Spending, key_digest
 from ..dialects import BRIDGES
 from ..dialects.chat_over_anthropic import anthropic_response
 from ..dialects.dialect import LOGPROBS, MALFORMED, STREAM, TOKEN_IDS, as_dict, as_list, dicts_in
 from ..encoding import Json
-from ..parameters import NEUTRAL_SAMPLING, SAMPLING, steering, unasked_sampling
 from ..records import FILE, Call, Recorder, RecordingReader
 from ..training_trace import CaptureReport, check_turn
 from .capture_checks import check_turn_eval

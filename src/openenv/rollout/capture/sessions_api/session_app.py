@@ -40,7 +40,7 @@ from openenv import settings
 from openenv.errors import CaptureError
 from openenv.protocol.addresses import is_loopback
 
-from ...run.scratch import scratch
+from ...scratch import scratch
 from ..capture_server import AgentRoutes
 from ..captured_rollout import RolloutRegistry
 from ..dialects import AGENT_DIALECTS, Route, route

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from openenv.errors import TrustError
 from openenv.rollout.tasks.checks import Check
 from openenv.rollout.tasks.task import Task
+from openenv.rollout.tasks.trust_levels import Trust, reaches, weakest
 from openenv.rollout.verify.shell_syntax import (
     Command,
     CommandList,
@@ -28,7 +29,7 @@ from openenv.rollout.verify.shell_syntax import (
     commands,
     parse,
 )
-from openenv.rollout.verify.trust import COMPILERS, Trust, line_problem, reaches, runs_tests, trust_of, weakest
+from openenv.rollout.verify.trust import COMPILERS, line_problem, runs_tests, trust_of
 
 Suggestion = Mapping[str, object]
 """A check as a task file has it."""
