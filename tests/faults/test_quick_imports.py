@@ -72,7 +72,7 @@ def test_one_command_loads_no_other(run_script: Any) -> None:
     program = """
 import sys
 from openenv.cli.__main__ import build
-build(["top", "--help"])
+build(["mcp", "--help"])
 print(json.dumps([name for name in sys.modules if name.startswith("openenv.cli.")]))"""
     loaded = set(printed(run_script, program))
-    assert loaded <= {"openenv.cli.__main__", "openenv.cli.command", "openenv.cli.top"}
+    assert loaded <= {"openenv.cli.__main__", "openenv.cli.command", "openenv.cli.mcp"}

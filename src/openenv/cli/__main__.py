@@ -1,53 +1,47 @@
-"""Entry point of the command line: builds the commands, turns failures into exit codes."""
+"""Entry point of the command line: finds the commands, turns failures into exit codes."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
-from importlib import import_module
+from typing import Any
 
 import typer
 
 from openenv import settings
+from openenv._lazy import load_plugin, plugin_loaders
 from openenv.sandboxes.descriptors import raise_file_limit
 
 from .command import HelpCommand, HelpGroup
 
-COMMANDS = (
-    *("init", "serve", "client", "gateway", "validate", "build", "deploy", "mcp", "top", "ps", "gc"),
-    *("push", "fork", "catalog", "discover"),
-    *("play", "replay", "rollouts", "harbor", "view", "collect", "skills", "sandboxes", "doctor"),
-    "import",
-)
-"""Each is a function, or a Typer group, in the module of its name."""
-_MODULES = {"import": "import_env"}
-"""Of a command whose name cannot be that of a module."""
+GROUP = "openenv.commands"
+"""The entry-point group of commands: each is a function, or a Typer group. Other packages may add theirs."""
 
 _EXAMPLES = """
 Write an RL environment once, serve it, step it from fast typed clients.
 
-  openenv init my_env              make a new environment package
+  openenv init my_env              create an environment package
   openenv serve my_env.py          serve the environment in a file
-  openenv client URL               write a typed client of a server
-  openenv top                      watch the server on this machine
-  openenv ps                       list the servers and sandboxes that run
+  openenv client URL               write a typed client for a server
+  openenv ps                       list running servers and sandboxes
   openenv play URL --model NAME    let a model play a served environment
-  openenv replay FILE URL          play a recorded episode again, and compare
+  openenv replay FILE URL          replay a recorded episode and compare
   openenv rollouts run task.yaml   let a coding agent work on a task
-  openenv view                     look at what it did, in the browser
-  openenv collect URL -o FOLDER    keep a teacher's episodes as a dataset
+  openenv view                     browse its rollouts
+  openenv collect URL -o FOLDER    collect a dataset of episodes
   openenv skills add --claude      teach this command line to a coding agent
-  openenv push                     put a package on the Hugging Face Hub
-  openenv doctor                   show what is missing on this machine
+  openenv push                     push a package to the Hugging Face Hub
+  openenv doctor                   check this machine
 
-`openenv COMMAND --help` explains each one, with examples.
+`openenv COMMAND --help` explains a command, with examples.
 """
 
 
 def build(arguments: Sequence[str] = ()) -> typer.Typer:
-    """Return the command line; if the arguments name a command, only that one is loaded.
+    """Return the command line; if the arguments name a command, load only that one.
 
-    A shell that completes a command line says in a variable what is on it so far.
+    While a shell completes a command line, a variable contains the words so far.
     """
     arguments = settings.completion_words() or arguments
     app = typer.Typer(
@@ -57,17 +51,38 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode=None,  # `command` writes the help; mistakes are plain lines
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["--help", "-h"]},  # sub-commands take it over
+        context_settings={"help_option_names": ["--help", "-h"]},  # sub-commands inherit it
     )
     app.callback(invoke_without_command=True)(_root)
-    for name in [name for name in COMMANDS if name in arguments[:1]] or COMMANDS:
-        module = _MODULES.get(name, name)
-        command = getattr(import_module(f"openenv.cli.{module}"), module)
+    for name, command in _commands(arguments).items():
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
             app.command(name, cls=HelpCommand)(command)
     return app
+
+
+def _commands(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the command that the arguments name, or all commands if they name none.
+
+    `openenv ps` imports `ps` only; `openenv --help` and a mistyped name import every command.
+    """
+    with contextlib.suppress(LookupError):
+        return {name: load_plugin(GROUP, name) for name in arguments[:1] if not name.startswith("-")} or _all_commands()
+    return _all_commands()
+
+
+def _all_commands() -> dict[str, Any]:
+    """Import every registered command; a broken one of another package is reported and left out."""
+    commands = {}
+    for name, load in plugin_loaders(GROUP).items():
+        try:
+            commands[name] = load()
+        except Exception as exc:  # another package's import: it must not take our commands away
+            print(f"Note: the command {name!r} cannot be loaded: {exc}", file=sys.stderr)
+    if not commands:
+        raise RuntimeError("no commands are registered: install openenv again (pip install --force-reinstall openenv)")
+    return commands
 
 
 def _root(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
@@ -79,7 +94,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Show the versio
 
 
 def __getattr__(name: str) -> typer.Typer:
-    """Build `app`, the whole command line, for those who import it; the program itself loads one command only."""
+    """Build `app`, the whole command line, for code that imports it; the program itself loads one command only."""
     if name == "app":
         return build()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -87,7 +102,7 @@ def __getattr__(name: str) -> typer.Typer:
 
 def main() -> int:
     """Run the command line; Ctrl-C exits with 130, any failure with 1 and one line on stderr."""
-    if sys.argv[1:2] != ["doctor"]:  # which reports the limit as other programs get it
+    if sys.argv[1:2] != ["doctor"]:  # `doctor` reports the limit that other programs get
         raise_file_limit()
     try:
         build(sys.argv[1:])(standalone_mode=True)

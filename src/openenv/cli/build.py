@@ -377,6 +377,11 @@ def _installed_project() -> str:
     for requirement in installed.requires or []:
         text, _, extra = requirement.partition("; extra ==")
         (extras.setdefault(extra.strip(" '\""), []) if extra else plain).append(text)
+    # Commands, sandboxes and other parts are found by entry points, so the copy must register them as well.
+    groups: dict[str, list[str]] = {}
+    for point in installed.entry_points:
+        if point.group != "console_scripts":
+            groups.setdefault(point.group, []).append(f"{json.dumps(point.name)} = {json.dumps(point.value)}")
     return "\n".join(
         [
             '[build-system]\nrequires = ["hatchling>=1.26"]\nbuild-backend = "hatchling.build"\n',
@@ -385,6 +390,10 @@ def _installed_project() -> str:
             "[project.optional-dependencies]",
             *(f"{name} = {json.dumps(lines)}" for name, lines in extras.items()),
             '\n[project.scripts]\nopenenv = "openenv.cli.__main__:main"\n',
+            *(
+                f"[project.entry-points.{json.dumps(group)}]\n" + "\n".join(lines) + "\n"
+                for group, lines in groups.items()
+            ),
             '[tool.hatch.build.targets.wheel]\npackages = ["src/openenv", "src/openenv_core"]\n',
         ]
     )

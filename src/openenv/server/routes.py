@@ -265,7 +265,7 @@ class Readiness(BaseModel):
 
 
 class MetricsRoutes:
-    """`GET /metrics` and `GET /ready`, for Prometheus, `openenv top` and load balancers."""
+    """`GET /metrics` and `GET /ready`, for Prometheus and load balancers."""
 
     def __init__(self, service: EnvService) -> None:
         self._manager = service.manager

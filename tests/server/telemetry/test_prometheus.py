@@ -1,13 +1,11 @@
-"""The Prometheus text format: the reference parser reads what we write, and we read it back."""
+"""The Prometheus text format: the reference parser reads it."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from openenv.cli.top import parse
 from openenv.server.telemetry.prometheus import Family, Histograms, counters, merge, render
 
 # Lines are split at more characters than the format knows; none of them is in a label that we write.
@@ -21,9 +19,8 @@ def test_any_label_and_value_survives(label: str, value: float) -> None:
     text = render([Family("some_metric", "gauge", 'Says "this"\\ and\nthat.').add(value, {"name": label})]).decode()
     (family,) = text_string_to_metric_families(text)
     (theirs,) = family.samples
-    (ours,) = parse(text)
-    assert theirs.labels == ours.labels == {"name": label}
-    assert theirs.value == ours.value == value
+    assert theirs.labels == {"name": label}
+    assert theirs.value == value
 
 
 def test_a_histogram_has_cumulative_buckets_a_sum_and_a_count() -> None:
@@ -39,11 +36,6 @@ def test_a_histogram_has_cumulative_buckets_a_sum_and_a_count() -> None:
         ("seconds_sum", None): 5.55,
         ("seconds_count", None): 3,
     }
-
-
-def test_what_is_no_metric_is_refused() -> None:
-    with pytest.raises(ValueError, match="not a metric"):
-        parse("<!doctype html>")
 
 
 def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -95,5 +87,4 @@ def test_what_a_process_leaves_are_its_counters() -> None:
 def test_any_label_survives_a_merge(label: str, value: int) -> None:
     text = render([Family("some_total", "counter", "Some.").add(value, {"name": label})])
     assert merge([text]) == text
-    (sample,) = parse(merge([text, text]).decode().replace("\u2028", "").replace("\x85", "").replace("\x0b", ""))
-    assert sample.value == 2 * value
+    assert float(merge([text, text]).split()[-1]) == 2 * value
