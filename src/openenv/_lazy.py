@@ -105,11 +105,20 @@ def plugin_names(group: str) -> list[str]:
     return list(plugin_loaders(group))
 
 
-def load_plugin(group: str, name: str) -> Any:
+class UnknownPluginError(LookupError, ValueError):
+    """No installed package registers the name; the message lists the registered names."""
+
+
+def load_plugin(group: str, name: str, *, kind: str = "plugin") -> Any:
     """Import the object registered under a name in an entry-point group; a built-in part comes first.
 
+    Args:
+        group: The entry-point group, such as `openenv.sandboxes`.
+        name: The registered name.
+        kind: The noun for the part in the error message, such as `sandbox backend`.
+
     Raises:
-        LookupError: No installed package registers the name.
+        UnknownPluginError: No installed package registers the name.
     """
     from importlib.metadata import PackageNotFoundError, distribution  # costs more than everything else here
 
@@ -123,7 +132,11 @@ def load_plugin(group: str, name: str) -> Any:
             return point.load()
     loaders = plugin_loaders(group)
     if name not in loaders:
-        raise LookupError(f"unknown {group.rpartition('.')[2]} {name!r}; choose from {', '.join(loaders)}")
+        from difflib import get_close_matches
+
+        nearest = get_close_matches(name, loaders, n=1)
+        hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+        raise UnknownPluginError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(loaders) or 'none installed'}")
     return loaders[name]()
 
 

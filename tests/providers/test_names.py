@@ -7,14 +7,17 @@ import inspect
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import openenv.core.containers.runtime as facade
 import openenv.providers as providers
+from openenv._lazy import plugin_names
 from openenv.errors import OpenEnvError, ProviderError, ProviderUnavailable, ServerDied, ServerNotReady
 from openenv.providers import ContainerProvider, KubernetesProvider, RuntimeProvider
+from openenv.providers.provider import PROVIDERS, provider_class
 
 OLD = ["ContainerProvider", "DockerSwarmProvider", "KubernetesProvider", "LocalDockerProvider", "RuntimeProvider"]
 CLOUDS = {
@@ -159,3 +162,27 @@ def test_importing_the_names_loads_neither_engines_nor_servers() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = set(done.stdout.split())
     assert not {"openenv.providers.local_docker", "subprocess", "fastapi", "pydantic", "asyncio"} & loaded
+
+
+@pytest.mark.parametrize("name", plugin_names(PROVIDERS))
+def test_every_registered_provider_can_be_loaded(name: str) -> None:
+    assert issubclass(provider_class(name), (ContainerProvider, RuntimeProvider))
+
+
+def test_an_installed_package_adds_a_provider_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = tmp_path / "pond_provider-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: pond-provider\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[openenv.providers]\npond = pond_provider:PondProvider\nwrong = os.path:join\n"
+    )
+    (tmp_path / "pond_provider.py").write_text(
+        "from openenv.providers import ProcessProvider\nclass PondProvider(ProcessProvider):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    provider = providers.provider_named("pond", target="pond:app")
+    assert type(provider).__name__ == "PondProvider"
+    with pytest.raises(ValueError, match=r"unknown provider 'ponds' \(did you mean 'pond'\?\); choose from aca, .*uv"):
+        providers.provider_named("ponds")
+    with pytest.raises(TypeError, match="wrong is not a provider"):
+        providers.provider_named("wrong")

@@ -28,8 +28,10 @@ def test_backends_are_found_by_name() -> None:
 
 
 def test_an_unknown_backend_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="local, docker, kubernetes, e2b, daytona, process"):
+    with pytest.raises(ValueError, match="choose from .*docker, e2b, kubernetes, local, process, or pass"):
         backend("vm")
+    with pytest.raises(ValueError, match="did you mean 'kubernetes'"):
+        backend("kubernets")
 
 
 def test_the_backend_without_isolation_has_to_be_asked_for() -> None:

@@ -37,13 +37,46 @@ def test_a_backend_is_named_by_module_and_class(folder: Path, monkeypatch: pytes
     assert chosen.name == "mine"
 
 
+def register(folder: Path, group: str, name: str, target: str) -> None:
+    """Write the metadata that pip writes for a package with one entry point."""
+    metadata = folder / "boxes_for_a_test-1.0.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: boxes-for-a-test\nVersion: 1.0\n")
+    with (metadata / "entry_points.txt").open("a") as file:
+        file.write(f"[{group}]\n{name} = {target}\n")
+
+
+def test_an_installed_package_adds_a_backend_that_runs_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(folder, "openenv.sandboxes", "mine", "my_boxes_for_a_test:Mine")
+    monkeypatch.syspath_prepend(str(folder))
+    with backend("mine").open() as sandbox:
+        assert sandbox.exec("echo $((6 * 7))").stdout == "42\n"
+    done = CliRunner().invoke(sandboxes, ["check", "mine", "--only", "exec.exit-code"])
+    assert "mine: 1 passed" in done.output
+    with pytest.raises(ValueError, match="did you mean 'mine'"):
+        backend("mines")
+
+
+def test_an_installed_package_cannot_replace_a_built_in_backend(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(folder, "openenv.sandboxes", "process", "my_boxes_for_a_test:Mine")
+    monkeypatch.syspath_prepend(str(folder))
+    assert type(backend("process", i_know_there_is_no_isolation=True)) is ProcessSandboxes
+
+
+def test_a_registered_object_that_is_not_a_backend_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(folder, "openenv.sandboxes", "mine", "os.path:join")
+    monkeypatch.syspath_prepend(str(folder))
+    with pytest.raises(ValueError, match="mine is not a sandbox backend"):
+        backend("mine")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("a_module_that_nobody_has:Mine", "There is no module 'a_module_that_nobody_has'"),
-        ("openenv.nothing.here:Mine", "There is no module 'openenv.nothing.here'"),
-        ("openenv.sandboxes:nothing", "is no sandbox backend"),
-        ("os.path:join", "is no sandbox backend"),
+        ("a_module_that_nobody_has:Mine", "cannot import 'a_module_that_nobody_has'"),
+        ("openenv.nothing.here:Mine", "cannot import 'openenv.nothing.here'"),
+        ("openenv.sandboxes:nothing", "is not a sandbox backend"),
+        ("os.path:join", "is not a sandbox backend"),
     ],
 )
 def test_a_name_that_leads_nowhere_says_so(name: str, message: str) -> None:

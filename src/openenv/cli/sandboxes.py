@@ -36,11 +36,12 @@ def ls() -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from openenv._lazy import plugin_names
     from openenv.sandboxes.base import BACKENDS
 
     console = Console()
     table = Table("backend", "runs here", "start", "offers, or what is missing", box=None, pad_edge=False)
-    for name in BACKENDS:
+    for name in plugin_names(BACKENDS):
         with console.status(f"trying {name}"):
             table.add_row(name, *_try_backend(name))
     console.print(table)

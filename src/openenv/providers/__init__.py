@@ -9,6 +9,7 @@ from openenv._lazy import lazy_exports
 _EXPORTS = {
     "ContainerProvider": "openenv.providers.provider",
     "RuntimeProvider": "openenv.providers.provider",
+    "provider_named": "openenv.providers.provider",
     "KubernetesProvider": "openenv.providers.kubernetes",
     "IngressRoute": "openenv.providers.kubernetes_objects",
     "ProcessProvider": "openenv.providers.server_process",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # the table above, for type checkers
     from openenv.providers.novita import NovitaSandboxProvider as NovitaSandboxProvider
     from openenv.providers.provider import ContainerProvider as ContainerProvider
     from openenv.providers.provider import RuntimeProvider as RuntimeProvider
+    from openenv.providers.provider import provider_named as provider_named
     from openenv.providers.ray import RayProvider as RayProvider
     from openenv.providers.server_process import ProcessProvider as ProcessProvider
     from openenv.providers.swarm import DockerSwarmProvider as DockerSwarmProvider

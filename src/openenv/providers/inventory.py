@@ -12,7 +12,6 @@ A leftover is what belongs to a process that has certainly ended, or whose time 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import re
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable, SandboxError, SandboxUnavailable
@@ -32,6 +31,7 @@ from openenv.providers import guardian
 from openenv.providers.cloud import CloudProvider
 from openenv.providers.kubernetes import servers_in
 from openenv.providers.local_docker import PROVIDER_LABEL
+from openenv.providers.provider import provider_class
 from openenv.providers.server_process import GRACE_S, OWNER_VARIABLE
 from openenv.sandboxes.cluster import Cluster, ClusterAddress, OwnedObject
 from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli, failure_of, installed_engines
@@ -43,13 +43,7 @@ Place = Literal[
     "docker", "podman", "swarm", "process", "local", "kubernetes", "daytona", "modal", "novita", "aca", "huggingface"
 ]
 Cloud = Literal["daytona", "modal", "novita", "aca", "huggingface"]
-CLOUDS: dict[Cloud, str] = {
-    "daytona": "openenv.providers.daytona:DaytonaProvider",
-    "modal": "openenv.providers.modal:ModalProvider",
-    "novita": "openenv.providers.novita:NovitaSandboxProvider",
-    "aca": "openenv.providers.aca:ACASandboxProvider",
-    "huggingface": "openenv.providers.hf_sandbox:HFSandboxProvider",
-}
+CLOUDS: tuple[Cloud, ...] = ("daytona", "modal", "novita", "aca", "huggingface")
 PLACES: tuple[Place, ...] = ("docker", "podman", "swarm", "process", "local", "kubernetes", *CLOUDS)
 _REMOVE_S = 20.0
 _LOOK_S = 0.05
@@ -365,8 +359,8 @@ def _cloud_sandboxes(cloud: Cloud, is_named: bool) -> Iterator[InventoryItem]:
     }
     if not is_named and not accounts.get(cloud):
         return
-    module, _, name = CLOUDS[cloud].partition(":")
-    provider: CloudProvider[Any] = getattr(importlib.import_module(module), name).for_account()
+    cloud_class = cast("type[CloudProvider[Any]]", provider_class(cloud))
+    provider = cloud_class.for_account()
     for one in provider.labelled():
         yield InventoryItem(
             place=cloud,

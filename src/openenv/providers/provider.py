@@ -17,6 +17,10 @@ from typing import Any
 
 from typing_extensions import Self
 
+from openenv._lazy import load_plugin
+
+PROVIDERS = "openenv.providers"
+"""The entry-point group of providers. Another package adds a provider by registering its class here."""
 READY_S = 30.0
 PATIENCE_S = 3.0
 
@@ -103,6 +107,33 @@ class RuntimeProvider(ABC):
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
+
+
+def provider_class(name: str) -> type[ContainerProvider] | type[RuntimeProvider]:
+    """Import the provider class of a registered name.
+
+    Raises:
+        UnknownPluginError: The name is not registered.
+        TypeError: The registered object is not a provider class.
+    """
+    loaded = load_plugin(PROVIDERS, name, kind="provider")
+    if not (isinstance(loaded, type) and issubclass(loaded, (ContainerProvider, RuntimeProvider))):
+        raise TypeError(f"{name} is not a provider; register a subclass of ContainerProvider or RuntimeProvider")
+    return loaded
+
+
+def provider_named(name: str, **options: Any) -> ContainerProvider | RuntimeProvider:
+    """Create the provider of a registered name, such as `docker` or `daytona`.
+
+    Args:
+        name: A built-in name, or a name that an installed package adds; `openenv._lazy.plugin_names` lists them.
+        **options: Arguments of the provider's class.
+
+    Raises:
+        UnknownPluginError: The name is not registered; also a ValueError.
+        TypeError: The registered object is not a provider class.
+    """
+    return provider_class(name)(**options)
 
 
 def refuse_unknown(provider: object, unknown: dict[str, Any], start: Callable[..., str]) -> None:

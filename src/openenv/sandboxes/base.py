@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
+from openenv._lazy import UnknownPluginError, load_plugin
 from openenv.errors import SandboxError, SandboxUnsupported
 from openenv.sandboxes import trees
 from openenv.sandboxes.owners import ProcessOwner
@@ -610,51 +611,43 @@ class Sandboxes(ABC):
         return []
 
 
-_BACKENDS = {
-    "local": ("openenv.sandboxes.local", "LocalSandboxes"),
-    "docker": ("openenv.sandboxes.docker", "DockerSandboxes"),
-    "kubernetes": ("openenv.sandboxes.kubernetes", "KubernetesSandboxes"),
-    "e2b": ("openenv.sandboxes.e2b", "E2BSandboxBackend"),
-    "daytona": ("openenv.sandboxes.daytona", "DaytonaSandboxes"),
-    "process": ("openenv.sandboxes.no_isolation", "ProcessSandboxes"),
-}
-BACKENDS = tuple(_BACKENDS)
-"""The names that `backend` knows."""
+BACKENDS = "openenv.sandboxes"
+"""The entry-point group of backends. Another package adds a backend by registering its class here."""
 
 
 def backend(name: str, **options: Any) -> Sandboxes:
     """Return the backend of that name.
 
     Args:
-        name: `local`, `docker`, `kubernetes`, `e2b`, `daytona` or `process`, or a backend of your own as
-            `module:Class`. `process` isolates nothing, and needs `i_know_there_is_no_isolation=True`. `module:Class`
-            imports the module: never pass a name from an untrusted source.
+        name: A registered name (`local`, `docker`, `kubernetes`, `e2b`, `daytona`, `process`, or one that an installed
+            package adds), or a class as `module:Class`. `process` isolates nothing and requires
+            `i_know_there_is_no_isolation=True`. `module:Class` imports the module: never pass a name from an
+            untrusted source.
         **options: Arguments of the backend's class.
 
     Raises:
-        ValueError: There is no backend of that name.
+        ValueError: The name is not registered, or is not the name of a backend class.
         SandboxUnavailable: `process` without that option, or a package is missing.
     """
     if ":" in name:
-        return _foreign(name, **options)
-    try:
-        module, attribute = _BACKENDS[name]
-    except KeyError:
-        known = ", ".join(BACKENDS)
-        raise ValueError(f"There is no sandbox backend {name!r}; there are {known}, and `module:Class`.") from None
-    return cast(Sandboxes, getattr(importlib.import_module(module), attribute)(**options))
+        place, _, attribute = name.partition(":")
+        backend_class = _imported(name, place, attribute)
+    else:
+        try:
+            backend_class = load_plugin(BACKENDS, name, kind="sandbox backend")
+        except UnknownPluginError as error:
+            raise UnknownPluginError(f"{error}, or pass a class as module:Class") from None
+    if not (isinstance(backend_class, type) and issubclass(backend_class, Sandboxes)):
+        raise ValueError(f"{name} is not a sandbox backend; name a subclass of `openenv.sandboxes.Sandboxes`")
+    return backend_class(**options)
 
 
-def _foreign(name: str, **options: Any) -> Sandboxes:
-    """Return a backend from another package."""
-    place, _, attribute = name.partition(":")
+def _imported(name: str, place: str, attribute: str) -> object:
+    """Import an attribute of a module; None if the module does not have it."""
     try:
         module = importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
             raise  # the module exists, and one of its own imports fails
-        raise ValueError(f"There is no module {place!r}, which should hold the sandbox backend {name!r}.") from None
-    backend_class = getattr(module, attribute, None)
-    if not (isinstance(backend_class, type) and issubclass(backend_class, Sandboxes)):
-        raise ValueError(f"{name} is no sandbox backend: a subclass of `openenv.sandboxes.Sandboxes`.")
-    return backend_class(**options)
+        raise ValueError(f"cannot import {place!r} for the sandbox backend {name!r}: no such module") from None
+    return getattr(module, attribute, None)

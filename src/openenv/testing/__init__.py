@@ -26,6 +26,7 @@ _EXPORTS = {
     "StatusFailure": "openenv.testing.scripted.script",
     "Turn": "openenv.testing.scripted.script",
     "all_cheats": "openenv.testing.cheats",
+    "check_provider": "openenv.testing.provider_contract",
     "load_scripts": "openenv.testing.scripted.script",
     "run_cheats": "openenv.testing.cheats",
     "self_check": "openenv.sandboxes.checks",
@@ -40,6 +41,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.testing.cheats import CheatResult as CheatResult
     from openenv.testing.cheats import all_cheats as all_cheats
     from openenv.testing.cheats import run_cheats as run_cheats
+    from openenv.testing.provider_contract import check_provider as check_provider
     from openenv.testing.scripted.script import CutFailure as CutFailure
     from openenv.testing.scripted.script import Failure as Failure
     from openenv.testing.scripted.script import HangFailure as HangFailure
