@@ -60,6 +60,7 @@ ALONE = {
         + 4 * " <b style='background:lightgray'>&emsp;</b>"
         + "\n(\"Try 'apple'\", {'guess': 'apple'})\n"
     ),
+    "use_plugins.py": "in the sandbox\nFalse\n",
     "word_client.py": "",
     "word_env.py": "",
 }
@@ -118,6 +119,7 @@ ELSEWHERE = {
     "shelf_app.py",
     "tasks_env.py",
     "test_served_word.py",
+    "test_plugins.py",
     "test_word_env.py",
     "tool_reward.py",
     "rock_paper.py",  # tests/train/trainers, as the next ones
@@ -267,7 +269,7 @@ def test_the_configuration_of_a_desktop_agent_starts_a_server(run_python: RunPyt
     assert done.stdout == "2\n", done.stderr
 
 
-@pytest.mark.parametrize("file", ["test_word_env.py", "test_served_word.py"])
+@pytest.mark.parametrize("file", ["test_plugins.py", "test_word_env.py", "test_served_word.py"])
 def test_the_example_of_a_test_passes(file: str, run_python: RunPython) -> None:
     done = run_python(
         "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-c", "/dev/null", f"docs_src/{file}"

@@ -44,7 +44,7 @@ def test_a_server_that_goes_on_after_stop_is_a_violation(monkeypatch: pytest.Mon
     monkeypatch.setattr("openenv.testing.provider_contract._STOPPED_S", 0.2)
     provider = Leaking(ECHO)
     try:
-        with pytest.raises(AssertionError, match="still answers 0.2 s after stop"):
+        with pytest.raises(AssertionError, match=r"still answers 0\.2 s after stop"):
             check_provider(lambda: provider)
     finally:
         ProcessProvider.stop(provider)

@@ -28,7 +28,7 @@ def test_backends_are_found_by_name() -> None:
 
 
 def test_an_unknown_backend_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="choose from .*docker, e2b, kubernetes, local, process, or pass"):
+    with pytest.raises(ValueError, match=r"choose from .*docker, e2b, kubernetes, local, process, or pass"):
         backend("vm")
     with pytest.raises(ValueError, match="did you mean 'kubernetes'"):
         backend("kubernets")
