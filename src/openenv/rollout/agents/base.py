@@ -113,7 +113,7 @@ def agent(name: str | Agent, **options: Any) -> Agent:
         return name
     plain, _, version = name.partition("@")
     try:
-        make = load_plugin(AGENTS, plain.replace("_", "-"))
+        make = load_plugin(AGENTS, plain.replace("_", "-"), kind="agent")
     except LookupError as exc:
         raise AgentUnavailable(str(exc.args[0])) from None
     except ImportError as exc:

@@ -25,7 +25,7 @@ def load_trainer(name: str) -> ModuleType:
         LookupError: No installed package registers the name.
         ModuleNotFoundError: The trainer that the adapter needs is not installed.
     """
-    module = load_plugin(TRAINERS, name)
+    module = load_plugin(TRAINERS, name, kind="trainer")
     if not isinstance(module, ModuleType):
         raise TypeError(f"the entry point {name!r} in {TRAINERS} must be a module, not {type(module).__name__}")
     return module
