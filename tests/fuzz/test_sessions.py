@@ -23,7 +23,7 @@ from environments import Idle
 from openenv.errors import OpenEnvError
 from openenv.server.runners import current_dispatcher
 from openenv.server.sessions.lifetime import SessionLimits
-from openenv.server.sessions.manager import SessionManager
+from openenv.server.sessions.manager import SessionClocks, SessionManager
 from openenv.server.sessions.operations import CALL, Operation
 from openenv.server.sessions.session import Session, SessionKind
 from openenv.types import Action, Observation
@@ -140,7 +140,7 @@ class Sessions(RuleBasedStateMachine):
                 sessions=limit, idle_s=50, soft_idle_s=10, soft_sessions=soft, closing_wait_s=0.02, drain_s=10
             ),
             runner=self.runner,
-            clock=lambda: self.now,
+            clocks=SessionClocks(lambda: self.now, lambda: self.now),
         )
         self.manager.env_cls = self.env_cls
         self.seen: list[Session] = []

@@ -16,7 +16,7 @@ from openenv.protocol.frames import FrameReader, Opcode, masked_frame, masked_te
 from openenv.server import unread
 from openenv.server.app import create_app
 from openenv.server.runners import loop_local
-from openenv.server.unread import PartialRequests
+from openenv.server.slow_clients import PartialRequests
 from openenv.types import Action, Observation
 
 MB = 1024 * 1024

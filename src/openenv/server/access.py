@@ -44,7 +44,7 @@ from .asgi import (
     transport_of,
 )
 from .runners import loop_local
-from .unread import UnreadReplies
+from .slow_clients import UnreadReplies
 
 ROLE: Final = "openenv.role"
 ADDRESS_TOKEN: Final = "openenv.address_token"

@@ -33,11 +33,11 @@ from .mcp.endpoint import McpEndpoint
 from .options import ServerArguments, ServerOptions, ServerOverrides, takes_server_arguments
 from .routes import Documents, MetricsRoutes, TaskRoutes, add_info_routes, gym_routes
 from .runners import loop_local
-from .service import EnvService
+from .service import EnvService, ServedModels
 from .sessions.events import SessionEvent
 from .sessions.manager import SessionManager
 from .sessions.peers import peers_of_process
-from .unread import PartialRequests, UnreadReplies
+from .slow_clients import PartialRequests, UnreadReplies
 from .ws import WsEndpoint
 from .ws_turns import HarnessEndpoint, may_serve_turns
 
@@ -126,12 +126,9 @@ class HTTPEnvServer:
         self.stream_enders: list[Callable[[], None]] = []
         self.service = EnvService(
             env,
-            action_cls=action_cls,
-            observation_cls=observation_cls,
-            state_cls=state_cls,
-            reset_observation_cls=reset_observation_cls,
-            env_name=env_name,
+            ServedModels(action_cls, observation_cls, state_cls, reset_observation_cls),
             options=options,
+            env_name=env_name,
         )
         self.monitoring = MetricsRoutes(self.service)
         self._gate = AccessGate(OriginPolicy(settings.allowed_origins()), options.access)

@@ -10,7 +10,7 @@ from openenv.protocol.json_values import encode
 
 from .runners import loop_local
 from .sessions.events import RequestOrigin
-from .unread import PartialRequests
+from .slow_clients import PartialRequests
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -67,18 +67,34 @@ def origin_of(scope: Scope, request_id: str | int | None = None) -> RequestOrigi
 
 def cookie(scope: Scope, name: str) -> str | None:
     """Return a request cookie."""
-    # Read by hand: the standard parser gives up at the first cookie that it does not like, of whatever page.
-    for pair in (header(scope, b"cookie") or "").split(";"):
+    return cookie_in(header(scope, b"cookie") or "", name)
+
+
+def cookie_in(line: str, name: str) -> str | None:
+    """Return a cookie from the value of a `Cookie` field (RFC 6265, 4.2)."""
+    # The standard parser gives up at the first malformed cookie, even if another page of the host has set it.
+    for pair in line.split(";"):
         key, _, value = pair.partition("=")
         if key.strip() == name:
             return value.strip().strip('"')
     return None
 
 
-def set_cookie(name: str, value: str | None) -> tuple[bytes, bytes]:
-    """Return the header that sets a cookie for all paths, or removes it (None)."""
-    life = "; Max-Age=0" if value is None else ""
-    return b"set-cookie", f"{name}={value or ''}; Path=/; HttpOnly; SameSite=Lax{life}".encode()
+def set_cookie(
+    name: str, value: str | None, *, same_site: str = "Lax", is_secure: bool = False, is_partitioned: bool = False
+) -> tuple[bytes, bytes]:
+    """Return the header that sets a cookie for all paths; scripts cannot read it. The only place that writes cookies.
+
+    Args:
+        name: The cookie.
+        value: The value; None removes the cookie.
+        same_site: `Strict`, `Lax`, or `None` for a page in a frame of another site.
+        is_secure: Whether browsers send it over HTTPS only.
+        is_partitioned: Whether each embedding site has its own copy.
+    """
+    attributes = ["Path=/", "HttpOnly", f"SameSite={same_site}"]
+    attributes += ["Secure"] * is_secure + ["Partitioned"] * is_partitioned + ["Max-Age=0"] * (value is None)
+    return b"set-cookie", "; ".join([f"{name}={value or ''}", *attributes]).encode()
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:

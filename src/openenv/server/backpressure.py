@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from .sockets import Socket
 
@@ -20,6 +20,16 @@ class Oversize(NamedTuple):
     """Takes the place of a message that was over the limit, so that its refusal keeps its order."""
 
     size: int
+
+
+class ReadAhead(NamedTuple):
+    """How much may wait before the socket is paused."""
+
+    messages: int = 0
+    size: int = 0  # in bytes
+
+
+NO_READ_AHEAD: Final = ReadAhead()
 
 
 class LoopTurns:
@@ -77,8 +87,7 @@ class Backpressure:
         socket: The source of the messages.
         handle: Handles one message: its payload, and whether it was binary.
         is_busy: Whether the handler has enough to do.
-        ahead: How many messages may wait before the socket is paused.
-        ahead_bytes: How many bytes of them.
+        ahead: How much may wait before the socket is paused.
         is_long: Whether a message means so much work that it must wait for a turn of its own.
         turns: The turns of the loop; needed with `is_long`.
     """
@@ -89,16 +98,14 @@ class Backpressure:
         handle: Callable[[bytes | Oversize, bool], None],
         is_busy: Callable[[], bool],
         *,
-        ahead: int = 0,
-        ahead_bytes: int = 0,
+        ahead: ReadAhead = NO_READ_AHEAD,
         is_long: Callable[[bytes], bool] | None = None,
         turns: LoopTurns | None = None,
     ) -> None:
         self._socket = socket
         self._handle = handle
         self._is_busy = is_busy
-        self._ahead = ahead
-        self._ahead_bytes = ahead_bytes
+        self._ahead, self._ahead_bytes = ahead
         self._is_long = is_long
         self._turns = turns
         self._queue: deque[tuple[bytes | Oversize, bool]] = deque()

@@ -74,7 +74,9 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
         self._children: list[LocalEnv[ActT, ObsT, StateT]] = []
 
     def __repr__(self) -> str:
-        state = "not built" if self._session is None else "closed" if self._closed else self._session.state.value
+        state = "not built"
+        if self._session is not None:
+            state = "closed" if self._closed else self._session.state.value
         return f"<{type(self).__name__} of {factory_name(self._factory)}, {state}>"
 
     @property

@@ -23,7 +23,7 @@ from openenv.types import ConcurrencyConfig, ServerMode
 from .access import AccessPolicy
 from .runners import ProcessOptions, Runner
 from .sessions.lifetime import SessionLimits
-from .unread import DEFAULT_MAX_UNREAD_BYTES
+from .slow_clients import DEFAULT_MAX_UNREAD_BYTES
 
 DEFAULT_MAX_MESSAGE_BYTES: Final = 100 * 1024 * 1024
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])

@@ -585,7 +585,9 @@ def _last_lines(report: str) -> str:
 
 
 def _watched(target: str) -> list[str]:
-    """The folders whose files are the user's: the working folder, and the target's own."""
+    """Return the folders with the user's files: the working folder, and the folder of the target."""
     place = Path(split_target(target)[0])
-    own = place if place.is_dir() else place.parent if place.is_file() else Path()
-    return sorted({str(Path.cwd()), str(own.resolve())})
+    if place.is_file():
+        place = place.parent
+    folder = place if place.is_dir() else Path()
+    return sorted({str(Path.cwd()), str(folder.resolve())})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from openenv.env.binding import factory_name, infer_models
@@ -38,7 +38,7 @@ from openenv.types import EnvironmentMetadata, SchemaResponse, ServerMode, State
 
 from .author_frames import author_exc_info
 from .options import ServerOptions
-from .sessions.manager import SessionManager
+from .sessions.manager import FactoryHooks, SessionManager
 from .sessions.operations import CALL, build_operations
 
 logger = logging.getLogger(__name__)
@@ -102,19 +102,40 @@ def _logged(exc: BaseException) -> str:
     return error_id
 
 
+@dataclass(frozen=True, slots=True)
+class ServedModels:
+    """The models of a served environment; None for an undeclared one.
+
+    Args:
+        action: Validates actions.
+        observation: Describes observations.
+        state: Describes the state; by default the environment's own declaration.
+        reset_observation: Describes the first observation, if it differs.
+    """
+
+    action: type[Any] | None
+    observation: type[Any] | None
+    state: type[Any] | None = None
+    reset_observation: type[Any] | None = None
+
+
 class EnvService:
-    """One served environment."""
+    """One served environment.
+
+    Args:
+        factory: Makes an environment.
+        models: The models of its messages.
+        options: How it is served.
+        env_name: Its name in the Task API; by default the factory's.
+    """
 
     def __init__(
         self,
         factory: Callable[[], Any],
+        models: ServedModels,
         *,
-        action_cls: type[Any] | None,
-        observation_cls: type[Any] | None,
-        state_cls: type[Any] | None,
-        reset_observation_cls: type[Any] | None,
-        env_name: str | None,
         options: ServerOptions,
+        env_name: str | None = None,
     ) -> None:
         if isinstance(factory, Environment) or not callable(factory):
             raise TypeError(
@@ -124,22 +145,22 @@ class EnvService:
         self.factory = factory
         self.options = options
         self.errors = Redaction(options.redact_errors)
-        self._models = tuple(cls for cls in (action_cls, observation_cls, state_cls) if isinstance(cls, type))
+        classes = (models.action, models.observation, models.state)
+        self._models = tuple(cls for cls in classes if isinstance(cls, type))
         self.manager = SessionManager(
             factory,
             options.limits,
             runner=options.runner,
             processes=replace(options.processes, models=self._models),
-            prepare=self._prepare,
-            explain=self.errors.explain,
+            hooks=FactoryHooks(self._prepare, self.errors.explain),
         )
         self.env_name = env_name or factory_name(factory)
-        self.action_cls = action_cls
-        self.observation_cls = observation_cls
-        self.reset_observation_cls = reset_observation_cls
+        self.action_cls = models.action
+        self.observation_cls = models.observation
+        self.reset_observation_cls = models.reset_observation
         self.mode = ServerMode.SIMULATION
-        self._state_cls = state_cls
-        self.protocol = ServerProtocol(action_cls)
+        self._state_cls = models.state
+        self.protocol = ServerProtocol(models.action)
         self.frame_operations = build_operations(observation_frame, state_frame)
         self.value_limit = ValueLimit.within(options.max_message_bytes)
         self.protocol_v2 = self._protocol_v2()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from .asgi import Receive, Send, transport_of
 from .runners import loop_local
-from .unread import UnreadReplies
+from .slow_clients import UnreadReplies
 
 logger = logging.getLogger(__name__)
 

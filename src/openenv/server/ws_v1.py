@@ -30,7 +30,7 @@ from openenv.types import ServerMode, WSErrorCode
 
 from .access import Role, may
 from .author_frames import author_exc_info
-from .backpressure import Backpressure, Oversize
+from .backpressure import Backpressure, Oversize, ReadAhead
 from .mcp.openenv_rpc import OpenEnvRpc
 from .runners import Dispatcher
 from .service import EnvService
@@ -69,7 +69,7 @@ class V1Connection:
         self._kind = ""
         self._leaving = False
         self._lost = False
-        self._backpressure = Backpressure(socket, self._take, self._is_busy, ahead=_AHEAD, ahead_bytes=_AHEAD_BYTES)
+        self._backpressure = Backpressure(socket, self._take, self._is_busy, ahead=ReadAhead(_AHEAD, _AHEAD_BYTES))
         self.origin: RequestOrigin | None = None
 
     def begin(self, session_id: str | None) -> None:

@@ -319,8 +319,7 @@ class V2Connection:
                         sent,
                         self.dispatcher,
                         replies.put_group,
-                        self.manager.observe_step,
-                        self.manager.observe_group,
+                        self.manager.observers,
                     )
                 request_id, action, ledger = step["id"], step["data"], session.ledger
                 if request_id > ledger.last_id and session.begin_step(group, operation, action):

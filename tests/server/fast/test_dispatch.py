@@ -18,7 +18,7 @@ import openenv.server.http_routes as http_module
 from environments import Heard, Parrot, Say
 from openenv.server.app import create_app
 from openenv.server.fast.dispatch import DirectDispatch
-from openenv.server.fast.http import is_plain_upgrade
+from openenv.server.request_head import is_plain_upgrade
 
 SESSION = "X-OpenEnv-Session"
 HEAD = (

@@ -11,7 +11,7 @@ import pytest
 
 from environments import Idle
 from openenv.server.sessions.lifetime import Reaper, SessionLimits
-from openenv.server.sessions.manager import SessionManager
+from openenv.server.sessions.manager import SessionClocks, SessionManager
 from openenv.server.sessions.session import SessionKind
 
 pytestmark = pytest.mark.anyio
@@ -107,7 +107,7 @@ def test_times_are_shown_by_one_clock_and_ages_counted_by_the_other() -> None:
     async def main() -> None:
         steady, wall = [10.0], [1_000_000.0]
         limits = SessionLimits(sessions=1, idle_s=60.0, soft_idle_s=60.0)
-        manager = SessionManager(Idle, limits, clock=lambda: steady[0], wall_clock=lambda: wall[0])
+        manager = SessionManager(Idle, limits, clocks=SessionClocks(lambda: steady[0], lambda: wall[0]))
         session = await manager.open(SessionKind.HTTP)
         wall[0] -= 500.0
         steady[0] += 30.0

@@ -22,7 +22,7 @@ from openenv.errors import (
 from openenv.server.runners import InlineRunner
 from openenv.server.sessions.events import SessionEvent
 from openenv.server.sessions.lifetime import SessionLimits
-from openenv.server.sessions.manager import SessionManager
+from openenv.server.sessions.manager import SessionClocks, SessionManager
 from openenv.server.sessions.operations import CALL
 from openenv.server.sessions.session import Session, SessionKind, SessionState
 
@@ -80,7 +80,7 @@ def env() -> type[Env]:
 async def managing(factory: Callable[[], Any], **limits: Any) -> AsyncIterator[SessionManager]:
     clock = limits.pop("clock", time.time)
     runner = limits.pop("runner", "auto")
-    manager = SessionManager(factory, SessionLimits(**limits), runner=runner, clock=clock)
+    manager = SessionManager(factory, SessionLimits(**limits), runner=runner, clocks=SessionClocks(clock, clock))
     try:
         yield manager
     finally:

@@ -12,7 +12,7 @@ import pytest
 from openenv.errors import SessionClosedError
 from openenv.server.runners import InlineRunner, Runner, ThreadRunner, current_dispatcher
 from openenv.server.sessions.operations import CALL, Operation, StepInput, build_operations
-from openenv.server.sessions.session import Session, SessionKind, SessionState
+from openenv.server.sessions.session import Session, SessionCallbacks, SessionKind, SessionState
 
 pytestmark = pytest.mark.anyio
 
@@ -85,8 +85,7 @@ class World:
             SessionKind.SOCKET,
             lane=self.runner.lane(),
             clock=lambda: self.now,
-            on_ready=lambda _, error: self.ready.append(error),
-            on_closed=self.closed.append,
+            listener=SessionCallbacks(lambda _, error: self.ready.append(error), self.closed.append),
         )
 
     async def built(self, factory: Callable[[], Any]) -> tuple[Session, Any]:

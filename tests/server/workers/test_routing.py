@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from openenv.protocol.codec import JSON, MSGPACK
+from openenv.server.request_head import announced_sessions, is_request, read_head
 from openenv.server.sessions.peers import SlotCounts
 from openenv.server.workers.board import LEAVING, SERVING, Board
-from openenv.server.workers.routing import Destination, Router, is_request, read_head, sessions_of
+from openenv.server.workers.routing import Destination, Router
 
 HERE, HELD, EMPTY = 0, 1, 2  # this worker; the one that has the sessions; the least loaded one
 STAYS, TO_HELD, TO_EMPTY = Destination(HERE), Destination(HELD), Destination(EMPTY, 1)
@@ -162,12 +163,12 @@ def test_the_first_message_of_v2_resumes_or_opens(board: Board, router: Router) 
 
 def test_a_connection_that_opens_many_sessions_says_so(board: Board, router: Router) -> None:
     head = head_of("GET /ws", "X-OpenEnv-Sessions: 40", "Sec-WebSocket-Protocol: openenv.v2.json")
-    assert sessions_of(head) == 40
-    assert sessions_of(head_of("GET /ws")) == 1
-    assert sessions_of(head_of("GET /ws", "X-OpenEnv-Sessions: 999999")) == 10_000
+    assert announced_sessions(head) == 40
+    assert announced_sessions(head_of("GET /ws")) == 1
+    assert announced_sessions(head_of("GET /ws", "X-OpenEnv-Sessions: 999999")) == 10_000
     payload = b'{"type":"open","id":1}'
     choice = router.of_first_message(
-        payload, JSON, binary=False, role="orchestrator", limit=1000, sessions=sessions_of(head)
+        payload, JSON, binary=False, role="orchestrator", limit=1000, sessions=announced_sessions(head)
     )
     assert choice == Destination(EMPTY, 40)
     assert board.load(EMPTY) == 40

@@ -21,8 +21,8 @@ from openenv.protocol.frames import FrameError, FrameReader, Opcode, close_paylo
 
 from ..asgi import Receive, Send
 from ..runners import current_dispatcher, loop_local
+from ..slow_clients import PartialRequests, UnreadReplies
 from ..sockets import AsgiSocket, Socket, SocketHandler
-from ..unread import PartialRequests, UnreadReplies
 
 logger = logging.getLogger(__name__)
 

@@ -11,24 +11,16 @@ down again and handing it on was a sixth of opening a session.
 from __future__ import annotations
 
 import asyncio
-import re
-from typing import Any, cast
 
-from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from ..asgi import MOST_FIELDS, MOST_HEAD_BYTES, head_bytes
+from ..request_head import is_plain_upgrade
 from ..runners import loop_local
-from ..unread import UnreadReplies
+from ..slow_clients import UnreadReplies
+from .connection import ListedConnection
 from .dispatch import DirectDispatch
 from .upgrade import UpgradeProtocol
-
-# A whole request head in its simplest form (RFC 9112, 3 and 5): no folding, nothing before a colon, nothing behind.
-# Anything written in another way is left to the real parser, which also says what is wrong with it.
-_PLAIN_HEAD = re.compile(rb"GET /[!-~]* HTTP/1\.1\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n)+\r\n")
-_UPGRADE = re.compile(rb"\r\nupgrade:[\t ]*websocket[\t ]*\r\n", re.IGNORECASE)
-_CONNECTION = re.compile(rb"\r\nconnection:[^\r]*\bupgrade\b", re.IGNORECASE)
 
 # No token has been shown yet: a request that does not come must hold neither a connection nor memory.
 HEAD_TIMEOUT_S = 60.0
@@ -37,73 +29,47 @@ _LINGER_BYTES = 8 * 1024 * 1024
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
-class FirstRead(asyncio.Protocol):
+class FirstRead(ListedConnection):
     """A connection before its first bytes; chooses the protocol that gets them."""
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        self._config = config
-        self._state = server_state
-        self._app_state = app_state
-        self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the time that a client has for its first bytes."""
-        self._transport = cast(asyncio.Transport, transport)
-        self._state.connections.add(self)  # type: ignore[arg-type]  # uvicorn lists its own classes only
-        self._timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self._transport.close)
+        """Start the time limit for the first bytes."""
+        super().connection_made(transport)
+        self._timer = self._loop.call_later(HEAD_TIMEOUT_S, self._transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Pass the connection on to the protocol that fits."""
-        assert self._transport is not None
-        assert self._timer is not None
+        """Choose the protocol of the connection."""
+        if self._config.ws_protocol_class is UpgradeProtocol and is_plain_upgrade(data):
+            self.pass_on(UpgradeProtocol(self._config, self._state, self._app_state), data)
+            return
+        protocol = LimitedHttpProtocol(self._config, self._state, self._app_state)
+        protocol.app = DirectDispatch.of(self._config)
+        self.pass_on(protocol, data)
+
+    def pass_on(self, protocol: UpgradeProtocol | LimitedHttpProtocol, data: bytes) -> None:
+        """Give the connection and its first bytes to another protocol."""
         self._timer.cancel()
         self._state.connections.discard(self)
-        ours = self._config.ws_protocol_class is UpgradeProtocol and is_plain_upgrade(data)
-        protocol: UpgradeProtocol | LimitedHttpProtocol
-        if ours:
-            protocol = UpgradeProtocol(self._config, self._state, self._app_state)
-        else:
-            protocol = LimitedHttpProtocol(self._config, self._state, self._app_state)
-            protocol.app = DirectDispatch.of(self._config)
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         protocol.data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A client left without sending anything."""
-        assert self._timer is not None
+        """End the time limit of a client that left without sending anything."""
         self._timer.cancel()
-        self._state.connections.discard(self)
-
-    def shutdown(self) -> None:
-        """Close: no request waits for a reply here."""
-        assert self._transport is not None
-        self._transport.close()
+        super().connection_lost(exc)
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
     """Uvicorn's protocol with limits on the size and the time of a request's head, and on unread responses."""
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._beside_body = 0  # bytes of the request under way, less some for each of its body
-        self._in_head = True
-        self._may_be_large = False
-        self._is_refused = False
-        self._timer: asyncio.TimerHandle | None = None
+    _beside_body = 0  # bytes of the request under way, less some for each byte of its body
+    _in_head = True
+    _may_be_large = False
+    _is_refused = False
+    _timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse a request with too much beside its body: fields, trailers, an address."""
@@ -192,10 +158,3 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
-
-
-def is_plain_upgrade(head: bytes) -> bool:
-    """Whether this is a whole request for a WebSocket, within the limits, and nothing else."""
-    if len(head) > MOST_HEAD_BYTES or head.count(b"\r\n") > MOST_FIELDS + 2:
-        return False
-    return bool(_UPGRADE.search(head) and _CONNECTION.search(head) and _PLAIN_HEAD.fullmatch(head))

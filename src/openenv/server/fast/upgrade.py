@@ -17,7 +17,7 @@ import hashlib
 import http
 import logging
 from collections import deque
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote
 
 from uvicorn.config import Config
@@ -25,6 +25,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
 from ..ws import WsEndpoint
+from .connection import ListedConnection
 from .dispatch import DirectDispatch
 from .frame_socket import FrameSocket
 
@@ -40,22 +41,12 @@ class Disconnected(OSError):
     """Something was sent to a client that is gone."""
 
 
-class UpgradeProtocol(asyncio.Protocol):
+class UpgradeProtocol(ListedConnection):
     """One connection, from the upgrade request on."""
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        self._config = config
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
+        super().__init__(config, server_state, app_state)
         self._app: Any = config.loaded_app
-        self._state = server_state
-        self._app_state = app_state
-        self._loop = _loop or asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
         self._scope: dict[str, Any] = {}
         self._key = b""
         self._phase = "connecting"  # accepted, denying, taken, closed
@@ -67,11 +58,6 @@ class UpgradeProtocol(asyncio.Protocol):
 
     # -- asyncio.Protocol -----------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Register with the server."""
-        self._transport = cast(asyncio.Transport, transport)
-        self._state.connections.add(self)  # type: ignore[arg-type]  # uvicorn lists its own classes only
-
     def data_received(self, data: bytes) -> None:
         """Read the upgrade request; what follows belongs to the socket."""
         if self._phase == "connecting" and not self._scope:
@@ -81,7 +67,7 @@ class UpgradeProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Send the application a disconnect, unless a socket has taken the connection."""
-        self._state.connections.discard(self)
+        super().connection_lost(exc)
         if self._phase != "taken":
             self._phase = "closed"
             code = self._socket.close_code if self._socket is not None else None
@@ -89,7 +75,6 @@ class UpgradeProtocol(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Let the socket finish, or refuse the handshake: the server shuts down."""
-        assert self._transport is not None
         if self._socket is not None:
             self._socket.shutdown()
         elif self._phase == "connecting":
@@ -101,7 +86,6 @@ class UpgradeProtocol(asyncio.Protocol):
 
     def _begin(self, data: bytes) -> None:
         transport = self._transport
-        assert transport is not None
         request_line, *lines = data.split(b"\r\n\r\n", 1)[0].split(b"\r\n")
         method, target, _ = request_line.split(b" ", 2)
         headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
@@ -145,7 +129,6 @@ class UpgradeProtocol(asyncio.Protocol):
 
     def _serve_directly(self, endpoint: WsEndpoint) -> None:
         """Serve as the application would, without a task for each connection."""
-        assert self._transport is not None
         if self._phase != "connecting" or self._transport.is_closing():
             return
         try:
@@ -215,14 +198,12 @@ class UpgradeProtocol(asyncio.Protocol):
             lines += [b"content-length: ", str(len(body)).encode(), b"\r\n"]
         lines += [b"\r\n", body]
         self._phase = "closed"
-        assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.write(b"".join(lines))
             self._transport.close()
         self._put({"type": "websocket.disconnect", "code": 1006})
 
     def _write(self, data: bytes) -> None:
-        assert self._transport is not None
         if self._transport.is_closing():
             raise Disconnected
         self._transport.write(data)
@@ -295,7 +276,6 @@ class UpgradeProtocol(asyncio.Protocol):
 
     def take_frames(self, max_size: int) -> FrameSocket | None:
         """Hand the connection over right after it was accepted; None when it is in use or closing."""
-        assert self._transport is not None
         if self._phase != "accepted" or self._socket is not None or self._transport.is_closing():
             return None
         self._phase = "taken"
@@ -305,7 +285,6 @@ class UpgradeProtocol(asyncio.Protocol):
     def _carry(self) -> FrameSocket:
         """Return the socket that carries ASGI messages."""
         if self._socket is None:
-            assert self._transport is not None
             self._socket = FrameSocket(self._transport, self, max_size=self._config.ws_max_size)
             self._socket.start(self)
         return self._socket

@@ -17,11 +17,11 @@ import httpx2
 
 from openenv.protocol.json_values import decode, encode
 
+from ..request_head import AUTHORIZATION, COOKIE, RequestHead, value_of
 from ..telemetry.prometheus import CONTENT_TYPE, Family, merge, render
 from ..telemetry.server_metrics import MERGED_BY
-from ..workers.routing import RequestHead
 from .backends import Backends, BackendSource
-from .relay import AUTHORIZATION, COOKIE, JoinedSocket, RelayedConnection, refusal, response
+from .client_connections import JoinedSocket, RelayedConnection, refusal, response
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +82,11 @@ class Gateway:
 
     async def _ready(self, head: RequestHead) -> bytes:
         admitting = self.backends.admitting()
+        status = "ready" if admitting else "no server takes new sessions"
+        if self.is_closing:
+            status = "draining"
         shown = {
-            "status": "draining" if self.is_closing else "ready" if admitting else "no server takes new sessions",
+            "status": status,
             "active_sessions": sum(one.load for one in self.backends.all()),
             "max_sessions": sum(one.most for one in admitting),
             "servers": self._states(),
@@ -93,7 +96,8 @@ class Gateway:
     def _states(self) -> dict[str, int]:
         counts = {"ready": 0, "draining": 0, "unreachable": 0}
         for one in self.backends.all():
-            counts["unreachable" if one.failing_since is not None else "ready" if one.admits else "draining"] += 1
+            state = "ready" if one.admits else "draining"
+            counts[state if one.failing_since is None else "unreachable"] += 1
         return counts
 
     async def _metrics(self, head: RequestHead) -> bytes:
@@ -123,9 +127,9 @@ class Gateway:
     async def _ask_all(self, path: str, head: RequestHead) -> list[httpx2.Response] | bytes:
         """Return the answers of all servers that give one, or in place of them the first refusal."""
         headers = {
-            name: match[1].decode("latin-1")
+            name: value
             for name, pattern in (("authorization", AUTHORIZATION), ("cookie", COOKIE))
-            if (match := pattern.search(head.raw)) is not None
+            if (value := value_of(pattern, head.raw)) is not None
         }
         asked = (self.backends.fetch(one, path, headers) for one in self.backends.all() if one.failing_since is None)
         answers = [

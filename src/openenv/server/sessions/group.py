@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, Final
@@ -29,6 +30,19 @@ ObserveGroup = Callable[["StepGroup"], None]
 """Takes a group whose outcomes are delivered, on the loop."""
 
 
+@dataclass(slots=True)
+class StepObservers:
+    """Who takes part in the steps of groups; None for nobody.
+
+    Args:
+        step: Takes how long each step waited, ran, and was on its way back: telemetry.
+        group: Takes each group once its outcomes are delivered: recordings.
+    """
+
+    step: ObserveStep | None = None
+    group: ObserveGroup | None = None
+
+
 class StepGroup:
     """Runs its steps one after the other, then delivers all outcomes on the loop.
 
@@ -41,8 +55,7 @@ class StepGroup:
         request: What ledgers keep of the requests.
         dispatcher: Delivers the outcomes on its loop.
         done: Called with the group when all steps are done.
-        observe: Takes how long each step waited, ran, and was on its way back; None without telemetry.
-        observe_group: Takes the group once its outcomes are delivered; None where nothing records them.
+        observers: Telemetry and recordings.
     """
 
     __slots__ = (
@@ -71,17 +84,18 @@ class StepGroup:
         request: Any,
         dispatcher: Dispatcher,
         done: Callable[[StepGroup], None],
-        observe: ObserveStep | None = None,
-        observe_group: ObserveGroup | None = None,
+        observers: StepObservers,
     ) -> None:
         self.operation = operation
         self._write = write
         self.request = request
         self._dispatcher = dispatcher
         self._done = done
-        self._observe = observe
-        self._observe_group = observe_group
-        self._times = None if observe is None else [perf_counter()]  # when it was made, began, and ended each step
+        self._observe = observers.step
+        self._observe_group = observers.group
+        self._times = (
+            None if observers.step is None else [perf_counter()]
+        )  # when it was made, began, and ended each step
         self._cancelled: set[Session] = set()
         self.sessions: list[Session] = []
         self.actions: list[Any] = []

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ from openenv.types import SessionInfo
 from ..author_frames import author_exc_info
 from ..runners import Lane, ProcessOptions, Runner, current_dispatcher, make_runner
 from .events import SessionEvent, SessionListener
-from .group import ObserveGroup
+from .group import StepObservers
 from .lifetime import (
     CANCELLED,
     RESTORE_FAILED,
@@ -48,7 +49,7 @@ from .lifetime import (
 from .operations import FORK, RESTORE
 from .peers import Answers, Peers, not_found
 from .resume import Attachments, Openings
-from .session import CallFactory, ObserveStep, Session, SessionCall, SessionKind, SessionState
+from .session import CallFactory, ObserveStep, Session, SessionCall, SessionCallbacks, SessionKind, SessionState
 from .slots import CapacityQueue, OnPosition, Slots
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,40 @@ EXIT_S: Final = 5.0
 Factory = Callable[[], Any]
 
 
+@dataclass(frozen=True, slots=True)
+class SessionClocks:
+    """Where sessions get the time from.
+
+    Args:
+        steady: For leases. It never jumps: setting the system clock must not end every session.
+        wall: For the times that clients see.
+    """
+
+    steady: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+
+
+def _nothing(env: Any) -> None:
+    return
+
+
+def _full_text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {message_of(error)}"
+
+
+@dataclass(frozen=True, slots=True)
+class FactoryHooks:
+    """What a server adds to the building of an environment.
+
+    Args:
+        prepare: Called with each new environment, in its lane.
+        explain: Describes a failed constructor to the client that opens the session.
+    """
+
+    prepare: Callable[[Any], None] = _nothing
+    explain: Callable[[BaseException], str] = _full_text
+
+
 class SessionManager:
     """Opens, finds, counts and closes sessions.
 
@@ -70,10 +105,8 @@ class SessionManager:
         limits: How many, and how long they live.
         runner: Where their code runs.
         processes: Options of a `process` runner.
-        clock: A steady clock for leases: a wall clock that is put right would end every session.
-        wall_clock: The time that is shown.
-        prepare: Called with each new environment, where its code runs.
-        explain: Words the failure of a constructor for the client that opens a session.
+        clocks: The time; tests set their own.
+        hooks: What the server adds to the building of an environment.
 
     Raises:
         ConcurrencyConfigurationError: The limits allow more than one session, and the environment's class does not.
@@ -86,24 +119,21 @@ class SessionManager:
         *,
         runner: Runner | str = "auto",
         processes: ProcessOptions | None = None,
-        clock: Callable[[], float] | None = None,
-        wall_clock: Callable[[], float] | None = None,
-        prepare: Callable[[Any], None] | None = None,
-        explain: Callable[[BaseException], str] = lambda error: f"{type(error).__name__}: {message_of(error)}",
+        clocks: SessionClocks | None = None,
+        hooks: FactoryHooks | None = None,
     ) -> None:
         self.factory = factory
-        self._prepare = prepare
-        self._explain = explain
+        self._hooks = hooks or FactoryHooks()
         self.limits = limits
         self.env_cls = factory_class(factory)
         self.listeners: list[SessionListener] = []
         self.wants_origins = False
         self._make_call: CallFactory = SessionCall
-        self.observe_step: ObserveStep | None = None
-        self.observe_group: ObserveGroup | None = None  # takes groups of steps when they are done, for a recording
-        self._clock = clock or time.monotonic
-        self._wall_clock = wall_clock or clock or time.time
+        self.observers = StepObservers()
+        self._clocks = clocks or SessionClocks()
+        self._clock = self._clocks.steady
         self._lock = threading.Lock()
+        self._session_listener = SessionCallbacks(self._on_ready, self._on_closed, self._on_error, self._on_closing)
         self._endings = CapacityQueue()  # a drain waits for the ends of sessions
         self.abandoned: dict[str, Session] = {}
         self._is_full_of_abandoned = False
@@ -243,7 +273,7 @@ class SessionManager:
         session = self.slots.lookup(session_id)[0] or self.abandoned.get(session_id)
         if session is None:
             return None
-        shift = self._wall_clock() - self._clock()
+        shift = self._clocks.wall() - self._clock()
         return SessionInfo(
             session_id=session.id,
             created_at=session.created_at + shift,
@@ -359,17 +389,10 @@ class SessionManager:
 
     def _new_session(self, kind: SessionKind) -> Session:
         session = Session(
-            self.peers.new_id(),
-            kind,
-            lane=self.runner.lane(),
-            clock=self._clock,
-            on_ready=self._on_ready,
-            on_closed=self._on_closed,
-            on_error=self._on_error,
-            on_closing=self._on_closing,
+            self.peers.new_id(), kind, lane=self.runner.lane(), clock=self._clock, listener=self._session_listener
         )
         session.on_dropped = self._closed_environments.add
-        session.make_calls_with(self._make_call, self.observe_step)
+        session.make_calls_with(self._make_call, self.observers.step)
         session.lane.on_lost(session.close)
         return session
 
@@ -403,8 +426,7 @@ class SessionManager:
 
     def _build(self, make: Factory) -> Any:
         env = make()
-        if self._prepare is not None:
-            self._prepare(env)
+        self._hooks.prepare(env)
         return env
 
     def _problem(self, session: Session, error: BaseException | None) -> OpenEnvError | None:
@@ -416,7 +438,7 @@ class SessionManager:
             name = factory_name(self.factory)
             text = "session %s: the environment factory %s failed"
             logger.error(text, session.id, name, exc_info=author_exc_info(error))
-            problem = EnvironmentFactoryError(name, reason=self._explain(error))
+            problem = EnvironmentFactoryError(name, reason=self._hooks.explain(error))
             self.report_error(problem.code, session)
             problem.__cause__ = error
             return problem
@@ -588,7 +610,7 @@ class SessionManager:
             observe_step: Takes the times of steps; where only those are wanted, steps still run in groups.
         """
         self.wants_origins = self.wants_origins or with_origins
-        self._make_call, self.observe_step = factory, observe_step
+        self._make_call, self.observers.step = factory, observe_step
         for session in self.slots.all():
             session.make_calls_with(factory, observe_step)
 

@@ -22,7 +22,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, Protocol
 
@@ -227,6 +227,23 @@ def interrupt(session: Session, call: Cancellable, operation: Operation, dispatc
         loop.call_soon_threadsafe(loop.call_later, _INTERRUPT_AGAIN_S, *again)
 
 
+@dataclass(frozen=True, slots=True)
+class SessionCallbacks:
+    """Called with a session when something happens to it; from any thread.
+
+    Args:
+        on_ready: The constructor has ended, with its error or None.
+        on_closed: The environment is closed.
+        on_error: A request has failed.
+        on_closing: The session begins to end.
+    """
+
+    on_ready: Callable[[Session, BaseException | None], None]
+    on_closed: Callable[[Session], None]
+    on_error: Callable[[Session, BaseException], None] | None = None
+    on_closing: Callable[[Session], None] | None = None
+
+
 class Session:
     """One environment and the calls waiting for it. Methods may be called from any thread.
 
@@ -235,10 +252,7 @@ class Session:
         kind: What keeps it alive.
         lane: Where its blocking code runs.
         clock: A steady clock.
-        on_ready: Called when the constructor has ended, with its error or None.
-        on_closed: Called when the environment is closed.
-        on_error: Called for each request that fails.
-        on_closing: Called when the session begins to end.
+        listener: Learns what happens to the session.
     """
 
     # CPython's instances of one class share the keys of their dictionaries up to 30 attributes only. Beyond that, each
@@ -293,10 +307,7 @@ class Session:
         *,
         lane: Lane,
         clock: Callable[[], float],
-        on_ready: Callable[[Session, BaseException | None], None],
-        on_closed: Callable[[Session], None],
-        on_error: Callable[[Session, BaseException], None] | None = None,
-        on_closing: Callable[[Session], None] | None = None,
+        listener: SessionCallbacks,
     ) -> None:
         self.id = session_id
         self.kind = kind
@@ -322,10 +333,10 @@ class Session:
         self.observe_step: ObserveStep | None = None
         self.on_dropped: Callable[[Any], None] | None = None  # takes the environment once it is closed
         self._clock = clock
-        self._on_ready = on_ready
-        self._on_closed = on_closed
-        self._on_error = on_error
-        self._on_closing = on_closing
+        self._on_ready = listener.on_ready
+        self._on_closed = listener.on_closed
+        self._on_error = listener.on_error
+        self._on_closing = listener.on_closing
         # The state without a call: one attribute instead of a decision at the end of every step.
         self._idle_state = _DETACHED if kind is SessionKind.RESUMABLE else _READY
         self._close_after_detach: str | None = None

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -43,7 +42,24 @@ class CallWatch:
         """Time each call from now on, in a histogram for each phase, by kind of call."""
         if not self._is_on:
             self._is_on = True
-            self._manager.make_calls_with(partial(WatchedCall, self), observe_step=self._observe_step)
+            self._manager.make_calls_with(self._make_call, observe_step=self._observe_step)
+
+    def _make_call(
+        self,
+        session: Session,
+        operation: Operation,
+        argument: Any,
+        done: Done,
+        dispatcher: Dispatcher,
+        origin: RequestOrigin | None = None,
+    ) -> WatchedCall:
+        """Make a watched call; a `CallFactory`."""
+        call = WatchedCall(session, operation, argument, done, dispatcher, origin)
+        call._watch = self
+        call._inside = None
+        call.began = 0.0
+        call.submitted = perf_counter()
+        return call
 
     def _observe_step(self, wait_s: float, run_s: float, reply_s: float) -> None:
         self.times["step"].observe(wait_s, run_s, reply_s)
@@ -51,7 +67,7 @@ class CallWatch:
     def name_calls(self) -> None:
         """Set `CURRENT` to the call that runs or is being answered, from now on."""
         self.names_calls = self._is_on = True
-        self._manager.make_calls_with(partial(WatchedCall, self), with_origins=True)
+        self._manager.make_calls_with(self._make_call, with_origins=True)
 
     def surround(self, surrounding: Surrounding) -> None:
         """Run each call inside a context manager, from now on."""
@@ -74,21 +90,11 @@ class WatchedCall(SessionCall):
 
     __slots__ = ("_inside", "_watch", "began", "ended", "submitted")
 
-    def __init__(
-        self,
-        watch: CallWatch,
-        session: Session,
-        operation: Operation,
-        argument: Any,
-        done: Done,
-        dispatcher: Dispatcher,
-        origin: RequestOrigin | None = None,
-    ) -> None:
-        SessionCall.__init__(self, session, operation, argument, done, dispatcher, origin)
-        self._watch = watch
-        self._inside: ExitStack | None = None
-        self.began = 0.0
-        self.submitted = perf_counter()
+    _watch: CallWatch
+    _inside: ExitStack | None
+    began: float
+    ended: float
+    submitted: float
 
     @property
     def session_id(self) -> str:

@@ -86,7 +86,9 @@ class EpisodeSummary:
         """Why the episode is over as far as its steps tell: `terminated`, `truncated`, `done`, or nothing yet."""
         if not self.done:
             return ""
-        return "truncated" if self.truncated and not self.terminated else "terminated" if self.terminated else "done"
+        if self.terminated:
+            return "terminated"
+        return "truncated" if self.truncated else "done"
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Take a row into account."""

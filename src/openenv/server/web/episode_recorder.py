@@ -301,7 +301,7 @@ class EpisodeRecorder:
         """End every running episode and write what is left; blocks, for a few seconds at most."""
         self._loop = None
         self.is_on = self._is_for_all = False
-        self.service.manager.observe_group = None
+        self.service.manager.observers.group = None
         for tap in list(self.taps.values()):
             tap.end(tap.session.close_reason or INTERRUPTED)
             tap.session.wrap_calls(None)
@@ -336,7 +336,7 @@ class EpisodeRecorder:
         return tap
 
     def _watch_groups(self) -> None:
-        self.service.manager.observe_group = self._on_group if self._is_for_all or self.taps else None
+        self.service.manager.observers.group = self._on_group if self._is_for_all or self.taps else None
 
     def _on_group(self, group: StepGroup) -> None:
         """Note the steps of a group, on the loop."""

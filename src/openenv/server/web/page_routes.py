@@ -39,6 +39,7 @@ from ..asgi import (
     header,
     read_body,
     respond,
+    set_cookie,
 )
 from ..fast.frame_socket import open_socket
 from ..mcp.tool_calls import NoTools
@@ -325,7 +326,7 @@ class PageLogin:
 
     async def logout(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `POST /web/logout`."""
-        answer = PageAnswer.of({"role": None}, headers=[_token_cookie(scope, "", life="; Max-Age=0")])
+        answer = PageAnswer.of({"role": None}, headers=[_token_cookie(scope, None)])
         await respond(send, answer.status, answer.body, answer.headers)
 
     def _answer(self, scope: Scope, token: Any) -> PageAnswer:
@@ -345,9 +346,8 @@ class PageLogin:
         return PageAnswer.of({"detail": text, "code": code}, status, ())
 
 
-def _token_cookie(scope: Scope, value: str, *, life: str = "") -> tuple[bytes, bytes]:
-    secure = "; Secure" if is_https(scope) else ""
-    return b"set-cookie", f"{token_cookie(scope)}={value}; Path=/; HttpOnly; SameSite=Strict{secure}{life}".encode()
+def _token_cookie(scope: Scope, value: str | None) -> tuple[bytes, bytes]:
+    return set_cookie(token_cookie(scope), value, same_site="Strict", is_secure=is_https(scope))
 
 
 def is_https(scope: Scope) -> bool:

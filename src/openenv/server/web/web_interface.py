@@ -22,7 +22,7 @@ from openenv.protocol.json_values import decode
 from openenv.types import EnvironmentMetadata
 
 from ..options import ServerOptions
-from ..service import EnvService
+from ..service import EnvService, ServedModels
 from ..sessions.lifetime import client_reason
 from ..sessions.operations import read_state
 from ..sessions.session import Session, SessionState
@@ -342,12 +342,4 @@ def _service_of(env: Any, action_cls: type[Any], observation_cls: type[Any]) -> 
         def factory() -> Any:
             return env
 
-    return EnvService(
-        factory,
-        action_cls=action_cls,
-        observation_cls=observation_cls,
-        state_cls=None,
-        reset_observation_cls=None,
-        env_name=None,
-        options=ServerOptions(),
-    )
+    return EnvService(factory, ServedModels(action_cls, observation_cls), options=ServerOptions())

@@ -20,7 +20,7 @@ from openenv._lazy import load_plugin
 from openenv.types import EnvironmentMetadata, ServerMode
 
 from ..app import HTTPEnvServer, PageArguments, create_app
-from ..asgi import Handler, HeaderList, Receive, Scope, Send, cookie, header, respond_json
+from ..asgi import Handler, HeaderList, Receive, Scope, Send, cookie, header, respond_json, set_cookie
 from ..routes import DocumentedRoute
 from .episode_recorder import EpisodeRecorder
 from .episode_routes import EpisodeRoutes
@@ -369,7 +369,7 @@ class PageFiles:
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else file.body})
 
     def _visitor_cookie(self, scope: Scope, key: str) -> tuple[bytes, bytes]:
-        secure = is_https(scope)
-        place = "SameSite=None; Secure; Partitioned" if self._is_embedded and secure else "SameSite=Lax"
-        mark = "; Secure" if secure and "Secure" not in place else ""
-        return b"set-cookie", f"{COOKIE}={key}; Path=/; HttpOnly; {place}{mark}".encode()
+        is_secure = is_https(scope)
+        if self._is_embedded and is_secure:
+            return set_cookie(COOKIE, key, same_site="None", is_secure=True, is_partitioned=True)
+        return set_cookie(COOKIE, key, is_secure=is_secure)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,13 +25,14 @@ from uvicorn.server import ServerState
 from ..asgi import MOST_HEAD_BYTES
 from ..fast.dispatch import DirectDispatch
 from ..fast.frame_socket import FrameSocket
-from ..fast.http import HEAD_TIMEOUT_S, FirstRead, LimitedHttpProtocol, is_plain_upgrade
+from ..fast.http import HEAD_TIMEOUT_S, FirstRead, LimitedHttpProtocol
 from ..fast.upgrade import UpgradeProtocol
+from ..request_head import RequestHead, announced_sessions, is_plain_upgrade, is_request, read_head
 from ..runners import loop_local
+from ..slow_clients import PartialRequests
 from ..sockets import SocketHandler
-from ..unread import PartialRequests
 from ..ws_v2 import V2Connection
-from .routing import MOST_BODY_BYTES, Destination, RequestHead, is_request, read_head, sessions_of
+from .routing import MOST_BODY_BYTES, Destination
 
 if TYPE_CHECKING:
     from .worker import ServerWorker
@@ -50,14 +52,30 @@ class Stage(IntEnum):
     MESSAGES = 2  # what follows is the handshake of a WebSocket, which was answered, and then its messages
 
 
-class RoutedFirstRead(FirstRead):
-    """A connection before its first bytes.
+@dataclass(frozen=True, slots=True)
+class AdoptedConnection:
+    """A connection that another worker has handed over.
 
     Args:
+        stage: How far that worker has come.
+        head: The WebSocket handshake, if it was answered there.
+        early: Bytes that were read and not handled.
+    """
+
+    stage: Stage
+    head: bytes
+    early: bytes
+
+
+class RoutedFirstRead(FirstRead):
+    """A connection before its first bytes: this worker serves it or hands it over.
+
+    Args:
+        config: As uvicorn passes it, like the next two.
+        server_state: Connections and tasks.
+        app_state: The lifespan's state.
         worker: This worker.
-        stage: How far another worker has come with it; None for one that was just accepted.
-        head: The handshake that was answered.
-        early: What was read already.
+        adopted: What another worker has handed over; None for a connection that was just accepted.
     """
 
     def __init__(
@@ -65,64 +83,52 @@ class RoutedFirstRead(FirstRead):
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
         *,
         worker: ServerWorker,
-        stage: Stage | None = None,
-        head: bytes = b"",
-        early: bytes = b"",
+        adopted: AdoptedConnection | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        super().__init__(config, server_state, app_state)
         self._worker = worker
-        self._stage = stage
-        self._head = head
-        self._early = early
+        self._adopted = adopted
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Continue with what was read already. At once: the next read must come after it."""
+        """Handle what another worker has read. At once: the next read must come after it."""
         super().connection_made(transport)
-        if self._stage is Stage.REQUEST:
-            self.data_received(self._early)
-        elif self._stage is Stage.MESSAGES:
+        adopted = self._adopted
+        if adopted is None:
+            return
+        if adopted.stage is Stage.REQUEST:
+            self.data_received(adopted.early)
+        else:
             upgrade = self._upgrade()
-            upgrade.adopt(self._early)
-            self._pass_on(upgrade, self._head)
+            upgrade.adopt(adopted.early)
+            self.pass_on(upgrade, adopted.head)
 
     def data_received(self, data: bytes) -> None:
-        """Pass the connection on to the protocol that fits, or to another worker."""
-        is_adopted = self._stage is not None
+        """Hand the connection over to another worker, or choose its protocol."""
+        is_adopted = self._adopted is not None
         if is_plain_upgrade(data):
             if not is_adopted:
                 choice = self._choose(data)
                 if choice.place != self._worker.index and self._hand_over(choice, data):
                     return
-                self._worker.arrived(choice.sessions)  # before the session that it opens, which may be there at once
-            self._pass_on(self._upgrade(), data)
+                self._worker.arrived(choice.sessions)  # before the connection opens its session, which may be at once
+            self.pass_on(self._upgrade(), data)
         else:
             protocol = RoutedHttp(self._config, self._state, self._app_state, worker=self._worker)
             protocol.app = DirectDispatch.of(self._config)
             protocol.is_adopted = is_adopted
-            self._pass_on(protocol, data)
+            self.pass_on(protocol, data)
 
     def _choose(self, data: bytes) -> Destination:
         head = read_head(data)
         return Destination(self._worker.index) if head is None else self._worker.router.of_upgrade(head)
 
     def _hand_over(self, choice: Destination, data: bytes) -> bool:
-        assert self._transport is not None
-        return self._worker.hand_over(self._transport, choice, Stage.REQUEST, data)
+        return self._worker.hand_over(self._transport, choice, AdoptedConnection(Stage.REQUEST, b"", data))
 
     def _upgrade(self) -> RoutedUpgrade:
         return RoutedUpgrade(self._config, self._state, self._app_state, worker=self._worker)
-
-    def _pass_on(self, protocol: RoutedUpgrade | RoutedHttp, data: bytes) -> None:
-        assert self._transport is not None
-        assert self._timer is not None
-        self._timer.cancel()
-        self._state.connections.discard(self)
-        self._transport.set_protocol(protocol)
-        protocol.connection_made(self._transport)
-        protocol.data_received(data)
 
 
 class RoutedHttp(LimitedHttpProtocol):
@@ -136,15 +142,9 @@ class RoutedHttp(LimitedHttpProtocol):
     can_be_heard = True  # it is read as fast as it comes
 
     def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        worker: ServerWorker,
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], *, worker: ServerWorker
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        super().__init__(config, server_state, app_state)
         self._worker = worker
         self._held = b""
         self._rest = 0  # bytes of the present request's body that are still to come
@@ -204,7 +204,7 @@ class RoutedHttp(LimitedHttpProtocol):
             if choice is None:
                 return False
             if choice.place != self._worker.index and self._worker.hand_over(
-                self.transport, choice, Stage.REQUEST, self._held
+                self.transport, choice, AdoptedConnection(Stage.REQUEST, b"", self._held)
             ):
                 self._is_given_away = True
                 self._held = b""
@@ -281,15 +281,9 @@ class RoutedUpgrade(UpgradeProtocol):
     """A WebSocket from its upgrade request on, which tells its client how many workers there are."""
 
     def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        worker: ServerWorker,
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], *, worker: ServerWorker
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        super().__init__(config, server_state, app_state)
         self.worker = worker
         self.head = b""
         self.early: bytes | None = None  # messages that were read before there was a socket for them
@@ -319,7 +313,6 @@ class RoutedUpgrade(UpgradeProtocol):
 
     def take_frames(self, max_size: int) -> FrameSocket | None:
         """Hand the connection over to a socket that waits for the first message."""
-        assert self._transport is not None
         if self._phase != "accepted" or self._socket is not None or self._transport.is_closing():
             return None
         self._phase = "taken"
@@ -380,7 +373,8 @@ class RoutedSocket(FrameSocket):
         """Keep the connection, or give it to another worker; return whether it is kept."""
         worker = self._upgrade.worker
         raw, head = self._raw or b"", self._upgrade.head
-        if choice.place != worker.index and worker.hand_over(self._transport, choice, Stage.MESSAGES, raw, head=head):
+        adopted = AdoptedConnection(Stage.MESSAGES, head, raw)
+        if choice.place != worker.index and worker.hand_over(self._transport, choice, adopted):
             self._closing = True  # drops what else was in this read
             self._forget()
             return False
@@ -396,7 +390,7 @@ class RoutedSocket(FrameSocket):
             binary=binary,
             role=connection.role.value,
             limit=connection.max_bytes,
-            sessions=sessions_of(self._upgrade.head),
+            sessions=announced_sessions(self._upgrade.head),
         )
 
     def connection_lost(self, exc: Exception | None) -> None:

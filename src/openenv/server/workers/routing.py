@@ -14,14 +14,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Protocol
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs
 
 from openenv.protocol.codec import Codec
 from openenv.protocol.json_values import ValueLimit, decode
 from openenv.protocol.jsonrpc import META_SESSION
 
+from ..asgi import cookie_in
 from ..http_routes import KEY_HEADER, SESSION_COOKIE, SESSION_HEADER
 from ..mcp.endpoint import COOKIE as MCP_COOKIE
+from ..request_head import COOKIE, OFFERS_V2, RequestHead, field_pattern, value_of
 
 GONE: Final = -1
 """A place that has had a session, and is there no more."""
@@ -29,72 +31,15 @@ VISITOR_COOKIE: Final = "openenv_visitor"
 _GRADIO: Final = "/web/gradio"  # its page keeps its visitors in the process
 MOST_BODY_BYTES: Final = 256 * 1024  # that are read to find the session of a JSON-RPC request
 
-_MOST_SESSIONS: Final = 10_000  # that a client may announce: what it announces keeps other sessions away for a while
-_CONTENT_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,15})[ \t]*(?=\r\n)")
-_CODING: Final = re.compile(rb"transfer-encoding|\n(?:expect|upgrade):")
-_SESSION: Final = re.compile(rb"\r\n(?:x-openenv-session|mcp-session-id):[ \t]*([^\r]*)", re.IGNORECASE)
-_KEY: Final = re.compile(rb"\r\n" + KEY_HEADER + rb":[ \t]*([^\r]*)", re.IGNORECASE)
-_COOKIES: Final = re.compile(rb"\r\ncookie:[ \t]*([^\r]*)", re.IGNORECASE)
-_OFFERS: Final = re.compile(rb"\r\nsec-websocket-protocol:[^\r]*openenv\.v2\.", re.IGNORECASE)
-_SESSIONS: Final = re.compile(rb"\r\nx-openenv-sessions:[ \t]*(\d{1,6})", re.IGNORECASE)
+_SESSION: Final = field_pattern(rb"(?:x-openenv-session|mcp-session-id)")
+_KEY: Final = field_pattern(KEY_HEADER)
 _RPC_SESSION: Final = re.compile(rb'"(?:session_id|' + re.escape(META_SESSION).encode() + rb')"\s*:\s*"([^"\\]*)"')
 _RPC_OPENS: Final = re.compile(rb'"method"\s*:\s*"(?:initialize|openenv/session/create)"')
-_MODERN: Final = re.compile(rb"\r\nmcp-protocol-version:[ \t]*20(?:2[6-9]|[3-9]\d)-", re.IGNORECASE)
+_MODERN: Final = field_pattern(b"mcp-protocol-version", rb"20(?:2[6-9]|[3-9]\d)-")
 
 _GYM: Final = frozenset({"/reset", "/step", "/state"})
-_PLAIN: Final = re.compile(rb"[A-Z]{3,7} ")
 
 assert SESSION_HEADER.lower() == "x-openenv-session"
-
-
-def sessions_of(head: bytes) -> int:
-    """Return how many sessions the client of a WebSocket is about to open, as its handshake says."""
-    count = _SESSIONS.search(head)
-    return 1 if count is None else min(max(1, int(count[1])), _MOST_SESSIONS)
-
-
-class RequestHead(NamedTuple):
-    """What routing needs of a request's head.
-
-    Args:
-        method: Its method.
-        path: Its path, decoded.
-        query: What follows the `?`.
-        raw: All of it.
-        body_bytes: The length of its body; None where only a parser can tell.
-    """
-
-    method: bytes
-    path: str
-    query: bytes
-    raw: bytes
-    body_bytes: int | None
-
-
-def is_request(data: bytes) -> bool:
-    """Say whether data may be the beginning of a request; if not, a parser should say what is wrong."""
-    return _PLAIN.match(data[:8]) is not None or (len(data) < 8 and data.isupper())
-
-
-def read_head(raw: bytes) -> RequestHead | None:
-    """Read a whole head, up to and with the empty line; None for one that a parser should look at."""
-    line, _, _ = raw.partition(b"\r\n")
-    parts = line.split(b" ")
-    if len(parts) != 3 or not parts[1].startswith(b"/"):
-        return None
-    target, _, query = parts[1].partition(b"?")
-    path = target.decode("latin-1")
-    if "%" in path:
-        path = unquote(path)
-    body_bytes: int | None = None
-    lower = raw.lower()
-    if _CODING.search(lower) is None:
-        lengths = _CONTENT_LENGTH.findall(lower)
-        # In any other form the parser may see a body where this sees the next request.
-        if len(lengths) > 1 or lower.count(b"content-length") != len(lengths):
-            return None
-        body_bytes = int(lengths[0]) if lengths else 0
-    return RequestHead(parts[0], path, query, raw, body_bytes)
 
 
 class Destination(NamedTuple):
@@ -216,12 +161,7 @@ class Router:
         return self._of_name(names[0]) or self._stay if names else None
 
     def _cookie(self, raw: bytes, name: str) -> str | None:
-        line = _COOKIES.search(raw)
-        for pair in line[1].decode("latin-1").split(";") if line is not None else ():
-            key, _, value = pair.partition("=")
-            if key.strip() == name:
-                return value.strip().strip('"')
-        return None
+        return cookie_in(value_of(COOKIE, raw) or "", name)
 
     def _of_page(self, head: RequestHead) -> Destination:
         if head.path.startswith("/web/static/"):
@@ -262,7 +202,7 @@ class Router:
         choice = self._by_query(head.query) if head.query else None
         if choice is not None:
             return choice
-        if head.path == "/ws" and _OFFERS.search(head.raw):
+        if head.path == "/ws" and OFFERS_V2.search(head.raw):
             return self._stay
         return self._places.place(self._here)
 

@@ -49,7 +49,7 @@ from ..telemetry.prometheus import Family, merge, render
 from ..telemetry.server_metrics import MERGED_BY
 from .board import DOWN, QUIET, SERVING, Board, SharedPeers, WorkerPlace
 from .channel import PeerChannel, PeerMessage, PeerMessageKind
-from .protocols import RoutedFirstRead, RoutedUpgrade, Stage
+from .protocols import AdoptedConnection, RoutedFirstRead, RoutedUpgrade, Stage
 from .routing import Destination, Router
 
 logger = logging.getLogger(__name__)
@@ -188,23 +188,20 @@ class ServerWorker:
 
     # -- connections ----------------------------------------------------------------------------------------------
 
-    def hand_over(
-        self, transport: asyncio.Transport, choice: Destination, stage: Stage, data: bytes, *, head: bytes = b""
-    ) -> bool:
-        """Give a connection to another worker; False where that is not possible, and nothing has happened.
+    def hand_over(self, transport: asyncio.Transport, choice: Destination, connection: AdoptedConnection) -> bool:
+        """Give a connection to another worker; False, without any effect, if that is not possible.
 
         Args:
             transport: The connection.
             choice: The worker.
-            stage: How far it is.
-            data: What was read and not answered.
-            head: The handshake that was answered.
+            connection: Its stage, and the bytes that this worker has read.
         """
         sock = transport.get_extra_info("socket")
         if sock is None or transport.is_closing():
             return False
         transport.pause_reading()
-        payload = _HEAD.pack(stage, choice.sessions, len(head)) + head + data
+        head = _HEAD.pack(connection.stage, choice.sessions, len(connection.head))
+        payload = head + connection.head + connection.early
         try:
             self.channel.send(choice.place, PeerMessageKind.CONNECTION, payload, [sock.fileno()])
         except OSError:  # no descriptors or memory left: then it is served here
@@ -224,7 +221,7 @@ class ServerWorker:
         sock = socket.socket(fileno=message.descriptors.pop())
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
-        make = functools.partial(self._make, stage=Stage(stage), head=head, early=early)
+        make = functools.partial(self._make, adopted=AdoptedConnection(Stage(stage), head, early))
         task = loop.create_task(loop.connect_accepted_socket(make, sock))
         self._adoptions.add(task)
         task.add_done_callback(functools.partial(self._adopted, sock))

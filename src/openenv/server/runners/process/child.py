@@ -48,7 +48,7 @@ from openenv.errors import NotForkable, message_of
 from ...module_finder import ModuleTableFinder
 from ...sessions.lifetime import ClosedEnvironments
 from ...sessions.operations import FORK, Operation, StepInput, build_operations, interrupt_tools
-from ...sessions.session import Session, SessionCall, SessionKind, SessionState
+from ...sessions.session import Session, SessionCall, SessionCallbacks, SessionKind, SessionState
 from ..base import Lane, NotSendable
 from ..thread import CallProfile, Delivery, Dispatcher, ThreadLane, ThreadRunner, WorkerThread
 from . import fork_checks
@@ -425,8 +425,7 @@ class SessionHost:
             SessionKind.ONCE,
             lane=lane,
             clock=time.time,
-            on_ready=lambda *_: None,
-            on_closed=self._closed,
+            listener=SessionCallbacks(lambda *_: None, self._closed),
         )
         session.on_dropped = self._closed_environments.add
         return session

@@ -11,8 +11,8 @@ import pytest
 
 import http_calls
 from gateways import ChangingBackends, RunningGateway
-from openenv.server.gateway import relay as relay_module
-from openenv.server.gateway.relay import ResponseEnd
+from openenv.server.gateway import client_connections
+from openenv.server.gateway.client_connections import ResponseEnd
 from servers import wait_for
 
 READY = b'{"active_sessions":0,"max_sessions":100}'
@@ -219,7 +219,7 @@ async def unread(gateway: RunningGateway) -> int:
 def test_a_connection_that_says_nothing_ends(
     behind: Callable[..., RunningGateway], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_module, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(client_connections, "HEAD_TIMEOUT_S", 0.2)
     gateway = behind(never)
     assert exchange(gateway, b"") == exchange(gateway, b"GET /ws HTT") == b""
     wait_for(lambda: not gateway.gateway.relays)

@@ -28,19 +28,21 @@ from openenv.protocol.json_values import encode
 
 from ..asgi import HEAD_TOO_LARGE, MOST_HEAD_BYTES
 from ..fast.http import HEAD_TIMEOUT_S
-from ..runners import loop_local
-from ..unread import PartialRequests, UnreadReplies
-from ..workers.protocols import WORKERS_HEADER
-from ..workers.routing import (
-    MOST_BODY_BYTES,
-    Destination,
+from ..request_head import (
+    AUTHORIZATION,
+    CLOSES,
+    OFFERS_V2,
+    UPGRADE,
     RequestHead,
-    Router,
+    announced_sessions,
     is_request,
     read_head,
-    read_open,
-    sessions_of,
+    value_of,
 )
+from ..runners import loop_local
+from ..slow_clients import PartialRequests, UnreadReplies
+from ..workers.protocols import WORKERS_HEADER
+from ..workers.routing import MOST_BODY_BYTES, Destination, Router, read_open
 from .backends import ANY, Backend, BackendUnavailable, UnknownBoot
 
 if TYPE_CHECKING:
@@ -58,13 +60,8 @@ _MOST_HELD: Final = MOST_HEAD_BYTES + MOST_BODY_BYTES  # then a connection is no
 _MOST_NAMES: Final = 8  # of unknown servers that one request may have looked for
 _MOST_WORKERS: Final = 999  # that clients believe
 
-_UPGRADE: Final = re.compile(rb"\r\nupgrade:[ \t]*websocket[ \t]*\r\n", re.IGNORECASE)
-_OFFERS: Final = re.compile(rb"\r\nsec-websocket-protocol:[^\r]*openenv\.v2\.", re.IGNORECASE)
 _CHOSEN: Final = re.compile(rb"\r\nsec-websocket-protocol:[ \t]*(openenv\.v2\.\w+)[ \t]*\r\n", re.IGNORECASE)
 _WORKERS: Final = re.compile(rb"\r\n" + WORKERS_HEADER + rb":[^\r]*", re.IGNORECASE)
-AUTHORIZATION: Final = re.compile(rb"\r\nauthorization:[ \t]*([^\r]*)", re.IGNORECASE)
-_CLOSES: Final = re.compile(rb"\r\nconnection:[^\r]*\bclose\b", re.IGNORECASE)
-COOKIE: Final = re.compile(rb"\r\ncookie:[ \t]*([^\r]*)", re.IGNORECASE)
 _CONNECTION: Final = re.compile(rb"\r\nconnection:[^\r]*", re.IGNORECASE)
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
 _CHUNKED: Final = re.compile(rb"\r\ntransfer-encoding:[^\r]*\bchunked\b", re.IGNORECASE)
@@ -421,7 +418,7 @@ class RelayedConnection(HeldStream):
                 while self._is_behind:
                     await self.more()
                 head = await self._next_head()
-                if _UPGRADE.search(head.raw):
+                if UPGRADE.search(head.raw):
                     await self._relay_socket(head)
                     return
                 await self._relay_request(head)
@@ -494,7 +491,7 @@ class RelayedConnection(HeldStream):
             self.held = self.held[len(head.raw) :]
             self._end_head()
             self.transport.write(await answer)
-            if _CLOSES.search(head.raw):
+            if CLOSES.search(head.raw):
                 self.transport.close()
             return
         body = await self._body(head)
@@ -572,9 +569,9 @@ class RelayedConnection(HeldStream):
         to = await self._routed(lambda: self._router.of_upgrade(head))
         self._end_head()
         self.held = self.held[len(head.raw) :]
-        is_v2 = head.path == "/ws" and _OFFERS.search(head.raw) is not None
+        is_v2 = head.path == "/ws" and OFFERS_V2.search(head.raw) is not None
         if is_v2 and to.place == ANY:  # its first message will most likely open what the handshake says
-            to = self._gateway.backends.place(ANY, None, sessions_of(head.raw))
+            to = self._gateway.backends.place(ANY, None, announced_sessions(head.raw))
         backend, server = await self._connect(to, lambda _: HeldStream(self._servers))
         server.transport.write(head.raw)
         codec = None
@@ -622,8 +619,7 @@ class RelayedConnection(HeldStream):
             except BackendUnavailable:
                 raise ConnectionError from None  # the handshake is answered; the client comes again
             return number if number is not None and number >= 0 else None
-        authorization = AUTHORIZATION.search(head.raw)
-        key = request.key("" if authorization is None else authorization[1].decode("latin-1"))
+        key = request.key(value_of(AUTHORIZATION, head.raw) or "")
         if key is None:
             return None
         known = backends.known(key)
