@@ -113,7 +113,7 @@ def info(
       openenv harbor info --dataset tasks
       openenv harbor info --llm-url http://localhost:8000/v1 --json
     """
-    from openenv.adapters.harbor.startup import prepare
+    from openenv.adapters.harbor.capabilities import prepare
 
     with _failures():
         found = prepare(
@@ -148,7 +148,7 @@ def rollout(
     ),
     reward_key: str = _REWARD_KEY,
     keep_sandbox: bool = typer.Option(
-        False, "--keep-sandbox", help="Refused: sandboxes are closed, and the store keeps the work tree."
+        False, "--keep-sandbox", hidden=True, help="Refused: the store keeps the work tree."
     ),
     force_build: bool = typer.Option(False, "--force-build", help="Build images again, without the engine's cache."),
     api_key: str | None = _API_KEY,
@@ -240,7 +240,7 @@ def serve(
       openenv harbor serve --dataset tasks --host 0.0.0.0 \\
           --llm-url http://localhost:8000/v1
     """
-    from openenv.adapters.harbor.environment import HarborServerOptions
+    from openenv.adapters.harbor.options import HarborPermissions
     from openenv.adapters.harbor.serving import serve_harbor
     from openenv.protocol.addresses import is_loopback
 
@@ -261,7 +261,7 @@ def serve(
             api_key=api_key,
             auth_header=auth_header,
             max_output_tokens=max_output_tokens,
-            options=HarborServerOptions.of(
+            options=HarborPermissions.of(
                 is_local=is_loopback(host),
                 shares_endpoint=share_endpoint,
                 takes_endpoints=visitor_endpoints,
@@ -289,13 +289,13 @@ def push(
         None, "--env-file", metavar="FILE", help="A file of variables that become the Space's secrets."
     ),
     bucket: str | None = typer.Option(
-        None, "--bucket", metavar="NAME", help="Only none: the Space downloads its datasets, and uses no bucket."
+        None, "--bucket", metavar="NAME", hidden=True, help="Refused: the Space downloads its datasets."
     ),
     public_bucket: bool | None = typer.Option(
-        None, "--public-bucket/--private-bucket", help="Refused: the Space uses no bucket."
+        None, "--public-bucket/--private-bucket", hidden=True, help="Refused: the Space downloads its datasets."
     ),
     hf_login: bool = typer.Option(
-        False, "--hf-login/--no-hf-login", help="Refused: the page has no sign-in; callers send their key."
+        False, "--hf-login/--no-hf-login", hidden=True, help="Refused: callers send their key."
     ),
     recreate: bool = typer.Option(False, "--recreate", help="Delete the Space first, with its variables and secrets."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be pushed, and stop."),

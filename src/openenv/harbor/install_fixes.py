@@ -1,7 +1,10 @@
-"""Facade: the published path of `openenv.adapters.harbor.install_fixes`. Re-exports only."""
+"""Facade: the published path of `openenv.adapters.harbor.harbor_package`. Re-exports only."""
 
 from __future__ import annotations
 
-from openenv.adapters.harbor.install_fixes import *  # noqa: F403
-from openenv.adapters.harbor.install_fixes import __dir__ as __dir__
-from openenv.adapters.harbor.install_fixes import __getattr__ as __getattr__
+from openenv._lazy import lazy_exports
+from openenv.adapters.harbor.harbor_package import INSTALL_FIXES
+
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__, dict.fromkeys(INSTALL_FIXES, "openenv.adapters.harbor.harbor_package")
+)

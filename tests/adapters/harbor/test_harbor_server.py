@@ -14,13 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 from harbor_folders import write_task
-from openenv.adapters.harbor.capabilities import capabilities, check_sandbox
+from openenv.adapters.harbor.capabilities import capabilities, check_sandbox, load_env_file, prepare
 from openenv.adapters.harbor.client import HarborEnv, HarborRolloutResult
-from openenv.adapters.harbor.environment import HarborEnvironment, HarborServerOptions, is_private
+from openenv.adapters.harbor.environment import HarborEnvironment, is_private
+from openenv.adapters.harbor.options import HarborPermissions
 from openenv.adapters.harbor.rollout import run_rollout
 from openenv.adapters.harbor.runner import run_batch
 from openenv.adapters.harbor.serving import HarborService, build_app, space_public_url
-from openenv.adapters.harbor.startup import load_env_file, prepare
 from openenv.cli.__main__ import build
 from openenv.testing import ScriptedModel, serve
 from openenv.testing.scripted import Script, Turn
@@ -38,7 +38,7 @@ def served(dataset: Path, tmp_path: Path) -> Iterator[Callable[..., str]]:
     """Serve the dataset; the capture server and everything else ends with the test."""
     with ExitStack() as stack:
 
-        def start(options: HarborServerOptions | None = None, **service: Any) -> str:
+        def start(options: HarborPermissions | None = None, **service: Any) -> str:
             running = HarborService(datasets=[str(dataset)], capture_port=0, **service)
             running.start()
             stack.callback(running.stop)
@@ -75,14 +75,14 @@ def test_a_client_lists_tasks_and_gets_results_of_rollouts_that_fail(served: Cal
 @pytest.mark.parametrize(
     ("options", "arguments", "words"),
     [
-        (HarborServerOptions(runs_rollouts=False), {}, "--no-rollouts"),
-        (HarborServerOptions(shares_endpoint=False), {}, "--no-share-endpoint"),
-        (HarborServerOptions(takes_endpoints=False), {"llm_url": "http://x/v1"}, "--no-visitor-endpoints"),
-        (HarborServerOptions(takes_private_urls=False), {"llm_url": "http://127.0.0.1:1/v1"}, "--no-private-urls"),
+        (HarborPermissions(runs_rollouts=False), {}, "--no-rollouts"),
+        (HarborPermissions(shares_endpoint=False), {}, "--no-share-endpoint"),
+        (HarborPermissions(takes_endpoints=False), {"llm_url": "http://x/v1"}, "--no-visitor-endpoints"),
+        (HarborPermissions(takes_private_urls=False), {"llm_url": "http://127.0.0.1:1/v1"}, "--no-private-urls"),
     ],
 )
 def test_callers_may_do_what_the_options_say(
-    served: Callable[..., str], options: HarborServerOptions, arguments: dict[str, Any], words: str
+    served: Callable[..., str], options: HarborPermissions, arguments: dict[str, Any], words: str
 ) -> None:
     with HarborEnv(base_url=served(options)) as env:
         result: Any = env.run_rollout(harness="nop", **arguments)
@@ -163,7 +163,7 @@ def test_a_space_knows_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert space_public_url() == "https://me-my-space-x.hf.space"
     monkeypatch.setenv("SPACE_HOST", "me.hf.space")
     assert space_public_url() == "https://me.hf.space"
-    assert not HarborServerOptions.of(is_local=False).keeps_rollouts
+    assert not HarborPermissions.of(is_local=False).keeps_rollouts
     assert is_private("http://127.0.0.1/v1")
     assert not is_private("http://8.8.8.8/v1")
 

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from harbor_folders import write_task
-from openenv.adapters.harbor import atif, install_fixes, proc_env_context, seams
+from openenv.adapters.harbor import atif, harbor_package, seams
 from openenv.adapters.harbor.contract import export_training_contract, to_trace_entries, to_training_trace
-from openenv.adapters.harbor.environment import HarborServerOptions
-from openenv.adapters.harbor.install_fixes import build_models_json
+from openenv.adapters.harbor.harbor_package import build_models_json, build_trial_config, enable_shared_templates
 from openenv.adapters.harbor.models import (
     HarborRolloutResult,
     HarborState,
@@ -21,14 +20,13 @@ from openenv.adapters.harbor.models import (
     conversations_from_document,
     turns_from_document,
 )
+from openenv.adapters.harbor.options import HarborPermissions
 from openenv.adapters.harbor.qualification import (
     evaluate_eval_capture,
     harness_maturity_rows,
     qualification_details,
     qualification_rows,
 )
-from openenv.adapters.harbor.rollout import build_trial_config
-from openenv.adapters.harbor.shared_template import enable_shared_templates
 from openenv.adapters.harbor.tasks import (
     HarborTaskProvider,
     has_symlinks,
@@ -311,18 +309,18 @@ def test_evidence_is_checked_and_shown() -> None:
 
 def test_names_of_the_package_harbor_say_what_to_install() -> None:
     assert json.loads(build_models_json("http://h", "k", "m"))["providers"]["intercept"]["baseUrl"] == "http://h/v1"
-    for name in dir(install_fixes):
-        if name != "build_models_json":
+    for name in harbor_package.INSTALL_FIXES:
+        if name not in ("PROVIDER", "build_models_json"):
             with pytest.raises(ImportError, match="pip install harbor"):
-                getattr(install_fixes, name)
+                getattr(harbor_package, name)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        install_fixes.Nothing  # noqa: B018
+        harbor_package.Nothing  # noqa: B018
 
 
 def test_an_overlay_of_variables_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARBOR_TEST_C", "before")
-    assert (proc_env_context.enabled(), proc_env_context.install()) == (False, False)
-    with proc_env_context.overlay({"HARBOR_TEST_C": "within", "HARBOR_TEST_D": "new"}):
+    assert (harbor_package.enabled(), harbor_package.install()) == (False, False)
+    with harbor_package.overlay({"HARBOR_TEST_C": "within", "HARBOR_TEST_D": "new"}):
         assert os.environ["HARBOR_TEST_C"] == "within"
         assert os.environ["HARBOR_TEST_D"] == "new"
     assert os.environ["HARBOR_TEST_C"] == "before"
@@ -338,7 +336,7 @@ def test_tool_calls_are_counted() -> None:
 def test_an_endpoint_that_a_form_names_is_asked_or_refused() -> None:
     assert connect_endpoint({"source": "hf"})["reason"] == "Pick a model."
     assert "token" in connect_endpoint({"source": "hf", "model": "m"})["reason"]
-    assert "own endpoint" in connect_endpoint({}, settings=HarborServerOptions(takes_endpoints=False))["reason"]
+    assert "own endpoint" in connect_endpoint({}, settings=HarborPermissions(takes_endpoints=False))["reason"]
     assert "private" in validate_endpoint("http://127.0.0.1:1", "m", "", private_urls=False)["reason"]
     assert "URL" in validate_endpoint("", "m", "")["reason"]
     with ScriptedModel(Script(name="m", turns=(Turn(text="hi"),) * 20)) as server:

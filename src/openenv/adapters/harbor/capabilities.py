@@ -1,21 +1,25 @@
-"""What can run Harbor's tasks here: agents, sandboxes, datasets and the model's endpoint."""
+"""Check the setup for Harbor's tasks: agents, sandboxes, datasets and the model's endpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from openenv import settings
 from openenv.errors import message_of
+from openenv.rollout.capture.sessions_api.engine_probe import list_models, validate_llm
 from openenv.sandboxes.base import IMAGES, backend
 
 from . import seams
+from .options import HarborSetup, ModelEndpoint, takes_fields
 from .tasks import HarborTaskProvider
 
 HOST_SIDE_AGENTS = frozenset({"oracle", "nop"})
-"""Agents that need no model."""
+"""Agents that call no model."""
 KNOWN_SANDBOXES = ("docker", "kubernetes")
-"""The backends that start images."""
+"""Backends that start container images, which task folders require."""
 
 
 @dataclass
@@ -29,12 +33,12 @@ class SandboxStatus:
 
 @dataclass
 class HarnessStatus:
-    """An agent, and how far it was tried."""
+    """An agent and its test status."""
 
     name: str
     dialect: str
     kind: str
-    """`installed` for one that works in the sandbox with a model, `base` for one without."""
+    """`installed`: works in the sandbox with a model. `base`: calls no model."""
     status: str
     needs_subclass: bool
     notes: str = ""
@@ -42,7 +46,7 @@ class HarnessStatus:
 
 @dataclass
 class HarborCapabilities:
-    """What a server can run."""
+    """Agents, sandboxes, datasets and endpoint of a server."""
 
     harnesses: list[HarnessStatus] = field(default_factory=list)
     sandboxes: list[SandboxStatus] = field(default_factory=list)
@@ -50,24 +54,24 @@ class HarborCapabilities:
     llm: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return plain values, as in the tool `capabilities`."""
         return asdict(self)
 
     @property
     def available_sandboxes(self) -> list[str]:
-        """The backends that can run tasks here."""
+        """The usable backends."""
         return [sandbox.name for sandbox in self.sandboxes if sandbox.available]
 
     @property
     def validated_harnesses(self) -> list[str]:
-        """The agents that tests run."""
+        """The agents covered by tests."""
         return [harness.name for harness in self.harnesses if harness.status == "validated"]
 
     def render(self, *, verbose: bool = False) -> str:
-        """Return it as lines for a terminal; what is missing comes with the reason.
+        """Return the summary as lines for a terminal, with the reason for each missing part.
 
         Args:
-            verbose: List agents with their notes, and all findings about the endpoint.
+            verbose: List the agents with their notes, and every finding about the endpoint.
         """
         lines = _llm_lines(self.llm, verbose=verbose)
         lines.append(f"sandboxes {len(self.available_sandboxes)} of {len(self.sandboxes)} usable")
@@ -90,7 +94,7 @@ class HarborCapabilities:
 
 
 Capabilities = HarborCapabilities
-"""The published name; a manifest has a class of that name, too."""
+"""The published name. The internal name is unique: manifests have a class `Capabilities` too."""
 
 
 def _llm_lines(llm: Mapping[str, Any], *, verbose: bool) -> list[str]:
@@ -106,7 +110,7 @@ def _llm_lines(llm: Mapping[str, Any], *, verbose: bool) -> list[str]:
     if llm.get("url"):
         lines.append(f"          {llm['url']}{' (authenticated)' if llm.get('authenticated') else ''}")
     if mark == "EVAL ONLY":
-        lines.append("          rollouts have rewards and traces, and nothing to train on")
+        lines.append("          rollouts have rewards and traces, but no tokens to train on")
     lines += [f"          changed for this endpoint: {fix}" for fix in llm.get("param_fixes") or []]
     findings = [str(finding) for finding in llm.get("findings") or []]
     lines += [f"          {finding}" for finding in findings if verbose or not finding.startswith("[INFO]")]
@@ -114,19 +118,19 @@ def _llm_lines(llm: Mapping[str, Any], *, verbose: bool) -> list[str]:
 
 
 def check_sandbox(name: str) -> SandboxStatus:
-    """Return whether a backend can run tasks here, and what is missing if not."""
+    """Check whether a backend can run tasks here; `detail` says what is missing."""
     try:
         chosen = backend(name)
         if not chosen.features >= IMAGES:
             return SandboxStatus(name, False, f"starts no images; {' and '.join(KNOWN_SANDBOXES)} do")
         chosen.check()
-    except Exception as exc:  # whatever is wrong with it, the others are looked at
+    except Exception as exc:  # one broken backend must not hide the others
         return SandboxStatus(name, False, message_of(exc).partition("\n")[0][:200])
     return SandboxStatus(name, True)
 
 
 def list_harnesses() -> list[HarnessStatus]:
-    """Return the agents that run tasks here."""
+    """Return the supported agents."""
     return [
         HarnessStatus(
             name=seam.name,
@@ -146,12 +150,12 @@ def capabilities(
     sandboxes: Sequence[str] = KNOWN_SANDBOXES,
     llm: Mapping[str, Any] | None = None,
 ) -> HarborCapabilities:
-    """Return what can run here.
+    """Check sandboxes and datasets, and return everything that a server can run.
 
     Args:
-        datasets: Datasets to count the tasks of.
-        sandboxes: Backends to look at.
-        llm: What is known about the endpoint, as `prepare` finds it.
+        datasets: Datasets whose tasks are counted.
+        sandboxes: Backends to check.
+        llm: The probed endpoint, as in the result of `prepare`.
     """
     return HarborCapabilities(
         harnesses=list_harnesses(),
@@ -159,3 +163,93 @@ def capabilities(
         datasets=HarborTaskProvider(datasets).list_splits() if datasets else [],
         llm=dict(llm or {}),
     )
+
+
+def load_env_file(path: str | Path | None = None) -> list[str]:
+    """Set the unset variables of a file, and return their names, never their values.
+
+    Args:
+        path: The file, which must exist. Default: `OPENENV_ENV_FILE`. A `.env` is only read if it is named.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    chosen = Path(path).expanduser() if path is not None else settings.env_file()
+    return [] if chosen is None else settings.export_file(chosen)
+
+
+def check_setup(
+    endpoint: ModelEndpoint,
+    *,
+    datasets: Sequence[str] | None = None,
+    sandboxes: Sequence[str] | None = None,
+    require_llm: bool = True,
+    report: Callable[[str], None] | None = None,
+) -> HarborCapabilities:
+    """Check everything that rollouts need, and return the results.
+
+    Args:
+        endpoint: The model's endpoint.
+        datasets: Default: `OPENENV_DATASETS`.
+        sandboxes: The backends to check. Default: `OPENENV_SANDBOXES`, or every backend that starts images.
+        require_llm: Fail unless the endpoint answers. An endpoint without token IDs suffices for evaluations.
+        report: Receives the summary as lines for a terminal.
+
+    Raises:
+        RuntimeError: The endpoint is required, and is missing or does not answer.
+    """
+    if require_llm and not endpoint.llm_url:
+        raise RuntimeError("no LLM URL given: pass --llm-url (or llm_url=) with the model's endpoint")
+    llm = _probe(endpoint) if endpoint.llm_url else {}
+    ready = capabilities(
+        datasets=settings.harbor_datasets() if datasets is None else datasets,
+        sandboxes=(settings.harbor_sandboxes() or KNOWN_SANDBOXES) if sandboxes is None else sandboxes,
+        llm=llm,
+    )
+    # The summary comes before the error: it shows the other parts that need attention, too.
+    if report is not None:
+        report(ready.render())
+    if require_llm and not llm.get("reachable"):
+        reasons = "\n  ".join(llm.get("findings") or ["it does not answer"])
+        raise RuntimeError(f"inference endpoint is not usable:\n  {reasons}")
+    return ready
+
+
+def _prepare(setup: HarborSetup) -> HarborCapabilities:
+    """Load the variables of `env_file`, then check the setup as `check_setup` does.
+
+    Raises:
+        RuntimeError: The endpoint is required, and is missing or does not answer.
+    """
+    load_env_file(setup.env_file)
+    return check_setup(
+        setup,
+        datasets=setup.datasets,
+        sandboxes=setup.sandboxes,
+        require_llm=setup.require_llm,
+        report=None if setup.quiet else setup.report,
+    )
+
+
+prepare = takes_fields(HarborSetup, _prepare, name="prepare")
+
+
+def _probe(endpoint: ModelEndpoint) -> dict[str, Any]:
+    """Ask the endpoint for its models, and probe its capture level with short calls."""
+    url, key = endpoint.llm_url or "", endpoint.api_key or settings.llm_api_key()
+    about: dict[str, Any] = {"url": url, "authenticated": bool(key)}
+    model = endpoint.model or settings.llm_model() or ""
+    if not model:
+        served = list_models(url, api_key=key, auth_header=endpoint.auth_header)
+        model = served[0] if len(served) == 1 else ""
+    if not model:
+        problem = "no model given and the endpoint does not serve exactly one; pass --model"
+        return {**about, "model": "", "ok": False, "findings": [problem]}
+    report = validate_llm(url, model, api_key=key, auth_header=endpoint.auth_header, provider=endpoint.provider)
+    names = "ok findings served_models capture_level rollout_type trainable reachable param_fixes logprobs_mode"
+    return {
+        **about,
+        "model": report.model,
+        **{name: getattr(report, name) for name in names.split()},
+        "tool_support": report.tool_support,
+    }

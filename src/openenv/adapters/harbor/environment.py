@@ -1,4 +1,4 @@
-"""The environment that serves Harbor's tasks: the Task API lists them, one tool runs a rollout."""
+"""Serve Harbor's tasks as an environment: the Task API lists them, a tool runs rollouts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import ipaddress
 import json
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from openenv import settings
 from openenv.env.mcp_environment import MCPEnvironment as MCPEnvironment
 from openenv.errors import message_of
 from openenv.rollout.capture.sessions_api.capture_sessions import UpstreamAddress
@@ -22,64 +20,39 @@ from openenv.types import Observation as Observation
 from .capabilities import capabilities
 from .models import HarborRolloutResult
 from .models import HarborState as HarborState
-from .rollout import run_rollout
+from .options import HarborPermissions, HarborRun
+from .rollout import run_task
 from .runner import default_trials_dir
 from .service import HarborService
 from .tasks import HarborTaskProvider, resolve_task_dirs
 
 
 def is_private(url: str) -> bool:
-    """Return whether a URL leads to an address that is not public, or to none."""
+    """Return whether any address of a URL's host is private, or the host is unknown.
+
+    The server would call the address from inside its network, so one private address of several suffices.
+    """
     host = urlsplit(url).hostname
     try:
-        found = socket.getaddrinfo(host, None) if host else []
+        addresses = socket.getaddrinfo(host, None) if host else []
     except OSError:
         return True
-    return not found or any(not ipaddress.ip_address(entry[4][0]).is_global for entry in found)
+    return not addresses or any(not ipaddress.ip_address(entry[4][0]).is_global for entry in addresses)
 
 
 ROLLOUT_TIMEOUT_S = 1800.0
-"""How long a step may take that names no limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class HarborServerOptions:
-    """What callers of a server may do."""
-
-    shares_endpoint: bool = True
-    """Run rollouts on the server's endpoint."""
-    takes_endpoints: bool = True
-    """Name another endpoint."""
-    takes_private_urls: bool = True
-    """Name one on a private or local address, which the server then calls."""
-    runs_rollouts: bool = True
-    adds_datasets: bool = False
-    """Add datasets of the Hub."""
-    shows_rollouts: bool = True
-    """See stored rollouts on the page."""
-    keeps_rollouts: bool = True
-    """Whether rollouts stay on disk when the server ends."""
-    reward_key: str = ""
-
-    @classmethod
-    def of(cls, *, is_local: bool, **values: Any) -> HarborServerOptions:
-        """Return options; those that are None are as a server on this machine, on another, or on a Space has them."""
-        is_space = settings.space_id() is not None
-        usual = {
-            "takes_private_urls": is_local,
-            "adds_datasets": is_local,
-            "shows_rollouts": not is_space,
-            "keeps_rollouts": not is_space,
-        }
-        return cls(**{**usual, **{name: value for name, value in values.items() if value is not None}})
+"""The time limit of a step if the call names none: rollouts take minutes."""
 
 
 class HarborEnvironment(MCPEnvironment):
-    """A session of a Harbor server. `configure` says what all of them serve."""
+    """A session of a Harbor server. `configure` sets the datasets and permissions of all sessions.
+
+    The server makes sessions without arguments, so the configuration belongs to the class.
+    """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    _options = HarborServerOptions()
+    _options = HarborPermissions()
     _trials: Path | None = None
     _datasets: Sequence[str] = ()
     _llm_url: str = ""
@@ -94,12 +67,12 @@ class HarborEnvironment(MCPEnvironment):
         llm_url: str = "",
         model: str = "",
         llm: Mapping[str, Any] | None = None,
-        options: HarborServerOptions | None = None,
+        options: HarborPermissions | None = None,
         trials_dir: Path | None = None,
     ) -> None:
-        """Say what is served: datasets, the default endpoint and model, what is known of them, and what callers may."""
+        """Set the datasets, the default endpoint with its model and probe, and the callers' permissions."""
         cls._datasets, cls._llm_url, cls._model, cls._llm = tuple(datasets), llm_url, model, dict(llm or {})
-        cls._options, cls._trials = options or HarborServerOptions(), trials_dir
+        cls._options, cls._trials = options or HarborPermissions(), trials_dir
 
     def __init__(self) -> None:
         from fastmcp import FastMCP
@@ -121,7 +94,7 @@ class HarborEnvironment(MCPEnvironment):
         return self._provider.list_splits()
 
     def num_tasks(self, split: str) -> int:
-        """Return how many tasks a dataset has."""
+        """Count the tasks of a dataset."""
         return self._provider.num_tasks(split)
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
@@ -139,7 +112,7 @@ class HarborEnvironment(MCPEnvironment):
     # -- episodes --------------------------------------------------------------------------------------------------
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Observation:
-        """Begin a new count; a rollout needs no reset, and nothing starts before one."""
+        """Start a new count of rollouts. Calling this before the first rollout is optional."""
         service = HarborService.current()
         self._state = HarborState(
             episode_id=episode_id or str(uuid4()),
@@ -150,11 +123,11 @@ class HarborEnvironment(MCPEnvironment):
         return Observation(metadata={"status": "ready", "message": message, "datasets": list(self._datasets)})
 
     def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        """Call a tool; a rollout may take half an hour where the call names no limit."""
+        """Call a tool; without `timeout_s` it may take half an hour."""
         return super().step(action, timeout_s=timeout_s or ROLLOUT_TIMEOUT_S, **kwargs)
 
     async def step_async(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        """Call a tool without blocking; a rollout may take half an hour where the call names no limit."""
+        """Call a tool without blocking; without `timeout_s` it may take half an hour."""
         return await super().step_async(action, timeout_s=timeout_s or ROLLOUT_TIMEOUT_S, **kwargs)
 
     def _step_impl(self, action: Any, timeout_s: float | None = None, **_: Any) -> Observation:
@@ -163,7 +136,7 @@ class HarborEnvironment(MCPEnvironment):
 
     @property
     def state(self) -> HarborState:
-        """What this session has run."""
+        """The rollouts of this session so far."""
         return self._state
 
     # -- tools -----------------------------------------------------------------------------------------------------
@@ -191,8 +164,8 @@ class HarborEnvironment(MCPEnvironment):
         """Run an agent on a task and return a HarborRolloutResult as JSON; a failure is a result with ok = false.
 
         split is a dataset, task_index the task's number in it. harness is opencode, claude-code, codex, mini-swe-agent,
-        oracle (runs the solution) or nop; sandbox is docker or kubernetes. llm_url, model and api_key name another
-        endpoint than the server's. agent_timeout_sec and agent_step_limit of 0 are as the task says, and no limit.
+        oracle (runs the solution) or nop; sandbox is docker or kubernetes. llm_url, model and api_key replace the
+        server's endpoint. agent_timeout_sec = 0 keeps the task's limit; agent_step_limit = 0 sets no limit.
         """
         failed = HarborRolloutResult(ok=False, harness=harness, sandbox=sandbox, rollout_type="eval")
         service = HarborService.current()
@@ -213,10 +186,10 @@ class HarborEnvironment(MCPEnvironment):
                 if llm_url
                 else None
             )
-        except Exception as exc:  # a caller gets a result, whatever failed
+        except Exception as exc:  # a caller gets a result, even if the arguments are wrong
             failed.error, failed.exception_type = message_of(exc)[:400], type(exc).__name__
             return failed.model_dump_json()
-        result = await run_rollout(
+        run = HarborRun(
             task_dir=folder,
             harness=harness,
             sandbox=sandbox,
@@ -237,6 +210,7 @@ class HarborEnvironment(MCPEnvironment):
             purpose=purpose,
             eval_sampling=eval_sampling,
         )
+        result = await run_task(run)
         state = self._state
         state.step_count += 1
         state.rollouts_completed += 1
@@ -248,7 +222,7 @@ class HarborEnvironment(MCPEnvironment):
         if not options.runs_rollouts:
             raise PermissionError("this server lists tasks and runs no rollouts (--no-rollouts)")
         if llm_url and not options.takes_endpoints:
-            raise PermissionError("this server takes no endpoints of callers (--no-visitor-endpoints)")
+            raise PermissionError("this server uses its own endpoint only (--no-visitor-endpoints): leave llm_url out")
         if not llm_url and not options.shares_endpoint:
             raise PermissionError("this server shares no endpoint (--no-share-endpoint): name yours with llm_url")
         if llm_url and not options.takes_private_urls and is_private(llm_url):
@@ -257,6 +231,7 @@ class HarborEnvironment(MCPEnvironment):
     def _add_dataset(self, dataset: str) -> str:
         """Serve another dataset of the Hugging Face Hub, as owner/name; return its number of tasks, as JSON."""
         if Path(dataset).expanduser().exists() or dataset.count("/") != 1:
+            # A local path would serve any folder of the server's machine.
             raise ValueError("name a dataset repository of the Hub, as owner/name")
         count = len(resolve_task_dirs(dataset))
         kind = type(self)

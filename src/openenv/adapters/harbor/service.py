@@ -1,12 +1,11 @@
-"""The capture server that a process which serves Harbor's tasks keeps for all rollouts."""
+"""The capture server of a process that serves Harbor's tasks; all its rollouts share it."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from openenv import settings
 from openenv.rollout.capture.sessions_api.capture_sessions import UpstreamAddress
@@ -14,10 +13,12 @@ from openenv.rollout.capture.sessions_api.engine_client import InferenceClient
 from openenv.rollout.capture.sessions_api.forwarding import make_forwarder
 from openenv.rollout.capture.sessions_api.session_app import SessionCaptureServer, UpstreamPool
 
+from .options import HarborCapture
+
 
 @dataclass(frozen=True, slots=True)
 class HarborEngine:
-    """The endpoint of a rollout, and what it names of what it samples."""
+    """The endpoint of a rollout and its capture level."""
 
     model: str
     capture_level: str
@@ -26,60 +27,45 @@ class HarborEngine:
 
 
 class HarborService:
-    """The capture server of a process, and the address under which sandboxes elsewhere reach it.
+    """The capture server of a process, and its address for sandboxes on other machines.
 
     Args:
-        llm_url: The endpoint of rollouts that name none; empty where all do.
-        model: The model there.
-        datasets: What is served.
-        capture_port: Where the capture server listens on this machine; 0 for a free port.
-        expose: `direct`, or `gradio` or `cloudflare` for an address that other machines reach.
-        api_key: The endpoint's key.
-        auth_header: The header that has it.
-        provider: `openai` or `anthropic`.
-        capture_level: What the endpoint names.
-        max_output_tokens: The most tokens of an answer.
+        options: Datasets, endpoint and ports.
+        capture_level: The endpoint's capture level.
+        **published: The fields of `HarborCapture`, which published code passes as keywords.
     """
 
     _instance: ClassVar[HarborService | None] = None
 
     def __init__(
-        self,
-        *,
-        llm_url: str = "",
-        model: str = "",
-        datasets: Sequence[str],
-        capture_port: int = 8100,
-        expose: str = "direct",
-        api_key: str | None = None,
-        auth_header: str = "Authorization",
-        provider: str = "openai",
-        capture_level: str = "tokens",
-        max_output_tokens: int | None = 8192,
+        self, options: HarborCapture | None = None, *, capture_level: str = "tokens", **published: Any
     ) -> None:
+        options = options or HarborCapture(**published)
         self.admin_key = settings.capture_admin_key() or secrets.token_urlsafe(24)
-        self.llm_url, self.model, self.datasets, self.provider = llm_url, model, list(datasets), provider
-        self.capture_level = "text" if provider == "anthropic" or not llm_url else capture_level
+        self.llm_url, self.model = options.llm_url or "", options.model or ""
+        self.datasets, self.provider = list(options.datasets), options.provider
+        # Anthropic's API returns no token IDs. Without an endpoint there is nothing to probe.
+        self.capture_level = "text" if self.provider == "anthropic" or not self.llm_url else capture_level
         self.capture = SessionCaptureServer(
-            llm_url=llm_url,
-            model=model,
-            port=capture_port,
-            max_output_tokens=max_output_tokens or _NO_CAP,
-            api_key=api_key,
-            auth_header=auth_header,
-            provider=provider,
+            llm_url=self.llm_url,
+            model=self.model,
+            port=options.capture_port,
+            max_output_tokens=options.max_output_tokens or _NO_LIMIT,
+            api_key=options.api_key,
+            auth_header=options.auth_header,
+            provider=self.provider,
             capture_level=self.capture_level,
             admin_key=self.admin_key,
         )
         self.public_url = ""
-        self._expose = expose
+        self._expose = options.expose
         self._stack = ExitStack()
 
     def start(self) -> str:
-        """Start the capture server, and return its address as sandboxes elsewhere see it.
+        """Start the capture server, and return its address for sandboxes on other machines.
 
         Raises:
-            RuntimeError: the port is taken, or the address cannot be had; nothing is left running.
+            RuntimeError: The port is taken, or the tunnel failed. Nothing is left running.
         """
         with ExitStack() as stack:
             self.capture.start()
@@ -91,16 +77,16 @@ class HarborService:
         return self.public_url
 
     def stop(self) -> None:
-        """Stop both; the second also where the first fails."""
+        """Stop the tunnel and the capture server, even if one of them fails to stop."""
         if type(self)._instance is self:
             HarborService._instance = None
         self._stack.close()
 
     async def engine(self, upstream: UpstreamAddress | None) -> HarborEngine:
-        """Return the endpoint of a rollout: the named one, which is asked once what it names, or the server's.
+        """Return the endpoint of a rollout: the caller's, which is probed once, or the server's.
 
         Raises:
-            ValueError: none is named, and the server has none.
+            ValueError: Neither the caller nor the server names an endpoint.
         """
         if upstream is None:
             return HarborEngine(self.model, self.capture_level, self.capture.inference)
@@ -115,8 +101,8 @@ class HarborService:
 
     @classmethod
     def set_current(cls, service: HarborService) -> None:
-        """Make a service the one of this process."""
+        """Set the service of this process."""
         HarborService._instance = service
 
 
-_NO_CAP = 1_000_000
+_NO_LIMIT = 1_000_000

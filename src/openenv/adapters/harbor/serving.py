@@ -1,11 +1,17 @@
-"""A server of Harbor's tasks: the Task API, the tool that runs rollouts, and the page."""
+"""Serve Harbor's tasks: the Task API, the tool that runs rollouts, and the web UI.
+
+client ── HarborEnvironment (a session each) ── run_rollout ──┐
+                                                            ├── HarborService (one capture server) ── model
+client ── HarborEnvironment ── run_rollout ─────────────────┘
+"""
 
 from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -15,11 +21,12 @@ from openenv.protocol.addresses import is_loopback
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.rollout.capture.sessions_api.session_app import SessionCaptureServer as _SessionCaptureServer
 
-from .environment import HarborEnvironment, HarborServerOptions
+from .capabilities import check_setup, load_env_file
+from .environment import HarborEnvironment
 from .models import HarborState
+from .options import HarborPermissions, HarborServing, takes_fields
 from .runner import default_trials_dir
 from .service import HarborService as HarborService
-from .startup import prepare
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -28,25 +35,29 @@ if TYPE_CHECKING:
 CaptureServer = _SessionCaptureServer
 ENV_NAME = "harbor_env"
 SESSIONS = 4
-"""How many sessions a server holds where `OPENENV_MAX_SESSIONS` does not say."""
+"""The session limit if `OPENENV_MAX_SESSIONS` is not set."""
 
 
 def space_public_url() -> str:
-    """Return the address of the Hugging Face Space that this process runs in; empty elsewhere."""
+    """Return the address of this process's Hugging Face Space; empty outside of Spaces."""
     host = settings.space_host()
     if host:
         return "https://" + host.rstrip("/").removeprefix("https://").removeprefix("http://")
     name = settings.space_id() or ""
     if "/" not in name:
         return ""
+    # owner/my_space.x -> https://owner-my-space-x.hf.space
     return f"https://{name.replace('/', '-').replace('_', '-').replace('.', '-').lower()}.hf.space"
 
 
 class SameOrigin:
-    """Refuses requests below a path that pages of other sites make a browser send.
+    """Middleware that refuses cross-site requests below a path.
+
+    A page of another site can make a visitor's browser send a form here. Without this check such a page could start
+    rollouts on a server that listens on the visitor's machine only.
 
     Args:
-        app: What answers the others.
+        app: The next application.
         prefix: The path.
     """
 
@@ -54,23 +65,24 @@ class SameOrigin:
         self._app, self._prefix = app, prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 403 to a request of another site, and pass on every other."""
+        """Answer 403 to a cross-site request; pass on every other request."""
         if scope["type"] in ("http", "websocket") and scope["path"].startswith(self._prefix) and _is_foreign(scope):
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
                 return
             await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": b"Requests of other sites are refused."})
+            await send({"type": "http.response.body", "body": b"Cross-site requests are refused."})
             return
         await self._app(scope, receive, send)
 
 
 def _is_foreign(scope: Scope) -> bool:
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-    if scope.get("method") in ("GET", "HEAD", "OPTIONS"):  # which change nothing
+    if scope.get("method") in ("GET", "HEAD", "OPTIONS"):  # they change nothing
         return False
     if headers.get(b"sec-fetch-site") == "cross-site":
         return True
+    # Older browsers send no `Sec-Fetch-Site`, but all send `Origin` with a cross-site POST.
     origin = headers.get(b"origin")
     return origin is not None and urlsplit(origin).netloc != headers.get(b"host", "")
 
@@ -81,22 +93,22 @@ def build_app(
     llm_url: str = "",
     model: str = "",
     llm: Mapping[str, Any] | None = None,
-    options: HarborServerOptions | None = None,
+    options: HarborPermissions | None = None,
     trials_dir: Path | None = None,
 ) -> FastAPI:
-    """Return the application: Task API, tools, and the page at `/web`.
+    """Return the application: Task API, tools, and the web UI at `/web`.
 
     Args:
-        datasets: What is served; each is a split.
-        llm_url: The endpoint of rollouts that name none, as `HarborService` has it.
-        model: The model there.
-        llm: What is known of them.
-        options: What callers may do.
-        trials_dir: Where rollouts are stored.
+        datasets: The served datasets; each is a split.
+        llm_url: The default endpoint of rollouts.
+        model: The model at the default endpoint.
+        llm: The probed endpoint, for the tool `capabilities`.
+        options: The callers' permissions.
+        trials_dir: The folder of stored rollouts.
     """
     from openenv.server.app import create_app
 
-    options = options or HarborServerOptions()
+    options = options or HarborPermissions()
     trials = trials_dir or default_trials_dir()
     HarborEnvironment.configure(
         datasets=datasets, llm_url=llm_url, model=model, llm=llm, options=options, trials_dir=trials
@@ -114,95 +126,52 @@ def build_app(
     return app
 
 
-def serve_harbor(
-    *,
-    llm_url: str = "",
-    datasets: Sequence[str],
-    model: str | None = None,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    capture_port: int = 8100,
-    expose: str = "direct",
-    env_file: str | None = None,
-    api_key: str | None = None,
-    auth_header: str = "Authorization",
-    provider: str = "openai",
-    max_output_tokens: int | None = 8192,
-    options: HarborServerOptions | None = None,
-    report: Callable[[str], None] = print,
-) -> None:
+def serve_tasks(serving: HarborServing) -> None:
     """Start the capture server, and serve Harbor's tasks until Ctrl-C.
 
-    Args:
-        llm_url: The endpoint of rollouts that name none.
-        datasets: What is served; each is a split.
-        model: The model there.
-        host: Where to listen.
-        port: Where to listen.
-        capture_port: Where the capture server listens on this machine; 0 for a free port.
-        expose: As in `HarborService`.
-        env_file: Variables to set first.
-        api_key: The endpoint's key; by default `OPENENV_LLM_API_KEY`. No sandbox sees it.
-        auth_header: The header that has it.
-        provider: `openai` or `anthropic`.
-        max_output_tokens: The most tokens of an answer.
-        options: What callers may do.
-        report: Gets what a user needs to know, line by line.
-
     Raises:
-        RuntimeError: the endpoint does not answer, or a port is taken.
+        RuntimeError: The endpoint does not answer, or a port is taken.
     """
     from openenv.server.run import ServeOptions, check_port, run_app
 
-    where, allowed = ServeOptions(host, port), options or HarborServerOptions()
-    check_port(where)
-    found = prepare(
-        llm_url=llm_url,
-        model=model,
-        datasets=datasets,
-        env_file=env_file,
-        require_llm=bool(llm_url),
-        api_key=api_key,
-        auth_header=auth_header,
-        provider=provider,
-        report=report,
+    where, permissions = ServeOptions(serving.host, serving.port), serving.options or HarborPermissions()
+    check_port(where)  # before the probe of the endpoint, which takes seconds
+    load_env_file(serving.env_file)
+    ready = check_setup(serving, datasets=serving.datasets, require_llm=bool(serving.llm_url), report=serving.report)
+    capture = replace(
+        serving,
+        model=str(ready.llm.get("model") or serving.model or ""),
+        api_key=serving.api_key or settings.llm_api_key(),
     )
-    service = HarborService(
-        llm_url=llm_url,
-        model=str(found.llm.get("model") or model or ""),
-        datasets=datasets,
-        capture_port=capture_port,
-        expose=expose,
-        api_key=api_key or settings.llm_api_key(),
-        auth_header=auth_header,
-        provider=provider,
-        capture_level=str(found.llm.get("capture_level") or "text"),
-        max_output_tokens=max_output_tokens,
-    )
+    service = HarborService(capture, capture_level=str(ready.llm.get("capture_level") or "text"))
     with ExitStack() as stack:
-        report(f"capture   {service.start()}")
+        serving.report(f"capture   {service.start()}")
         stack.callback(service.stop)
         HarborService.set_current(service)
         trials = default_trials_dir()
-        if not allowed.keeps_rollouts:
+        if not permissions.keeps_rollouts:
             trials = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="openenv-trials-")))
         settings.export({"ENABLE_WEB_INTERFACE": "true"})
         app = build_app(
-            datasets=datasets,
-            llm_url=llm_url,
+            datasets=serving.datasets,
+            llm_url=service.llm_url,
             model=service.model,
-            llm=found.llm,
-            options=allowed,
+            llm=ready.llm,
+            options=permissions,
             trials_dir=trials,
         )
-        token = _required_token(app, host)
+        token = _required_token(app, serving.host)
         if token is not None:
-            report(f"token     {token}")
-        run_app(app, where, lambda _, actual: report(f"server    http://{host}:{actual}   (page: /web)"))
+            serving.report(f"token     {token}")
+        address = f"http://{serving.host}"
+        run_app(app, where, lambda _, port: serving.report(f"server    {address}:{port}   (page: /web)"))
+
+
+serve_harbor = takes_fields(HarborServing, serve_tasks, name="serve_harbor")
 
 
 def _required_token(app: FastAPI, host: str) -> str | None:
-    """Let a server that other machines reach ask for a token, and return it; None where the settings have some."""
+    """Require a random token if other machines reach the server; return it, or None if the settings name tokens."""
     from openenv.server.access import AccessPolicy
     from openenv.server.run import environment_server
 

@@ -6,7 +6,6 @@ A dataset is a split of the Task API, and a task's number in it is its place in 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from openenv import settings
 from openenv.errors import message_of
 from openenv.rollout.tasks.task_folders import harbor_task_folders
 
+from .harbor_package import harbor_package_name
 from .models import HarborTaskRef as HarborTaskRef
 
 _WORKERS = 32
@@ -218,18 +218,3 @@ def _dataset_folder(spec: str) -> Path | None:
     if path.is_dir():
         return path.resolve()
     return _downloaded(spec).resolve() if _is_hub_repository(spec) else None
-
-
-def harbor_package_name(module: str, name: str) -> Any:
-    """Return a name of the third-party package `harbor`.
-
-    Raises:
-        ImportError: it is not installed; the text says how to.
-    """
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ImportError as exc:
-        raise ImportError(
-            f"{module}.{name} is of the package `harbor`, which is not installed: pip install harbor, with Python 3.12 "
-            "or newer. Task folders themselves need no such package."
-        ) from exc

@@ -1,17 +1,19 @@
-"""A Gradio page for Harbor's tasks, for applications that mount one; the server's own page needs no Gradio."""
+"""A Gradio page for Harbor's tasks, for applications that mount one. The server's web UI needs no Gradio."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from openenv.rollout.capture.sessions_api.engine_probe import list_models, validate_llm
 
 from .capabilities import list_harnesses
-from .environment import HarborServerOptions, is_private
+from .environment import is_private
 from .models import HarborRolloutResult
-from .rollout import run_rollout
+from .options import HarborPermissions, HarborRun, takes_fields
+from .rollout import run_task
 from .runner import default_trials_dir, summary
 from .service import HarborService
 from .tasks import HarborTaskProvider
@@ -20,45 +22,45 @@ _ROUTER = "https://router.huggingface.co/v1"
 
 
 def count_actions(result: HarborRolloutResult) -> int:
-    """Return how many tools the agent called in the turns that count."""
+    """Count the agent's tool calls, without those of discarded turns."""
     return sum(len(turn.tool_calls) for turn in result.turns if not turn.discarded)
 
 
 def js_prelude() -> str:
-    """Return the script that the page loads first: none."""
+    """Return an empty string. The published page loads a script first; this page needs none."""
     return ""
 
 
-def validate_endpoint(
-    url: str,
-    model: str,
-    api_key: str,
-    provider: str = "openai",
-    purpose: str = "eval",
-    include_experimental: bool = False,
-    datasets: Sequence[str] | None = None,
-    private_urls: bool = True,
-    kind: str = "custom URL",
-) -> dict[str, Any]:
-    """Ask an endpoint what it names, and return it as one that rollouts can run on; `reason` says why it cannot be.
+@dataclass(frozen=True)
+class EndpointForm:
+    """An endpoint that a user entered."""
 
-    Args:
-        url: The endpoint.
-        model: The model; by default the only one that it serves.
-        api_key: Its key.
-        provider: `openai` or `anthropic`.
-        purpose: `train` asks for tokens and log-probabilities.
-        include_experimental: Also list agents that were not tried.
-        datasets: What is served.
-        private_urls: Whether the address may be a private one.
-        kind: What to call the endpoint in lists.
-    """
-    url = url.strip().rstrip("/")
+    url: str
+    model: str
+    """Empty selects the only model that the endpoint serves."""
+    api_key: str
+    provider: str = "openai"
+    """`openai` or `anthropic`."""
+    purpose: str = "eval"
+    """`train` requires token IDs and log-probabilities."""
+    include_experimental: bool = False
+    """Also list untested agents."""
+    datasets: Sequence[str] | None = None
+    """The served datasets."""
+    private_urls: bool = True
+    """Allow private addresses."""
+    kind: str = "custom URL"
+    """The endpoint's label in lists."""
+
+
+def _validate(form: EndpointForm) -> dict[str, Any]:
+    """Probe an endpoint, and return it as a dict; if `ok` is False, `reason` explains the problem."""
+    url, model, key = form.url.strip().rstrip("/"), form.model, form.api_key.strip() or None
     engine: dict[str, Any] = {
-        "kind": kind,
-        "include_experimental": include_experimental,
-        "datasets": list(datasets or []),
-        "custom": {"url": url, "model": model, "provider": provider, "purpose": purpose},
+        "kind": form.kind,
+        "include_experimental": form.include_experimental,
+        "datasets": list(form.datasets or []),
+        "custom": {"url": url, "model": model, "provider": form.provider, "purpose": form.purpose},
     }
 
     def refused(reason: str) -> dict[str, Any]:
@@ -66,33 +68,35 @@ def validate_endpoint(
 
     if not url:
         return refused("Enter the endpoint's URL.")
-    if not private_urls and is_private(url):
+    if not form.private_urls and is_private(url):
         return refused("This server calls no private addresses.")
-    key = api_key.strip() or None
     if not model:
         served = list_models(url, api_key=key)
         if len(served) != 1:
-            return refused(f"Pick a model: this endpoint serves {', '.join(served[:12]) or 'none that it names'}.")
+            return refused(f"Pick a model; this endpoint lists: {', '.join(served[:12]) or 'nothing'}.")
         model = served[0]
-    report = validate_llm(url, model, api_key=key, provider=provider)
+    report = validate_llm(url, model, api_key=key, provider=form.provider)
     if not report.reachable:
         return refused("; ".join(map(str, report.findings)) or "The endpoint does not answer.")
-    if purpose == "train" and not report.trainable:
-        return refused("The endpoint does not name the tokens that it samples, so nothing can be trained on them.")
-    usable = [harness for harness in list_harnesses() if include_experimental or harness.status == "validated"]
+    if form.purpose == "train" and not report.trainable:
+        return refused("The endpoint returns no token IDs with log-probabilities, which training requires.")
+    usable = [each for each in list_harnesses() if form.include_experimental or each.status == "validated"]
     return {
         **engine,
         "ok": True,
         "url": url,
         "model": report.model,
         "api_key": key or "",
-        "provider": provider,
-        "purpose": purpose,
+        "provider": form.provider,
+        "purpose": form.purpose,
         "capture_level": report.capture_level,
-        "rollout_type": "eval" if purpose == "eval" else report.rollout_type,
+        "rollout_type": "eval" if form.purpose == "eval" else report.rollout_type,
         "findings": list(report.findings),
         "harnesses": [harness.name for harness in usable],
     }
+
+
+validate_endpoint = takes_fields(EndpointForm, _validate, name="validate_endpoint")
 
 
 def connect_endpoint(
@@ -100,27 +104,27 @@ def connect_endpoint(
     *,
     include_experimental: bool = False,
     datasets: Sequence[str] | None = None,
-    settings: HarborServerOptions | None = None,
+    settings: HarborPermissions | None = None,
     account_token: str | None = None,
 ) -> dict[str, Any]:
-    """Return the endpoint that a form describes, as `validate_endpoint` does.
+    """Validate the endpoint that a form describes, as `validate_endpoint` does.
 
     Args:
         form: `source` is `hf` for Hugging Face's inference providers (`model`, `route`, `api_key` or `use_account`), or
-            `url` for any other (`url`, `model`, `api_key`, `api`, `purpose`).
-        include_experimental: Also list agents that were not tried.
-        datasets: What is served.
-        settings: What callers may do.
+            `url` for any other endpoint (`url`, `model`, `api_key`, `api`, `purpose`).
+        include_experimental: Also list untested agents.
+        datasets: The served datasets.
+        settings: The callers' permissions.
         account_token: The caller's token of the Hub, for `use_account`.
     """
-    allowed = settings or HarborServerOptions()
-    shown = {name: value for name, value in form.items() if name != "api_key"}
+    allowed = settings or HarborPermissions()
+    public = {name: value for name, value in form.items() if name != "api_key"}  # the page repeats the form
 
     def text(name: str) -> str:
         return str(form.get(name) or "").strip()
 
     def refused(reason: str) -> dict[str, Any]:
-        return {"ok": False, "reason": reason, "custom": shown}
+        return {"ok": False, "reason": reason, "custom": public}
 
     if not allowed.takes_endpoints:
         return refused("This server runs rollouts on its own endpoint only.")
@@ -135,18 +139,18 @@ def connect_endpoint(
             private_urls=allowed.takes_private_urls,
             **common,
         )
-        return {**engine, "custom": shown}
+        return {**engine, "custom": public}
     key = text("api_key") or ((account_token or "") if form.get("use_account") else "")
     if not text("model"):
         return refused("Pick a model.")
     if not key:
-        return refused("Give a token of Hugging Face's with the right to call inference providers.")
+        return refused("Enter a Hugging Face token with the permission to call inference providers.")
     model = f"{text('model')}:{text('route')}" if text("route") else text("model")
-    return {**validate_endpoint(_ROUTER, model, key, kind="Hugging Face", **common), "custom": shown}
+    return {**validate_endpoint(_ROUTER, model, key, kind="Hugging Face", **common), "custom": public}
 
 
 def harbor_gradio_builder(*, datasets: Sequence[str] | None = None, title: str | None = None) -> Any:
-    """Return a page that lists tasks and runs rollouts on this process's `HarborService`.
+    """Return a page that lists tasks and runs rollouts on the `HarborService` of this process.
 
     Raises:
         ImportError: Gradio is not installed.
@@ -166,17 +170,19 @@ def harbor_gradio_builder(*, datasets: Sequence[str] | None = None, title: str |
         service = HarborService.current()
         if service is None:
             return "No capture server runs in this process.", {}
-        result = await run_rollout(
-            task_dir=provider.task_dir(split, int(index)),
-            harness=harness,
-            sandbox=sandbox,
-            registry=service.capture.registry,
-            intercept_url=service.capture.url,
-            model=service.model,
-            trials_dir=default_trials_dir(),
-            dataset=split,
-            capture_level=service.capture_level,
-            inference=service.capture.inference,
+        result = await run_task(
+            HarborRun(
+                task_dir=provider.task_dir(split, int(index)),
+                harness=harness,
+                sandbox=sandbox,
+                registry=service.capture.registry,
+                intercept_url=service.capture.url,
+                model=service.model,
+                trials_dir=default_trials_dir(),
+                dataset=split,
+                capture_level=service.capture_level,
+                inference=service.capture.inference,
+            )
         )
         return f"{summary(result)}; {count_actions(result)} tool calls", result.model_dump()
 
