@@ -268,7 +268,7 @@ def test_the_endpoint_is_asked_before_anything_else(call: Call, tmp_path: Path) 
         there = ("--base-url", server.url, "--model", server.name, "--agent", "mini-swe-agent@0.0.0.no-such-version")
         assert "status 401" in call("run", str(tmp_path / "t.yaml"), *there, code=1)
         answered = call("run", str(tmp_path / "t.yaml"), *there, "--api-key", "the-key", "--sandbox", "nowhere", code=1)
-        assert "no sandbox backend 'nowhere'" in answered
+        assert "unknown sandbox backend 'nowhere'" in answered
 
 
 def test_a_run_whose_machinery_failed_exits_with_1_and_counts_what_is_done(call: Call, task: str) -> None:

@@ -439,7 +439,7 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(local: Sandboxes) 
         run_rollout(SUM, agent="noop@1.0", sandbox=local)
     with pytest.raises(ValueError, match="needs a model"):
         run_rollout(SUM, agent="opencode", sandbox=local)
-    with pytest.raises(ValueError, match="no sandbox backend"):
+    with pytest.raises(ValueError, match="unknown sandbox backend"):
         run_rollout(SUM, agent="noop", sandbox="nowhere")
     assert agent("noop").name == "noop"
     assert issubclass(SandboxGone, SandboxError)

@@ -231,7 +231,7 @@ def test_without_a_sandbox_a_reset_says_what_to_install() -> None:
 
     with pytest.raises(SandboxUnavailable, match="apt-get install bubblewrap"):
         PythonCodeActEnv(sandbox=Nowhere()).reset()
-    with pytest.raises(ValueError, match="no sandbox backend 'elsewhere'"):
+    with pytest.raises(ValueError, match="unknown sandbox backend 'elsewhere'"):
         PythonCodeActEnv(sandbox="elsewhere")
 
 

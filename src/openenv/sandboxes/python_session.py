@@ -1,24 +1,43 @@
-"""`PyExecutor`: pieces of Python code that share their variables, run in a sandbox instead of in this process."""
+"""Python code that keeps its variables, in a sandbox instead of in this process.
+
+`PythonSession` runs the code; `PyExecutor` (the published interface) and `envs/coding_env` present its replies.
+
+    host: PythonSession  -- unix socket, exposed as a port inside -->  sandbox: python_worker.py
+            |  {"id": 3, "code": ...}                                         |  runs the code
+            |  {"id": 3, "stdout": ..., "exit_code": 0, ...}  <---------------+
+            |
+            +-- no reply in time: SIGINT, one more second, then the process is killed
+            +-- connection closed: the process has ended; its output files are still there
+
+The worker connects once, and the host accepts one connection only. The code shares the worker's process, so a reply is
+checked like any other input from the sandbox.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
-import queue
+import secrets
+import shutil
 import site
+import socket
 import sys
+import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 from openenv.errors import SandboxError, SandboxGone, SandboxUnavailable
 from openenv.types import CodeExecResult
 
 from . import python_worker
-from .base import Limits, Mount, Sandboxes, SandboxSpec, Stream, backend
+from .base import TIMED_OUT, BgJob, Limits, Mount, Sandboxes, SandboxSpec, backend
 from .no_isolation import ProcessSandboxes
 
 logger = logging.getLogger(__name__)
@@ -27,32 +46,278 @@ BASE_IMPORTS = (
     *("collections", "datetime", "itertools", "math", "queue", "random"),
     *("re", "stat", "statistics", "time", "unicodedata"),
 )
-"""What code may import without `additional_imports`, as in the published package."""
+"""Modules that `PyExecutor` allows without `additional_imports`, as in the published package."""
 
 _START_S = 30.0
-_WRITE_S = 10.0
-_POLL_S = 0.05
+_GRACE_S = 1.0
+_PORTS = range(20_000, 30_000)
+_PORT_TRIES = 5
 _LIFE_S = 7 * 24 * 3600.0
-_TIMED_OUT = 124
-_PIPE = "requests"
 _LOST = "The process was replaced: variables, functions and imports of earlier runs are gone."
 
 
-class PyExecutor:
-    """Runs Python code. Variables, functions and imports stay for the next run; also a context manager.
+@dataclass(frozen=True, slots=True)
+class PythonOptions:
+    """Resources and conventions of a `PythonSession`."""
 
-    The code runs in a process of its own in a sandbox: by default a local one (bubblewrap: no network, no files of the
-    host), and where that cannot run here in a child process with limits only, which a warning says.
+    limits: Limits = field(default_factory=lambda: Limits(memory_mb=1024, pids=64, cpus=1.0, disk_mb=256))
+    life_s: float = _LIFE_S
+    output_bytes: int = 1024 * 1024
+    """Bytes of each output stream that a reply contains."""
+    imports: tuple[str, ...] | None = None
+    """Modules that the code may import; None for all, including modules that it writes to its work folder."""
+    prints_values: bool = False
+    """Print the value of a last expression, as a notebook does. Otherwise, the reply has the value as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class PythonReply:
+    """Output and end of one piece of code."""
+
+    stdout: str
+    stderr: str
+    exit_code: int
+    error: str = ""
+    """The traceback, or the text of `sys.exit`."""
+    value: str | None = None
+    end: Literal["finished", "interrupted", "timed out", "process ended"] = "finished"
+    """After `timed out` and `process ended`, the variables are lost."""
+
+
+class _WorkerGone(Exception):
+    """The process ended, or sent an invalid reply."""
+
+
+class PythonSession:
+    """Runs pieces of code that share variables and files, in one sandbox.
+
+    If the process ends, the next piece of code starts a new one in the same sandbox: variables are lost, files stay.
 
     Args:
-        additional_imports: Modules that code may import beside `BASE_IMPORTS`, each with its submodules; `*` is all.
-            Installed packages are visible inside where they are named.
-        sandbox: A backend or its name, in place of the choice above.
-        timeout_s: How long one run may take; then its process is killed.
+        sandboxes: The backend that opens the sandbox.
+        options: Resources and conventions.
+
+    Raises:
+        SandboxError: The sandbox or Python does not start.
+    """
+
+    def __init__(self, sandboxes: Sandboxes, options: PythonOptions) -> None:
+        self._options = options
+        self._is_isolated = "isolation" in sandboxes.features
+        self._packages = [] if options.imports is None else _package_folders(options.imports)
+        is_local = sandboxes.name == "local"
+        mounts = tuple(Mount(Path(folder), folder) for folder in self._packages) if is_local else ()
+        self._sandbox = sandboxes.open(SandboxSpec(limits=options.limits, mounts=mounts, timeout_s=options.life_s))
+        # The sandbox must not outlive a session that is dropped without `close`.
+        self._release = weakref.finalize(self, self._sandbox.close)
+        self._folder = f"{self._sandbox.home}/.python"
+        self._program = f"{self._folder}/{Path(python_worker.__file__).name}"
+        self._connection: socket.socket | None = None
+        self._job: BgJob | None = None
+        self._runs = 0
+        try:
+            self._sandbox.write_bytes(self._program, Path(python_worker.__file__).read_bytes())
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process with the variables of earlier runs still runs."""
+        return self._connection is not None
+
+    def close(self) -> None:
+        """End the sandbox."""
+        self._hang_up()
+        self._release()
+
+    def run(self, code: str, timeout_s: float, *, interrupts: bool = False) -> PythonReply:
+        """Run a piece of code.
+
+        Args:
+            code: The code.
+            timeout_s: The longest time it may take.
+            interrupts: Whether code that takes too long is first interrupted, as by Ctrl-C, which keeps the variables.
+
+        Raises:
+            SandboxGone: The sandbox has ended.
+            SandboxError: A new process did not start.
+        """
+        if self._connection is None:
+            self._start()
+        self._runs += 1
+        try:
+            self._send(code)
+            reply = self._receive(timeout_s)
+            if reply is None and interrupts:
+                assert self._job is not None
+                self._sandbox.exec(["kill", "-INT", str(self._job.pid)], timeout=_START_S)
+                late = self._receive(_GRACE_S)
+                if late is not None:
+                    return _read_reply(late, end="interrupted", exit_code=TIMED_OUT)
+            return self._timed_out() if reply is None else _read_reply(reply)
+        except _WorkerGone:
+            return self._process_ended()
+        except BaseException:  # the reply is still due, and would be taken for the reply to the next request
+            self._hang_up()
+            raise
+
+    # -- the process ----------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Start the worker and wait until it connects."""
+        folder = Path(tempfile.mkdtemp(prefix="openenv-python-"))
+        log: list[bytes] = []
+        try:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(folder / "socket"))
+                listener.listen(1)
+                listener.settimeout(_START_S)
+                port = self._expose(folder / "socket")
+                self._job = self._sandbox.start_bg(self._command(port), on_output=lambda _, chunk: log.append(chunk))
+                self._connection, _ = listener.accept()  # one connection only: the code must not open another
+            if self._receive(_START_S, number=0) is None:
+                raise TimeoutError
+        except (TimeoutError, _WorkerGone):
+            self._hang_up()
+            text = b"".join(log).decode("utf-8", "replace").strip()[-500:]
+            raise SandboxError(
+                f"Python did not start in the sandbox within {_START_S:g} s: {text or 'no answer'}"
+            ) from None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _expose(self, path: Path) -> int:
+        """Expose the socket at a new port: the port of an ended process may still be open."""
+        for attempt in range(_PORT_TRIES):
+            port = secrets.choice(_PORTS)
+            try:
+                self._sandbox.expose(path, port=port)
+            except SandboxGone:
+                raise
+            except SandboxError:  # taken by another program, which is likely without isolation only
+                if attempt == _PORT_TRIES - 1:
+                    raise
+            else:
+                break
+        return port
+
+    def _command(self, port: int) -> list[str]:
+        limits = self._options.limits
+        options = {
+            "port": port,
+            "folder": self._folder,
+            "output_bytes": self._options.output_bytes,
+            "imports": self._options.imports,
+            "paths": self._packages,
+            "prints_values": self._options.prints_values,
+            "memory_mb": None if self._is_isolated else limits.memory_mb,
+            "max_file_mb": None if self._is_isolated else limits.disk_mb,
+        }
+        python = "python3" if self._is_isolated else sys.executable
+        return [python, "-I", "-B", self._program, json.dumps(options)]
+
+    def _send(self, code: str) -> None:
+        assert self._connection is not None
+        self._connection.settimeout(_START_S)
+        try:
+            self._connection.sendall(json.dumps({"id": self._runs, "code": code}).encode() + b"\n")
+        except OSError as error:
+            raise _WorkerGone from error
+
+    def _receive(self, seconds: float, *, number: int | None = None) -> dict[str, Any] | None:
+        """Return the reply to a request, by default the last one; None if it does not come in time."""
+        assert self._connection is not None
+        value_bytes = 0 if self._options.prints_values else python_worker.VALUE_BYTES
+        longest = 6 * (3 * self._options.output_bytes + value_bytes) + 4096  # JSON: up to six bytes per character
+        deadline = time.monotonic() + seconds
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                chunk = self._connection.recv(65536)
+            except TimeoutError:
+                return None
+            except OSError as error:
+                raise _WorkerGone from error
+            line += chunk
+            if not chunk or len(line) > longest:
+                raise _WorkerGone
+        try:
+            reply: Any = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise _WorkerGone from error
+        if not isinstance(reply, dict) or reply.get("id") != (self._runs if number is None else number):
+            raise _WorkerGone  # the code has written to the connection
+        return reply
+
+    def _timed_out(self) -> PythonReply:
+        self._hang_up()
+        return PythonReply(self._output(1), self._output(2), TIMED_OUT, end="timed out")
+
+    def _process_ended(self) -> PythonReply:
+        assert self._job is not None
+        try:
+            exit_code = self._job.wait(_GRACE_S) or 1
+        except TimeoutError:  # it closed the connection and continued
+            exit_code = 1
+        finally:
+            self._hang_up()
+        return PythonReply(self._output(1), self._output(2), exit_code, end="process ended")
+
+    def _output(self, descriptor: int) -> str:
+        """Return the output that the ended process left in a file."""
+        try:
+            path = f"{self._folder}/{descriptor}"
+            content = self._sandbox.read_bytes(path, max_bytes=self._options.output_bytes)
+        except OSError:  # the code removed it
+            return ""
+        return content.decode("utf-8", "replace")
+
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._job is not None:
+            with contextlib.suppress(SandboxError):
+                self._job.kill()
+            self._job = None
+
+
+def _read_reply(
+    reply: dict[str, Any], *, end: Literal["finished", "interrupted"] = "finished", exit_code: int | None = None
+) -> PythonReply:
+    """Check a reply; the code can write to the connection, so the fields may be anything."""
+    try:
+        value = reply["value"]
+        return PythonReply(
+            stdout=str(reply["stdout"]),
+            stderr=str(reply["stderr"]),
+            exit_code=int(reply["exit_code"]) if exit_code is None else exit_code,
+            error=str(reply["error"]),
+            value=None if value is None else str(value),
+            end=end,
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise _WorkerGone from error
+
+
+class PyExecutor:
+    """Runs Python code. Variables, functions and imports stay for the next run. Also a context manager.
+
+    The code runs in a local sandbox (bubblewrap): no network and no files of the host. If that cannot run here, the
+    code runs in a child process with limits but without isolation, and a warning is logged.
+
+    Args:
+        additional_imports: Modules that the code may import besides `BASE_IMPORTS`, each with its submodules; `*`
+            allows all. Name an installed package to make it visible inside.
+        sandbox: A backend or its name, instead of the local one.
+        timeout_s: The longest time of one run; then the process is killed.
         limits: Memory, processes, disk and processors of the sandbox.
 
     Raises:
-        SandboxUnavailable: The backend that `sandbox` names cannot run here.
+        SandboxUnavailable: The backend named by `sandbox` cannot run here.
         ValueError: A limit is out of range.
     """
 
@@ -69,20 +334,20 @@ class PyExecutor:
         if timeout_s <= 0:
             raise ValueError("timeout_s must be greater than 0")
         self.imports = tuple(dict.fromkeys((*BASE_IMPORTS, *(additional_imports or ()))))
-        self._backend = _available() if sandbox is None else _checked(sandbox)
+        self._backend = _default_backend() if sandbox is None else _checked(sandbox)
         self._timeout_s = timeout_s
-        self._limits = limits or Limits(memory_mb=1024, pids=64, cpus=1.0, disk_mb=256)
+        defaults = PythonOptions(imports=self.imports)
+        self._options = defaults if limits is None else PythonOptions(limits=limits, imports=self.imports)
         self._lock = threading.Lock()
-        self._worker: _Worker | None = None
-        self._runs = 0
+        self._session: PythonSession | None = None
         self._is_closed = False
 
     def run(self, code: str) -> CodeExecResult:
         """Run a piece of code.
 
         Returns:
-            What it printed and, behind that, the value of its last line where it has one (as JSON where it can be);
-            the traceback of an exception; and 0, 1 after an exception, the code of `sys.exit`, or 124 after
+            The printed text, followed by the value of the last line if it has one (as JSON if possible); the traceback
+            of an exception; and the exit code: 0, 1 after an exception, the code of `sys.exit`, or 124 after
             `timeout_s`.
 
         Raises:
@@ -91,23 +356,38 @@ class PyExecutor:
         with self._lock:
             if self._is_closed:
                 raise SandboxGone("python-executor", "closed")
-            if self._worker is None:
-                self._worker = _Worker(self._backend, self._limits, self.imports)
-            self._runs += 1
+            if self._session is None:
+                self._session = PythonSession(self._backend, self._options)
             try:
-                return self._worker.run(self._runs, code, self._timeout_s)
+                return self._result(self._session.run(code, self._timeout_s))
             finally:
-                if self._worker.is_over:
-                    self._worker.close()
-                    self._worker = None
+                if not self._session.is_running:  # the next run gets a fresh sandbox
+                    self._session.close()
+                    self._session = None
+
+    def _result(self, reply: PythonReply) -> CodeExecResult:
+        if reply.end == "timed out":
+            stderr = f"The code did not end within {self._timeout_s:g} s and was killed. {_LOST}"
+            return CodeExecResult(stdout="", stderr=stderr, exit_code=TIMED_OUT)
+        if reply.end == "process ended":
+            stderr = f"The process ended with code {reply.exit_code}. {reply.stderr[-4000:].strip()}\n{_LOST}"
+            return CodeExecResult(stdout="", stderr=stderr, exit_code=reply.exit_code)
+        stdout = [reply.stdout] if reply.stdout else []
+        if reply.value is not None:
+            stdout.append(reply.value)
+        return CodeExecResult(
+            stdout="\n".join(stdout),
+            stderr="\n".join(filter(None, (reply.stderr, reply.error))),
+            exit_code=reply.exit_code,
+        )
 
     def close(self) -> None:
         """End the process and its sandbox."""
         with self._lock:
             self._is_closed = True
-            if self._worker is not None:
-                self._worker.close()
-                self._worker = None
+            if self._session is not None:
+                self._session.close()
+                self._session = None
 
     def __enter__(self) -> PyExecutor:
         return self
@@ -116,115 +396,12 @@ class PyExecutor:
         self.close()
 
 
-class _Worker:
-    """A process that runs code, in its sandbox.
-
-    Raises:
-        SandboxError: It does not start.
-    """
-
-    def __init__(self, sandboxes: Sandboxes, limits: Limits, imports: Sequence[str]) -> None:
-        is_isolated = "isolation" in sandboxes.features
-        folders = _package_folders(imports)
-        mounts = tuple(Mount(Path(folder), folder) for folder in folders) if sandboxes.name == "local" else ()
-        self._sandbox = sandboxes.open(SandboxSpec(limits=limits, mounts=mounts, timeout_s=_LIFE_S))
-        # A sandbox must not outlive an executor that is dropped without `close`.
-        self.close = weakref.finalize(self, self._sandbox.close)
-        self._output = _Output()
-        self.is_over = False
-        try:
-            source = Path(python_worker.__file__)
-            program = f"{self._sandbox.home}/{source.name}"
-            self._sandbox.write_bytes(program, source.read_bytes())
-            options = {
-                "imports": imports,
-                "paths": folders,
-                "memory_mb": None if is_isolated else limits.memory_mb,
-                "max_file_mb": None if is_isolated else limits.disk_mb,
-            }
-            python = "python3" if is_isolated else sys.executable
-            command = [python, "-I", "-B", program, f"{self._sandbox.home}/{_PIPE}", json.dumps(options)]
-            self._job = self._sandbox.start_bg(command, on_output=self._output)
-            if self._reply(0, _START_S) is None:
-                raise SandboxError(f"Python did not start in the sandbox: {self._output.errors() or 'no answer'}")
-        except BaseException:
-            self.close()
-            raise
-
-    def run(self, number: int, code: str, timeout_s: float) -> CodeExecResult:
-        """Run a piece of code; `is_over` says afterwards that the process has ended with it."""
-        request = json.dumps({"id": number, "code": code}).encode() + b"\n"
-        self.is_over = True  # until it has answered
-        # Through a shell: opening a pipe whose reader has died blocks, and must not block here.
-        sent = self._sandbox.exec(f"cat > '{self._sandbox.home}/{_PIPE}'", stdin=request, timeout=_WRITE_S)
-        reply = self._reply(number, timeout_s) if sent.exit_code == 0 else None
-        if reply is not None:
-            self.is_over = False
-            return reply
-        try:
-            exit_code = self._job.wait(0)
-        except TimeoutError:
-            stderr = f"The code did not end within {timeout_s:g} s and was killed. {_LOST}"
-            return CodeExecResult(stdout="", stderr=stderr, exit_code=_TIMED_OUT)
-        stderr = f"The process ended with code {exit_code}. {self._output.errors()}\n{_LOST}"
-        return CodeExecResult(stdout="", stderr=stderr, exit_code=exit_code or 1)
-
-    def _reply(self, number: int, timeout_s: float) -> CodeExecResult | None:
-        """Return the reply to a request; None where the process ends, the time is over, or the line is no reply."""
-        deadline = time.monotonic() + timeout_s
-        has_ended = False
-        while True:
-            try:
-                line = self._output.lines.get(timeout=0 if has_ended else _POLL_S)
-                document = json.loads(line)
-                if document.pop("id") != number:
-                    return None  # code of an earlier run has written to the descriptor of replies
-                return CodeExecResult.model_validate({"stdout": "", "stderr": "", "exit_code": 0, **document})
-            except queue.Empty:
-                if has_ended or time.monotonic() > deadline:
-                    return None
-            except (ValueError, KeyError, AttributeError):
-                return None
-            try:
-                self._job.wait(0)
-                has_ended = True  # what it wrote last may still come
-                self._output.settle()
-            except TimeoutError:
-                pass
-
-
-class _Output:
-    """What a worker writes: lines on stdout, and the end of stderr."""
-
-    def __init__(self) -> None:
-        self.lines: queue.Queue[bytes] = queue.Queue()
-        self._rest = b""
-        self._errors = b""
-
-    def __call__(self, stream: Stream, data: bytes) -> None:
-        """Take output, in the thread that reads it."""
-        if stream == "stderr":
-            self._errors = (self._errors + data)[-4000:]
-            return
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self.lines.put(line)
-
-    def settle(self) -> None:
-        """Wait until output that is in the pipe has been read."""
-        time.sleep(_POLL_S)
-
-    def errors(self) -> str:
-        """Return the end of stderr."""
-        return self._errors.decode("utf-8", "replace").strip()
-
-
-def _available() -> Sandboxes:
-    """Return the local backend, or child processes where it cannot run."""
+def _default_backend() -> Sandboxes:
+    """Return the local backend, or child processes if it cannot run here."""
     try:
         return _checked("local")
-    except SandboxUnavailable as exc:
-        logger.warning("Code runs in a child process with limits, but without isolation from this machine: %s", exc)
+    except SandboxUnavailable as error:
+        logger.warning("Code runs in a child process with limits, but without isolation from this machine: %s", error)
         return ProcessSandboxes(i_know_there_is_no_isolation=True)
 
 
@@ -235,15 +412,18 @@ def _checked(sandbox: str | Sandboxes) -> Sandboxes:
 
 
 def _package_folders(imports: Sequence[str]) -> list[str]:
-    """Return the folders in which installed packages are that code may import."""
+    """Return the folders of the installed packages that the code may import."""
     tops = {name.partition(".")[0] for name in imports if name not in BASE_IMPORTS}
     if "*" in tops:
         return [folder for folder in site.getsitepackages() if Path(folder).is_dir()]
-    folders = {}
+    folders: set[str] = set()
     for name in tops - sys.stdlib_module_names:
         spec = importlib.util.find_spec(name)
-        places = [] if spec is None else [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-        for place in places:
-            is_package = spec is not None and spec.submodule_search_locations is not None and spec.origin is not None
-            folders[str(Path(place).parent.parent if is_package else Path(place).parent)] = True
+        if spec is None:
+            continue
+        if spec.origin is None:  # a namespace package
+            folders.update(str(Path(place).parent) for place in spec.submodule_search_locations or ())
+        else:
+            is_package = spec.submodule_search_locations is not None
+            folders.add(str(Path(spec.origin).parents[1 if is_package else 0]))
     return sorted(folders)

@@ -130,7 +130,7 @@ def test_arguments_that_mean_nothing_here_are_refused(dataset: Path, tmp_path: P
 def test_what_can_run_here_is_shown_with_what_is_missing(dataset: Path, tmp_path: Path) -> None:
     assert not check_sandbox("local").available
     assert "starts no images" in check_sandbox("local").detail
-    assert "no sandbox backend" in check_sandbox("nothing").detail
+    assert "unknown sandbox backend" in check_sandbox("nothing").detail
     found = capabilities(datasets=[str(dataset)], sandboxes=["local"])
     assert found.datasets[0]["num_tasks"] == 2
     assert "[--]  local" in found.render()

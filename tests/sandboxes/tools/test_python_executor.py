@@ -90,7 +90,7 @@ def test_what_is_printed_between_runs_is_no_reply() -> None:
 def test_long_output_is_cut(executor: PyExecutor) -> None:
     result = executor.run("print('x' * 3_000_000)")
     assert len(result.stdout) < 1_100_000
-    assert result.stdout.endswith("bytes more")
+    assert result.stdout.endswith("more bytes are left out)\n")
 
 
 def test_a_process_that_dies_is_replaced(executor: PyExecutor) -> None:
@@ -147,7 +147,7 @@ def test_an_executor_that_is_dropped_frees_its_sandbox() -> None:
     backend = LocalSandboxes()
     executor = PyExecutor(sandbox=backend)
     executor.run("1")
-    sandbox = weakref.ref(executor._worker._sandbox)  # type: ignore[union-attr]
+    sandbox = weakref.ref(executor._session._sandbox)  # type: ignore[union-attr]
     del executor
     gc.collect()
     living = sandbox()
