@@ -1,9 +1,8 @@
-"""Facade: the published path of `openenv.client.http_client`. Re-exports only."""
+"""Legacy path of the HTTP client. Re-exports only; the code lives in `openenv.client.http_client`."""
 
 from __future__ import annotations
 
-from openenv._lazy import export_imports
-from openenv.client.http_client import HTTPEnvClient as HTTPEnvClient
-from openenv.types import StepResult as StepResult
+from openenv.client.http_client import HTTPEnvClient
+from openenv.types import StepResult
 
-export_imports(__name__)
+__all__ = ["HTTPEnvClient", "StepResult"]

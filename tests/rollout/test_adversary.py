@@ -21,7 +21,8 @@ from openenv.rollout.capture.inbound import InboundLimits as InboundLimits
 from openenv.rollout.scratch import scratch_root
 from openenv.rollout.store.archives import UnusableWorktree
 from openenv.rollout.tasks.task import PROTECTED
-from openenv.rollout.verify.worktree import WorktreeGuard, merge
+from openenv.rollout.verify.worktree import merge
+from openenv.rollout.verify.worktree_guard import LinkResolver, WorktreeRules, plan_guard
 from openenv.sandboxes.base import Limits, Sandboxes, SandboxSpec
 from openenv.sandboxes.local import LocalSandbox
 
@@ -55,7 +56,8 @@ def kept(
         if before is not None:
             baseline = tree(tmp_path / "base.tar", {f"workdir/{name}": value for name, value in before.items()})
         target = tmp_path / "merged.tar"
-        merge(work, baseline, target, **{"protected": PROTECTED, **options})  # type: ignore[arg-type]
+        rules = WorktreeRules(**{"protected": PROTECTED, **options})  # type: ignore[arg-type]
+        merge(work, baseline, target, rules)
         with tarfile.open(target) as merged:
             return set(merged.getnames())
 
@@ -101,10 +103,11 @@ def test_a_link_that_the_setup_made_stays(tmp_path: Path) -> None:
 
 def test_links_that_take_for_ever_to_follow_make_the_tree_unusable() -> None:
     links = {str(n): "a/../" * 800 + str(n + 1) for n in range(100)}
-    guard = WorktreeGuard(EXPECTED)
+    guard = plan_guard(WorktreeRules(verify_files=EXPECTED))
+    resolver = LinkResolver(guard.root, links)
     with pytest.raises(UnusableWorktree, match="too many links"):
         for name in links:
-            guard.reveals(name, links)
+            guard.reveals(name, resolver)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from openenv.errors import StoreError, TrustError
 from openenv.rollout import (
     Cancellation,
     Engine,
-    EngineOptions,
     Model,
     Outcome,
     Progress,
@@ -314,9 +313,7 @@ def test_rollouts_that_are_cancelled_at_odd_moments_leave_nothing(
     outcomes: list[Outcome] = []
     with (
         RolloutStore(tmp_path / "store") as store,
-        Engine(
-            EngineOptions(agent=Shell([ASK], dialect="openai_chat"), sandbox=local, model=model, store=store)
-        ) as engine,
+        Engine(agent=Shell([ASK], dialect="openai_chat"), sandbox=local, model=model, store=store) as engine,
     ):
         threads = [
             threading.Thread(target=lambda n=n: outcomes.append(engine.run(numbered(n), cancel=cancels[n])))  # type: ignore[misc]

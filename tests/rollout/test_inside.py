@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from openenv.rollout.verify.inside import VerifierPlace
+from openenv.rollout.verify.inside import PlaceContent, VerifierPlace
 from openenv.rollout.verify.lookups import Texts
-from openenv.rollout.verify.worktree import SetupTree
+from openenv.rollout.verify.worktree_guard import SetupTree
 
 Run = Callable[..., str]
 TREE = {
@@ -58,15 +58,14 @@ def run(tmp_path: Path) -> Run:
     ) -> str:
         place = tmp_path / "inside"
         root = tmp_path / "workdir"
-        VerifierPlace(
-            place,
+        content = PlaceContent(
             root=str(root),
             home=str(tmp_path),
             setup=setup or SetupTree(),
             verify_files=files,
             texts=Texts(asked=[asked], root=str(root)),
-            mounts=True,
         )
+        VerifierPlace(place, content, mounts=True)
         more = (str(tmp_path / path) for path in paths)
         path = os.pathsep.join([str(place), *more, str(tmp_path / "site-packages")])
         environment = {"PYTHONPATH": path, "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}

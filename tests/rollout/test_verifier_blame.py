@@ -193,7 +193,7 @@ def test_a_score_that_is_no_reward_is_the_agents_where_the_solution_has_one(
     copies = Check(run="sh go.sh", judge=f'cp "$OUTPUT/stdout" {REWARD}')
     outcome = roll(f"echo {output}", copies, solution="echo 'echo 0.5' > go.sh")
     assert (outcome.status, outcome.reward) == ("ok", 0.0)
-    assert "no number from 0 to 1" in (outcome.verify_results[0].note or "")
+    assert "it must be a number from 0 to 1" in (outcome.verify_results[0].note or "")
     broken = roll(f"echo {output}", copies)
     assert (broken.status, broken.reward) == ("grader_failed", None)
 
@@ -205,7 +205,7 @@ def test_a_score_that_is_no_reward_is_the_agents_where_the_solution_has_one(
 def test_a_check_that_writes_no_valid_reward_is_broken(roll: Callable[..., Outcome], text: str) -> None:
     outcome = roll("exit 0", f"echo {text} > {REWARD}")
     assert (outcome.status, outcome.reward) == ("grader_failed", None)
-    assert "no number from 0 to 1" in (outcome.reason or "")
+    assert "it must be a number from 0 to 1" in (outcome.reason or "")
 
 
 def test_a_task_may_declare_another_range(roll: Callable[..., Outcome]) -> None:

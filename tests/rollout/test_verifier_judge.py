@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from openenv.errors import SandboxError
 from openenv.rollout import Cancellation, Check, Outcome, Progress, RolloutStore, Task, reverify, run_rollout
 from openenv.rollout.agents import Shell
-from openenv.rollout.verify.verifier import needed
+from openenv.rollout.verify.cases import run_files
 from openenv.sandboxes import backend
 from openenv.sandboxes.base import Limits, Sandbox, Sandboxes, SandboxSpec
 
@@ -115,7 +115,7 @@ def test_endless_output_is_cut_and_judged(roll: Callable[..., Outcome]) -> None:
         ("kill -SEGV $$", "signal 11"),
         ("sleep 60", "did not end"),
         ("exec python3 -c \"x = b'x' * (512 << 20)\"", "signal 9"),
-        ("truncate -s 900M big.bin", "cannot be kept"),
+        ("truncate -s 900M big.bin", "cannot be taken"),
     ],
 )
 def test_work_that_dies_is_a_zero_and_the_next_check_counts(roll: Callable[..., Outcome], line: str, why: str) -> None:
@@ -160,7 +160,7 @@ def test_run_sees_the_files_it_names_or_needs() -> None:
     files = {"cases/1.in": "", "cases/1.out": "", "a.py": "", "/srv/tool": "", "cases/11.in": ""}
 
     def seen(run: str, needs: tuple[str, ...] | None = None) -> set[str]:
-        return set(needed(Check(run=run, judge="x", needs=needs), files, "/home/user/workdir"))
+        return set(run_files(Check(run=run, judge="x", needs=needs), files, "/home/user/workdir"))
 
     assert seen("python3 add.py < cases/1.in") == {"cases/1.in"}
     assert seen("python3 ./a.py '/home/user/workdir/cases/11.in'") == {"a.py", "cases/11.in"}

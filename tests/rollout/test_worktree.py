@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from openenv.rollout.store.archives import UnusableWorktree, read_files
+from openenv.rollout.store.archives import MAX_BYTES, UnusableWorktree, read_files
 from openenv.rollout.tasks.task import PROTECTED
 from openenv.rollout.verify import worktree
-from openenv.rollout.verify.worktree import Patterns, merge, write_home
+from openenv.rollout.verify.worktree import VerifierHome, merge, write_home
+from openenv.rollout.verify.worktree_guard import Patterns, WorktreeRules
 
 
 def member(name: str, content: bytes | None = b"", **fields: object) -> tuple[tarfile.TarInfo, bytes | None]:
@@ -48,9 +49,12 @@ def content(path: Path) -> dict[str, bytes | str]:
     return members
 
 
-def merged(tmp_path: Path, work: Path, baseline: Path | None = None, **options: object) -> dict[str, bytes | str]:
+def merged(
+    tmp_path: Path, work: Path, baseline: Path | None = None, *, max_bytes: int = MAX_BYTES, **options: object
+) -> dict[str, bytes | str]:
     target = tmp_path / "merged.tar"
-    merge(work, baseline, target, **{"protected": PROTECTED, **options})  # type: ignore[arg-type]
+    rules = WorktreeRules(**{"protected": PROTECTED, **options})  # type: ignore[arg-type]
+    merge(work, baseline, target, rules, max_bytes=max_bytes)
     return content(target)
 
 
@@ -193,7 +197,9 @@ def test_the_verifiers_files_are_newer_than_all_others(tmp_path: Path) -> None:
     work = archive(tmp_path / "work.tar", member("check.o", mtime=2**31), member("old.c", mtime=7))
     setup = archive(tmp_path / "setup.tar", folder("workdir"), member(".cache", mtime=2**31))
     target = tmp_path / "home.tar"
-    write_home(target, baseline=setup, worktree=work, files={"workdir/check.c": "x"}, empty="logs", date=1000)
+    write_home(
+        target, VerifierHome(baseline=setup, worktree=work, files={"workdir/check.c": "x"}, empty="logs", date=1000)
+    )
     with tarfile.open(target, "r:") as home:
         dates = {info.name: info.mtime for info in home.getmembers() if info.isreg()}
     assert dates == {".cache": 999, "workdir/check.o": 999, "workdir/old.c": 7, "workdir/check.c": 1000}

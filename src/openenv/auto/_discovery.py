@@ -1,4 +1,4 @@
-"""Facade: the published path of `openenv.packaging.auto.installed`. Re-exports only."""
+"""The published path of `discovery`; re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: results of clients. Re-exports only."""
+"""Facade: what clients return. Re-exports only; the code lives in `openenv.types`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: the client's base class. Re-exports only."""
+"""Facade: the client's base class. Re-exports only; the code lives in `openenv.client.env_client`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: the HTTP client. Re-exports only."""
+"""Facade: the HTTP client. Re-exports only; the code lives in `openenv.client.http_client`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: clients for tools. Re-exports only."""
+"""Facade: clients for tools. Re-exports only; the code lives in `openenv.client.mcp_client`."""
 
 from __future__ import annotations
 

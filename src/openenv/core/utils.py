@@ -1,4 +1,4 @@
-"""Facade: helpers of clients. Re-exports only."""
+"""Facade: small tools of clients. Re-exports only; the code lives in `openenv.client`."""
 
 from __future__ import annotations
 

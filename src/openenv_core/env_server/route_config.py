@@ -1,9 +1,7 @@
-"""Facade: the published path of `openenv.server.routes`. Re-exports only."""
+"""Legacy path of GET routes from data. Re-exports only; the code lives in `openenv.server.routes`."""
 
 from __future__ import annotations
 
-from openenv._lazy import export_imports
-from openenv.server.routes import GetEndpointConfig as GetEndpointConfig
-from openenv.server.routes import register_get_endpoints as register_get_endpoints
+from openenv.server.routes import GetEndpointConfig, register_get_endpoints
 
-export_imports(__name__)
+__all__ = ["GetEndpointConfig", "register_get_endpoints"]

@@ -14,12 +14,13 @@ import pytest
 
 from openenv.rollout import Check, Task
 from openenv.rollout.capture import model_call
-from openenv.rollout.run.engine import EngineOptions
+from openenv.rollout.run.engine import Engine
 from openenv.rollout.run.phases import ModelAccess, PhaseFailed, RolloutRun
-from openenv.rollout.verify import lookups, verifier, worktree
+from openenv.rollout.verify import judged_checks, lookups, verify_lines, worktree, worktree_guard
+from openenv.rollout.verify.cases import ReadySandbox, VerificationCase
 from openenv.rollout.verify.inside import VerifierPlace
 from openenv.rollout.verify.proof import Evidence, Proof
-from openenv.rollout.verify.verifier import LineChecks, VerificationCase
+from openenv.rollout.verify.verify_lines import LineChecks
 from openenv.sandboxes.base import Sandboxes
 from openenv.sandboxes.local import bubblewrap
 from openenv.testing import Cheat, all_cheats, run_cheats
@@ -42,13 +43,13 @@ def no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_look_at_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier, "_changes", lambda *args: frozenset())
+    monkeypatch.setattr(verify_lines, "_changes", lambda *args: frozenset())
 
 
 def only_contents_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = verifier._changes
+    changes = verify_lines._changes
     monkeypatch.setattr(
-        verifier, "_changes", lambda *args: frozenset(change for change in changes(*args) if change[1] == "content")
+        verify_lines, "_changes", lambda *args: frozenset(change for change in changes(*args) if change[1] == "content")
     )
 
 
@@ -57,8 +58,8 @@ def no_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def folders_of_tests_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worktree, "_test_folder", lambda file: None)
-    monkeypatch.setattr(worktree.WorktreeGuard, "_new_folder", lambda self, file: None)
+    monkeypatch.setattr(worktree_guard, "_test_folder", lambda file: None)
+    monkeypatch.setattr(worktree_guard, "_new_folder", lambda *args: None)
     no_look_at_the_files(monkeypatch)  # it would see that the code that is found writes beside the verifier's files
 
 
@@ -86,7 +87,7 @@ def all_lines_share_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
         if need not in kept:
             kept[need] = open_sandbox(self, need)
         ready = kept[need]
-        return verifier._Ready(ready.sandbox, ExitStack(), ready.processes)
+        return ReadySandbox(ready.sandbox, ExitStack(), ready.processes)
 
     def close(self: VerificationCase, *exc_info: object) -> None:
         leave(self, *exc_info)
@@ -107,25 +108,26 @@ def a_reward_may_be_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_reward_may_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier, "_is_plain", lambda *args: True)
+    monkeypatch.setattr(verify_lines, "is_plain", lambda *args: True)
 
 
 def rewards_have_no_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = verifier._read_reward
+    read = judged_checks.read_reward
 
     def wide(sandbox: Any, task: Task) -> Any:
         return read(sandbox, task.model_copy(update={"reward_range": (-1e9, 1e9)}))
 
-    monkeypatch.setattr(verifier, "_read_reward", wide)
+    monkeypatch.setattr(judged_checks, "read_reward", wide)
+    monkeypatch.setattr(verify_lines, "read_reward", wide)
 
 
 def links_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worktree.WorktreeGuard, "reveals", lambda *args: False)
+    monkeypatch.setattr(worktree_guard.WorktreeGuard, "reveals", lambda *args: False)
 
 
 def settings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worktree.WorktreeGuard, "covers", lambda *args, **options: False)
-    monkeypatch.setattr(worktree.Patterns, "cover", lambda *args, **options: False)
+    monkeypatch.setattr(worktree_guard.WorktreeGuard, "covers", lambda *args, **options: False)
+    monkeypatch.setattr(worktree_guard.Patterns, "cover", lambda *args, **options: False)
 
 
 def the_endpoint_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +139,7 @@ def the_endpoint_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def the_truncated_are_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EngineOptions.__init__.__kwdefaults__, "verify_truncated", False)
+    monkeypatch.setitem(Engine.__init__.__kwdefaults__, "verify_truncated", False)
 
 
 def no_control_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
-"""Facade: the command `openenv build`. Re-exports only."""
+"""Facade: `openenv build` on the module path that existing code imports."""
 
 from __future__ import annotations
 
-from openenv.cli.published import command_exports
+from . import published_names
 
-__getattr__, __dir__, __all__ = command_exports(__name__, {"build": "openenv.cli.build"}, app="build")
+__getattr__, __dir__, __all__ = published_names(__name__, {"build": "openenv.cli.build:build"}, app="build")

@@ -1,16 +1,10 @@
-"""Facade: the command `openenv catalog`. Re-exports only."""
+"""Facade: `openenv catalog` and `openenv discover` on the module path that existing code imports."""
 
 from __future__ import annotations
 
-from openenv.cli.published import command_exports
+from . import published_names
 
-__getattr__, __dir__, __all__ = command_exports(
-    __name__,
-    {
-        "build": "openenv.cli.catalog",
-        "catalog": "openenv.cli.catalog",
-        "inspect": "openenv.cli.catalog",
-        "discover": "openenv.cli.discover",
-    },
-    app="catalog",
-)
+_SOURCES = {name: f"openenv.cli.catalog:{name}" for name in ("catalog", "build", "inspect")}
+_SOURCES["discover"] = "openenv.cli.discover:discover"
+
+__getattr__, __dir__, __all__ = published_names(__name__, _SOURCES, app="catalog")

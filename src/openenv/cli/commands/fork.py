@@ -1,7 +1,7 @@
-"""Facade: the command `openenv fork`. Re-exports only."""
+"""Facade: `openenv fork` on the module path that existing code imports."""
 
 from __future__ import annotations
 
-from openenv.cli.published import command_exports
+from . import published_names
 
-__getattr__, __dir__, __all__ = command_exports(__name__, {"fork": "openenv.cli.fork"}, app="fork")
+__getattr__, __dir__, __all__ = published_names(__name__, {"fork": "openenv.cli.fork:fork"}, app="fork")

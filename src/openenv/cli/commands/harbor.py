@@ -1,17 +1,9 @@
-"""Facade: the command `openenv harbor`. Re-exports only."""
+"""Facade: `openenv harbor` on the module path that existing code imports."""
 
 from __future__ import annotations
 
-from openenv.cli.published import command_exports
+from . import published_names
 
-__getattr__, __dir__, __all__ = command_exports(
-    __name__,
-    {
-        "harbor": "openenv.cli.harbor",
-        "info": "openenv.cli.harbor",
-        "push": "openenv.cli.harbor",
-        "rollout": "openenv.cli.harbor",
-        "serve": "openenv.cli.harbor",
-    },
-    app="harbor",
-)
+_SOURCES = {name: f"openenv.cli.harbor:{name}" for name in ("harbor", "info", "rollout", "serve", "push")}
+
+__getattr__, __dir__, __all__ = published_names(__name__, _SOURCES, app="harbor")

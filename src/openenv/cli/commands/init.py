@@ -1,7 +1,7 @@
-"""Facade: the command `openenv init`. Re-exports only."""
+"""Facade: `openenv init` on the module path that existing code imports."""
 
 from __future__ import annotations
 
-from openenv.cli.published import command_exports
+from . import published_names
 
-__getattr__, __dir__, __all__ = command_exports(__name__, {"init": "openenv.cli.init"}, app="init")
+__getattr__, __dir__, __all__ = published_names(__name__, {"init": "openenv.cli.init:init"}, app="init")

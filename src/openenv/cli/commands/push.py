@@ -1,7 +1,7 @@
-"""Facade: the command `openenv push`. Re-exports only."""
+"""Facade: `openenv push` on the module path that existing code imports."""
 
 from __future__ import annotations
 
-from openenv.cli.published import command_exports
+from . import published_names
 
-__getattr__, __dir__, __all__ = command_exports(__name__, {"push": "openenv.cli.push"}, app="push")
+__getattr__, __dir__, __all__ = published_names(__name__, {"push": "openenv.cli.push:push"}, app="push")

@@ -1,11 +1,9 @@
-"""Facade: the command `openenv skills`. Re-exports only."""
+"""Facade: `openenv skills` on the module path that existing code imports."""
 
 from __future__ import annotations
 
-from openenv.cli.published import command_exports
+from . import published_names
 
-__getattr__, __dir__, __all__ = command_exports(
-    __name__,
-    {"skills": "openenv.cli.skills", "skills_add": "openenv.cli.skills", "skills_preview": "openenv.cli.skills"},
-    app="skills",
-)
+_SOURCES = {name: f"openenv.cli.skills:{name}" for name in ("skills", "skills_preview", "skills_add")}
+
+__getattr__, __dir__, __all__ = published_names(__name__, _SOURCES, app="skills")

@@ -1,7 +1,7 @@
-"""Facade: the command `openenv validate`. Re-exports only."""
+"""Facade: `openenv validate` on the module path that existing code imports."""
 
 from __future__ import annotations
 
-from openenv.cli.published import command_exports
+from . import published_names
 
-__getattr__, __dir__, __all__ = command_exports(__name__, {"validate": "openenv.cli.validate"})
+__getattr__, __dir__, __all__ = published_names(__name__, {"validate": "openenv.cli.validate:validate"})

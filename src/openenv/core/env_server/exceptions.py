@@ -1,4 +1,4 @@
-"""Facade: the error tree. Re-exports only."""
+"""Facade: the error tree. Re-exports only; the code lives in `openenv.errors`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: GET routes from data. Re-exports only."""
+"""Facade: GET routes from data. Re-exports only; the code lives in `openenv.server.routes`."""
 
 from __future__ import annotations
 

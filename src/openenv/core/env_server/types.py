@@ -1,4 +1,4 @@
-"""Facade: the shared models. Re-exports only."""
+"""Facade: the shared models. Re-exports only; the code lives in `openenv.types`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: the base of evaluation harnesses. Re-exports only."""
+"""Facade: the base of evaluation harnesses. The code is in `openenv.adapters.inspect.evaluation`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: adapters of turn-based agents. Re-exports only."""
+"""Facade: adapters of turn-based agents. The code is in `openenv.adapters.turns.turns`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: agents as environments. Re-exports only."""
+"""Facade: agents as environments. The code is in `openenv.adapters.turns.turn_environment`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: the process of an agent. Re-exports only."""
+"""Facade: the process of an agent. The code is in `openenv.adapters.turns.agent_process`."""
 
 from __future__ import annotations
 

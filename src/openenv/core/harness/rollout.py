@@ -1,4 +1,4 @@
-"""Facade: sessions, adapters and the rollout function for trainers. Re-exports only."""
+"""Facade: sessions, adapters and what trainers call, on the module path that existing code imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: conflicts between tool names. Re-exports only."""
+"""Facade: names of tools that agents and environments share. The code is in `openenv.adapters.turns.turns`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: training data of agents with their own loop. Re-exports only."""
+"""Facade: what trainers get of agents that run their own loop, on the module path that existing code imports."""
 
 from __future__ import annotations
 

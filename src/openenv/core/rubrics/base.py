@@ -1,4 +1,4 @@
-"""Facade: the rubric's base class. Re-exports only."""
+"""Facade: the rubric's base class. Re-exports only; the code lives in `openenv.env.rubrics.rubric`."""
 
 from __future__ import annotations
 

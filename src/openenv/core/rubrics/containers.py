@@ -1,4 +1,4 @@
-"""Facade: rubrics made of rubrics. Re-exports only."""
+"""Facade: rubrics made of rubrics. Re-exports only; the code lives in `openenv.env.rubrics.containers`."""
 
 from __future__ import annotations
 

@@ -75,10 +75,10 @@ from openenv.rollout.store.outcome import (
     is_hopeless,
     label_of,
 )
+from openenv.rollout.store.verdict import Verdict, VerifierInput, Verify
 from openenv.rollout.tasks.commands import CommandResult, lay_files, lay_outer_files, run_line, sandbox_spec
 from openenv.rollout.tasks.task import Task
-from openenv.rollout.verify.verifier import Verdict, merge_for, verify
-from openenv.rollout.verify.worktree import Merged
+from openenv.rollout.verify.worktree import Merged, merge_for
 from openenv.sandboxes.base import HOME, WORKDIR, Sandbox, Sandboxes, SandboxSnapshot, SandboxSpec, Stream
 
 if TYPE_CHECKING:
@@ -303,6 +303,7 @@ class RolloutPlan:
     installation: Installation
     backend: Sandboxes
     verify_backend: Sandboxes
+    verify: Verify
     folder: Path
     home: str = HOME
     model_name: str = ""
@@ -682,15 +683,14 @@ class RolloutRun:
             self._label, self._label_phase = Label("grader_failed", f"{self._verdict.crash}{before}"), "verify"
 
     def _verify(self, *, with_work: bool) -> Verdict:
-        return verify(
-            self._plan.task,
-            self._plan.verify_backend,
+        given = VerifierInput(
             worktree=self._plan.folder / "merged.tar" if with_work else None,
             baseline=self.baseline if self.baseline.exists() else None,
             home=self._plan.home,
             cancel=self._cancel,
             report=self._reporter.say,
         )
+        return self._plan.verify(self._plan.task, self._plan.verify_backend, given)
 
     def _outcome(self, started_at: float) -> Outcome:
         plan, label, verdict = self._plan, self._label, self._verdict

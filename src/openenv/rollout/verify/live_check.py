@@ -24,6 +24,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -204,39 +205,44 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
                 end.shutdown(socket.SHUT_RDWR)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveOptions:
+    """The `run` of a check with a port.
+
+    Args:
+        line: The line of `run`.
+        port: The port of the agent's server.
+        envs: The environment of both parts.
+        seconds: The time limit of the judge.
+        isolated: Whether each sandbox has its own network; if not, they share this machine's ports.
+    """
+
+    line: str
+    port: int
+    envs: Mapping[str, str]
+    seconds: float
+    isolated: bool = True
+
+
 class LiveRun:
     """The `run` of a check while its judge works: a context manager around the judge.
 
     Args:
         running: The sandbox of `run`, with the agent's work tree.
         judging: The sandbox of the judge.
-        line: The line of `run`.
-        port: Where the agent's server listens.
         folder: A folder of the host, for sockets.
-        envs: The environment of both.
-        seconds: How long the judge may take in all.
-        isolated: Whether the sandboxes have networks of their own; if not, they share this machine's ports.
+        options: The check.
     """
 
-    def __init__(
-        self,
-        running: Sandbox,
-        judging: Sandbox,
-        *,
-        line: str,
-        port: int,
-        folder: Path,
-        envs: Mapping[str, str],
-        seconds: float,
-        isolated: bool = True,
-    ) -> None:
+    def __init__(self, running: Sandbox, judging: Sandbox, folder: Path, options: LiveOptions) -> None:
         self._running, self._judging = running, judging
-        self._line, self._port, self._seconds = line, port, seconds
+        port, seconds = options.port, options.seconds
+        self._line, self._port, self._seconds = options.line, port, seconds
         self._out = _OUT_PORT if port != _OUT_PORT else _OUT_PORT + 1
         self._judge_port = port
-        if not isolated:
+        if not options.isolated:
             self._out, self._judge_port = _free_ports(2)
-        self._envs = dict(envs)
+        self._envs = dict(options.envs)
         self._start_s = min(_START_S, seconds / 2)
         self._splice = Splice(folder, start_s=self._start_s, is_over=lambda: self._exit_code() is not None)
         self._output: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}

@@ -1,3 +1,3 @@
-"""Facade: validation of running servers. It has no public names; its submodules have them."""
+"""Facade: the published path of `openenv.packaging.validate.runtime`. Re-exports only."""
 
 from __future__ import annotations

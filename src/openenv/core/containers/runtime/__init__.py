@@ -1,4 +1,4 @@
-"""Facade: providers. Re-exports only."""
+"""Facade: providers on the module path that existing code imports. The code lives in `openenv.providers`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from openenv._lazy import by_module, lazy_exports
 
-if TYPE_CHECKING:
+_NAMES = "ContainerProvider DockerSwarmProvider KubernetesProvider LocalDockerProvider RuntimeProvider UVProvider"
+
+if TYPE_CHECKING:  # the names above, for type checkers
     from openenv.providers import ContainerProvider as ContainerProvider
     from openenv.providers import DockerSwarmProvider as DockerSwarmProvider
     from openenv.providers import KubernetesProvider as KubernetesProvider
@@ -15,15 +17,5 @@ if TYPE_CHECKING:
     from openenv.providers import UVProvider as UVProvider
 
     __all__: list[str]
-else:  # the same names, loaded at their first use
-    __getattr__, __dir__, __all__ = lazy_exports(
-        __name__,
-        by_module(
-            {
-                "openenv.providers": """
-                ContainerProvider DockerSwarmProvider KubernetesProvider LocalDockerProvider
-                RuntimeProvider UVProvider
-            """
-            }
-        ),
-    )
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, by_module({"openenv.providers": _NAMES}))

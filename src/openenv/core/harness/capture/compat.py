@@ -1,4 +1,4 @@
-"""Facade: request changes required by endpoints. Re-exports only."""
+"""Facade: changes of requests that endpoints ask for. On the module path that existing code imports; no logic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: training data of a captured rollout. Re-exports only."""
+"""Facade: what trainers take of a captured rollout. On the module path that existing code imports; no logic."""
 
 from __future__ import annotations
 

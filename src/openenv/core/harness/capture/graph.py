@@ -1,4 +1,4 @@
-"""Facade: the calls of a rollout, linked. Re-exports only."""
+"""Facade: the calls of a rollout, linked, on the module path that existing code imports. No logic lives here."""
 
 from __future__ import annotations
 

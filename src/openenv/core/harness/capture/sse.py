@@ -1,4 +1,4 @@
-"""Facade: complete responses as streams. Re-exports only."""
+"""Facade: whole answers as streams. On the module path that existing code imports; no logic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: requests to model endpoints. Re-exports only."""
+"""Facade: requests to model endpoints, on the module path that existing code imports. No logic lives here."""
 
 from __future__ import annotations
 

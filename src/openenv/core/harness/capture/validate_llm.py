@@ -1,4 +1,4 @@
-"""Facade: the probe of a model endpoint. Re-exports only."""
+"""Facade: what a model endpoint names of what it samples. On the module path that existing code imports; no logic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: the transformer of Anthropic messages. Re-exports only."""
+"""Facade: the transformer of Anthropic messages. On the module path that existing code imports; no logic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: the base class of transformers. Re-exports only."""
+"""Facade: what every transformer has. On the module path that existing code imports; no logic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: texts and images of messages. Re-exports only."""
+"""Facade: texts and images of messages. On the module path that existing code imports; no logic."""
 
 from __future__ import annotations
 

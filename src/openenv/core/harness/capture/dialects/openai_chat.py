@@ -1,4 +1,4 @@
-"""Facade: the transformer of chat completions. Re-exports only."""
+"""Facade: the transformer of chat completions. On the module path that existing code imports; no logic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: the transformer of OpenAI responses. Re-exports only."""
+"""Facade: the transformer of OpenAI responses. On the module path that existing code imports; no logic."""
 
 from __future__ import annotations
 

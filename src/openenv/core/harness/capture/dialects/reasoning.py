@@ -1,4 +1,4 @@
-"""Facade: reasoning in messages. Re-exports only."""
+"""Facade: thoughts of messages. On the module path that existing code imports; no logic."""
 
 from __future__ import annotations
 

@@ -1,0 +1,304 @@
+"""Verify lines: shell lines that run beside the agent's work, and the defences behind their exit codes.
+
+Knows one `VerificationCase`. Must not know judged checks.
+"""
+
+# The agent's code may run in the same processes as the line, so exit code 0 alone is not enough:
+#
+#   attempt      run the line in a fresh sandbox; a lost sandbox is tried once more
+#      |
+#   proof        `os._exit(0)` in the agent's module must not pass: the line proves that it reached its end (`proof.py`)
+#      |
+#   own files    the verifier's files are as before: content, and also inode and change date, which show what was
+#      |         changed and put back. A line that changes its files without the agent's work too is excused
+#   killed       a signal or the time limit fails the line, unless control attempts are killed too (`CheckCrash`)
+#      |
+#   reward file  a plain file with a number in the range, and no process is left that could have written it later
+#
+# Each step either passes the attempt on or refuses it: exit code 1 and a note. A control attempt runs the same line on
+# the baseline, or on the task's solution: the difference shows whether the agent's work is the cause.
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from openenv.errors import SandboxError, SandboxGone
+from openenv.rollout.tasks.commands import CommandResult
+from openenv.rollout.tasks.trust_levels import Trust
+from openenv.rollout.verify.attempts import (
+    REFUSED,
+    CheckCrash,
+    FileChange,
+    LineRun,
+    attempt_line,
+    lost_line,
+    retry_lost,
+)
+from openenv.rollout.verify.cases import ReadySandbox, Source, VerificationCase
+from openenv.rollout.verify.lookups import ancestors
+from openenv.rollout.verify.proof import Proof, could_not_load, proves_itself, runs_pytest, with_wrapper
+from openenv.rollout.verify.reward_file import WrittenReward, invalid_reward, read_reward
+from openenv.rollout.verify.sandbox_commands import clean_environment, is_plain, processes_in, run_script
+from openenv.sandboxes.base import Sandbox
+
+_ESCAPED = frozenset("\\\n\r")
+"""Characters that sha256sum escapes in names; files with such names are not watched."""
+
+
+@dataclass(slots=True)
+class _LineReward:
+    """The reward that a line wrote, if any, and the facts that decide whether it withheld one."""
+
+    line: str
+    value: float | None
+    has_passed: bool
+    is_isolated: bool
+    """Whether the agent's code never ran in the line."""
+
+
+class LineChecks:
+    """Runs the verify lines of a case, each in a fresh sandbox.
+
+    Args:
+        case: The case.
+        reads_file: Whether a reward file counts.
+    """
+
+    def __init__(self, case: VerificationCase, *, reads_file: bool) -> None:
+        self._case = case
+        self._reads_file = reads_file
+        # Without isolation, a sandbox shows all processes of the host.
+        case.counts_processes = reads_file and {"isolation", "trees"} <= case.backend.features
+        self._rewards: list[_LineReward] = []
+        self.written: Mapping[str, float] = {}
+        """All numbers of the last reward file that counts."""
+        self.ignored_file = False
+        """Whether a reward file was written that does not count."""
+
+    def run(self, line: str, trust: Trust) -> CommandResult:
+        """Run a line; its exit code is 0 only if the check passed.
+
+        Raises:
+            CheckCrash: the line dies, or writes an invalid reward, without the agent's work too.
+            SandboxNotStarted: a sandbox did not start.
+        """
+        attempt = retry_lost(lambda: self._attempt(line, "work", proves=self._must_prove(line)))
+        if attempt.crash is None:
+            attempt = self._proven(line, attempt)
+        if attempt.crash is None:
+            attempt = self._with_own_files(line, attempt)
+        if attempt.crash is not None:
+            attempt = self._killed(line, attempt, attempt.crash)
+        elif self._reads_file:
+            attempt = self._with_valid_reward(line, attempt)
+        value = attempt.written.value if attempt.written is not None and self._reads_file else None
+        if attempt.written is not None and value is not None:
+            self.written = attempt.written.rewards
+        self.ignored_file = self.ignored_file or (attempt.written is not None and not self._reads_file)
+        self._rewards.append(_LineReward(line, value, attempt.result.exit_code == 0, trust == "isolated"))
+        return attempt.result
+
+    def reward(self, share: float) -> float | None:
+        """Return the reward of the last line that wrote one, or None if the share of passed checks counts.
+
+        A line may have written no reward only because the agent's work kept it from writing. Such a line counts as the
+        lowest reward: blocking the verifier must not pay more than an honest failure.
+        """
+        low = self._case.task.reward_range[0]
+        if not self._reads_file:
+            return None
+        for number, reward in reversed(list(enumerate(self._rewards))):
+            if reward.value is not None:
+                return reward.value
+            has_earlier = any(earlier.value is not None for earlier in self._rewards[:number])
+            if (has_earlier or share > low) and self._is_withheld(reward):
+                return low
+        return None
+
+    def _is_withheld(self, reward: _LineReward) -> bool:
+        """Return whether a line without a reward writes one without the agent's work."""
+        if not reward.has_passed:
+            return self._writes_reward(reward.line)
+        # `make test || echo 0 > reward.txt` writes a reward only if it fails, so the baseline would prove nothing here:
+        # the line passed. The solution shows its behaviour when it passes. An isolated line has shown it already.
+        source: Source = "solved" if self._case.task.solution else "setup"
+        return not reward.is_isolated and self._writes_reward(reward.line, source)
+
+    def _writes_reward(self, line: str, source: Source = "setup") -> bool:
+        return self._attempt(line, source, proves=False).written is not None
+
+    def _must_prove(self, line: str) -> bool:
+        task = self._case.task
+        if task.proof is not None:
+            return task.proof
+        if runs_pytest(line) or with_wrapper(line, task.verify_sources) != line:
+            return True
+        named = (text for path, text in task.verify_sources.items() if posixpath.basename(path) in line)
+        return any(proves_itself(text) for text in (line, *named))
+
+    def _attempt(self, line: str, source: Source, *, proves: bool) -> LineRun:
+        """Run a line in a fresh sandbox, and read its traces."""
+        try:
+            with self._case.use(self._case.need(line, source)) as ready:
+                return self._run_in(ready, line, proves=proves)
+        except (SandboxError, OSError) as exc:
+            self._case.cancel.check()
+            return lost_line(line, exc)
+
+    def _run_in(self, ready: ReadySandbox, line: str, *, proves: bool) -> LineRun:
+        task, place, sandbox = self._case.task, self._case.place(), ready.sandbox
+        envs, command, proof = place.environment(sandbox), line, None
+        if proves:
+            proof = Proof(line, sandbox.home, sandbox.workdir, task.verify_sources)
+            proof.lay(sandbox, self._case.folder / "proof.tar")
+            envs, command = {**envs, **proof.environment()}, proof.command()
+        before = _file_states(sandbox, task.verify_sources)
+        attempt = attempt_line(
+            sandbox,
+            place.command(command, sandbox),
+            timeout=task.verify_timeout_s,
+            envs={**task.verify_env, **clean_environment(sandbox.home, envs)},
+            cmd=line,
+        )
+        # The order matters: look for processes while they live, stop them, then read files that nothing can change.
+        left = self._case.counts_processes and self._left_processes(ready)
+        sandbox.stop_processes()
+        evidence = None if proof is None else proof.read(sandbox)
+        written = read_reward(sandbox, task)
+        if written is not None and self._reads_file and not is_plain(sandbox, written.file):
+            # The agent's code may have made its own reward file read-only, or linked it to a file that holds a 1.
+            written = WrittenReward("a link, or a closed file,", None)
+        changes = _changes(before, _file_states(sandbox, task.verify_sources))
+        ready.is_unchanged = attempt.crash is None and proof is None and not changes
+        return replace(attempt, evidence=evidence, left_processes=left, written=written, changes=changes)
+
+    def _left_processes(self, ready: ReadySandbox) -> bool:
+        """Return whether a process of a line outlived it. If the list cannot be read, assume one did."""
+        try:
+            return bool(processes_in(ready.sandbox) - ready.processes)
+        except SandboxGone:
+            raise
+        except SandboxError:
+            return True
+
+    def _proven(self, line: str, attempt: LineRun) -> LineRun:
+        """Refuse a line that exits with 0 and does not prove its end, unless it cannot prove anything."""
+        evidence, result = attempt.evidence, attempt.result
+        if evidence is None or evidence.problem is None:
+            return attempt
+        unloaded = result.exit_code != 0 and could_not_load(result.stdout + result.stderr)
+        if self._case.task.proof is None and not evidence.seen and (result.exit_code == 0 or unloaded):
+            control = self._attempt(line, "setup", proves=True)
+            # A line such as `env -i pytest` hides its pytest from the proof on the baseline, too: accept it as it is.
+            if control.evidence is None or not control.evidence.seen:
+                return self._attempt(line, "work", proves=False) if unloaded else attempt
+        if result.exit_code != 0:
+            return attempt
+        return self._refused(attempt, evidence.problem)
+
+    def _with_own_files(self, line: str, attempt: LineRun) -> LineRun:
+        """Refuse a line during which a verifier file changed, unless the same change happens in a control attempt."""
+        if not attempt.changes or (attempt.result.exit_code != 0 and attempt.written is None):
+            return attempt
+        # A new file in a folder changes the folder's date, and is harmless. Moving the folder away and back also
+        # changes the date of its parent.
+        changes = frozenset(
+            (path, aspect)
+            for path, aspect in attempt.changes
+            if aspect != "entries" or (posixpath.dirname(path), "entries") in attempt.changes
+        )
+        controls: list[Source] = ["setup", "solved"] if self._case.task.solution else ["setup"]
+        for source in controls:
+            if changes:
+                changes -= self._attempt(line, source, proves=False).changes
+        if not changes:
+            return attempt
+        return self._refused(attempt, f"{min(changes)[0]} was changed while it ran")
+
+    def _with_valid_reward(self, line: str, attempt: LineRun) -> LineRun:
+        """Refuse a line if its reward file is invalid, or may have been written or removed after its end."""
+        written = attempt.written
+        if attempt.left_processes and (written is not None or self._writes_reward(line)):
+            return self._refused(attempt, "a process that it started outlived it, and could write the reward")
+        if written is None or written.value is not None:
+            return attempt
+
+        def is_invalid(source: Source) -> bool:
+            control = self._attempt(line, source, proves=False)
+            return control.crash is not None or (control.written is not None and control.written.value is None)
+
+        why = invalid_reward(written, self._case.task)
+        if self._case.is_broken(is_invalid):
+            raise CheckCrash(why, attempt.result)
+        return self._refused(attempt, why)
+
+    def _refused(self, attempt: LineRun, why: str) -> LineRun:
+        """Return the line as failed; its reward file does not count."""
+        self.ignored_file = self.ignored_file or attempt.written is not None
+        code = attempt.result.exit_code
+        note = f"exited with {code}, but {why}"
+        result = attempt.result.model_copy(update={"exit_code": code or REFUSED, "note": note})
+        return replace(attempt, result=result, written=None)
+
+    def _killed(self, line: str, attempt: LineRun, crash: str) -> LineRun:
+        """Fail a line that did not end by itself, unless it does not end without the agent's work either."""
+        if self._case.is_broken(lambda source: self._attempt(line, source, proves=False).crash is not None):
+            raise CheckCrash(crash, attempt.result)
+        self.ignored_file = self.ignored_file or attempt.written is not None
+        note = f"{crash}; without the agent's work it ends by itself, so that work is what killed it"
+        result = attempt.result.model_copy(update={"exit_code": attempt.result.exit_code or REFUSED, "note": note})
+        return replace(attempt, result=result, written=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _FileState:
+    """The state of a verifier file. No user can choose an inode or a change date, so both show a file put back."""
+
+    inode: str = ""
+    """With the file's kind: a link in place of a file differs."""
+    date: str = ""
+    content: str = ""
+    """The hash of a file; empty for a folder."""
+
+
+def _file_states(sandbox: Sandbox, files: Mapping[str, str]) -> dict[str, _FileState]:
+    """Return the states of the verifier's files, and of the folders between them and the work folder."""
+    root = sandbox.workdir
+    paths = [posixpath.normpath(posixpath.join(root, path)) for path in files if not _ESCAPED & set(path)]
+    if not paths:
+        return {}
+    below = [path for path in paths if path.startswith(f"{root}/")]
+    folders = {f"{root}/{above}".rstrip("/") for path in below for above in ancestors(path[len(root) + 1 :])}
+    done = run_script(sandbox, "file_states.sh", *folders, *paths, timeout=60)
+    about, _, hashes = f"\n{done.stdout}".partition("\n--\n")
+    digests = {line[66:]: line[:64] for line in hashes.splitlines()}
+    if done.exit_code == 127:  # the image has no sha256sum
+        digests = {path: _digest(sandbox, path) for path in paths}
+    states = {path: _FileState(content=digest) for path, digest in digests.items()}
+    for line in about.splitlines():  # 123 2026-11-16 13:48:12.123456789 +0000 regular file /home/user/workdir/check.sh
+        state, _, path = line.partition(" /")
+        inode, date, clock, zone, kind = (*state.split(" ", 4), *[""] * 5)[:5]
+        content = digests.get(f"/{path}", "")
+        states[f"/{path}"] = _FileState(f"{inode} {kind}", f"{date} {clock} {zone}", content)
+    return states
+
+
+def _changes(before: Mapping[str, _FileState], after: Mapping[str, _FileState]) -> frozenset[FileChange]:
+    """Return the verifier's files and folders that changed, and how."""
+    changes: set[FileChange] = set()
+    for path, old in before.items():
+        new = after.get(path, _FileState())
+        changes |= {(path, "inode")} if old.inode != new.inode else set()
+        changes |= {(path, "content")} if old.content != new.content else set()
+        changes |= {(path, "date" if old.content else "entries")} if old.date != new.date else set()
+    return frozenset(changes)
+
+
+def _digest(sandbox: Sandbox, path: str) -> str:
+    try:
+        return hashlib.sha256(sandbox.read_bytes(path)).hexdigest()
+    except OSError:
+        return ""
