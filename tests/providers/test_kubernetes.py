@@ -691,7 +691,7 @@ def test_the_schemas_notice_a_mistake() -> None:
 
 
 def test_a_pod_that_drains_has_the_time_for_it() -> None:
-    spec = ServerPods(image="maze", drain_s=600, stop_s=10).spec(None)
+    spec = ServerPods(image="maze", drain_s=600, stop_timeout_s=10).spec(None)
     (container,) = spec["containers"]
     assert container["env"] == [{"name": "OPENENV_DRAIN_TIMEOUT", "value": "600"}]
     assert container["lifecycle"]["preStop"]["exec"]["command"][-1] == "sleep 5"

@@ -14,8 +14,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -67,6 +67,10 @@ _LOOK_S = 2.0
 _LOG_LINES = 40
 _APPEAR_S = 3.0
 _REMOVE_S = 60.0
+_POD_OPTIONS = tuple(
+    option.name for option in fields(ServerPods) if option.name not in ("image", "variables", "startup_s", "drain_s")
+)
+"""Options of `start_container` for its pods; the provider sets the other fields."""
 
 
 class KubernetesProvider(ContainerProvider):
@@ -106,7 +110,9 @@ class KubernetesProvider(ContainerProvider):
             raise ValueError("reach='ingress' and ingress=IngressRoute(host=...) go together")
         address = ClusterAddress(kubeconfig, context, namespace)
         self._cluster = Cluster(address, error=ProviderError, unavailable=ProviderUnavailable)
-        self._reach: Reach = ("dns" if in_cluster() else "port-forward") if reach == "auto" else reach
+        if reach == "auto":
+            reach = "dns" if in_cluster() else "port-forward"
+        self._reach: Reach = reach
         self._route = ingress
         self._owner = owner
         self.ready_timeout_s = ready_timeout_s
@@ -131,92 +137,34 @@ class KubernetesProvider(ContainerProvider):
         *,
         replicas: int = 1,
         workload: Workload = "deployment",
-        container_port: int = 8000,
-        command: Sequence[str] | None = None,
-        cpu_request: float | str | None = None,
-        cpu_limit: float | str | None = None,
-        memory_request: str | None = None,
-        memory_limit: str | None = None,
-        gpus: int = 0,
-        gpu_resource: str = "nvidia.com/gpu",
-        node_selector: Mapping[str, str] | None = None,
-        tolerations: Sequence[Mapping[str, Any]] = (),
-        image_pull_secrets: Sequence[str] = (),
-        image_pull_policy: str | None = None,
-        service_account: str | None = None,
-        security_context: Mapping[str, Any] | None = None,
-        runtime_class: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        annotations: Mapping[str, str] | None = None,
-        ready_path: str = "/ready",
-        stop_timeout_s: float = 10.0,
         ttl_s: float | None = None,
-        pod_spec: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> str:
         """Start the pods and return the address of the server; with several pods, `urls` has one for each.
 
         Args:
-            image: Name of the image, which the nodes pull.
-            port: With port-forwards the first port on this machine, by default any free ones; else that of the Service.
-            env_vars: Variables of the server; kept in a Secret.
-            replicas: How many pods to run.
-            workload: `deployment` replaces pods that end; `pods` have names of their own in DNS.
-            container_port: The port that the server listens on, on 0.0.0.0.
-            command: Replaces the image's command; its entry point stays.
-            cpu_request: Processors that a node must have free.
-            cpu_limit: Processors that a pod may use.
-            memory_request: Memory that a node must have free: `2Gi`.
-            memory_limit: Memory that a pod may use.
-            gpus: How many graphics processors a pod gets.
-            gpu_resource: What the cluster calls them.
-            node_selector: Labels that nodes must have.
-            tolerations: Taints of nodes that do not keep the pods away, as in a manifest.
-            image_pull_secrets: Names of the secrets with which the image is pulled.
-            image_pull_policy: `Always`, `IfNotPresent` or `Never`.
-            service_account: The account that the pods run under; with one, its token is mounted.
-            security_context: Of the container, as in a manifest; its fields replace ours.
-            runtime_class: Such as gVisor's or Kata's.
-            labels: More labels of all objects and pods.
-            annotations: More annotations of the pods.
-            ready_path: What the readiness probe asks; a server of the published package has `/health` only.
-            stop_timeout_s: How long a server may take to end before it is killed.
-            ttl_s: After this time `openenv gc` removes all of it, from any machine; `pods` end by themselves.
-            pod_spec: Anything else of the pods' `spec`, merged into it.
-            kwargs: None are accepted.
+            image: The image, which the nodes pull.
+            port: With port-forwards, the first port on this machine, by default any free ports; else the Service's.
+            env_vars: Variables of the server; stored in a Secret.
+            replicas: The number of pods.
+            workload: `deployment` replaces pods that end; `pods` have DNS names of their own.
+            ttl_s: After this time `openenv gc` removes everything, from any machine; `pods` end by themselves.
+            kwargs: Fields of `ServerPods`, such as `cpu_request=2`, `gpus=1` or `command=[...]`.
 
         Raises:
             ValueError: An option is unknown or invalid.
-            RuntimeError: The cluster refused it, in its own words; nothing is left of it.
+            RuntimeError: The cluster refused it; the text quotes the cluster. Nothing is left of the start.
         """
-        refuse_unknown(self, kwargs, KubernetesProvider.start_container)
+        unknown = {name: value for name, value in kwargs.items() if name not in _POD_OPTIONS}
+        refuse_unknown(self, unknown, KubernetesProvider.start_container, more=_POD_OPTIONS)
         if self._server is not None:
             raise ProviderError(f"{type(self).__name__} is already running {self.name}; stop_container() first")
         self._check(replicas, workload, ttl_s)
         pods = ServerPods(
             image=image,
-            container_port=container_port,
-            command=tuple(command or ()),
             variables=dict(env_vars or {}),
-            cpu_request=cpu_request,
-            cpu_limit=cpu_limit,
-            memory_request=memory_request,
-            memory_limit=memory_limit,
-            gpus=gpus,
-            gpu_resource=gpu_resource,
-            node_selector=dict(node_selector or {}),
-            tolerations=tolerations,
-            image_pull_secrets=image_pull_secrets,
-            image_pull_policy=image_pull_policy,
-            service_account=service_account,
-            security_context=dict(security_context or {}),
-            runtime_class=runtime_class,
-            labels=dict(labels or {}),
-            annotations=dict(annotations or {}),
-            ready_path=ready_path,
             startup_s=self.ready_timeout_s,
-            stop_s=stop_timeout_s,
-            pod_spec=dict(pod_spec or {}),
+            **{name: value for name, value in kwargs.items() if value is not None},
         )
         marks = {OWNER_ANNOTATION: str(ProcessOwner.current()), IMAGE_ANNOTATION: image}
         marks |= {} if ttl_s is None else {EXPIRES_ANNOTATION: time_after(ttl_s)}
@@ -224,7 +172,7 @@ class KubernetesProvider(ContainerProvider):
             name=server_name(image),
             pods=pods,
             replicas=replicas,
-            labels={**(labels or {}), PROVIDER_LABEL: KIND},
+            labels={**pods.labels, PROVIDER_LABEL: KIND},
             annotations=marks,
             owner=self._own_pod() if self._owner == "auto" else self._owner,
         )
@@ -426,7 +374,7 @@ class KubernetesProvider(ContainerProvider):
             appears = time.monotonic() + (_APPEAR_S if may_appear else 0.0)
             while not self._cluster.delete(Service, name) and time.monotonic() < appears:
                 time.sleep(0.1)
-            gone = server.watch.wait(lambda pods: not pods or None, server.manifests.pods.stop_s + _REMOVE_S)
+            gone = server.watch.wait(lambda pods: not pods or None, server.manifests.pods.stop_timeout_s + _REMOVE_S)
             problem = None if gone else "its pods are still there"
         except RuntimeError as error:
             problem = str(error)

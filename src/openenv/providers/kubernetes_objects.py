@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from openenv.sandboxes.cluster import PodOptions, quantity
+
 PROVIDER_LABEL = "openenv.provider"
 """On every object of a provider, and on its pods."""
 IMAGE_ANNOTATION = "openenv.image"
@@ -33,36 +35,31 @@ Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerPods:
-    """The pods of a server. What is not set is left to the cluster.
+class ServerPods(PodOptions):
+    """The pods of a server, with the options of `PodOptions`. `pod_spec` is merged: containers and volumes by name.
+
+    `KubernetesProvider.start_container` and `openenv deploy k8s` take their options from here.
 
     Args:
-        image: Name of the image.
-        container_port: The port that the server listens on.
+        image: The image, which the nodes pull.
+        container_port: The port that the server listens on, on 0.0.0.0.
         command: Replaces the image's command; its entry point stays.
-        variables: Environment variables; they are kept in a Secret.
-        plain_variables: Environment variables that stand in the manifest.
-        secrets: Names of Secrets that there are already, whose keys become variables.
-        cpu_request: Processors that a node must have free.
-        cpu_limit: Processors that it may use.
-        memory_request: Memory that a node must have free, as Kubernetes takes it: `2Gi`.
-        memory_limit: Memory that it may use.
-        gpus: How many graphics processors it gets.
-        gpu_resource: What the cluster calls them.
-        node_selector: Labels that its node must have.
-        tolerations: Taints of nodes that do not keep it away, as in a manifest.
-        image_pull_secrets: Names of the secrets with which the image is pulled.
+        variables: Environment variables, stored in a Secret.
+        plain_variables: Environment variables, written into the manifest.
+        secrets: Names of existing Secrets; their keys become variables.
+        cpu_limit: The processors that a pod may use.
+        memory_limit: The memory that a pod may use.
+        gpus: The number of GPUs of a pod.
+        gpu_resource: The cluster's name for them.
         image_pull_policy: `Always`, `IfNotPresent` or `Never`.
-        service_account: The account that it runs under; with one, its token is mounted.
-        security_context: Of the container; replaces fields of ours.
-        runtime_class: Such as gVisor's or Kata's.
-        labels: More labels.
-        annotations: More annotations.
-        ready_path: What the readiness probe asks; a server of the published package has `/health` only.
-        startup_s: How long it may take to answer for the first time.
-        stop_s: How long it may take to end.
-        drain_s: How long its sessions may go on when it is to end.
-        pod_spec: Anything else of a pod's `spec`, merged into it; containers and volumes are matched by name.
+        service_account: The account of the pods; if set, its token is mounted.
+        security_context: The container's security context, as in a manifest; its fields replace ours.
+        labels: More labels of all objects and pods.
+        annotations: More annotations of the pods.
+        ready_path: The path of the readiness probe; a server of the published package has only `/health`.
+        startup_s: The longest time until the first answer.
+        stop_timeout_s: The time to end before the server is killed.
+        drain_s: The time for sessions to finish before the server ends.
     """
 
     image: str
@@ -71,26 +68,19 @@ class ServerPods:
     variables: Mapping[str, str] = field(default_factory=dict)
     plain_variables: Mapping[str, str] = field(default_factory=dict)
     secrets: Sequence[str] = ()
-    cpu_request: float | str | None = None
     cpu_limit: float | str | None = None
-    memory_request: str | None = None
     memory_limit: str | None = None
     gpus: int = 0
     gpu_resource: str = "nvidia.com/gpu"
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: Sequence[Mapping[str, Any]] = ()
-    image_pull_secrets: Sequence[str] = ()
     image_pull_policy: str | None = None
     service_account: str | None = None
     security_context: Mapping[str, Any] = field(default_factory=dict)
-    runtime_class: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     ready_path: str = "/ready"
     startup_s: float = 300.0
-    stop_s: float = 10.0
+    stop_timeout_s: float = 10.0
     drain_s: float = 0.0
-    pod_spec: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in (*self.variables, *self.plain_variables):
@@ -111,23 +101,16 @@ class ServerPods:
             "automountServiceAccountToken": self.service_account is not None,
             "enableServiceLinks": False,  # else every Service of the namespace becomes a handful of variables
         }
-        spec |= _given(
-            serviceAccountName=self.service_account,
-            runtimeClassName=self.runtime_class,
-            nodeSelector=dict(self.node_selector),
-            tolerations=[dict(one) for one in self.tolerations],
-            imagePullSecrets=[{"name": name} for name in self.image_pull_secrets],
-        )
-        return merged(spec, self.pod_spec)
+        spec |= _given(serviceAccountName=self.service_account)
+        return merged({**spec, **self.placement}, self.pod_spec)
 
     def _grace_s(self) -> int:
         if not self.drain_s:
-            return math.ceil(self.stop_s)
-        return math.ceil(ENDPOINTS_S + self.drain_s + self.stop_s + _MARGIN_S)
+            return math.ceil(self.stop_timeout_s)
+        return math.ceil(ENDPOINTS_S + self.drain_s + self.stop_timeout_s + _MARGIN_S)
 
     def _container(self, secret: str | None) -> Manifest:
-        requests = _given(cpu=_text(self.cpu_request), memory=self.memory_request)
-        limits = _given(cpu=_text(self.cpu_limit), memory=self.memory_limit)
+        limits = _given(cpu=quantity(self.cpu_limit), memory=self.memory_limit)
         limits |= {self.gpu_resource: str(self.gpus)} if self.gpus else {}
         security: Manifest = {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}}
         container: Manifest = {
@@ -143,7 +126,7 @@ class ServerPods:
         container |= _given(
             args=list(self.command),
             imagePullPolicy=self.image_pull_policy,
-            resources=_given(requests=requests, limits=limits),
+            resources=_given(requests=self.requests, limits=limits),
         )
         plain = dict(self.plain_variables)
         if self.drain_s:
@@ -398,10 +381,6 @@ def _is_named(value: object) -> bool:
 def _given(**fields: Any) -> Manifest:
     """Return the fields that hold something."""
     return {name: value for name, value in fields.items() if value not in (None, {}, [], "")}
-
-
-def _text(value: float | str | None) -> str | None:
-    return value if isinstance(value, str) or value is None else f"{value:g}"
 
 
 def _quantity(value: float) -> str:

@@ -18,7 +18,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from openenv import settings
@@ -140,6 +140,51 @@ class EngineWatch:
     log: Callable[[], str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerOptions:
+    """Options of `LocalDockerProvider.start_container`.
+
+    Args:
+        container_port: The port that the server listens on inside.
+        command: Replaces the image's command.
+        network: The network to join; it must publish ports.
+        cpu_limit: The processors that the container may use.
+        memory_limit: The memory that it may use, as the engine writes it: `2g`.
+        gpus: The GPUs, as the engine writes them: `all`.
+        mounts: Folders of this machine to mount, read-only.
+        labels: More labels of the container.
+        run_args: More options of the engine's `create`, put before the image.
+    """
+
+    container_port: int = INNER_PORT
+    command: str | Sequence[str] | None = None
+    network: str | None = None
+    cpu_limit: float | str | None = None
+    memory_limit: str | None = None
+    gpus: str | None = None
+    mounts: Sequence[Mount] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    run_args: Sequence[str] = ()
+
+    def words(self) -> list[str]:
+        """Return the options of the engine's `create`, without the port and the command."""
+        limits = {
+            "--network": self.network,
+            "--cpus": self.cpu_limit,
+            "--memory": self.memory_limit,
+            "--gpus": self.gpus,
+        }
+        return [
+            *owner_labels("docker", self.labels),
+            *options_of(limits),
+            *(word for mount in self.mounts for word in ("--mount", bind_option(mount))),
+            *self.run_args,
+        ]
+
+
+_OPTION_NAMES = tuple(option.name for option in fields(ContainerOptions))
+
+
 class LocalDockerProvider(EngineProvider):
     """Starts a container and publishes its server on 127.0.0.1; one at a time.
 
@@ -178,62 +223,36 @@ class LocalDockerProvider(EngineProvider):
         image: str,
         port: int | None = None,
         env_vars: dict[str, str] | None = None,
-        *,
-        container_port: int = INNER_PORT,
-        command: str | Sequence[str] | None = None,
-        network: str | None = None,
-        cpu_limit: float | str | None = None,
-        memory_limit: str | None = None,
-        gpus: str | None = None,
-        mounts: Sequence[Mount] = (),
-        labels: Mapping[str, str] | None = None,
-        run_args: Sequence[str] = (),
         **kwargs: Any,
     ) -> str:
         """Start a container, pulling its image if it is missing, and return its address.
 
         Args:
-            image: Name of the image.
+            image: The name of the image.
             port: The port on this machine; by default any free one.
             env_vars: Variables of the container; kept out of argument lists.
-            container_port: The port that the server listens on inside.
-            command: Replaces the image's command.
-            network: The network to join; it must be one that publishes ports.
-            cpu_limit: How many processors it may use.
-            memory_limit: How much memory, as the engine takes it: `2g`.
-            gpus: Which graphics processors, as the engine takes it: `all`.
-            mounts: Folders of this machine to mount, read-only.
-            labels: More labels of the container.
-            run_args: More options of the engine's `create`, put before the image.
-            kwargs: None are accepted.
+            kwargs: Fields of `ContainerOptions`, such as `memory_limit="2g"` or `command="serve --port 80"`.
 
         Raises:
             ValueError: An option is unknown or invalid.
-            RuntimeError: It could not be started; the text has its log, and nothing is left of it.
+            RuntimeError: The start failed; the text has the log. Nothing is left of the container.
         """
-        refuse_unknown(self, kwargs, LocalDockerProvider.start_container)
+        unknown = {name: value for name, value in kwargs.items() if name not in _OPTION_NAMES}
+        refuse_unknown(self, unknown, LocalDockerProvider.start_container, more=_OPTION_NAMES)
         self._require_none()
+        options = ContainerOptions(**{name: value for name, value in kwargs.items() if value is not None})
         variables = Variables.of(env_vars)
-        limits = {"--network": network, "--cpus": cpu_limit, "--memory": memory_limit, "--gpus": gpus}
-        options = [
-            *("--publish", f"127.0.0.1:{'' if port is None else port}:{container_port}"),
-            *variables.options,
-            *owner_labels("docker", labels),
-            *options_of(limits),
-            *(word for mount in mounts for word in ("--mount", bind_option(mount))),
-            *run_args,
-            image,
-            *words_of(command),
-        ]
+        publish = f"127.0.0.1:{'' if port is None else port}:{options.container_port}"
+        words = ["--publish", publish, *variables.options, *options.words(), image, *words_of(options.command)]
         with contextlib.suppress(ProviderError):  # sweeping is a courtesy: its failure must not stop this start
             self._engine.sweep()
         self._ensure_image(image)
         name = new_name(image)
 
         def create() -> str:
-            self._engine.output("create", "--name", name, *options, data=variables.file, environ=variables.environ)
+            self._engine.output("create", "--name", name, *words, data=variables.file, environ=variables.environ)
             self._engine.output("start", name)
-            return f"http://localhost:{self._published(container_port)}"
+            return f"http://localhost:{self._published(options.container_port)}"
 
         return self._start(image, name, create)
 

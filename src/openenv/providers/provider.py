@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from typing_extensions import Self
@@ -136,13 +136,23 @@ def provider_named(name: str, **options: Any) -> ContainerProvider | RuntimeProv
     return provider_class(name)(**options)
 
 
-def refuse_unknown(provider: object, unknown: dict[str, Any], start: Callable[..., str]) -> None:
-    """Raise ValueError for options that `start` does not have: to ignore one would start something else."""
+def refuse_unknown(
+    provider: object, unknown: Mapping[str, Any], start: Callable[..., str], *, more: Iterable[str] = ()
+) -> None:
+    """Raise ValueError for unknown options: ignoring one would start a different server.
+
+    Args:
+        provider: The provider, named in the message.
+        unknown: The unknown options.
+        start: The method with the options; the message lists them.
+        more: Further options of that method.
+    """
     if unknown:
-        options = inspect.signature(start).parameters.values()
-        known = ", ".join(option.name for option in options if option.default is not inspect.Parameter.empty)
+        parameters = inspect.signature(start).parameters.values()
+        options = [option.name for option in parameters if option.default is not inspect.Parameter.empty]
         names = ", ".join(sorted(unknown))
-        raise ValueError(f"Unsupported kwargs for {type(provider).__name__}: {names}. It takes {known}.")
+        supported = ", ".join([*options, *more])
+        raise ValueError(f"Unsupported kwargs for {type(provider).__name__}: {names}. It takes {supported}.")
 
 
 @contextlib.contextmanager

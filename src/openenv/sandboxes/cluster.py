@@ -19,8 +19,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from pathlib import Path
@@ -72,6 +72,51 @@ class ClusterAddress:
     kubeconfig: str | Path | None = None
     context: str | None = None
     namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodOptions:
+    """Placement and resources of a pod, for servers and sandboxes. The cluster decides about unset options.
+
+    Args:
+        cpu_request: Processors that a node must have free.
+        memory_request: Memory that a node must have free, as Kubernetes writes it: `2Gi`.
+        node_selector: Labels that the node must have.
+        tolerations: Taints of nodes that the pod accepts, as in a manifest.
+        image_pull_secrets: Names of the secrets for pulling the image.
+        runtime_class: A stronger isolation that the cluster offers, such as gVisor or Kata.
+        pod_spec: Any other field of the pod's `spec`.
+    """
+
+    cpu_request: float | str | None = None
+    memory_request: str | None = None
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: Sequence[Mapping[str, Any]] = ()
+    image_pull_secrets: Sequence[str] = ()
+    runtime_class: str | None = None
+    pod_spec: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """The fields of `spec` that decide where and how the pod runs."""
+        fields = {
+            "runtimeClassName": self.runtime_class,
+            "nodeSelector": dict(self.node_selector),
+            "tolerations": [dict(toleration) for toleration in self.tolerations],
+            "imagePullSecrets": [{"name": name} for name in self.image_pull_secrets],
+        }
+        return {name: value for name, value in fields.items() if value}
+
+    @property
+    def requests(self) -> dict[str, str]:
+        """The resources that a node must have free."""
+        amounts = {"cpu": quantity(self.cpu_request), "memory": self.memory_request}
+        return {name: amount for name, amount in amounts.items() if amount}
+
+
+def quantity(value: float | str | None) -> str | None:
+    """Return an amount of processors as Kubernetes writes it."""
+    return value if isinstance(value, str) or value is None else f"{value:g}"
 
 
 @dataclass(frozen=True, slots=True)

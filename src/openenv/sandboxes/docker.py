@@ -49,10 +49,10 @@ from openenv.sandboxes.base import (
 )
 from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli, EngineName, bind_option, first_engine
 from openenv.sandboxes.descriptors import limit_inside
+from openenv.sandboxes.exposed_ports import Exposure, Relay
 from openenv.sandboxes.local.cgroups import limit_sockets
 from openenv.sandboxes.namespaces import limit_terminals, listen_in
 from openenv.sandboxes.owners import ProcessOwner
-from openenv.sandboxes.relay import Exposure, Relay
 from openenv.sandboxes.shell import ShellSandbox, clean_archive
 from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, ShellRun, framed, mark_kb
 

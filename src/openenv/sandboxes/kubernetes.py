@@ -17,7 +17,8 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ from openenv.sandboxes.cluster import (
     Cluster,
     ClusterAddress,
     OwnedObject,
+    PodOptions,
     PodState,
     PodWatch,
     time_after,
@@ -98,31 +100,40 @@ done | {
 }"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxPods(PodOptions):
+    """The pods of sandboxes, with the options of `PodOptions`. Fields in `pod_spec` replace ours.
+
+    By default, a node must have 0.1 processors and `256Mi` of memory free, or the sandbox's limit if that is less.
+
+    Args:
+        seccomp_profile: A profile on the nodes, relative to the kubelet's folder; by default the runtime's own.
+        warm_pool: The `SandboxWarmPool` of SIG agent-sandbox that provides the pods; see `pool_manifests`.
+        start_timeout_s: The longest time that a pod may take to start, including the image pull and the scheduling.
+    """
+
+    seccomp_profile: str | None = None
+    warm_pool: str | None = None
+    start_timeout_s: float = _READY_S
+
+
 class KubernetesSandboxes(Sandboxes):
     """Starts sandboxes as pods.
 
     Args:
-        image: Name of the image, which needs `/bin/sh` and `tar`, and `python3` for exposed ports. By default
+        image: The image. It must contain `/bin/sh` and `tar`, and `python3` for exposed ports. By default
             `OPENENV_SANDBOX_IMAGE` or `python:3.12-slim`.
-        kubeconfig: The file that describes the cluster; by default the service account of this pod, else what
-            `kubectl` would use.
+        kubeconfig: The file that describes the cluster; by default the service account of this pod, else the
+            configuration of `kubectl`.
         context: The context in that file.
-        namespace: Where the pods run; by default that of the context.
-        runtime_class: A stronger isolation that the cluster offers, such as gVisor's or Kata's.
-        seccomp_profile: A profile on the nodes, relative to the kubelet's folder; by default the runtime's own.
-        warm_pool: The `SandboxWarmPool` of SIG agent-sandbox from which sandboxes are taken; see `pool_manifests`.
-        node_selector: Labels that nodes must have.
-        tolerations: Taints of nodes that do not keep the pods away, as in a manifest.
-        image_pull_secrets: Names of the secrets with which the image is pulled.
-        cpu_request: Processors that a node must have free for a sandbox; by default 0.1, or its limit if that is less.
-        memory_request: Memory that a node must have free for one; by default `256Mi`, or its limit if that is less.
-        start_timeout_s: How long a pod may take to start, with the time to pull its image and to find a node.
-        pod_spec: Anything else of the pods' `spec`; its fields replace ours.
-        check_network: Whether the first sandbox tries to reach the API server, to see that the cluster keeps network
-            policies; without that, a plugin that ignores them leaves the network open.
+        namespace: The namespace of the pods; by default the context's.
+        check_network: Whether the first sandbox tries to reach the API server. This detects clusters that ignore
+            network policies and leave the network open.
+        options: Fields of `SandboxPods`, such as `warm_pool="agents"` or `runtime_class="gvisor"`.
 
     Raises:
-        SandboxUnavailable: lightkube is not installed, or there is no configuration.
+        SandboxUnavailable: lightkube is not installed, or no cluster is configured.
+        TypeError: An option is unknown.
     """
 
     name = "kubernetes"
@@ -135,30 +146,12 @@ class KubernetesSandboxes(Sandboxes):
         kubeconfig: str | Path | None = None,
         context: str | None = None,
         namespace: str | None = None,
-        runtime_class: str | None = None,
-        seccomp_profile: str | None = None,
-        warm_pool: str | None = None,
-        node_selector: Mapping[str, str] | None = None,
-        tolerations: Sequence[Mapping[str, Any]] = (),
-        image_pull_secrets: Sequence[str] = (),
-        cpu_request: float | str | None = None,
-        memory_request: str | None = None,
-        start_timeout_s: float = _READY_S,
-        pod_spec: Mapping[str, Any] | None = None,
         check_network: bool = True,
+        **options: Any,
     ) -> None:
         self.image = image or settings.sandbox_image() or DEFAULT_IMAGE
         self._cluster = Cluster(ClusterAddress(kubeconfig, context, namespace))
-        self._runtime_class = runtime_class
-        self._seccomp_profile = seccomp_profile
-        self._warm_pool = warm_pool
-        self._node_selector = dict(node_selector or {})
-        self._tolerations = [dict(one) for one in tolerations]
-        self._pull_secrets = [{"name": name} for name in image_pull_secrets]
-        requests = {"cpu": cpu_request, "memory": memory_request}
-        self._requests = {key: str(value) for key, value in requests.items() if value is not None}
-        self._start_timeout_s = start_timeout_s
-        self._pod_spec = dict(pod_spec or {})
+        self._pods = SandboxPods(**{name: value for name, value in options.items() if value is not None})
         self._check_network = check_network
         self._id = secrets.token_hex(8)
         self._lock = threading.Lock()
@@ -170,7 +163,7 @@ class KubernetesSandboxes(Sandboxes):
         """Return if the cluster answers and lets this user run pods; raise `SandboxUnavailable` if not."""
         try:
             self._prepare()
-            if self._warm_pool is not None and not self._cluster.serves(f"{_CLAIMS}/{_CLAIM_VERSION}"):
+            if self._pods.warm_pool is not None and not self._cluster.serves(f"{_CLAIMS}/{_CLAIM_VERSION}"):
                 raise SandboxUnavailable(
                     f"The cluster has no {_CLAIMS}/{_CLAIM_VERSION}, which warm_pool needs: install SIG agent-sandbox "
                     "with its extensions, or leave warm_pool out."
@@ -187,7 +180,7 @@ class KubernetesSandboxes(Sandboxes):
                 f"A cluster builds no images. Build {spec.build}, push the image to a registry that the cluster pulls "
                 "from, and name it there: for a task of Harbor's, as `docker_image` in its task.toml."
             )
-        if self._warm_pool is not None:
+        if self._pods.warm_pool is not None:
             refuse_image(spec, f"{self.name} with a warm pool")
 
     def open(self, spec: SandboxSpec | None = None) -> KubernetesSandbox:
@@ -200,8 +193,8 @@ class KubernetesSandboxes(Sandboxes):
         watch = self._prepare()
         if spec.network:
             self._cluster.apply(self._network_policy())
-        if self._warm_pool is not None:
-            return self._claim(watch, spec, self._warm_pool)
+        if self._pods.warm_pool is not None:
+            return self._claim(watch, spec, self._pods.warm_pool)
         name = f"{_POD_NAME}{secrets.token_hex(8)}"
         self._open.add(name)
         try:
@@ -263,7 +256,7 @@ class KubernetesSandboxes(Sandboxes):
                     sweep(self._cluster)
                 watch = PodWatch(self._cluster, {BACKEND_LABEL: self._id})
                 try:
-                    watch.wait(lambda pods: True, self._start_timeout_s)
+                    watch.wait(lambda pods: True, self._pods.start_timeout_s)
                 except BaseException:
                     watch.close()
                     raise
@@ -313,7 +306,7 @@ class KubernetesSandboxes(Sandboxes):
         volumes.append({"name": "passwd", "downwardAPI": {"items": [passwd]}})
         seconds = max(1, math.ceil(spec.timeout_s))
         usual = {"cpu": _smaller(_CPU_REQUEST, most["cpu"]), "memory": _smaller(_MEMORY_REQUEST, most["memory"])}
-        requests = {**usual, **self._requests}
+        requests = {**usual, **self._pods.requests}
         container = {
             "name": CONTAINER,
             "image": spec.image or self.image,
@@ -329,8 +322,8 @@ class KubernetesSandboxes(Sandboxes):
             "volumeMounts": mounts,
         }
         profile = {"type": "RuntimeDefault"}
-        if self._seccomp_profile is not None:
-            profile = {"type": "Localhost", "localhostProfile": self._seccomp_profile}
+        if self._pods.seccomp_profile is not None:
+            profile = {"type": "Localhost", "localhostProfile": self._pods.seccomp_profile}
         pod_spec: dict[str, Any] = {
             "containers": [container],
             "volumes": volumes,
@@ -351,13 +344,7 @@ class KubernetesSandboxes(Sandboxes):
         }
         if spec.fills_workdir and spec.workdir is not None:
             pod_spec["initContainers"] = [_filling(container, spec.workdir)]
-        options = {
-            "runtimeClassName": self._runtime_class,
-            "nodeSelector": self._node_selector,
-            "tolerations": self._tolerations,
-            "imagePullSecrets": self._pull_secrets,
-        }
-        pod_spec |= {key: value for key, value in options.items() if value}
+        pod_spec |= self._pods.placement
         users = f"root:x:0:0:root:/root:/bin/sh\nuser:x:{uid}:{uid}:user:{spec.home}:/bin/sh\n"
         notes = {f"openenv.metadata.{key}": str(value) for key, value in spec.metadata.items()}
         notes |= {
@@ -373,7 +360,7 @@ class KubernetesSandboxes(Sandboxes):
                 "labels": {**self._labels(), **({NETWORK_LABEL: "yes"} if spec.network else {})},
                 "annotations": notes,
             },
-            "spec": {**pod_spec, **self._pod_spec},
+            "spec": {**pod_spec, **self._pods.pod_spec},
         }
 
     def _labels(self) -> dict[str, str]:
@@ -389,15 +376,17 @@ class KubernetesSandboxes(Sandboxes):
             is_stuck = pod.problem is not None and pod.problem.kind != "unschedulable"
             return pod if pod.is_running or pod.is_ending or is_stuck else None
 
-        pod = watch.wait(look, self._start_timeout_s)
+        pod = watch.wait(look, self._pods.start_timeout_s)
         if pod is not None and pod.is_running and pod.problem is None:
             return
         is_late = pod is None
         pod = pod or next((one for one in watch.pods if one.name == name), None)
-        words = [] if pod is None else [pod.problem.text] if pod.problem else []
-        words += [] if pod is None else self._cluster.warnings(pod.uid)
+        words: list[str] = []
+        if pod is not None:
+            words += [pod.problem.text] if pod.problem else []
+            words += self._cluster.warnings(pod.uid)
         reason = "; ".join(dict.fromkeys(words)) or "no pod appeared"
-        within = f" within {self._start_timeout_s:g} s" if is_late else ""
+        within = f" within {self._pods.start_timeout_s:g} s" if is_late else ""
         raise SandboxUnavailable(f"The cluster started no sandbox of '{image}'{within}: {reason}")
 
     def _opened(self, pod: str, spec: SandboxSpec, delete: Callable[[], None]) -> KubernetesSandbox:
@@ -461,7 +450,7 @@ class KubernetesSandboxes(Sandboxes):
 
     def _await_claim(self, claims: Any, name: str) -> str:
         """Return the pod of a claim, whose name is that of its Sandbox."""
-        deadline = time.monotonic() + self._start_timeout_s
+        deadline = time.monotonic() + self._pods.start_timeout_s
         words = "the claim has no status"
         while time.monotonic() < deadline:
             with self._cluster.asking(f"read SandboxClaim {name}"):
@@ -475,7 +464,7 @@ class KubernetesSandboxes(Sandboxes):
                     if condition.get("reason") in _LOST_CLAIM:
                         raise SandboxUnavailable(f"The warm pool gave no sandbox: {words}")
             time.sleep(0.1)
-        raise SandboxUnavailable(f"The warm pool gave no sandbox within {self._start_timeout_s:g} s: {words}")
+        raise SandboxUnavailable(f"The warm pool gave no sandbox within {self._pods.start_timeout_s:g} s: {words}")
 
 
 _LOST_CLAIM = frozenset(

@@ -31,7 +31,7 @@ from openenv.sandboxes.base import (
     refuse_image,
     refuse_snapshot,
 )
-from openenv.sandboxes.relay import Exposure, Relay
+from openenv.sandboxes.exposed_ports import Exposure, Relay
 from openenv.sandboxes.streams import Pipes, follow_output, run_to_end
 
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"

@@ -26,7 +26,7 @@ from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxU
 from openenv.sandboxes import shell_command, trees
 from openenv.sandboxes.base import MAX_TREE, TIMED_OUT, CommandSpec, ExecResult, OnOutput, Sandbox, SandboxSpec, Stream
 from openenv.sandboxes.descriptors import ConnectionQuota
-from openenv.sandboxes.relay import StdioTunnel, relay_source
+from openenv.sandboxes.exposed_ports import StdioTunnel, relay_source
 from openenv.sandboxes.shell_command import Channel, Invocation, ShellRun
 from openenv.sandboxes.streams import slices
 

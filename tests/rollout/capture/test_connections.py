@@ -16,7 +16,7 @@ import pytest
 from openenv.errors import SandboxUnavailable
 from openenv.rollout import CaptureServer, Model
 from openenv.sandboxes import LocalSandboxes, Sandboxes
-from openenv.sandboxes import relay as relay_module
+from openenv.sandboxes import exposed_ports as relay_module
 from openenv.sandboxes.descriptors import ConnectionQuota
 
 QUESTION = b'{"model": "any", "messages": [{"role": "user", "content": "hi"}]}'

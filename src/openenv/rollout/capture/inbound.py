@@ -423,7 +423,7 @@ def _origin(transport: asyncio.Transport) -> str:
         name = end.getpeername()
     except OSError:  # it is gone again
         return ""
-    if isinstance(name, bytes):  # the name of a relay's end (`openenv.sandboxes.relay`), without what tells two apart
+    if isinstance(name, bytes):  # of a relay in `openenv.sandboxes.exposed_ports`; the last part is random
         return name.rpartition(b"/")[0].decode("latin-1")
     return str(name[0]) if isinstance(name, tuple) else name
 

@@ -37,10 +37,10 @@ from pathlib import Path, PurePosixPath
 from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported
 from openenv.sandboxes import descriptors, seccomp, trees
 from openenv.sandboxes.base import SandboxSpec
+from openenv.sandboxes.exposed_ports import Exposure
 from openenv.sandboxes.local.cgroups import Group
 from openenv.sandboxes.local.control import Control
 from openenv.sandboxes.namespaces import limit_terminals
-from openenv.sandboxes.relay import Exposure
 
 INSIDE = "/run/openenv"
 # With a merged /usr these are links such as /bin -> usr/bin, and links inside; without, folders that are mounted.

@@ -45,13 +45,13 @@ from openenv.sandboxes.base import (
     spec_from,
     take_snapshot,
 )
+from openenv.sandboxes.exposed_ports import Relay
 from openenv.sandboxes.local import bubblewrap, cgroups
 from openenv.sandboxes.local.bubblewrap import LaunchKit, Processes, SandboxUser, launch
 from openenv.sandboxes.local.cgroups import Hierarchy
 from openenv.sandboxes.local.control import InitReply, ReplyChannel
 from openenv.sandboxes.local.user_ids import UserIds
 from openenv.sandboxes.owners import ProcessOwner
-from openenv.sandboxes.relay import Relay
 from openenv.sandboxes.streams import Pipes, follow_output, run_to_end, slices
 
 _KILLED = 128 + 9

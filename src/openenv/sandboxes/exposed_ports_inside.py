@@ -122,7 +122,7 @@ def cut(end: socket.socket) -> None:
 
 
 class StdioRelay(FrameTunnel):
-    """The end inside; `openenv.sandboxes.relay.StdioTunnel` is the one on the host."""
+    """The end inside; `openenv.sandboxes.exposed_ports.StdioTunnel` is the one on the host."""
 
     def __init__(self, source: int, sink: int) -> None:
         super().__init__()

@@ -5,10 +5,10 @@
 
        client inside ──> listener (in the sandbox's network) ──accept──> Relay ──> unix socket of the host
 
-2. `StdioTunnel`, where the network cannot be entered: `stdio_relay` runs inside, as a command, and carries connections
-   as frames over its standard streams. Needs `python3` inside and no network between the two.
+2. `StdioTunnel`, if the network cannot be entered: `exposed_ports_inside` runs inside as a command, and carries
+   connections as frames over its standard streams. It needs `python3` inside, and no network between the two.
 
-       client inside ──> stdio_relay ══stdout/stdin of a command══> StdioTunnel ──> unix socket of the host
+       client inside ──> exposed_ports_inside ══stdout/stdin of a command══> StdioTunnel ──> unix socket of the host
 
 Both pass bytes on as they come, close one half of a connection when the other half's sender is done, and let a slow
 reader slow down its writer. Both limit a sandbox's connections (`ConnectionQuota`), for each takes descriptors of the
@@ -31,10 +31,10 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from openenv.sandboxes import stdio_relay
+from openenv.sandboxes import exposed_ports_inside
 from openenv.sandboxes.base import Stream
 from openenv.sandboxes.descriptors import ConnectionQuota
-from openenv.sandboxes.stdio_relay import CUT, HEAD, OPEN, READY, FrameTunnel
+from openenv.sandboxes.exposed_ports_inside import CUT, HEAD, OPEN, READY, FrameTunnel
 
 log = logging.getLogger("openenv.sandboxes")
 
@@ -306,11 +306,11 @@ def _connect_unix(far: socket.socket, path: str) -> None:
 
 def relay_source() -> str:
     """Return the program that runs inside."""
-    return Path(stdio_relay.__file__).read_text()
+    return Path(exposed_ports_inside.__file__).read_text()
 
 
 class StdioTunnel(FrameTunnel):
-    """The host's end of a tunnel: `received` takes the output of `stdio_relay`, `frames` yields its input.
+    """The host's end of a tunnel: `received` takes the output of `exposed_ports_inside`, `frames` yields its input.
 
     The other end runs as the sandbox's user, so code in the sandbox can write frames of its own: none is trusted.
     """

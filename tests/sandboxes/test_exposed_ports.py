@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from openenv.sandboxes import relay as relay_module
+from openenv.sandboxes import exposed_ports as relay_module
 from openenv.sandboxes.descriptors import ConnectionQuota
-from openenv.sandboxes.relay import Relay
+from openenv.sandboxes.exposed_ports import Relay
 
 Talk = Callable[[socket.socket], None]
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from openenv.sandboxes import relay as relay_module
+from openenv.sandboxes import exposed_ports as relay_module
 from openenv.sandboxes.descriptors import ConnectionQuota
-from openenv.sandboxes.relay import StdioTunnel, relay_source
-from openenv.sandboxes.stdio_relay import CUT, DATA, HEAD, OPEN
+from openenv.sandboxes.exposed_ports import StdioTunnel, relay_source
+from openenv.sandboxes.exposed_ports_inside import CUT, DATA, HEAD, OPEN
 
 
 @pytest.fixture
