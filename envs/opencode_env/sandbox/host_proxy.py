@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from opencode_env.config import OpenCodeConfig
 from opencode_env.opencode_runtime import model_id
-from openenv.rollout.capture import Call, CaptureServer, export
+from openenv.rollout.capture import Call, CaptureOptions, CaptureServer, export
 from openenv.rollout.capture.training_trace import TrainingTrace
 from openenv.rollout.scratch import scratch
 from openenv.rollout.tasks.task import Model
@@ -35,7 +35,7 @@ class HostProxy:
     def __init__(self, sandbox: Sandbox, config: OpenCodeConfig, *, port: int) -> None:
         with ExitStack() as stack:
             folder = stack.enter_context(scratch())  # removed by the next one, should this process be killed
-            server = stack.enter_context(CaptureServer(folder / "captures", sockets=folder))
+            server = stack.enter_context(CaptureServer(folder / "captures", CaptureOptions(sockets=folder)))
             self._capture = stack.enter_context(server.open(None, model_of(config)))
             self.base_url = sandbox.expose(server.socket, port=port).rstrip("/") + "/v1"
             self.api_key = self._capture.key

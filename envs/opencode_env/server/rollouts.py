@@ -24,7 +24,7 @@ from opencode_env.server.catalog import SCRIPTED, EndpointError, resolve_for_cal
 from opencode_env.server.settings import ServerSettings
 from openenv.errors import AgentUnavailable, OpenEnvError, SandboxError
 from openenv.rollout import Check, Model, Outcome, Progress, RolloutStore, Sampling, Task, run_rollout_async
-from openenv.rollout.capture import CaptureServer, export, read
+from openenv.rollout.capture import CaptureOptions, CaptureServer, export, read
 from openenv.rollout.scratch import scratch
 from openenv.rollout.tasks.checks import expand
 from openenv.sandboxes import Sandboxes, backend
@@ -167,7 +167,7 @@ async def _capture(request: RolloutRequest) -> AsyncIterator[CaptureServer | Non
         yield None
         return
     with scratch() as folder:
-        server = CaptureServer(folder / "captures", sockets=folder)
+        server = CaptureServer(folder / "captures", CaptureOptions(sockets=folder))
         await asyncio.to_thread(server.start)
         try:
             yield server

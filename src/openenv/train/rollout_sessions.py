@@ -17,7 +17,7 @@ from typing import Any
 from openenv.errors import RolloutCancelled, RolloutError
 from openenv.protocol.tool_messages import Tool
 from openenv.rollout.cancellation import Cancellation
-from openenv.rollout.capture import CaptureServer, export
+from openenv.rollout.capture import CaptureOptions, CaptureServer, export
 from openenv.rollout.capture import read as read_recording
 from openenv.rollout.capture.training_trace import TrainingTrace
 from openenv.rollout.run.agent_sessions import (
@@ -129,7 +129,7 @@ class _SharedEngine:
             folder = stack.enter_context(scratch())
             store = options.get("store")
             root: Path = folder / "captures" if store is None else store.captures
-            capture = options.get("capture") or stack.enter_context(CaptureServer(root, sockets=folder))
+            capture = options.get("capture") or stack.enter_context(CaptureServer(root, CaptureOptions(sockets=folder)))
             self.captures = capture.root
             self.keeps_records = store is not None or "capture" in options
             arguments: EngineOptions = {**options, "model": model, "capture": capture}

@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from openenv.rollout.capture import Capture, CaptureServer
+from openenv.rollout.capture import Capture, CaptureOptions, CaptureServer
 from openenv.rollout.tasks.task import Budget, Model
 
 
@@ -50,7 +50,7 @@ def engine() -> Iterator[Any]:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[CaptureServer]:
     """A proxy."""
-    with CaptureServer(tmp_path / "records", admin_key="the-admin-key", backoff_s=0.01) as running:
+    with CaptureServer(tmp_path / "records", CaptureOptions(admin_key="the-admin-key", backoff_s=0.01)) as running:
         yield running
 
 

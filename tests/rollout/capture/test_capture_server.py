@@ -19,7 +19,7 @@ import pytest
 
 import http_calls
 from openenv.errors import CaptureError
-from openenv.rollout.capture import CaptureServer, read
+from openenv.rollout.capture import CaptureOptions, CaptureServer, read
 from openenv.rollout.tasks.task import Budget, Model, Sampling
 
 ADMIN = {"authorization": "Bearer the-admin-key"}
@@ -131,8 +131,8 @@ def test_records_are_for_their_owner_only_and_hold_no_key(server: CaptureServer,
 
 def test_anything_but_loopback_needs_an_admin_key(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="admin_key"):
-        CaptureServer(tmp_path, host="0.0.0.0")
-    CaptureServer(tmp_path, host="0.0.0.0", admin_key="k")
+        CaptureServer(tmp_path, CaptureOptions(host="0.0.0.0"))
+    CaptureServer(tmp_path, CaptureOptions(host="0.0.0.0", admin_key="k"))
     command = [sys.executable, "-m", "openenv.rollout.capture", "--root", str(tmp_path), "--host", "0.0.0.0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
@@ -162,7 +162,8 @@ def test_the_socket_of_a_killed_proxy_is_removed_by_the_next_one(tmp_path: Path)
             process.kill()
             process.wait(20)
         assert left.exists()
-        with CaptureServer(tmp_path, sockets=shared) as one, CaptureServer(tmp_path, sockets=shared) as other:
+        options = CaptureOptions(sockets=shared)
+        with CaptureServer(tmp_path, options) as one, CaptureServer(tmp_path, options) as other:
             assert not left.parent.exists()
             assert one.socket.exists()
             assert other.socket.exists()
@@ -239,14 +240,14 @@ def test_the_version_of_the_policy_comes_from_a_header_or_an_address(
     agent = open_agent()
     agent.chat_stream()
     assert agent.capture.calls()[0].policy_version == "42"
-    capture = server.open("asked", Model(base_url=engine.url, name="m"), policy_url=f"{engine.url}/version")
+    capture = server.open("asked", Model(base_url=engine.url, name="m", policy_url=f"{engine.url}/version"))
     agent.headers = {"x-api-key": capture.key}
     agent.chat()
     assert capture.calls()[0].policy_version == "43"
 
 
 def test_memory_of_closed_rollouts_is_released_and_their_records_stay(tmp_path: Path, engine: Any) -> None:
-    with CaptureServer(tmp_path, closed_ttl_s=0.0) as server:
+    with CaptureServer(tmp_path, CaptureOptions(closed_ttl_s=0.0)) as server:
         capture = server.open("r", Model(base_url=engine.url, name="m"))
         url = f"{server.url}/v1/chat/completions"
         body = {"messages": [{"role": "user", "content": "hi"}]}

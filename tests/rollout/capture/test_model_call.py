@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import http_calls
-from openenv.rollout.capture import CaptureServer
+from openenv.rollout.capture import CaptureOptions, CaptureServer
 from openenv.rollout.tasks.task import Model
 
 
@@ -212,7 +212,7 @@ def test_endpoints_are_reached_over_tls_and_their_certificates_are_checked(
     body = {"stream": True, "messages": [{"role": "user", "content": "hi"}]}
     with fake.FakeEngine(tls=serving) as engine:
         for name, tls, status in (("trusted", trusting, 200), ("unknown", None, 502)):
-            with CaptureServer(tmp_path / name, tls=tls, backoff_s=0.01) as server:
+            with CaptureServer(tmp_path / name, CaptureOptions(tls=tls, backoff_s=0.01)) as server:
                 capture = server.open(name, Model(base_url=engine.url, name="m"))
                 url = f"{server.url}/v1/chat/completions"
                 response = http_calls.post(url, json=body, headers={"x-api-key": capture.key}, trust_env=False)

@@ -11,7 +11,7 @@ from openenv import settings
 from openenv.rollout.capture.sessions_api.capture_sessions import UpstreamAddress
 from openenv.rollout.capture.sessions_api.engine_client import InferenceClient
 from openenv.rollout.capture.sessions_api.forwarding import make_forwarder
-from openenv.rollout.capture.sessions_api.session_app import SessionCaptureServer, UpstreamPool
+from openenv.rollout.capture.sessions_api.session_app import SessionCaptureServer
 
 from .options import HarborCapture
 
@@ -90,8 +90,7 @@ class HarborService:
         """
         if upstream is None:
             return HarborEngine(self.model, self.capture_level, self.capture.inference)
-        pool: UpstreamPool = self.capture.app.state.upstreams
-        client, level = await pool.resolve(upstream)
+        client, level = await self.capture.upstreams.resolve(upstream)
         return HarborEngine(client.served_model or upstream.model, level, client, upstream)
 
     @classmethod

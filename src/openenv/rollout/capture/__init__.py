@@ -7,6 +7,7 @@ from openenv._lazy import lazy_exports
 _EXPORTS = {
     "Call": "openenv.rollout.capture.records",
     "Capture": "openenv.rollout.capture.capture_server",
+    "CaptureOptions": "openenv.rollout.capture.capture_server",
     "CaptureServer": "openenv.rollout.capture.capture_server",
     "Finding": "openenv.rollout.capture.training_trace",
     "JournalFull": "openenv.rollout.capture.records",

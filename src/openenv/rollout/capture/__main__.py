@@ -18,7 +18,7 @@ from openenv.errors import CaptureError
 from openenv.protocol.addresses import is_loopback
 from openenv.sandboxes.descriptors import raise_file_limit
 
-from .capture_server import CaptureServer
+from .capture_server import CaptureOptions, CaptureServer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,11 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         server = CaptureServer(
             options.root,
-            host=options.host,
-            port=options.port,
-            admin_key=chosen_key or made_key,
-            policy_header=options.policy_header,
-            max_body=int(options.max_body_mb * 1024 * 1024),
+            CaptureOptions(
+                host=options.host,
+                port=options.port,
+                admin_key=chosen_key or made_key,
+                policy_header=options.policy_header,
+                max_body=int(options.max_body_mb * 1024 * 1024),
+            ),
         )
         stopped = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):

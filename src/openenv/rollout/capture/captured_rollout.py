@@ -184,6 +184,20 @@ def key_digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
+@dataclass(frozen=True, slots=True)
+class EndpointTraits:
+    """What is known about an endpoint before a rollout's first call."""
+
+    refused: frozenset[str] = frozenset()
+    """Parameters that it refuses."""
+    fixes: list[ParamFix] | None = None
+    """Changes of requests that it asked for, shared by all its rollouts, which add to them; None to allow none.
+
+    Rollouts to train on allow none: a changed temperature would be a sampling that the trainer did not ask for."""
+    ends_at_context_limit: bool = False
+    """Whether a conversation that exceeds the endpoint's context ends like an exhausted budget, without an error."""
+
+
 @dataclass(slots=True, eq=False)
 class CapturedRollout:
     """One rollout as the proxy knows it."""
@@ -193,8 +207,8 @@ class CapturedRollout:
     model: Model
     spending: Spending
     recorder: Recorder
+    traits: EndpointTraits
     metadata: Json = field(default_factory=dict)
-    policy_url: str | None = None
     opened_at: float = field(default_factory=time.time)
     revoked: bool = False
     closed_at: float | None = None
@@ -203,12 +217,10 @@ class CapturedRollout:
     failures_in_a_row: int = 0
     outage: str | None = None
     """Why the last call failed, where nothing listened at the endpoint any more; None after a good answer."""
-    refused: frozenset[str] = frozenset()
-    """Parameters that the endpoint has turned down; kept per rollout, as its requests may be the reason."""
-    fixes: list[ParamFix] | None = None
-    """How requests are changed because the endpoint asked for it, where that may be: not what is trained on."""
-    ends_at_context_limit: bool = False
-    """Whether a conversation that is too long for the endpoint ends as with an exhausted budget, not with an error."""
+    refused: frozenset[str] = field(init=False)
+    """Parameters that the endpoint refuses: those of `traits`, and those that it refused in this rollout.
+
+    Kept per rollout, because an agent's request may be the reason for a refusal."""
     no_prompt_ids: bool = False
     """Whether the endpoint has no route that names the ids of a prompt."""
     endings: dict[str, int] = field(default_factory=dict)
@@ -221,6 +233,7 @@ class CapturedRollout:
 
     def __post_init__(self) -> None:
         self.redactor = Redactor(self.model)
+        self.refused = self.traits.refused
         # By the id, not in turn: a rollout that is repeated under its id finds its prompts cached.
         self._replica = zlib.crc32(self.rollout_id.encode()) % len(self.model.replicas)
 
@@ -343,7 +356,9 @@ class RolloutRegistry:
 
     def forget_key(self, rollout: CapturedRollout) -> None:
         """Refuse the rollout's key from now on."""
-        self._by_key.pop(rollout.key_digest, None)
+        # A key that was chosen (the ID of a session) may belong to a later rollout by now.
+        if self._by_key.get(rollout.key_digest) is rollout:
+            del self._by_key[rollout.key_digest]
 
     def discard(self, rollout: CapturedRollout) -> None:
         """Forget a rollout altogether; its records stay on disk."""

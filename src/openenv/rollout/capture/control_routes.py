@@ -1,12 +1,14 @@
 """The control routes of the proxy, for holders of the admin key. They are on TCP only, never on the agents' socket.
 
-Must not know how calls are carried.
+Knows rollouts and documents, and nothing of how calls are proxied. The published capture API has its own routes below
+the same path, in `sessions_api.session_routes`; a server has one or the other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+from abc import ABC, abstractmethod
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
@@ -51,23 +53,41 @@ class NewSession(Model):
         )
 
 
-class ControlRoutes:
-    """Answers the control routes."""
+class AdminRoutes(ABC):
+    """Answers requests below `/sessions` on TCP."""
+
+    @abstractmethod
+    async def handle(self, request: AgentRequest, reply: AgentReply) -> None:
+        """Answer one request; check the admin key first."""
+
+
+def is_admin_path(path: str) -> bool:
+    """Return whether a path is for the holder of the admin key."""
+    return path == "/sessions" or path.startswith("/sessions/")
+
+
+def has_admin_key(request: AgentRequest, admin_key: str) -> bool:
+    """Return whether a request has the admin key; the comparison takes the same time for any key."""
+    return hmac.compare_digest(request.key.encode("utf-8", "replace"), admin_key.encode())
+
+
+class ControlRoutes(AdminRoutes):
+    """Open, list, export and close rollouts.
+
+    POST   /sessions                       GET  /sessions/{id}/rollout
+    GET    /sessions                       GET  /sessions/{id}/trace_entries
+    GET    /sessions/{id}                  DELETE /sessions/{id}
+    """
 
     def __init__(self, server: CaptureServer, admin_key: str) -> None:
         self._server = server
-        self._key = admin_key.encode()
-
-    def owns(self, request: AgentRequest) -> bool:
-        """Say whether a request is for a control route."""
-        path = request.path.partition("?")[0]
-        return path == "/sessions" or path.startswith("/sessions/")
+        self._key = admin_key
 
     async def handle(self, request: AgentRequest, reply: AgentReply) -> None:
         """Answer one request."""
         status = 200
         try:
-            if not hmac.compare_digest(request.key.encode("utf-8", "replace"), self._key):
+            if not has_admin_key(request, self._key):
                 raise RequestRefused(403 if request.key else 401, "this needs the admin key")
             answer = await self._answer(request)
         except RequestRefused as exc:

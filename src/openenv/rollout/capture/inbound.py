@@ -48,6 +48,11 @@ class AgentRequest:
     """The bytes that it counts for in its key's limit (`InboundLimits.held`)."""
 
     @property
+    def route_path(self) -> str:
+        """Return the target without its query."""
+        return self.path.partition("?")[0]
+
+    @property
     def key(self) -> str:
         """Return the API key, from where OpenAI's, Anthropic's or Google's clients put it."""
         scheme, _, token = self.headers.get("authorization", "").partition(" ")

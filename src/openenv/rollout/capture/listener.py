@@ -140,6 +140,23 @@ class ProxyListener(ABC):
             raise CaptureError("This would wait for itself: call it from another thread.")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def schedule(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run a coroutine on the server's loop, without waiting for it; a server whose loop has ended drops it."""
+        if self._loop is None or self._loop.is_closed():
+            work.close()
+        else:
+            asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let an ASGI server's loop be the server's; a server that listens has its own."""
+        if self._thread is None:
+            self._loop = loop
+
+    @property
+    def is_listening(self) -> bool:
+        """Return whether agents can reach the server's addresses."""
+        return self._thread is not None
+
     def _main(self, started: concurrent.futures.Future[None]) -> None:
         loop = _new_loop()
         asyncio.set_event_loop(loop)
@@ -165,12 +182,11 @@ class ProxyListener(ABC):
         self._port = tcp.sockets[0].getsockname()[1]
         if hasattr(socket, "AF_UNIX"):
             self._folder = make_socket_folder(self._socket_parent)
-            path = self._folder / SOCKET_NAME
+            listening = _listening_socket(self._folder)
             unix = await loop.create_unix_server(
-                lambda: self._agents.accept(self.answer_sandbox), str(path), backlog=1024
+                lambda: self._agents.accept(self.answer_sandbox), sock=listening, backlog=1024
             )
             self._servers.append(unix)
-            os.chmod(path, 0o666)  # agents run as other users; the folder and the key decide who gets through
             os.chmod(self._folder, 0o711)
         await self.on_listening()
 
@@ -212,6 +228,20 @@ def make_socket_folder(parent: Path | None = None) -> Path:
         if _is_abandoned(folder / SOCKET_NAME):
             shutil.rmtree(folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=short))
+
+
+def _listening_socket(folder: Path) -> socket.socket:
+    """Return a socket that listens under its usual name in a folder."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # A socket that is bound and does not listen yet looks like one whose proxy was killed, and another proxy that
+    # starts at this moment would remove its folder. So it gets its usual name only when it listens.
+    draft = folder / "draft.sock"
+    listening.bind(str(draft))
+    listening.listen(1024)
+    listening.setblocking(False)
+    os.chmod(draft, 0o666)  # agents run as other users; the folder and the key decide who gets through
+    draft.rename(folder / SOCKET_NAME)
+    return listening
 
 
 def _is_abandoned(path: Path) -> bool:

@@ -339,7 +339,7 @@ class ProxiedCall:
         request, body = self._request, self._allowed.body
         body = request.bridge.request(body) if request.bridge is not None else body
         self._rewritten, self._options = request.endpoint.rewrite(body, options), options
-        for fix in (*(self._rollout.fixes or ()), *self._new_fixes):
+        for fix in (*(self._rollout.traits.fixes or ()), *self._new_fixes):
             fix.apply(self._rewritten.body)
 
     @property
@@ -353,8 +353,8 @@ class ProxiedCall:
         self._reply.on_gone = lambda: self.stop("agent_gone")
         self._rollout.active.add(self)
         helpers: list[asyncio.Task[None] | asyncio.Task[str | None]] = [asyncio.create_task(self._ping())]
-        if self._rollout.policy_url:
-            self._policy_task = asyncio.create_task(self._ask_policy(self._rollout.policy_url))
+        if self._rollout.model.policy_url:
+            self._policy_task = asyncio.create_task(self._ask_policy(self._rollout.model.policy_url))
             helpers.append(self._policy_task)
         seconds_left = self._rollout.spending.seconds_left()
         deadline = None
@@ -368,7 +368,7 @@ class ProxiedCall:
         # cancelled while it sends an error.
         try:
             failure = await self._carry_guarded()
-            if failure is not None and self._rollout.ends_at_context_limit and is_context_limit(failure):
+            if failure is not None and self._rollout.traits.ends_at_context_limit and is_context_limit(failure):
                 failure.how = "context"
             if failure is not None:
                 with contextlib.suppress(JournalFull):  # the recorder keeps that as `failure`
@@ -516,8 +516,9 @@ class ProxiedCall:
                 if 200 <= response.status < 300:
                     # What was left out was left out rightly: the rollout's next calls leave it out at once.
                     self._rollout.refused = self._options.refused
-                    if self._rollout.fixes is not None:
-                        self._rollout.fixes += [fix for fix in self._new_fixes if fix not in self._rollout.fixes]
+                    fixes = self._rollout.traits.fixes
+                    if fixes is not None:
+                        fixes.extend(fix for fix in self._new_fixes if fix not in fixes)
                     return response
                 failure = await self._refused(response)
                 if self._leave_out_refused(response.status, failure.error) or self._fix(response.status, failure.error):
@@ -607,7 +608,7 @@ class ProxiedCall:
 
     def _fix(self, status: int, error: Json) -> bool:
         """Change the request as the endpoint asks for; False where it asks for nothing, or that may not be."""
-        known = self._rollout.fixes
+        known = self._rollout.traits.fixes
         if known is None or status != 400 or len(known) + len(self._new_fixes) >= MAX_FIXES:
             return False
         fix = diagnose(error.get("body") or error.get("message"))

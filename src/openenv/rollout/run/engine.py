@@ -187,10 +187,11 @@ class Engine:
             self._installation = self.agent.install(self._cache, self._on_install)
             self._folder = stack.enter_context(scratch())
             if self.agent.dialect is not None and self._capture is None:
-                from openenv.rollout.capture.capture_server import CaptureServer  # agents without a model need no proxy
+                # Imported here: agents without a model need no proxy.
+                from openenv.rollout.capture.capture_server import CaptureOptions, CaptureServer
 
                 root = self._folder / "captures" if self.store is None else self.store.captures
-                self._capture = stack.enter_context(CaptureServer(root, sockets=self._folder))
+                self._capture = stack.enter_context(CaptureServer(root, CaptureOptions(sockets=self._folder)))
             self._stack = stack.pop_all()
         return self
 

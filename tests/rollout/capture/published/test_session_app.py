@@ -480,7 +480,7 @@ async def test_the_application_runs_in_any_asgi_server(engine: Any) -> None:
         assert streamed.text.endswith("data: [DONE]\n\n")
         assert (await client.get("/sessions/s1")).json()["n_turns"] == 2
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 401
-    await app.state.routes.close()
+    await app.state.server.on_stop()
     assert [node.sampled_ids for node in session.graph.nodes()] == [[11, 12, 13]] * 2
 
 
@@ -501,7 +501,7 @@ async def test_the_application_can_be_mounted_in_another(engine: Any) -> None:
         )
         assert answer.json()["type"] == "message"
         assert (await client.get("/capture/sessions/s1", headers=admin)).json()["n_turns"] == 1
-    await app.state.routes.close()
+    await app.state.server.on_stop()
 
 
 def test_a_graph_can_be_read_while_calls_are_added(proxy: CaptureServer) -> None:

@@ -27,11 +27,11 @@ from openenv.rollout.capture.sessions_api.documents import export_session as exp
 from openenv.rollout.capture.sessions_api.documents import to_trace_entries as to_trace_entries
 from openenv.rollout.capture.sessions_api.engine_client import InferenceClient as InferenceClient
 from openenv.rollout.capture.sessions_api.engine_client import truncating_params as truncating_params
-from openenv.rollout.capture.sessions_api.session_app import UpstreamPool as UpstreamPool
 from openenv.rollout.capture.sessions_api.session_app import create_app as create_app
 from openenv.rollout.capture.sessions_api.session_app import main as main
 from openenv.rollout.capture.sessions_api.transformers import TransformManager as TransformManager
 from openenv.rollout.capture.sessions_api.turn_graph import TurnNode as TurnNode
+from openenv.rollout.capture.sessions_api.upstream_pool import UpstreamPool as UpstreamPool
 from openenv.rollout.capture.training_trace import check_turn as check_turn
 from openenv.rollout.capture.upstream_errors import UpstreamError as UpstreamError
 from openenv.rollout.capture.upstream_errors import UpstreamHTTPError as UpstreamHTTPError

@@ -12,11 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from ...tasks.model_parameters import finite_number, training_sampling
 from ..encoding import Json
 from .turn_graph import RolloutGraph
+
+if TYPE_CHECKING:
+    from .session_server import SessionServer
 
 T = TypeVar("T")
 
@@ -219,6 +222,8 @@ class SessionRegistry:
         self._lock = threading.Lock()
         self.on_delete: Callable[[CaptureSession], None] | None = None
         """Called with a session that was deleted."""
+        self.server: SessionServer | None = None
+        """The server that proxies the sessions' calls; None for a registry without one."""
 
     def create(
         self,

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from ...tasks.model_parameters import NEUTRAL_SAMPLING, SAMPLING, steering, unasked_sampling
-from ...tasks.task import Budget, Model
-from ..captured_rollout import CapturedRollout, Spending, key_digest
+from ...tasks.task import Model
+from ..captured_rollout import CapturedRollout, EndpointTraits
 from ..dialects import BRIDGES
 from ..dialects.chat_over_anthropic import anthropic_response
 from ..dialects.dialect import LOGPROBS, MALFORMED, STREAM, TOKEN_IDS, as_dict, as_list, dicts_in
 from ..encoding import Json
-from ..records import FILE, Call, Recorder, RecordingReader
+from ..records import Call, RecordingReader
 from ..training_trace import CaptureReport, check_turn
 from .capture_checks import check_turn_eval
 from .capture_sessions import CaptureSession, extract_harness_session, is_trainable
@@ -44,13 +47,18 @@ class LiveSession:
         self.used_at = time.monotonic()
         """When its last call began."""
         self._level = level
-        self._assumed = rollout.refused
+        self._assumed = rollout.traits.refused
         self._reader = RecordingReader(path)
         session.attach(self._update)
 
     def refused(self) -> frozenset[str]:
         """Return the parameters that the endpoint turned down in this session."""
         return self.rollout.refused - self._assumed - {STREAM}
+
+    def detach(self) -> None:
+        """Read the records to their end; after that the session no longer needs them."""
+        self.session.refresh()
+        self.session.attach(lambda: None)
 
     def _update(self) -> None:
         """Bring the session up to date with what is on disk."""
@@ -163,51 +171,49 @@ def _system_digest(messages: list[Any]) -> str | None:
     return None
 
 
-def open_rollout(
-    session: CaptureSession, client: InferenceClient, *, level: str, cap: int | None, folder: Path
-) -> LiveSession:
-    """Begin to capture a session.
+@dataclass(frozen=True, slots=True)
+class SessionEndpoint:
+    """The endpoint that a session's calls go to, and its capture level."""
 
-    Args:
-        session: The session.
-        client: The endpoint that its calls go to.
-        level: What that names.
-        cap: The most tokens that an answer may have.
-        folder: Where its records go.
+    client: InferenceClient
+    level: str
 
-    Raises:
-        CaptureError: the records cannot be made.
-    """
-    recorder = Recorder(folder / FILE)
-    model = _model(session, client, level, cap)
-    budget = Budget(max_calls=session.max_model_calls or None)
-    rollout = CapturedRollout(session.session_id, key_digest(session.session_id), model, Spending(budget), recorder)
-    fixed = {fix.param for fix in client.param_fixes if fix.action == "drop"}
-    unnamed = {"tokens": (), "logprobs": (TOKEN_IDS,), "text": (TOKEN_IDS, LOGPROBS)}
-    rollout.refused = frozenset(fixed.union(unnamed[level]))
-    rollout.ends_at_context_limit = True
-    if not is_trainable(session.purpose, level):
-        rollout.fixes = client.param_fixes  # all sessions of an endpoint share what it asked for
-    described = model.model_dump(mode="json", exclude={"api_key", "extra_headers"})
-    recorder.create({"rollout_id": session.session_id, "model": rollout.redactor.value(described)})
-    return LiveSession(session, rollout, folder, level)
+    def traits(self, session: CaptureSession) -> EndpointTraits:
+        """Return what earlier sessions found out about the endpoint."""
+        client = self.client
+        dropped = {fix.param for fix in client.param_fixes if fix.action == "drop"}
+        # An endpoint of a lower level refuses what the level above it asks for, or ignores it.
+        not_reported = {"tokens": (), "logprobs": (TOKEN_IDS,), "text": (TOKEN_IDS, LOGPROBS)}
+        return EndpointTraits(
+            refused=frozenset(dropped.union(not_reported[self.level])),
+            fixes=None if is_trainable(session.purpose, self.level) else client.param_fixes,
+            ends_at_context_limit=True,
+        )
 
+    def model(self, session: CaptureSession, cap: int | None) -> Model:
+        """Return the model of a session's rollout.
 
-def _model(session: CaptureSession, client: InferenceClient, level: str, cap: int | None) -> Model:
-    is_training = is_trainable(session.purpose, level)
-    sampling: Json = dict(session.sampling or session.eval_sampling or (NEUTRAL_SAMPLING if is_training else {}))
-    may_set = () if session.sampling else tuple(sorted(_AGENTS - set(sampling)))
-    is_bearer = client.auth_header.lower() in ("authorization", "x-api-key" if client.provider == "anthropic" else "")
-    key = client.api_key or ""
-    return Model(
-        base_url=client.base_url,
-        name=client.served_model or "",
-        api_key=key if is_bearer else "",  # type: ignore[arg-type]
-        extra_headers={} if is_bearer or not key else {client.auth_header: key},
-        dialect="anthropic" if client.provider == "anthropic" else "openai_chat",
-        top_logprobs=1,
-        return_token_ids=level == "tokens",
-        max_tokens_cap=cap,
-        sampling=sampling,
-        agent_may_set=may_set,
-    )
+        Args:
+            session: Decides how answers are sampled, and whether the agent may.
+            cap: The most tokens that an answer may have.
+        """
+        client, level = self.client, self.level
+        is_training = is_trainable(session.purpose, level)
+        sampling: Json = dict(session.sampling or session.eval_sampling or (NEUTRAL_SAMPLING if is_training else {}))
+        may_set = () if session.sampling else tuple(sorted(_AGENTS - set(sampling)))
+        # `endpoint_headers` puts a key into the usual header of the dialect; any other header is an extra one.
+        usual = ("authorization", "x-api-key") if client.provider == "anthropic" else ("authorization",)
+        is_usual = client.auth_header.lower() in usual
+        key = client.api_key or ""
+        return Model(
+            base_url=client.base_url,
+            name=client.served_model or "",
+            api_key=SecretStr(key if is_usual else ""),
+            extra_headers={} if is_usual or not key else {client.auth_header: key},
+            dialect="anthropic" if client.provider == "anthropic" else "openai_chat",
+            top_logprobs=1,
+            return_token_ids=level == "tokens",
+            max_tokens_cap=cap,
+            sampling=sampling,
+            agent_may_set=may_set,
+        )
