@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from openenv.rollout import Engine, RayCluster, RayEngine, RolloutStore, Task  # noqa: E402
+from openenv.rollout import Engine, EngineOptions, RayCluster, RayEngine, RolloutStore, Task  # noqa: E402
 from ray_nodes import processes_with, ray_nodes  # noqa: E402  # sets Ray's variables
 
 
@@ -66,11 +66,11 @@ def measure(case: Case, cluster: RayCluster, options: argparse.Namespace) -> tup
     here: list[float] = []
     there: list[float] = []
     with tempfile.TemporaryDirectory() as folder, RolloutStore(folder) as store:
-        kept = store if case.is_stored else None
+        engine = EngineOptions(agent="oracle", store=store if case.is_stored else None)
         began = time.monotonic()
         with (
-            RayEngine(cluster, agent="oracle", concurrency=options.concurrency, store=kept) as remote,
-            Engine(agent="oracle", store=kept) as local,
+            RayEngine(engine, cluster=cluster, concurrency=options.concurrency) as remote,
+            Engine(engine) as local,
         ):
             remote.run(case.task)
             start_s = time.monotonic() - began

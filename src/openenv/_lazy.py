@@ -13,45 +13,35 @@ from typing import Any
 
 
 def lazy_exports(
-    module_name: str, table: Mapping[str, str]
+    module_name: str, table: Mapping[str, str], unlisted: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Build `__getattr__`, `__dir__` and `__all__` for a module.
 
     Args:
         module_name: The exporting module's `__name__`.
-        table: Exported name to the module that defines it. A value that ends in `:` exports the module itself.
+        table: Exported name to the module that defines it. `module:name` is a name that differs there; `module:` is
+            the module itself.
+        unlisted: The same, for names outside `__all__`.
     """
-    _keep_modules_out(module_name, {name for name, source in table.items() if source.endswith(f".{name}")})
+    sources = {**table, **(unlisted or {})}
+    _keep_modules_out(module_name, {name for name, source in sources.items() if not source.endswith(":")})
 
     def __getattr__(name: str) -> Any:
         try:
-            source = table[name]
+            source = sources[name]
         except KeyError:
             raise AttributeError(f"module {module_name!r} has no attribute {name!r}") from None
-        try:
-            value: Any = importlib.import_module(source.removesuffix(":"))
-        except ModuleNotFoundError as exc:
-            raise _with_install_command(exc, name) from exc
-        if not source.endswith(":"):
-            value = getattr(value, name)
+        module, colon, definition = source.partition(":")
+        value: Any = importlib.import_module(module)
+        if definition or not colon:
+            value = getattr(value, definition or name)
         setattr(sys.modules[module_name], name, value)
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*vars(sys.modules[module_name]), *table})
+        return sorted({*vars(sys.modules[module_name]), *sources})
 
     return __getattr__, __dir__, list(table)
-
-
-def _with_install_command(error: ModuleNotFoundError, name: str) -> ModuleNotFoundError:
-    """Say how to install the part that `openenv-client`, which has the clients only, leaves out."""
-    missing = error.name or ""
-    if missing.startswith("openenv."):
-        return ModuleNotFoundError(f"{name} is not part of openenv-client; run: pip install openenv", name=missing)
-    if missing == "httpx2":
-        text = f"{name} needs an HTTP client; run: pip install 'openenv-client[http]'"
-        return ModuleNotFoundError(text, name=missing)
-    return error
 
 
 def by_module(names: Mapping[str, str]) -> dict[str, str]:

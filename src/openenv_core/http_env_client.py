@@ -1,8 +1,9 @@
-"""Legacy path of the HTTP client. Re-exports only; the code lives in `openenv.client.http_client`."""
+"""Facade: the published path of `openenv.client.http_client`. Re-exports only."""
 
 from __future__ import annotations
 
-from openenv.client.http_client import HTTPEnvClient
-from openenv.types import StepResult
+from openenv._lazy import export_imports
+from openenv.client.http_client import HTTPEnvClient as HTTPEnvClient
+from openenv.types import StepResult as StepResult
 
-__all__ = ["HTTPEnvClient", "StepResult"]
+export_imports(__name__)

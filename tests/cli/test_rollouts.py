@@ -251,7 +251,7 @@ def test_failures_are_one_line_and_an_exit_code(call: Call, tmp_path: Path) -> N
     model = ("--base-url", "http://localhost:1/v1", "--model", "m")
     assert "not JSON" in call("run", str(tmp_path / "t.yaml"), *model, "--sampling", "{", code=1)
     assert "one answer" in call("run", str(tmp_path / "t.yaml"), *model, "--sampling", '{"n": 2}', code=1)
-    assert "no agent 'no_such_agent'" in call("run", str(tmp_path / "t.yaml"), "--agent", "no_such_agent", code=1)
+    assert "unknown agent 'no-such-agent'" in call("run", str(tmp_path / "t.yaml"), "--agent", "no_such_agent", code=1)
     assert "Error: There are no rollouts in" in call("ls", code=1)
     RolloutStore(tmp_path / "store").close()
     assert "No rollouts" in call("ls")

@@ -20,6 +20,7 @@ from openenv.errors import StoreError, TrustError
 from openenv.rollout import (
     Cancellation,
     Engine,
+    EngineOptions,
     Model,
     Outcome,
     Progress,
@@ -313,7 +314,9 @@ def test_rollouts_that_are_cancelled_at_odd_moments_leave_nothing(
     outcomes: list[Outcome] = []
     with (
         RolloutStore(tmp_path / "store") as store,
-        Engine(agent=Shell([ASK], dialect="openai_chat"), sandbox=local, model=model, store=store) as engine,
+        Engine(
+            EngineOptions(agent=Shell([ASK], dialect="openai_chat"), sandbox=local, model=model, store=store)
+        ) as engine,
     ):
         threads = [
             threading.Thread(target=lambda n=n: outcomes.append(engine.run(numbered(n), cancel=cancels[n])))  # type: ignore[misc]

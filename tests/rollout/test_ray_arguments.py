@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from openenv.cli.rollouts import rollouts
 from openenv.errors import RolloutError
-from openenv.rollout import CaptureServer, RayCluster, RayEngine, Task, run_many
+from openenv.rollout import CaptureServer, EngineOptions, RayCluster, RayEngine, Task, run_many
 
 TASK = Task(instruction="x")
 
@@ -39,7 +39,7 @@ def test_arguments_that_are_not_possible_are_refused(arguments: dict[str, Any], 
 
 def test_a_capture_proxy_of_this_process_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="capture cannot be given"):
-        RayEngine(agent="noop", capture=CaptureServer(tmp_path))
+        RayEngine(EngineOptions(agent="noop", capture=CaptureServer(tmp_path)))
 
 
 @pytest.mark.parametrize(

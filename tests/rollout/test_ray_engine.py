@@ -17,7 +17,17 @@ import pytest
 
 from failing_sandboxes import VARIABLE, opened
 from openenv.errors import RolloutError, SandboxUnavailable
-from openenv.rollout import Cancellation, Model, Outcome, Progress, RayCluster, RolloutStore, Task, run_many
+from openenv.rollout import (
+    Cancellation,
+    EngineOptions,
+    Model,
+    Outcome,
+    Progress,
+    RayCluster,
+    RolloutStore,
+    Task,
+    run_many,
+)
 from openenv.rollout.agents import Shell
 from openenv.rollout.run.ray_engine import RayEngine
 from openenv.rollout.store.store import recording
@@ -355,7 +365,7 @@ def test_what_cannot_be_sent_to_the_nodes_is_refused(cluster: RayCluster) -> Non
 
 
 def test_a_process_stays_with_the_cluster_that_it_is_connected_to(cluster: RayCluster) -> None:
-    with RayEngine(cluster, agent="oracle", concurrency=1) as engine:
+    with RayEngine(EngineOptions(agent="oracle"), cluster=cluster, concurrency=1) as engine:
         assert engine.run(numbered(3)).reward == 1.0
     with pytest.raises(ValueError, match=f"connected to the Ray cluster at {cluster.address}"):
         run_many([numbered(1)], agent="oracle", on=RayCluster("192.0.2.1:6379"))

@@ -199,7 +199,7 @@ def test_an_update_of_weights_waits_for_calls_and_calls_for_it(local: Sandboxes)
 
 
 def test_what_is_no_task_is_refused(local: Sandboxes) -> None:
-    with pytest.raises(RolloutError, match="Item 0 of the tasks is no task"):
+    with pytest.raises(RolloutError, match="Item 0 of the tasks is not a task"):
         groups_of([{"verify": "true"}], agent=Shell(["true"]))
     with pytest.raises(ValueError, match="oversample"):
         groups_of([], agent=Shell(["true"]), oversample=-1)

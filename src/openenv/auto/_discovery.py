@@ -1,4 +1,4 @@
-"""The published path of `discovery`; re-exports only."""
+"""Facade: the published path of `openenv.packaging.auto.installed`. Re-exports only."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def run(
     from openenv.providers.ray_cluster import RayCluster
     from openenv.rollout.agents.base import agent as driver
     from openenv.rollout.capture.model_call import check_endpoint
-    from openenv.rollout.run.engine import run_many
+    from openenv.rollout.run.batch import run_many
     from openenv.rollout.tasks.task_folders import load_tasks
 
     with _failures():
@@ -468,7 +468,7 @@ def verify_again(
       openenv rollouts reverify 3f2a --verify 'python3 -m pytest -q' --name stricter
       openenv rollouts export stricter.parquet --verdict stricter
     """
-    from openenv.rollout.run.engine import reverify
+    from openenv.rollout.run.reverify import reverify
     from openenv.rollout.tasks.task import load_task, parse_check
 
     with _opened(store) as opened:

@@ -1,4 +1,4 @@
-"""Facade: what clients return. Re-exports only; the code lives in `openenv.types`."""
+"""Facade: results of clients. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: the client's base class. Re-exports only; the code lives in `openenv.client.env_client`."""
+"""Facade: the client's base class. Re-exports only."""
 
 from __future__ import annotations
 

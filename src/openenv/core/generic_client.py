@@ -1,4 +1,4 @@
-"""Facade: clients without models. Re-exports only; the code lives in `openenv.client.env_client`."""
+"""Facade: clients without models. Re-exports only."""
 
 from __future__ import annotations
 

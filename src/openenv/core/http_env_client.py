@@ -1,4 +1,4 @@
-"""Facade: the HTTP client. Re-exports only; the code lives in `openenv.client.http_client`."""
+"""Facade: the HTTP client. Re-exports only."""
 
 from __future__ import annotations
 

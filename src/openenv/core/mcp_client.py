@@ -1,4 +1,4 @@
-"""Facade: clients for tools. Re-exports only; the code lives in `openenv.client.mcp_client`."""
+"""Facade: clients for tools. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: the narrow shape of sandboxes. Re-exports only; the code lives in `openenv.sandboxes`."""
+"""Facade: the minimal sandbox interface. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: small tools of clients. Re-exports only; the code lives in `openenv.client`."""
+"""Facade: helpers of clients. Re-exports only."""
 
 from __future__ import annotations
 

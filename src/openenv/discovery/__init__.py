@@ -1,4 +1,4 @@
-"""Facade: the published path of `openenv.packaging.catalogue`. Re-exports only."""
+"""Facade: the published path of `openenv.packaging.catalogue.errors`. Re-exports only."""
 
 from __future__ import annotations
 
@@ -6,20 +6,7 @@ from typing import TYPE_CHECKING
 
 from openenv._lazy import by_module, lazy_exports
 
-_EXPORTS = by_module(
-    {
-        "openenv.packaging.catalogue.errors": "CatalogError",
-        "openenv.packaging.catalogue.models": (
-            "ENVIRONMENT_MEDIA_TYPE PROFILE_VERSION CatalogChanges CatalogSnapshot DiscoveryEntry "
-            "EnvironmentCard SearchMatch"
-        ),
-        "openenv.packaging.catalogue.producer": "build_catalog",
-        "openenv.packaging.catalogue.search": "compare_catalogs resolve_entry search_catalog",
-        "openenv.packaging.catalogue.serialization": "load_catalog write_catalog",
-    }
-)
-
-if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
+if TYPE_CHECKING:
     from openenv.packaging.catalogue.errors import CatalogError as CatalogError
     from openenv.packaging.catalogue.models import ENVIRONMENT_MEDIA_TYPE as ENVIRONMENT_MEDIA_TYPE
     from openenv.packaging.catalogue.models import PROFILE_VERSION as PROFILE_VERSION
@@ -35,4 +22,20 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.packaging.catalogue.serialization import load_catalog as load_catalog
     from openenv.packaging.catalogue.serialization import write_catalog as write_catalog
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)
+    __all__: list[str]
+else:  # the same names, loaded at their first use
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        by_module(
+            {
+                "openenv.packaging.catalogue.errors": "CatalogError",
+                "openenv.packaging.catalogue.models": """
+                CatalogChanges CatalogSnapshot DiscoveryEntry ENVIRONMENT_MEDIA_TYPE EnvironmentCard
+                PROFILE_VERSION SearchMatch
+            """,
+                "openenv.packaging.catalogue.producer": "build_catalog",
+                "openenv.packaging.catalogue.search": "compare_catalogs resolve_entry search_catalog",
+                "openenv.packaging.catalogue.serialization": "load_catalog write_catalog",
+            }
+        ),
+    )

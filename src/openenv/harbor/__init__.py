@@ -1,3 +1,3 @@
-"""Facade: the published path of `openenv.adapters.harbor`. Re-exports only."""
+"""Facade: tasks of Harbor. It has no public names; its submodules have them."""
 
 from __future__ import annotations

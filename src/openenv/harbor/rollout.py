@@ -1,4 +1,4 @@
-"""Facade: the published path of `openenv.adapters.harbor.rollout`. Re-exports only."""
+"""Facade: the published path of `openenv.adapters.harbor.harbor_package`. Re-exports only."""
 
 from __future__ import annotations
 

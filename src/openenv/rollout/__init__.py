@@ -12,7 +12,9 @@ _EXPORTS = by_module(
         "openenv.rollout.agents.base": "Agent AgentRun Installation Launch agent",
         "openenv.rollout.capture": "Capture CaptureServer",
         "openenv.rollout.tasks.checks": "Case Check case_check pytest_check python_check",
-        "openenv.rollout.run.engine": "Engine reverify run_many run_many_async run_rollout run_rollout_async",
+        "openenv.rollout.run.batch": "BatchOptions run_many run_many_async",
+        "openenv.rollout.run.engine": "Engine EngineOptions run_rollout run_rollout_async",
+        "openenv.rollout.run.reverify": "reverify",
         "openenv.rollout.verify.lint": "TrustReading read_task",
         "openenv.rollout.capture.training_trace": "RolloutTurn",
         "openenv.rollout.store.outcome": "Outcome Progress",
@@ -38,13 +40,15 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.capture import Capture as Capture
     from openenv.rollout.capture import CaptureServer as CaptureServer
     from openenv.rollout.capture.training_trace import RolloutTurn as RolloutTurn
+    from openenv.rollout.run.batch import BatchOptions as BatchOptions
+    from openenv.rollout.run.batch import run_many as run_many
+    from openenv.rollout.run.batch import run_many_async as run_many_async
     from openenv.rollout.run.engine import Engine as Engine
-    from openenv.rollout.run.engine import reverify as reverify
-    from openenv.rollout.run.engine import run_many as run_many
-    from openenv.rollout.run.engine import run_many_async as run_many_async
+    from openenv.rollout.run.engine import EngineOptions as EngineOptions
     from openenv.rollout.run.engine import run_rollout as run_rollout
     from openenv.rollout.run.engine import run_rollout_async as run_rollout_async
     from openenv.rollout.run.ray_engine import RayEngine as RayEngine
+    from openenv.rollout.run.reverify import reverify as reverify
     from openenv.rollout.store.outcome import Outcome as Outcome
     from openenv.rollout.store.outcome import Progress as Progress
     from openenv.rollout.store.rollout_index import RolloutFilter as RolloutFilter

@@ -43,7 +43,7 @@ from openenv.rollout.agents.builtin import Noop, Oracle, Shell
 from openenv.rollout.capture.capture_server import CaptureServer
 from openenv.rollout.capture.export import sequences
 from openenv.rollout.capture.records import Call, Recording
-from openenv.rollout.run.engine import Engine, named_backend
+from openenv.rollout.run.engine import Engine, EngineOptions, named_backend
 from openenv.rollout.store.outcome import Outcome
 from openenv.rollout.store.store import RolloutStore, recording
 from openenv.rollout.tasks.task import Dialect, Model, Task
@@ -478,9 +478,10 @@ class _CheatRunner:
         return {name: programs[0] for name, programs in lacking.items() if programs}
 
     def run(self, agent: Agent, *, task: Task) -> Outcome:
-        with Engine(
+        options = EngineOptions(
             agent=agent, sandbox=self.backend, model=self._model, capture=self._capture, store=self._store
-        ) as engine:
+        )
+        with Engine(options) as engine:
             return engine.run(task)
 
     def attempt_together(self, group: list[Cheat]) -> list[CheatResult]:

@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx2
+from typing_extensions import Unpack
 
 from openenv.client.env_client import GenericEnvClient
 from openenv.errors import (
@@ -37,7 +38,7 @@ from openenv.rollout.store.store import RolloutStore
 from openenv.rollout.tasks.task import Model, Task
 
 from .groups import EpisodeSample, SampleGroup
-from .stream import GroupStream, OpenGroup, StreamOptions, model_to_train
+from .stream import GroupStream, OpenGroup, StreamArguments, StreamOptions, model_to_train
 
 Start = int | Mapping[str, Any]
 """Where the episodes of a group begin: a seed, or arguments of `reset`."""
@@ -53,126 +54,121 @@ class EndpointFailed(OpenEnvError):
     code = "ENDPOINT_FAILED"
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeOptions:
-    """How episodes are played."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayOptions(StreamOptions):
+    """How episodes are played. `play` takes these fields as keyword arguments.
 
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    system: str = ""
+    """The task of the model, as its system message."""
+    dialogue: Dialogue | None = None
+    """How the model talks with the environment; by default with tool calls if the environment has tools, else text."""
+    max_turns: int = 20
+    """The largest number of replies in an episode. An unfinished episode then counts with its reward so far."""
+    max_tokens: int | None = None
+    """The largest number of tokens in a reply."""
+    reward: RewardRule = "sum"
+    """`sum` adds all rewards of an episode, `last` takes the last one."""
+    store: RolloutStore | None = None
+    """Keeps outcomes and captured calls; None discards them."""
+    client_options: Mapping[str, Any] | None = None
+    """More arguments of the clients, such as `token`."""
+
+    def __post_init__(self) -> None:
+        # Not `super()`: the decorator builds a new class for `slots`, which the method's own `super()` does not know.
+        StreamOptions.__post_init__(self)
+        if self.max_turns < 1:
+            raise ValueError("max_turns must be at least 1")
+        if self.reward not in ("sum", "last"):
+            raise ValueError(f"reward must be 'sum' or 'last', not {self.reward!r}")
+
+
+class PlayArguments(StreamArguments, total=False):
+    """The fields of `PlayOptions` as keyword arguments; mypy compares both lists."""
+
+    system: str
+    dialogue: Dialogue | None
     max_turns: int
     max_tokens: int | None
     reward: RewardRule
+    store: RolloutStore | None
+    client_options: Mapping[str, Any] | None
 
 
 @contextlib.asynccontextmanager
 async def play(
-    url: str | Sequence[str],
-    model: Model,
-    starts: Iterable[Start],
-    *,
-    samples: int = 8,
-    concurrency: int = 64,
-    system: str = "",
-    dialogue: Dialogue | None = None,
-    max_turns: int = 20,
-    max_tokens: int | None = None,
-    reward: RewardRule = "sum",
-    retries: int = 2,
-    oversample: int = 0,
-    max_staleness: int | None = None,
-    keep: Callable[[SampleGroup], bool] | None = None,
-    on_failed: Callable[[SampleGroup], object] | None = None,
-    store: RolloutStore | None = None,
-    client_options: Mapping[str, Any] | None = None,
+    url: str | Sequence[str], model: Model, starts: Iterable[Start], **options: Unpack[PlayArguments]
 ) -> AsyncIterator[EpisodeStream]:
-    """Let a model play episodes; yields a stream of groups, each as soon as its last episode has ended.
+    """Let a model play episodes; yield a stream of groups, each as soon as its last episode ends.
 
     Args:
-        url: The server, or several over which the sessions are spread.
-        model: The endpoint; `sampling` and all else about calls is decided there. One that names no sampling samples
+        url: The server, or several servers that share the sessions.
+        model: The endpoint, with `sampling` and everything else about the calls. A model without `sampling` samples
             from its own distribution (`Sampling()`).
-        starts: A group for each, taken as they are needed: it may be endless, or a `Curriculum`.
-        samples: How many episodes a group has.
-        concurrency: How many episodes are played at once; fewer where the server has no room for as many sessions.
-        system: What the model is asked to do.
-        dialogue: How it talks with the environment; by default tools where the environment has them, else texts.
-        max_turns: How many answers an episode has at most; one that is not over then counts with its reward so far.
-        max_tokens: How many tokens an answer has at most.
-        reward: `sum` of all rewards of an episode, or the `last` one.
-        retries: How often an episode is played again that failed for reasons that are not the policy's.
-        oversample: How many more episodes a group begins with; when `samples` of them have a reward, the others are
-            cancelled. Saves the wait for the slowest, and prefers short episodes.
-        max_staleness: By how many versions (`stream.policy_version`, numbers that the endpoint names) the policy that
-            sampled a group may be behind; older groups are left out, and counted.
-        keep: Says of a group whether it is wanted, such as `lambda group: group.spread > 0`.
-        on_failed: Takes the groups without any reward, which the stream leaves out.
-        store: Where outcomes and records are kept; by default nothing is.
-        client_options: Further arguments of the clients, such as `token`.
+        starts: One group per start, read when it is needed: an endless iterator, or a `Curriculum`, is fine.
+        options: The fields of `PlayOptions`, such as `samples`, `concurrency` and `max_turns`.
 
     Raises:
-        ValueError: an argument is out of range.
-        RolloutError: there is no such environment; while playing, as many episodes failed in a row as are played at
-            once (at least 4, of 3 groups), with all their retries, or all failed: the last reason is named.
+        ValueError: an option is out of range.
+        RolloutError: the server has no environment. While the stream runs: every episode failed with all its retries,
+            or as many in a row as run at once (at least 4, of 3 groups). The text names the last reason.
     """
-    options = StreamOptions(samples, concurrency, oversample, retries, max_staleness, keep, on_failed)
-    if max_turns < 1:
-        raise ValueError("max_turns must be at least 1")
-    if reward not in ("sum", "last"):
-        raise ValueError(f"reward must be 'sum' or 'last', not {reward!r}")
+    chosen = PlayOptions(**options)
     urls = [url] if isinstance(url, str) else list(url)
-    clients = dict(client_options or {})
+    store = chosen.store
     with contextlib.ExitStack() as stack:
         root = store.captures if store is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         proxy = await asyncio.to_thread(CaptureServer(root).start)
         try:
-            chosen = dialogue
-            if chosen is None:
-                chosen = await asyncio.to_thread(served_dialogue, urls[0], system, clients)
-            limits = httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+            dialogue = chosen.dialogue
+            if dialogue is None:
+                dialogue = await asyncio.to_thread(served_dialogue, urls[0], chosen.system, chosen.client_options)
+            limits = httpx2.Limits(max_connections=chosen.concurrency, max_keepalive_connections=chosen.concurrency)
             http = httpx2.AsyncClient(base_url=proxy.url, trust_env=False, timeout=_CALL_TIMEOUT_S, limits=limits)
             async with http:
-                stream = EpisodeStream(
-                    starts,
-                    options,
-                    urls=urls,
-                    model=model_to_train(model),
-                    dialogue=chosen,
-                    episodes=EpisodeOptions(max_turns, max_tokens, reward),
-                    proxy=proxy,
-                    http=http,
-                    store=store,
-                    client_options=clients,
-                )
+                endpoint = CapturedModel(model_to_train(model), proxy, http)
+                stream = EpisodeStream(starts, chosen, urls=urls, dialogue=dialogue, endpoint=endpoint)
                 async with stream:
                     yield stream
         finally:
             await asyncio.to_thread(proxy.stop)
 
 
+@dataclass(frozen=True, slots=True)
+class CapturedModel:
+    """A model's endpoint behind the capture proxy."""
+
+    model: Model
+    proxy: CaptureServer
+    http: httpx2.AsyncClient
+    """Sends to the proxy."""
+
+
 class EpisodeStream(GroupStream[Start]):
-    """Groups of episodes, as they end: `async for group in stream`. Made by `play`."""
+    """Groups of episodes in the order in which they end: `async for group in stream`. `play` creates it."""
+
+    options: PlayOptions
 
     def __init__(
         self,
         starts: Iterable[Start],
-        options: StreamOptions,
+        options: PlayOptions,
         *,
         urls: Sequence[str],
-        model: Model,
         dialogue: Dialogue,
-        episodes: EpisodeOptions,
-        proxy: CaptureServer,
-        http: httpx2.AsyncClient,
-        store: RolloutStore | None,
-        client_options: Mapping[str, Any],
+        endpoint: CapturedModel,
     ) -> None:
-        super().__init__(starts, options, proxy)
+        super().__init__(starts, options, endpoint.proxy)
         self._urls = urls
-        self._model = model
+        self._model = endpoint.model
         self._dialogue = dialogue
-        self._episodes = episodes
-        self._open_capture = proxy.open
-        self._http = http
-        self._store = store
-        self._client_options = client_options
+        self._open_capture = endpoint.proxy.open
+        self._http = endpoint.http
+        self._store = options.store
+        self._client_options = dict(options.client_options or {})
         self._clients: dict[int, GenericEnvClient] = {}
 
     def name_of(self, item: Start, number: int) -> str:
@@ -198,7 +194,7 @@ class EpisodeStream(GroupStream[Start]):
 
     async def sample(self, worker: int, group: OpenGroup[Start], index: int, attempt: int) -> EpisodeSample:
         labels = {**group.labels(index, attempt), "start": _arguments(group.item)}
-        episode = _Episode(new_rollout_id(), group.name, labels, self._episodes.reward)
+        episode = _Episode(new_rollout_id(), group.name, labels, self.options.reward)
         client = self._client(worker)
         try:
             with episode.waits_for_environment():
@@ -243,7 +239,7 @@ class EpisodeStream(GroupStream[Start]):
 
     async def _run(self, client: GenericEnvClient, messages: list[Json], episode: _Episode, capture: Capture) -> None:
         """Play until the episode is over, the model stops, or the turns are used up."""
-        for _ in range(self._episodes.max_turns):
+        for _ in range(self.options.max_turns):
             answer = await self._ask(messages, episode, capture)
             if answer is None:
                 return
@@ -260,7 +256,7 @@ class EpisodeStream(GroupStream[Start]):
             if episode.is_over:
                 return
             messages += self._dialogue.reply(answer, results)
-        episode.finish("truncated", f"the episode was not over after {self._episodes.max_turns} answers")
+        episode.finish("truncated", f"the episode was not over after {self.options.max_turns} answers")
 
     async def _step(self, client: GenericEnvClient, action: Json, episode: _Episode) -> str:
         """Take one action, and return what the model sees of it."""
@@ -286,8 +282,8 @@ class EpisodeStream(GroupStream[Start]):
         """
         await self.is_free.wait()
         body: Json = {"model": self._model.name, "messages": messages}
-        if self._episodes.max_tokens is not None:
-            body["max_tokens"] = self._episodes.max_tokens
+        if self.options.max_tokens is not None:
+            body["max_tokens"] = self.options.max_tokens
         if self._dialogue.tools:
             body["tools"] = self._dialogue.tools
         began = time.perf_counter()

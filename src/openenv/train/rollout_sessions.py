@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class RolloutSessionFactory(ResourceSessionFactory["RolloutSession"]):
         if not self._tasks:
             raise ValueError("there is no task")
         self._model = model if sampling is None else Model(**{**dict(model), "sampling": dict(sampling)})
-        self._engine_options = EngineOptions(**engine)  # type: ignore[typeddict-item]
+        self._engine_options = EngineOptions(**engine)
         self._lock = threading.Lock()
         self._shared: _SharedEngine | None = None
 
@@ -127,13 +128,11 @@ class _SharedEngine:
     def __init__(self, model: Model, options: EngineOptions) -> None:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(scratch())
-            store = options.get("store")
-            root: Path = folder / "captures" if store is None else store.captures
-            capture = options.get("capture") or stack.enter_context(CaptureServer(root, CaptureOptions(sockets=folder)))
+            root: Path = folder / "captures" if options.store is None else options.store.captures
+            capture = options.capture or stack.enter_context(CaptureServer(root, CaptureOptions(sockets=folder)))
             self.captures = capture.root
-            self.keeps_records = store is not None or "capture" in options
-            arguments: EngineOptions = {**options, "model": model, "capture": capture}
-            self.engine = stack.enter_context(Engine(**arguments))
+            self.keeps_records = options.store is not None or options.capture is not None
+            self.engine = stack.enter_context(Engine(replace(options, model=model, capture=capture)))
             self._stack = stack.pop_all()
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 from openenv.errors import RolloutError, SessionCapacityError, message_of
 from openenv.protocol.backoff import Backoff
@@ -43,28 +43,49 @@ _NO_ROOM_S = 60.0
 _END = object()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """How samples become groups.
+    """How samples become groups. `play` and `rollouts` take these fields as keyword arguments.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: a value is out of range.
     """
 
-    samples: int
-    concurrency: int
+    samples: int = 8
+    """The number of samples per group."""
+    concurrency: int = 64
+    """The number of samples in progress at once; fewer if the server has too few free sessions."""
     oversample: int = 0
+    """Additional samples that each group starts. When `samples` of them have a reward, the others are cancelled. This
+    avoids waiting for the slowest sample, and prefers short ones."""
     retries: int = 2
+    """How often a sample is repeated after an infrastructure failure: of the server, the endpoint, a sandbox or a
+    verifier."""
     max_staleness: int | None = None
+    """How many versions the policy that sampled a group may be behind the trained one (`stream.policy_version`). Older
+    groups are dropped and counted. The endpoint must number its versions."""
     keep: Callable[[SampleGroup], bool] | None = None
+    """Returns whether the trainer wants a group, such as `lambda group: group.spread > 0`."""
     on_failed: Callable[[SampleGroup], object] | None = None
-    """Takes the groups without any reward, which the stream leaves out."""
+    """Called with each group without any reward; the stream drops these groups."""
 
     def __post_init__(self) -> None:
         if min(self.samples, self.concurrency) < 1:
             raise ValueError("samples and concurrency must be at least 1")
         if min(self.oversample, self.retries, self.max_staleness or 0) < 0:
             raise ValueError("oversample, retries and max_staleness must be at least 0")
+
+
+class StreamArguments(TypedDict, total=False):
+    """The fields of `StreamOptions` as keyword arguments; mypy compares both lists."""
+
+    samples: int
+    concurrency: int
+    oversample: int
+    retries: int
+    max_staleness: int | None
+    keep: Callable[[SampleGroup], bool] | None
+    on_failed: Callable[[SampleGroup], object] | None
 
 
 @dataclass(slots=True)

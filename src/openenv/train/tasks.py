@@ -1,15 +1,16 @@
-"""`rollouts`: coding agents work on tasks, many at once, and what they sampled comes as groups.
+"""`rollouts`: coding agents work on tasks, many at once; their samples arrive in groups.
 
     tasks ──> groups of `samples` ──> `Engine`: sandbox, setup (once per group), agent, verifier ──> groups (`stream`)
 
-A failure of a sandbox, a setup, the endpoint or the verifier never becomes a reward.
+A failure of a sandbox, a setup, the endpoint or the verifier is never scored.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
@@ -17,77 +18,69 @@ from typing_extensions import Unpack
 
 from openenv.errors import RolloutError
 from openenv.rollout.cancellation import Cancellation
-from openenv.rollout.run.engine import Engine, EngineOptions, cluster_engine, in_thread
+from openenv.rollout.run.batch import BatchOptions, cluster_engine, take_options
+from openenv.rollout.run.engine import Engine, EngineArguments, EngineOptions, in_thread
 from openenv.rollout.run.progress import OnProgress
 from openenv.rollout.run.shared_setup import SetupGroup, setup_key
 from openenv.rollout.tasks.task import Task
 from openenv.sandboxes.base import sweep_snapshots
 
 from .groups import EpisodeSample, SampleGroup
-from .stream import GroupStream, OpenGroup, StreamOptions, model_to_train
+from .stream import GroupStream, OpenGroup, StreamArguments, StreamOptions, model_to_train
 
 if TYPE_CHECKING:
     from openenv.providers.ray_cluster import RayCluster
     from openenv.rollout.run.ray_engine import RayEngine
 
 TaskLike = Task | Mapping[str, Any]
-"""A task, or its fields, as the Task API has them."""
+"""A task, or its fields as in the Task API."""
+
+
+class TaskStreamArguments(StreamArguments, EngineArguments, total=False):
+    """The keyword arguments of `rollouts`."""
 
 
 @contextlib.asynccontextmanager
 async def rollouts(
     tasks: Iterable[TaskLike],
     *,
-    samples: int = 8,
-    concurrency: int = 64,
-    retries: int = 2,
-    oversample: int = 0,
-    max_staleness: int | None = None,
-    keep: Callable[[SampleGroup], bool] | None = None,
-    on_failed: Callable[[SampleGroup], object] | None = None,
     share_setup: bool = True,
     on: Literal["ray"] | RayCluster | None = None,
     on_progress: OnProgress | None = None,
-    **engine: Unpack[EngineOptions],
+    **options: Unpack[TaskStreamArguments],
 ) -> AsyncIterator[RolloutStream]:
-    """Let an agent work on tasks; yields a stream of groups, each as soon as its last rollout has ended.
+    """Run agents on tasks; yield a stream of groups, each as soon as its last rollout ends.
 
-    Rollouts begin as groups are taken: while a trainer is busy, no more of them than `concurrency` and as many that
-    have ended are ahead of it.
+    Rollouts start as the trainer takes groups. While it is busy, at most `concurrency` rollouts run, and as many
+    finished ones wait.
 
     Args:
-        tasks: A group for each, taken as they are needed: it may be endless, or a `Curriculum`.
-        samples: How many rollouts a group has.
-        concurrency: How many rollouts run at once.
-        retries: How often a rollout is run again that failed for reasons that are not the policy's: `env_failed`,
-            `sandbox_failed`, `grader_failed`.
-        oversample: How many more rollouts a group begins with; when `samples` of them have a reward, the others are
-            cancelled. Saves the wait for the slowest, and prefers short rollouts.
-        max_staleness: By how many versions (`stream.policy_version`, numbers that the endpoint names) the policy that
-            sampled a group may be behind; older groups are left out, and counted.
-        keep: Says of a group whether it is wanted, such as `lambda group: group.spread > 0`.
-        on_failed: Takes the groups without any reward, which the stream leaves out.
-        share_setup: Run the setup of a task once per group; pass False for setups that must differ between rollouts.
-        on: `ray`, or a `RayCluster`, to run them on the nodes of a cluster.
-        on_progress: Gets the events of all; `rollout_id` tells them apart.
-        engine: The arguments of `Engine`: `agent`, `model`, `sandbox`, `store` and so on. A model that names no
-            sampling samples from its own distribution (`Sampling()`).
+        tasks: One group per task, read when it is needed: an endless iterator, or a `Curriculum`, is fine.
+        share_setup: Run the setup of a task once per group; pass False if the setup must differ between rollouts.
+        on: `ray`, or a `RayCluster`, to run the rollouts on the nodes of a cluster.
+        on_progress: Called with the events of all rollouts; `rollout_id` tells them apart.
+        options: The fields of `StreamOptions`, such as `samples`, and of `EngineOptions`, such as `agent`, `model` and
+            `store`. A model without `sampling` samples from its own distribution (`Sampling()`).
 
     Raises:
-        ValueError: an argument is out of range, or the agent needs a model and there is none.
+        ValueError: an option is out of range, or the agent needs a model and has none.
         AgentUnavailable, SandboxUnavailable: the agent, or the backend, cannot run here.
-        RolloutError: while it runs: as many rollouts failed in a row as run at once (at least 4, of 3 groups), with all
-            their retries, or all failed; the last reason is named.
+        RolloutError: while the stream runs: every rollout failed with all its retries, or as many in a row as run at
+            once (at least 4, of 3 groups). The text names the last reason.
     """
-    options = StreamOptions(samples, concurrency, oversample, retries, max_staleness, keep, on_failed)
-    model = engine.get("model")
-    if model is not None:
-        engine["model"] = model_to_train(model)
+    arguments: dict[str, Any] = {**options}
+    groups = take_options(StreamOptions, arguments)
+    engine = EngineOptions(**arguments)
+    if engine.model is not None:
+        engine = replace(engine, model=model_to_train(engine.model))
     shared: Engine | RayEngine
-    # The stream repeats what failed, so a cluster does not.
-    shared = Engine(**engine) if on is None else cluster_engine(on, concurrency, 0, share_setup, engine)
+    if on is None:
+        shared = Engine(engine)
+    else:  # the stream repeats failed rollouts, so the cluster does not
+        batch = BatchOptions(concurrency=groups.concurrency, retries=0, share_setup=share_setup, on=on)
+        shared = cluster_engine(engine, batch)
     async with _entered(shared):
-        stream = RolloutStream(tasks, options, shared, share_setup=share_setup, on_progress=on_progress)
+        stream = RolloutStream(tasks, groups, shared, share_setup=share_setup, on_progress=on_progress)
         async with stream:
             yield stream
 
@@ -106,7 +99,7 @@ async def _entered(engine: Engine | RayEngine) -> AsyncIterator[None]:
 
 
 class RolloutStream(GroupStream[TaskLike]):
-    """Groups of rollouts, as they end: `async for group in stream`. Made by `rollouts`."""
+    """Groups of rollouts in the order in which they end: `async for group in stream`. `rollouts` creates it."""
 
     def __init__(
         self,
@@ -120,14 +113,14 @@ class RolloutStream(GroupStream[TaskLike]):
         is_local = isinstance(engine, Engine)
         super().__init__(tasks, options, engine.capture if isinstance(engine, Engine) else None)
         self._engine = engine
-        self._shares_setup = share_setup and is_local  # the workers of a cluster share by themselves
+        self._shares_setup = share_setup and is_local  # each worker of a cluster shares setups itself
         self._on_progress = on_progress
         self._tasks: dict[int, Task] = {}
         self._setups: dict[int, SetupGroup] = {}
 
     async def __aenter__(self) -> RolloutStream:
         if self._shares_setup:
-            await asyncio.to_thread(sweep_snapshots)  # of processes that were killed
+            await asyncio.to_thread(sweep_snapshots)  # left by processes that were killed
         await super().__aenter__()
         return self
 
@@ -135,7 +128,7 @@ class RolloutStream(GroupStream[TaskLike]):
         try:
             task = item if isinstance(item, Task) else Task.model_validate(dict(item))
         except (ValidationError, TypeError, ValueError) as exc:
-            raise RolloutError(f"Item {number} of the tasks is no task: {exc}") from exc
+            raise RolloutError(f"Item {number} of the tasks is not a task: {exc}") from exc
         self._engine.require_trust(task)
         self._tasks[number] = task
         return task.task_id or f"task-{number}"
@@ -167,7 +160,7 @@ class RolloutStream(GroupStream[TaskLike]):
         return await in_thread(run, cancel)
 
     def _setup(self, group: OpenGroup[TaskLike], task: Task) -> SetupGroup | None:
-        """Return what the rollouts of a group share their setup by; a setup that failed is run again by a retry."""
+        """Return the shared setup of a group, or None; a retry replaces a setup that failed."""
         if not self._shares_setup or setup_key(task) is None:
             return None
         setup = self._setups.get(group.number)

@@ -1,4 +1,4 @@
-"""Facade: the published path of `openenv.packaging.validate`. Re-exports only."""
+"""Facade: the published path of `openenv.packaging.validate.graders`. Re-exports only."""
 
 from __future__ import annotations
 
@@ -6,30 +6,7 @@ from typing import TYPE_CHECKING
 
 from openenv._lazy import by_module, lazy_exports
 
-_EXPORTS = by_module(
-    {
-        "openenv.packaging.validate.graders": "ENTRY_POINT_GROUP Grader GraderRegistry Subject",
-        "openenv.packaging.validate.manifest": (
-            "CapabilitiesSpec JudgePin ManifestError NetworkPolicy NormalizedManifest OracleDeclaration "
-            "ResourceDeclaration RewardDeclaration TaskDistributionPin TypeSpec VerifierBinding"
-        ),
-        "openenv.packaging.validate.parsers": "Parser ParserRegistry",
-        "openenv.packaging.validate.policy": (
-            "DeclarationBounds PolicyEntry PolicyError SeverityPolicy apply_policy load_policy"
-        ),
-        "openenv.packaging.validate.providers": "ExecResult RunningSubject ValidationProvider",
-        "openenv.packaging.validate.report": "CheckResult ValidationReport write_report",
-        "openenv.packaging.validate.runner": "run_validation",
-        "openenv.packaging.validate.signature": (
-            "UNSUPPORTED_CATEGORIES WELL_KNOWN_FILES SignatureError UnsupportedPackageError detect_signature"
-        ),
-        "openenv.packaging.validate.types": (
-            "CheckStatus Lane Level ProviderCapability Severity SignatureKind Verdict"
-        ),
-    }
-)
-
-if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
+if TYPE_CHECKING:
     from openenv.packaging.validate.graders import ENTRY_POINT_GROUP as ENTRY_POINT_GROUP
     from openenv.packaging.validate.graders import Grader as Grader
     from openenv.packaging.validate.graders import GraderRegistry as GraderRegistry
@@ -73,4 +50,32 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.packaging.validate.types import SignatureKind as SignatureKind
     from openenv.packaging.validate.types import Verdict as Verdict
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)
+    __all__: list[str]
+else:  # the same names, loaded at their first use
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        by_module(
+            {
+                "openenv.packaging.validate.graders": "ENTRY_POINT_GROUP Grader GraderRegistry Subject",
+                "openenv.packaging.validate.manifest": """
+                CapabilitiesSpec JudgePin ManifestError NetworkPolicy NormalizedManifest
+                OracleDeclaration ResourceDeclaration RewardDeclaration TaskDistributionPin TypeSpec
+                VerifierBinding
+            """,
+                "openenv.packaging.validate.parsers": "Parser ParserRegistry",
+                "openenv.packaging.validate.policy": """
+                DeclarationBounds PolicyEntry PolicyError SeverityPolicy apply_policy load_policy
+            """,
+                "openenv.packaging.validate.providers": "ExecResult RunningSubject ValidationProvider",
+                "openenv.packaging.validate.report": "CheckResult ValidationReport write_report",
+                "openenv.packaging.validate.runner": "run_validation",
+                "openenv.packaging.validate.signature": """
+                SignatureError UNSUPPORTED_CATEGORIES UnsupportedPackageError WELL_KNOWN_FILES
+                detect_signature
+            """,
+                "openenv.packaging.validate.types": """
+                CheckStatus Lane Level ProviderCapability Severity SignatureKind Verdict
+            """,
+            }
+        ),
+    )

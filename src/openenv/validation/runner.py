@@ -1,4 +1,4 @@
-"""Facade: the published path of `openenv.packaging.validate.runner`. Re-exports only."""
+"""Facade: the published path of `openenv.packaging.validate.report`. Re-exports only."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import importlib
 import sys
 
 from openenv._lazy import by_module, lazy_exports, submodules
-from openenv.core.env_server import _EXPORTS as _current_names
+from openenv.core.env_server import __all__ as _current_names
 
 _LEGACY = by_module(
     {

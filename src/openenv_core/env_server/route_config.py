@@ -1,7 +1,9 @@
-"""Legacy path of GET routes from data. Re-exports only; the code lives in `openenv.server.routes`."""
+"""Facade: the published path of `openenv.server.routes`. Re-exports only."""
 
 from __future__ import annotations
 
-from openenv.server.routes import GetEndpointConfig, register_get_endpoints
+from openenv._lazy import export_imports
+from openenv.server.routes import GetEndpointConfig as GetEndpointConfig
+from openenv.server.routes import register_get_endpoints as register_get_endpoints
 
-__all__ = ["GetEndpointConfig", "register_get_endpoints"]
+export_imports(__name__)

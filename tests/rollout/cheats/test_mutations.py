@@ -14,7 +14,7 @@ import pytest
 
 from openenv.rollout import Check, Task
 from openenv.rollout.capture import model_call
-from openenv.rollout.run.engine import Engine
+from openenv.rollout.run.engine import EngineOptions
 from openenv.rollout.run.phases import ModelAccess, PhaseFailed, RolloutRun
 from openenv.rollout.verify import judged_checks, lookups, verify_lines, worktree, worktree_guard
 from openenv.rollout.verify.cases import ReadySandbox, VerificationCase
@@ -139,7 +139,7 @@ def the_endpoint_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def the_truncated_are_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(Engine.__init__.__kwdefaults__, "verify_truncated", False)
+    monkeypatch.setitem(EngineOptions.__init__.__kwdefaults__, "verify_truncated", False)
 
 
 def no_control_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
-"""Facade: `openenv build` on the module path that existing code imports."""
+"""Facade: the command `openenv build`. Re-exports only."""
 
 from __future__ import annotations
 
-from . import published_names
+from openenv.cli.published import command_exports
 
-__getattr__, __dir__, __all__ = published_names(__name__, {"build": "openenv.cli.build:build"}, app="build")
+__getattr__, __dir__, __all__ = command_exports(__name__, {"build": "openenv.cli.build"}, app="build")

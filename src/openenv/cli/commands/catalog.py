@@ -1,10 +1,16 @@
-"""Facade: `openenv catalog` and `openenv discover` on the module path that existing code imports."""
+"""Facade: the command `openenv catalog`. Re-exports only."""
 
 from __future__ import annotations
 
-from . import published_names
+from openenv.cli.published import command_exports
 
-_SOURCES = {name: f"openenv.cli.catalog:{name}" for name in ("catalog", "build", "inspect")}
-_SOURCES["discover"] = "openenv.cli.discover:discover"
-
-__getattr__, __dir__, __all__ = published_names(__name__, _SOURCES, app="catalog")
+__getattr__, __dir__, __all__ = command_exports(
+    __name__,
+    {
+        "build": "openenv.cli.catalog",
+        "catalog": "openenv.cli.catalog",
+        "inspect": "openenv.cli.catalog",
+        "discover": "openenv.cli.discover",
+    },
+    app="catalog",
+)

@@ -1,7 +1,7 @@
-"""Facade: `openenv collect` on the module path that existing code imports."""
+"""Facade: the command `openenv collect`. Re-exports only."""
 
 from __future__ import annotations
 
-from . import published_names
+from openenv.cli.published import command_exports
 
-__getattr__, __dir__, __all__ = published_names(__name__, {"collect": "openenv.cli.collect:collect"}, app="collect")
+__getattr__, __dir__, __all__ = command_exports(__name__, {"collect": "openenv.cli.collect"}, app="collect")

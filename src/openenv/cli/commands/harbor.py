@@ -1,9 +1,17 @@
-"""Facade: `openenv harbor` on the module path that existing code imports."""
+"""Facade: the command `openenv harbor`. Re-exports only."""
 
 from __future__ import annotations
 
-from . import published_names
+from openenv.cli.published import command_exports
 
-_SOURCES = {name: f"openenv.cli.harbor:{name}" for name in ("harbor", "info", "rollout", "serve", "push")}
-
-__getattr__, __dir__, __all__ = published_names(__name__, _SOURCES, app="harbor")
+__getattr__, __dir__, __all__ = command_exports(
+    __name__,
+    {
+        "harbor": "openenv.cli.harbor",
+        "info": "openenv.cli.harbor",
+        "push": "openenv.cli.harbor",
+        "rollout": "openenv.cli.harbor",
+        "serve": "openenv.cli.harbor",
+    },
+    app="harbor",
+)

@@ -1,7 +1,7 @@
-"""Facade: `openenv import` on the module path that existing code imports."""
+"""Facade: the command `openenv import`. Re-exports only."""
 
 from __future__ import annotations
 
-from . import published_names
+from openenv.cli.published import command_exports
 
-__getattr__, __dir__, __all__ = published_names(__name__, {"import_env": "openenv.cli.import_env:import_env"})
+__getattr__, __dir__, __all__ = command_exports(__name__, {"import_env": "openenv.cli.import_env"})

@@ -1,7 +1,7 @@
-"""Facade: `openenv init` on the module path that existing code imports."""
+"""Facade: the command `openenv init`. Re-exports only."""
 
 from __future__ import annotations
 
-from . import published_names
+from openenv.cli.published import command_exports
 
-__getattr__, __dir__, __all__ = published_names(__name__, {"init": "openenv.cli.init:init"}, app="init")
+__getattr__, __dir__, __all__ = command_exports(__name__, {"init": "openenv.cli.init"}, app="init")

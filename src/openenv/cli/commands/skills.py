@@ -1,9 +1,11 @@
-"""Facade: `openenv skills` on the module path that existing code imports."""
+"""Facade: the command `openenv skills`. Re-exports only."""
 
 from __future__ import annotations
 
-from . import published_names
+from openenv.cli.published import command_exports
 
-_SOURCES = {name: f"openenv.cli.skills:{name}" for name in ("skills", "skills_preview", "skills_add")}
-
-__getattr__, __dir__, __all__ = published_names(__name__, _SOURCES, app="skills")
+__getattr__, __dir__, __all__ = command_exports(
+    __name__,
+    {"skills": "openenv.cli.skills", "skills_add": "openenv.cli.skills", "skills_preview": "openenv.cli.skills"},
+    app="skills",
+)

@@ -1,7 +1,7 @@
-"""Facade: `openenv validate` on the module path that existing code imports."""
+"""Facade: the command `openenv validate`. Re-exports only."""
 
 from __future__ import annotations
 
-from . import published_names
+from openenv.cli.published import command_exports
 
-__getattr__, __dir__, __all__ = published_names(__name__, {"validate": "openenv.cli.validate:validate"})
+__getattr__, __dir__, __all__ = command_exports(__name__, {"validate": "openenv.cli.validate"})

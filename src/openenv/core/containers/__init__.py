@@ -1,3 +1,3 @@
-"""Facade: providers. No logic lives here; the code is in `openenv.providers`."""
+"""Facade: providers. It has no public names; its submodules have them."""
 
 from __future__ import annotations

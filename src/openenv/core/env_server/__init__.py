@@ -1,4 +1,4 @@
-"""Facade: everything that serves an environment, on the module path that existing code imports."""
+"""Facade: servers, and the models and base classes of environments. Re-exports only."""
 
 from __future__ import annotations
 
@@ -6,55 +6,47 @@ from typing import TYPE_CHECKING
 
 from openenv._lazy import by_module, lazy_exports, submodules
 
-_EXPORTS = by_module(
-    {
-        "openenv.env.environment": """
-            Environment Transform TaskProvider Message ModelTokenizer CompositeTransform NullTransform
-        """,
-        "openenv.types": """
-            Action Observation State SchemaResponse HealthResponse ListTasksRequest NumTasksRequest
-            GetTaskRequest GetTaskRangeRequest HealthStatus ServerMode WSErrorCode BaseMessage
-            WSIncomingMessage WSResetMessage WSStepMessage WSStateMessage WSCloseMessage
-            WSObservationResponse WSStateResponse WSErrorResponse ConcurrencyConfig ServerCapacityStatus
-            SessionInfo
-        """,
-        "openenv.errors": """
-            OpenEnvError ConcurrencyConfigurationError SessionCapacityError SessionNotFoundError
-            SessionCreationError EnvironmentFactoryError
-        """,
-        "openenv.env.mcp_environment": "MCPEnvironment",
-        "openenv.server.app": "HTTPEnvServer create_app create_fastapi_app",
-        "openenv.protocol.schema": "deserialize_action deserialize_action_with_preprocessing",
-        "openenv.protocol.json_values": "serialize_observation",
-        "openenv.server.routes": "GetEndpointConfig",
-        "openenv.protocol.tool_messages": """
-            Tool ToolError ToolErrorType ListToolsAction CallToolAction ListToolsObservation
-            CallToolObservation RESERVED_TOOL_NAMES
-        """,
-        "openenv.protocol.jsonrpc": """
-            WSMCPMessage WSMCPResponse JsonRpcErrorCode JsonRpcError JsonRpcRequest JsonRpcResponse
-            McpMethod
-        """,
-        "openenv.server.web.web_interface": "WebInterfaceManager",
-        "openenv.server.web.web_page": "create_web_interface_app",
-    }
-)
-_SUBMODULES = submodules(
-    __name__,
-    """
-        base_transforms exceptions http_server interfaces mcp_environment mcp_types route_config serialization types
-        web_interface
-    """,
-)
-
-if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
+if TYPE_CHECKING:
+    from openenv.env.environment import CompositeTransform as CompositeTransform
+    from openenv.env.environment import Environment as Environment
+    from openenv.env.environment import Message as Message
+    from openenv.env.environment import ModelTokenizer as ModelTokenizer
+    from openenv.env.environment import NullTransform as NullTransform
+    from openenv.env.environment import TaskProvider as TaskProvider
+    from openenv.env.environment import Transform as Transform
     from openenv.env.mcp_environment import MCPEnvironment as MCPEnvironment
+    from openenv.errors import ConcurrencyConfigurationError as ConcurrencyConfigurationError
+    from openenv.errors import EnvironmentFactoryError as EnvironmentFactoryError
+    from openenv.errors import OpenEnvError as OpenEnvError
+    from openenv.errors import SessionCapacityError as SessionCapacityError
+    from openenv.errors import SessionCreationError as SessionCreationError
+    from openenv.errors import SessionNotFoundError as SessionNotFoundError
+    from openenv.protocol.json_values import serialize_observation as serialize_observation
+    from openenv.protocol.jsonrpc import JsonRpcError as JsonRpcError
+    from openenv.protocol.jsonrpc import JsonRpcErrorCode as JsonRpcErrorCode
+    from openenv.protocol.jsonrpc import JsonRpcRequest as JsonRpcRequest
+    from openenv.protocol.jsonrpc import JsonRpcResponse as JsonRpcResponse
+    from openenv.protocol.jsonrpc import McpMethod as McpMethod
+    from openenv.protocol.jsonrpc import WSMCPMessage as WSMCPMessage
+    from openenv.protocol.jsonrpc import WSMCPResponse as WSMCPResponse
+    from openenv.protocol.schema import deserialize_action as deserialize_action
+    from openenv.protocol.schema import deserialize_action_with_preprocessing as deserialize_action_with_preprocessing
+    from openenv.protocol.tool_messages import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
+    from openenv.protocol.tool_messages import CallToolAction as CallToolAction
+    from openenv.protocol.tool_messages import CallToolObservation as CallToolObservation
+    from openenv.protocol.tool_messages import ListToolsAction as ListToolsAction
+    from openenv.protocol.tool_messages import ListToolsObservation as ListToolsObservation
+    from openenv.protocol.tool_messages import Tool as Tool
+    from openenv.protocol.tool_messages import ToolError as ToolError
+    from openenv.protocol.tool_messages import ToolErrorType as ToolErrorType
     from openenv.server.app import HTTPEnvServer as HTTPEnvServer
     from openenv.server.app import create_app as create_app
     from openenv.server.app import create_fastapi_app as create_fastapi_app
     from openenv.server.routes import GetEndpointConfig as GetEndpointConfig
     from openenv.server.web.web_interface import WebInterfaceManager as WebInterfaceManager
     from openenv.server.web.web_page import create_web_interface_app as create_web_interface_app
+    from openenv.types import Action as Action
+    from openenv.types import BaseMessage as BaseMessage
     from openenv.types import ConcurrencyConfig as ConcurrencyConfig
     from openenv.types import GetTaskRangeRequest as GetTaskRangeRequest
     from openenv.types import GetTaskRequest as GetTaskRequest
@@ -62,6 +54,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.types import HealthStatus as HealthStatus
     from openenv.types import ListTasksRequest as ListTasksRequest
     from openenv.types import NumTasksRequest as NumTasksRequest
+    from openenv.types import Observation as Observation
     from openenv.types import SchemaResponse as SchemaResponse
     from openenv.types import ServerCapacityStatus as ServerCapacityStatus
     from openenv.types import ServerMode as ServerMode
@@ -88,15 +81,51 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from . import types as types
     from . import web_interface as web_interface
 
-    # All that these four export is exported here; of the others only a part is.
-    from .base_transforms import *  # noqa: F403 - see above
-    from .exceptions import *  # noqa: F403 - see above
-    from .interfaces import Environment as Environment
-    from .interfaces import Message as Message
-    from .interfaces import ModelTokenizer as ModelTokenizer
-    from .interfaces import TaskProvider as TaskProvider
-    from .mcp_types import *  # noqa: F403 - see above
-    from .serialization import *  # noqa: F403 - see above
-else:  # without a declaration of `__all__` above: it would hide the names from the star import of `openenv.core`
-    __getattr__, __dir__, _names = lazy_exports(__name__, {**_EXPORTS, **_SUBMODULES})
-    __all__ = list(_EXPORTS)
+    __all__: list[str]
+else:  # the same names, loaded at their first use
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        by_module(
+            {
+                "openenv.env.environment": """
+                CompositeTransform Environment Message ModelTokenizer NullTransform TaskProvider
+                Transform
+            """,
+                "openenv.env.mcp_environment": "MCPEnvironment",
+                "openenv.errors": """
+                ConcurrencyConfigurationError EnvironmentFactoryError OpenEnvError
+                SessionCapacityError SessionCreationError SessionNotFoundError
+            """,
+                "openenv.protocol.json_values": "serialize_observation",
+                "openenv.protocol.jsonrpc": """
+                JsonRpcError JsonRpcErrorCode JsonRpcRequest JsonRpcResponse McpMethod WSMCPMessage
+                WSMCPResponse
+            """,
+                "openenv.protocol.schema": "deserialize_action deserialize_action_with_preprocessing",
+                "openenv.protocol.tool_messages": """
+                CallToolAction CallToolObservation ListToolsAction ListToolsObservation
+                RESERVED_TOOL_NAMES Tool ToolError ToolErrorType
+            """,
+                "openenv.server.app": "HTTPEnvServer create_app create_fastapi_app",
+                "openenv.server.routes": "GetEndpointConfig",
+                "openenv.server.web.web_interface": "WebInterfaceManager",
+                "openenv.server.web.web_page": "create_web_interface_app",
+                "openenv.types": """
+                Action BaseMessage ConcurrencyConfig GetTaskRangeRequest GetTaskRequest
+                HealthResponse HealthStatus ListTasksRequest NumTasksRequest Observation
+                SchemaResponse ServerCapacityStatus ServerMode SessionInfo State WSCloseMessage
+                WSErrorCode WSErrorResponse WSIncomingMessage WSObservationResponse WSResetMessage
+                WSStateMessage WSStateResponse WSStepMessage
+            """,
+            }
+        ),
+        unlisted={
+            **submodules(
+                __name__,
+                """
+                base_transforms exceptions http_server interfaces mcp_environment mcp_types
+                route_config serialization types web_interface
+            """,
+            )
+        },
+    )

@@ -1,4 +1,4 @@
-"""Facade: transforms. Re-exports only; the code lives in `openenv.env.environment`."""
+"""Facade: transforms. Re-exports only."""
 
 from __future__ import annotations
 

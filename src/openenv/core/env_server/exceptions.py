@@ -1,4 +1,4 @@
-"""Facade: the error tree. Re-exports only; the code lives in `openenv.errors`."""
+"""Facade: the error tree. Re-exports only."""
 
 from __future__ import annotations
 

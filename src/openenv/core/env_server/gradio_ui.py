@@ -1,20 +1,17 @@
-"""Facade: `openenv.server.web.gradio_ui`, which loads Gradio at the first use. Re-exports only."""
+"""Facade: the Gradio UI. Re-exports only."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from openenv._lazy import lazy_exports
-
-_EXPORTS = {
-    "build_gradio_app": "openenv.server.web.gradio_ui",
-    "get_gradio_display_title": "openenv.server.web.gradio_ui",
-}
+from openenv._lazy import by_module, lazy_exports
 
 if TYPE_CHECKING:
     from openenv.server.web.gradio_ui import build_gradio_app as build_gradio_app
     from openenv.server.web.gradio_ui import get_gradio_display_title as get_gradio_display_title
 
     __all__: list[str]
-else:
-    __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)
+else:  # the same names, loaded at their first use
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__, by_module({"openenv.server.web.gradio_ui": "build_gradio_app get_gradio_display_title"})
+    )

@@ -1,4 +1,4 @@
-"""Facade: servers and application factories. Re-exports only; the code lives in `openenv.server`."""
+"""Facade: servers and application factories. Re-exports only."""
 
 from __future__ import annotations
 

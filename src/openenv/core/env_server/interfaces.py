@@ -1,4 +1,4 @@
-"""Facade: the environment's base class and its models, from `openenv.env` and `openenv.types`. Re-exports only."""
+"""Facade: the environment's base class and its models. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: GET routes from data. Re-exports only; the code lives in `openenv.server.routes`."""
+"""Facade: GET routes from data. Re-exports only."""
 
 from __future__ import annotations
 

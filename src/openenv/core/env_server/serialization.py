@@ -1,4 +1,4 @@
-"""Facade: actions in, observations out. Re-exports only; the code lives in `openenv.protocol`."""
+"""Facade: reading of actions and writing of observations. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: the shared models. Re-exports only; the code lives in `openenv.types`."""
+"""Facade: the shared models. Re-exports only."""
 
 from __future__ import annotations
 

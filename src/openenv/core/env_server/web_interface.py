@@ -1,19 +1,10 @@
-"""Facade: `openenv.server.web`, which loads at the first use. Re-exports only."""
+"""Facade: the web UI. Re-exports only."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from openenv._lazy import lazy_exports
-
-_EXPORTS = {
-    "ActionLog": "openenv.server.web.visitors",
-    "EpisodeState": "openenv.server.web.visitors",
-    "WebInterfaceManager": "openenv.server.web.web_interface",
-    "create_web_interface_app": "openenv.server.web.web_page",
-    "get_quick_start_markdown": "openenv.server.web.quickstart",
-    "load_environment_metadata": "openenv.server.web.page_description",
-}
+from openenv._lazy import by_module, lazy_exports
 
 if TYPE_CHECKING:
     from openenv.server.web.page_description import load_environment_metadata as load_environment_metadata
@@ -24,5 +15,16 @@ if TYPE_CHECKING:
     from openenv.server.web.web_page import create_web_interface_app as create_web_interface_app
 
     __all__: list[str]
-else:
-    __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)
+else:  # the same names, loaded at their first use
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        by_module(
+            {
+                "openenv.server.web.page_description": "load_environment_metadata",
+                "openenv.server.web.quickstart": "get_quick_start_markdown",
+                "openenv.server.web.visitors": "ActionLog EpisodeState",
+                "openenv.server.web.web_interface": "WebInterfaceManager",
+                "openenv.server.web.web_page": "create_web_interface_app",
+            }
+        ),
+    )

@@ -1,4 +1,4 @@
-"""Facade: the base of evaluation harnesses. The code is in `openenv.adapters.inspect.evaluation`."""
+"""Facade: the base of evaluation harnesses. Re-exports only."""
 
 from __future__ import annotations
 

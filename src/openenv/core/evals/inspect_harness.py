@@ -1,4 +1,4 @@
-"""Facade: Inspect AI as a harness. The code is in `openenv.adapters.inspect.inspect_evaluation`."""
+"""Facade: Inspect AI as a harness. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: configurations and results of evaluations. The code is in `openenv.adapters.inspect.evaluation`."""
+"""Facade: configurations and results of evaluations. Re-exports only."""
 
 from __future__ import annotations
 

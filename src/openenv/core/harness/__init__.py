@@ -1,4 +1,4 @@
-"""Facade: rollout harnesses and turn-based agents on the module path that existing code imports. No logic here."""
+"""Facade: rollout harnesses and turn-based agents. Re-exports only."""
 
 from __future__ import annotations
 
@@ -6,28 +6,7 @@ from typing import TYPE_CHECKING
 
 from openenv._lazy import by_module, lazy_exports
 
-_EXPORTS = by_module(
-    {
-        "openenv.rollout.run.agent_sessions": """
-            RESERVED_TOOL_NAMES CLIHarnessAdapter HarnessAdapter HarnessRolloutResult HarnessRunLimits LoopOwningSession
-            MCPHarnessAdapter Message ModelStep ModelStepResult ResourceSession ResourceSessionFactory RolloutEvent
-            SessionMCPBridge StepEnvSessionAdapter ToolResult ToolTraceEntry TrainableSession VerifyResult
-            build_harness_rollout_func
-        """,
-        "openenv.rollout.capture.training_trace": "TraceEntry TrainingTrace TrainingTurn",
-        "openenv.errors": "HarnessError HarnessNotRunningError HarnessStartupError HarnessTurnTimeoutError",
-        "openenv.adapters.turns.turns": """
-            AgenticHarnessAdapter HarnessConfig HarnessResponse HarnessTransport events_to_metadata
-            resolve_tool_conflicts
-        """,
-        "openenv.protocol.turn_messages": "HarnessClientMessage HarnessEvent HarnessEventType",
-        "openenv.adapters.turns.agent_process": "HarnessProcess",
-        "openenv.adapters.turns.tool_bridge": "HarnessMCPBridge build_bridge_server",
-        "openenv.adapters.turns.turn_environment": "HarnessAction HarnessEnvironment",
-    }
-)
-
-if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
+if TYPE_CHECKING:
     from openenv.adapters.turns.agent_process import HarnessProcess as HarnessProcess
     from openenv.adapters.turns.tool_bridge import HarnessMCPBridge as HarnessMCPBridge
     from openenv.adapters.turns.tool_bridge import build_bridge_server as build_bridge_server
@@ -71,5 +50,28 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.run.agent_sessions import build_harness_rollout_func as build_harness_rollout_func
 
     __all__: list[str]
-else:
-    __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)
+else:  # the same names, loaded at their first use
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        by_module(
+            {
+                "openenv.adapters.turns.agent_process": "HarnessProcess",
+                "openenv.adapters.turns.tool_bridge": "HarnessMCPBridge build_bridge_server",
+                "openenv.adapters.turns.turn_environment": "HarnessAction HarnessEnvironment",
+                "openenv.adapters.turns.turns": """
+                AgenticHarnessAdapter HarnessConfig HarnessResponse HarnessTransport
+                events_to_metadata resolve_tool_conflicts
+            """,
+                "openenv.errors": "HarnessError HarnessNotRunningError HarnessStartupError HarnessTurnTimeoutError",
+                "openenv.protocol.turn_messages": "HarnessClientMessage HarnessEvent HarnessEventType",
+                "openenv.rollout.capture.training_trace": "TraceEntry TrainingTrace TrainingTurn",
+                "openenv.rollout.run.agent_sessions": """
+                CLIHarnessAdapter HarnessAdapter HarnessRolloutResult HarnessRunLimits
+                LoopOwningSession MCPHarnessAdapter Message ModelStep ModelStepResult
+                RESERVED_TOOL_NAMES ResourceSession ResourceSessionFactory RolloutEvent
+                SessionMCPBridge StepEnvSessionAdapter ToolResult ToolTraceEntry TrainableSession
+                VerifyResult build_harness_rollout_func
+            """,
+            }
+        ),
+    )

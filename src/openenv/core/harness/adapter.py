@@ -1,4 +1,4 @@
-"""Facade: adapters of turn-based agents. The code is in `openenv.adapters.turns.turns`."""
+"""Facade: adapters of turn-based agents. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: `openenv.adapters.turns.tool_bridge`. Re-exports only."""
+"""Facade: the bridge from agents to tools. Re-exports only."""
 
 from __future__ import annotations
 

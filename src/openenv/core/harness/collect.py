@@ -1,4 +1,4 @@
-"""Facade: collecting episodes as a dataset, on the module path that existing code imports."""
+"""Facade: collecting episodes as a dataset. Re-exports only."""
 
 from __future__ import annotations
 

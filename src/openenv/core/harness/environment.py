@@ -1,4 +1,4 @@
-"""Facade: agents as environments. The code is in `openenv.adapters.turns.turn_environment`."""
+"""Facade: agents as environments. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: the process of an agent. The code is in `openenv.adapters.turns.agent_process`."""
+"""Facade: the process of an agent. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: sessions, adapters and what trainers call, on the module path that existing code imports."""
+"""Facade: sessions, adapters and the rollout function for trainers. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: names of tools that agents and environments share. The code is in `openenv.adapters.turns.turns`."""
+"""Facade: conflicts between tool names. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: what trainers get of agents that run their own loop, on the module path that existing code imports."""
+"""Facade: training data of agents with their own loop. Re-exports only."""
 
 from __future__ import annotations
 

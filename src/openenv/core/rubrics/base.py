@@ -1,4 +1,4 @@
-"""Facade: the rubric's base class. Re-exports only; the code lives in `openenv.env.rubrics.rubric`."""
+"""Facade: the rubric's base class. Re-exports only."""
 
 from __future__ import annotations
 

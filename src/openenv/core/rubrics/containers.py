@@ -1,4 +1,4 @@
-"""Facade: rubrics made of rubrics. Re-exports only; the code lives in `openenv.env.rubrics.containers`."""
+"""Facade: rubrics made of rubrics. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: a model as judge. Re-exports only; the code lives in `openenv.env.rubrics.llm_judge`."""
+"""Facade: rubrics that ask a model. Re-exports only."""
 
 from __future__ import annotations
 

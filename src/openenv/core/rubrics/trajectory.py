@@ -1,4 +1,4 @@
-"""Facade: rubrics over whole episodes. Re-exports only; the code lives in `openenv.env.rubrics.rubric`."""
+"""Facade: rubrics over whole episodes. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: repositories of a git server. The code is in `openenv.env.tools.git_server`."""
+"""Facade: repositories of a git server. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: Python code in a sandbox. The code is in `openenv.sandboxes.python_session`."""
+"""Facade: Python code in a sandbox. Re-exports only."""
 
 from __future__ import annotations
 

@@ -37,15 +37,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from typing_extensions import Unpack
-
 from openenv._lazy import load_package_version
 from openenv.errors import CaptureError, RolloutCancelled, RolloutError
 from openenv.protocol.addresses import is_loopback
 from openenv.providers.ray_cluster import RayCluster
 from openenv.rollout.agents.base import agent as agent_by_name
 from openenv.rollout.cancellation import Cancellation
-from openenv.rollout.run.engine import Engine, EngineOptions, check_rollout_id, named_backend, new_rollout_id
+from openenv.rollout.run.engine import (
+    Engine,
+    EngineOptions,
+    check_rollout_id,
+    named_backend,
+    new_rollout_id,
+    require_model,
+)
 from openenv.rollout.run.progress import OnProgress, Reporter
 from openenv.rollout.run.shared_setup import SharedSetups, setup_key
 from openenv.rollout.scratch import scratch
@@ -197,8 +202,8 @@ class RolloutWorker:
         emit(RayWorkerPlace(node_id, ray.util.get_node_ip_address(), os.getpid(), load_package_version()))
         with ExitStack() as stack:
             self._outbox = Outbox(stack.enter_context(scratch()), has_store=self._has_store)
-            options: EngineOptions = {**self._options, "on_install": emit, "store": self._outbox}
-            self._engine = stack.enter_context(Engine(**options))
+            options = replace(self._options, on_install=emit, store=self._outbox)
+            self._engine = stack.enter_context(Engine(options))
             self._setups = stack.enter_context(SharedSetups(None)) if self._shares_setup else None
             self._stack = stack.pop_all()
 
@@ -306,13 +311,13 @@ class RayEngine:
     failed before.
 
     Args:
-        cluster: Which cluster, and what a worker reserves in it; by default that of this machine.
-        concurrency: How many rollouts run at once in the whole cluster; by default one for each worker that fits into
-            what the cluster has free. With more of them than that, a worker runs several.
-        retries: How often a rollout is run again whose sandbox or node failed.
-        share_setup: Whether rollouts that run at the same time in one worker run equal setups once.
-        engine: The arguments of `Engine`. Agents and sandboxes that are no names must be such that Ray can pickle them.
-            `capture` cannot be given: each worker has a proxy of its own.
+        options: The options of each worker's engine. Ray must be able to pickle agents and sandboxes that are objects.
+            `capture` is refused: each worker has its own proxy.
+        cluster: The cluster, and the resources that a worker reserves; by default the cluster of this machine.
+        concurrency: The number of rollouts at once in the whole cluster; by default one for each worker that fits into
+            its free resources. A larger number runs several rollouts per worker.
+        retries: How often a rollout is repeated if its sandbox or node failed.
+        share_setup: Run equal setups once if their rollouts run at the same time in one worker.
 
     Raises:
         ValueError: an argument is not possible here.
@@ -321,31 +326,29 @@ class RayEngine:
 
     def __init__(
         self,
-        cluster: RayCluster | None = None,
+        options: EngineOptions,
         *,
+        cluster: RayCluster | None = None,
         concurrency: int | None = None,
         retries: int = RETRIES,
         share_setup: bool = True,
-        **engine: Unpack[EngineOptions],
     ) -> None:
         if concurrency is not None and concurrency < 1:
             raise ValueError("concurrency must be at least 1")
         if retries < 0:
             raise ValueError("retries must be 0 or more")
-        if engine.get("capture") is not None:
+        if options.capture is not None:
             raise ValueError("capture cannot be given with Ray: each worker has a capture proxy of its own")
-        self.agent = agent_by_name(engine.get("agent", "opencode"))
-        self.model = engine.get("model")
-        if self.agent.dialect is not None and self.model is None:
-            raise ValueError(f"The agent '{self.agent.name}' needs a model")
-        sandbox = engine.get("sandbox", "local")
-        backends = (named_backend(sandbox), named_backend(engine.get("verify_sandbox") or sandbox))
+        self.agent = agent_by_name(options.agent)
+        self.model = options.model
+        require_model(self.agent, options.model)
+        backends = (named_backend(options.sandbox), named_backend(options.verify_sandbox or options.sandbox))
         self._is_isolated = all("isolation" in each.features for each in backends)
         self._backends = backends
         self._backend_name = backends[0].name
-        self.store = engine.pop("store", None)
-        self._on_install = engine.pop("on_install", None) or (lambda message: logger.info("%s", message))
-        self._options = engine
+        self.store = options.store
+        self._on_install = options.on_install or (lambda message: logger.info("%s", message))
+        self._options = replace(options, store=None, on_install=None)  # Ray pickles them for its workers
         self._cluster, self._retries, self._share_setup = cluster or RayCluster(), retries, share_setup
         self.concurrency = concurrency or 0
         """How many rollouts run at once; where it was not given, known from entering on."""
@@ -384,7 +387,7 @@ class RayEngine:
         Raises:
             TrustError: one cannot; the text names it and says how to write it.
         """
-        require_trust(task, self._options.get("min_trust"), isolated=self._is_isolated)
+        require_trust(task, self._options.min_trust, isolated=self._is_isolated)
 
     def require_sandboxes(self, task: Task) -> None:
         """Return if the backends open sandboxes as a task needs them; what their machines have is seen there.

@@ -38,8 +38,7 @@ class ServedVecEnv(VecEnv):  # type: ignore[misc]
         observation_space: Of one session; by default the server's.
         to_action: Turns a value of the action space into the fields of an action.
         from_observation: Turns the fields of an observation into a value of the observation space.
-        token: Sent as `Authorization: Bearer`; by default `OPENENV_TOKEN`.
-        options: For `VectorEnv`.
+        options: For `VectorEnv`, such as `token`, which is sent as `Authorization: Bearer`; by default `OPENENV_TOKEN`.
 
     Raises:
         ValueError: Neither the server nor the arguments describe the spaces.
@@ -54,19 +53,18 @@ class ServedVecEnv(VecEnv):  # type: ignore[misc]
         observation_space: SomeSpace | None = None,
         to_action: ToAction | None = None,
         from_observation: FromObservation | None = None,
-        token: str | None = None,
         **options: Any,
     ) -> None:
         self._actions, self._observations = interface_of(
             url if isinstance(url, str) else url[0],
-            token=token,
+            token=options.get("token"),
             action_space=action_space,
             observation_space=observation_space,
             to_action=to_action,
             from_observation=from_observation,
         )
         # Before the base class, which asks for attributes.
-        self._env: VectorEnv[Any, Any] = VectorEnv(url, num_envs, autoreset="same_step", token=token, **options)
+        self._env: VectorEnv[Any, Any] = VectorEnv(url, num_envs, autoreset="same_step", **options)
         super().__init__(num_envs, self._observations.space, self._actions.space)
 
     def reset(self) -> Any:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from openenv._lazy import export_imports
-from openenv.packaging.validate.graders import ENTRY_POINT_GROUP as ENTRY_POINT_GROUP
-from openenv.packaging.validate.graders import Grader as Grader
-from openenv.packaging.validate.graders import GraderRegistry as GraderRegistry
-from openenv.packaging.validate.graders import Subject as Subject
+from typing import TYPE_CHECKING
 
-export_imports(__name__)
+from openenv._lazy import by_module, lazy_exports
+
+if TYPE_CHECKING:
+    from openenv.packaging.validate.graders import ENTRY_POINT_GROUP as ENTRY_POINT_GROUP
+    from openenv.packaging.validate.graders import Grader as Grader
+    from openenv.packaging.validate.graders import GraderRegistry as GraderRegistry
+    from openenv.packaging.validate.graders import Subject as Subject
+
+    __all__: list[str]
+else:  # the same names, loaded at their first use
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__, by_module({"openenv.packaging.validate.graders": "ENTRY_POINT_GROUP Grader GraderRegistry Subject"})
+    )

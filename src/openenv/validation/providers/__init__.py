@@ -1,13 +1,29 @@
-"""Facade: the published path of `openenv.packaging.validate.providers`. Re-exports only."""
+"""Facade: the published path of `openenv.errors`. Re-exports only."""
 
 from __future__ import annotations
 
-from openenv._lazy import export_imports
-from openenv.errors import ProviderError as ProviderError
-from openenv.packaging.validate.providers import ExecResult as ExecResult
-from openenv.packaging.validate.providers import RunningSubject as RunningSubject
-from openenv.packaging.validate.providers import StartupError as StartupError
-from openenv.packaging.validate.providers import UnsupportedCapability as UnsupportedCapability
-from openenv.packaging.validate.providers import ValidationProvider as ValidationProvider
+from typing import TYPE_CHECKING
 
-export_imports(__name__)
+from openenv._lazy import by_module, lazy_exports
+
+if TYPE_CHECKING:
+    from openenv.errors import ProviderError as ProviderError
+    from openenv.packaging.validate.providers import ExecResult as ExecResult
+    from openenv.packaging.validate.providers import RunningSubject as RunningSubject
+    from openenv.packaging.validate.providers import StartupError as StartupError
+    from openenv.packaging.validate.providers import UnsupportedCapability as UnsupportedCapability
+    from openenv.packaging.validate.providers import ValidationProvider as ValidationProvider
+
+    __all__: list[str]
+else:  # the same names, loaded at their first use
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        by_module(
+            {
+                "openenv.errors": "ProviderError",
+                "openenv.packaging.validate.providers": """
+                ExecResult RunningSubject StartupError UnsupportedCapability ValidationProvider
+            """,
+            }
+        ),
+    )

@@ -1,3 +1,3 @@
-"""Facade: the published path of `openenv.packaging.validate.runtime`. Re-exports only."""
+"""Facade: validation of running servers. It has no public names; its submodules have them."""
 
 from __future__ import annotations

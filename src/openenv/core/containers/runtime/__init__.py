@@ -1,4 +1,4 @@
-"""Facade: providers on the module path that existing code imports. The code lives in `openenv.providers`."""
+"""Facade: providers. Re-exports only."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 from openenv._lazy import by_module, lazy_exports
 
-_NAMES = "ContainerProvider DockerSwarmProvider KubernetesProvider LocalDockerProvider RuntimeProvider UVProvider"
-
-if TYPE_CHECKING:  # the names above, for type checkers
+if TYPE_CHECKING:
     from openenv.providers import ContainerProvider as ContainerProvider
     from openenv.providers import DockerSwarmProvider as DockerSwarmProvider
     from openenv.providers import KubernetesProvider as KubernetesProvider
@@ -17,5 +15,15 @@ if TYPE_CHECKING:  # the names above, for type checkers
     from openenv.providers import UVProvider as UVProvider
 
     __all__: list[str]
-else:
-    __getattr__, __dir__, __all__ = lazy_exports(__name__, by_module({"openenv.providers": _NAMES}))
+else:  # the same names, loaded at their first use
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        by_module(
+            {
+                "openenv.providers": """
+                ContainerProvider DockerSwarmProvider KubernetesProvider LocalDockerProvider
+                RuntimeProvider UVProvider
+            """
+            }
+        ),
+    )

@@ -1,26 +1,48 @@
-"""Facade: the capture of model calls, on the module path that existing code imports. No logic lives here."""
+"""Facade: the capture of model calls. Re-exports only."""
 
 from __future__ import annotations
 
-# By way of the submodules: one of them has the name of a function, and must not replace that when it is imported later.
-from .contract import measure_retokenization_skew as measure_retokenization_skew
-from .contract import to_trace_entries as to_trace_entries
-from .contract import to_training_trace as to_training_trace
-from .contract import to_turn_records as to_turn_records
-from .detection import APIType as APIType
-from .detection import detect as detect
-from .graph import RolloutGraph as RolloutGraph
-from .graph import TurnNode as TurnNode
-from .runner import CaptureServer as CaptureServer
-from .upstream import InferenceClient as InferenceClient
-from .upstream import UpstreamError as UpstreamError
-from .validate_llm import LLMReport as LLMReport
-from .validate_llm import require_llm as require_llm
-from .validate_llm import validate_llm as validate_llm
+from typing import TYPE_CHECKING
 
-_NAMES = """
-    CaptureServer to_turn_records to_trace_entries to_training_trace measure_retokenization_skew APIType detect
-    RolloutGraph TurnNode InferenceClient UpstreamError LLMReport validate_llm require_llm
-"""
+from openenv._lazy import by_module, lazy_exports
 
-__all__ = _NAMES.split()
+if TYPE_CHECKING:
+    from openenv.rollout.capture.sessions_api.detection import APIType as APIType
+    from openenv.rollout.capture.sessions_api.detection import detect as detect
+    from openenv.rollout.capture.sessions_api.documents import (
+        measure_retokenization_skew as measure_retokenization_skew,
+    )
+    from openenv.rollout.capture.sessions_api.documents import to_trace_entries as to_trace_entries
+    from openenv.rollout.capture.sessions_api.documents import to_training_trace as to_training_trace
+    from openenv.rollout.capture.sessions_api.documents import to_turn_records as to_turn_records
+    from openenv.rollout.capture.sessions_api.engine_client import InferenceClient as InferenceClient
+    from openenv.rollout.capture.sessions_api.engine_probe import LLMReport as LLMReport
+    from openenv.rollout.capture.sessions_api.engine_probe import require_llm as require_llm
+    from openenv.rollout.capture.sessions_api.engine_probe import validate_llm as validate_llm
+    from openenv.rollout.capture.sessions_api.session_app import SessionCaptureServer as _SessionCaptureServer
+    from openenv.rollout.capture.sessions_api.turn_graph import RolloutGraph as RolloutGraph
+    from openenv.rollout.capture.sessions_api.turn_graph import TurnNode as TurnNode
+    from openenv.rollout.capture.upstream_errors import UpstreamError as UpstreamError
+
+    CaptureServer = _SessionCaptureServer
+
+    __all__: list[str]
+else:  # the same names, loaded at their first use
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        {
+            **by_module(
+                {
+                    "openenv.rollout.capture.sessions_api.detection": "APIType detect",
+                    "openenv.rollout.capture.sessions_api.documents": """
+                measure_retokenization_skew to_trace_entries to_training_trace to_turn_records
+            """,
+                    "openenv.rollout.capture.sessions_api.engine_client": "InferenceClient",
+                    "openenv.rollout.capture.sessions_api.engine_probe": "LLMReport require_llm validate_llm",
+                    "openenv.rollout.capture.sessions_api.turn_graph": "RolloutGraph TurnNode",
+                    "openenv.rollout.capture.upstream_errors": "UpstreamError",
+                }
+            ),
+            "CaptureServer": "openenv.rollout.capture.sessions_api.session_app:SessionCaptureServer",
+        },
+    )

@@ -1,4 +1,4 @@
-"""Facade: changes of requests that endpoints ask for. On the module path that existing code imports; no logic."""
+"""Facade: request changes required by endpoints. Re-exports only."""
 
 from __future__ import annotations
 

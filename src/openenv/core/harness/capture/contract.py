@@ -1,4 +1,4 @@
-"""Facade: what trainers take of a captured rollout. On the module path that existing code imports; no logic."""
+"""Facade: training data of a captured rollout. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: the dialect of a request, on the module path that existing code imports. No logic lives here."""
+"""Facade: the dialect of a request. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: the document of a captured rollout, on the module path that existing code imports. No logic lives here."""
+"""Facade: the document of a captured rollout. Re-exports only."""
 
 from __future__ import annotations
 

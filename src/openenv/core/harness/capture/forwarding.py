@@ -1,4 +1,4 @@
-"""Facade: addresses under which sandboxes reach the server. On the module path that existing code imports; no logic."""
+"""Facade: addresses of the server for sandboxes. Re-exports only."""
 
 from __future__ import annotations
 

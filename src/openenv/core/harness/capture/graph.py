@@ -1,4 +1,4 @@
-"""Facade: the calls of a rollout, linked, on the module path that existing code imports. No logic lives here."""
+"""Facade: the calls of a rollout, linked. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: endpoints that speak Anthropic messages. On the module path that existing code imports; no logic."""
+"""Facade: endpoints that speak Anthropic messages. Re-exports only."""
 
 from __future__ import annotations
 

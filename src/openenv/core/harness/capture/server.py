@@ -1,13 +1,12 @@
-"""Facade: the capture server, on the module path that existing code imports, and a command: no logic lives here."""
+"""Facade: the capture server, also as a command. Re-exports only."""
 
 from __future__ import annotations
 
 import sys as _sys
 
-from openenv._lazy import export_imports
 from openenv.rollout.capture.sessions_api.capture_checks import check_turn_eval as check_turn_eval
 from openenv.rollout.capture.sessions_api.capture_sessions import SessionRegistry as SessionRegistry
-from openenv.rollout.capture.sessions_api.capture_sessions import UpstreamAddress as _UpstreamAddress
+from openenv.rollout.capture.sessions_api.capture_sessions import UpstreamAddress as Upstream
 from openenv.rollout.capture.sessions_api.capture_sessions import evaluation_sampling as evaluation_sampling
 from openenv.rollout.capture.sessions_api.capture_sessions import extract_api_key as extract_api_key
 from openenv.rollout.capture.sessions_api.capture_sessions import extract_harness_session as extract_harness_session
@@ -38,9 +37,40 @@ from openenv.rollout.capture.upstream_errors import UpstreamHTTPError as Upstrea
 from openenv.rollout.capture.upstream_errors import UpstreamRequestError as UpstreamRequestError
 from openenv.rollout.tasks.model_parameters import training_sampling as training_sampling
 
-Upstream = _UpstreamAddress
-
-export_imports(__name__)
+__all__ = [
+    "APIType",
+    "InferenceClient",
+    "SessionRegistry",
+    "TransformManager",
+    "TurnNode",
+    "Upstream",
+    "UpstreamError",
+    "UpstreamHTTPError",
+    "UpstreamPool",
+    "UpstreamRequestError",
+    "approximate_token_count",
+    "aux_dialect",
+    "aux_token_count_response",
+    "check_turn",
+    "check_turn_eval",
+    "clamp_output_tokens",
+    "create_app",
+    "detect",
+    "evaluation_sampling",
+    "export_session",
+    "extract_api_key",
+    "extract_harness_session",
+    "is_aux_route",
+    "main",
+    "normalise_client_payload",
+    "normalise_for_capture",
+    "normalise_response",
+    "rollout_type_for",
+    "to_trace_entries",
+    "training_sampling",
+    "truncating_params",
+    "wants_stream",
+]
 
 if __name__ == "__main__":
     _sys.exit(main())

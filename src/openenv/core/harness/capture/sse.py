@@ -1,4 +1,4 @@
-"""Facade: whole answers as streams. On the module path that existing code imports; no logic."""
+"""Facade: complete responses as streams. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: requests to model endpoints, on the module path that existing code imports. No logic lives here."""
+"""Facade: requests to model endpoints. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: what a model endpoint names of what it samples. On the module path that existing code imports; no logic."""
+"""Facade: the probe of a model endpoint. Re-exports only."""
 
 from __future__ import annotations
 

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from openenv._lazy import export_imports
-from openenv.packaging.validate.graders.runtime import NetworkPolicyGrader as NetworkPolicyGrader
-from openenv.packaging.validate.graders.runtime import ObservationSchemaGrader as ObservationSchemaGrader
-from openenv.packaging.validate.graders.runtime import RewardWellFormedGrader as RewardWellFormedGrader
-from openenv.packaging.validate.graders.runtime import StateContractGrader as StateContractGrader
+from typing import TYPE_CHECKING
 
-export_imports(__name__)
+from openenv._lazy import by_module, lazy_exports
+
+if TYPE_CHECKING:
+    from openenv.packaging.validate.graders.runtime import NetworkPolicyGrader as NetworkPolicyGrader
+    from openenv.packaging.validate.graders.runtime import ObservationSchemaGrader as ObservationSchemaGrader
+    from openenv.packaging.validate.graders.runtime import RewardWellFormedGrader as RewardWellFormedGrader
+    from openenv.packaging.validate.graders.runtime import StateContractGrader as StateContractGrader
+
+    __all__: list[str]
+else:  # the same names, loaded at their first use
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        by_module(
+            {
+                "openenv.packaging.validate.graders.runtime": """
+                NetworkPolicyGrader ObservationSchemaGrader RewardWellFormedGrader
+                StateContractGrader
+            """
+            }
+        ),
+    )

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from openenv._lazy import export_imports
-from openenv.packaging.validate.graders.static import StaticManifestGrader as StaticManifestGrader
+from typing import TYPE_CHECKING
 
-export_imports(__name__)
+from openenv._lazy import by_module, lazy_exports
+
+if TYPE_CHECKING:
+    from openenv.packaging.validate.graders.static import StaticManifestGrader as StaticManifestGrader
+
+    __all__: list[str]
+else:  # the same names, loaded at their first use
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__, by_module({"openenv.packaging.validate.graders.static": "StaticManifestGrader"})
+    )

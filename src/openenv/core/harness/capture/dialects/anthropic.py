@@ -1,4 +1,4 @@
-"""Facade: the transformer of Anthropic messages. On the module path that existing code imports; no logic."""
+"""Facade: the transformer of Anthropic messages. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: what every transformer has. On the module path that existing code imports; no logic."""
+"""Facade: the base class of transformers. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: the transformer of Google's generateContent. On the module path that existing code imports; no logic."""
+"""Facade: the transformer of Google's generateContent. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: texts and images of messages. On the module path that existing code imports; no logic."""
+"""Facade: texts and images of messages. Re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade: the transformer of chat completions. On the module path that existing code imports; no logic."""
+"""Facade: the transformer of chat completions. Re-exports only."""
 
 from __future__ import annotations
 

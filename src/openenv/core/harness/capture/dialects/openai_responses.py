@@ -1,4 +1,4 @@
-"""Facade: the transformer of OpenAI responses. On the module path that existing code imports; no logic."""
+"""Facade: the transformer of OpenAI responses. Re-exports only."""
 
 from __future__ import annotations
 

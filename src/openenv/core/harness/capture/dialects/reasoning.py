@@ -1,4 +1,4 @@
-"""Facade: thoughts of messages. On the module path that existing code imports; no logic."""
+"""Facade: reasoning in messages. Re-exports only."""
 
 from __future__ import annotations
 

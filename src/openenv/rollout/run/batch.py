@@ -1,0 +1,285 @@
+"""`run_many`: many rollouts at once, with one engine on this machine or on a Ray cluster.
+
+Knows how tasks are handed out to threads and which rollouts share a setup. `engine` runs each rollout.
+"""
+
+# A task of a batch:
+#
+#   listed ──> deferred ──> running ──> outcome
+#      │                       ▲
+#      └───────────────────────┘
+#
+# A task is deferred if another rollout is running the same setup now, and other tasks could use the thread meanwhile.
+# Later it starts from a snapshot of that setup. Threads take one task after another: a generator is never read ahead.
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+
+from typing_extensions import Unpack
+
+from openenv.rollout.cancellation import Cancellation
+from openenv.rollout.run.engine import Engine, EngineArguments, EngineOptions, call_both, in_thread, new_rollout_id
+from openenv.rollout.run.progress import OnProgress, ProgressBar
+from openenv.rollout.run.shared_setup import SetupGroup, SharedSetups, setup_key
+from openenv.rollout.store.outcome import Outcome
+from openenv.rollout.tasks.task import Task
+
+if TYPE_CHECKING:
+    from openenv.providers.ray_cluster import RayCluster
+    from openenv.rollout.run.ray_engine import RayEngine
+
+OnOutcome = Callable[[int, Outcome], None]
+CONCURRENCY = 4
+_NOTICE_S = 0.5  # how late a Ctrl-C may be noticed
+_OptionsT = TypeVar("_OptionsT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOptions:
+    """The options of `run_many` besides those of the engine."""
+
+    concurrency: int | None = None
+    """The number of rollouts at once: by default 4, on Ray one for each free processor of the whole cluster."""
+    share_setup: bool = True
+    """Run equal setups once. Pass False if a setup must differ between rollouts, for example because it draws random
+    numbers. On Ray, rollouts share a setup if one worker runs them at the same time."""
+    on: Literal["ray"] | RayCluster | None = None
+    """`ray` or a `RayCluster` runs the rollouts on the nodes of a cluster (see `RayEngine`); None on this machine."""
+    retries: int | None = None
+    """On Ray, how often a rollout is repeated that ended as `sandbox_failed` or lost its node; by default 2. Rollouts
+    with other outcomes are never repeated."""
+    on_progress: OnProgress | None = None
+    """Called with the events of all rollouts, one call at a time; `rollout_id` tells them apart."""
+    on_outcome: OnOutcome | None = None
+    """Called with the number of a task and its outcome as soon as it ends, one call at a time."""
+    cancel: Cancellation | None = None
+    """Ends all running rollouts. Tasks that have not started get the status `cancelled`, unless they come from a
+    generator."""
+    metadata: Mapping[str, Any] | None = None
+    """Labels that are stored with each outcome."""
+    progress: bool = False
+    """Show a bar in a terminal or a notebook: installations, finished rollouts, mean reward."""
+
+    def __post_init__(self) -> None:
+        if self.concurrency is not None and self.concurrency < 1:
+            raise ValueError("concurrency must be at least 1")
+        if self.retries is not None and self.on is None:
+            raise ValueError("retries needs a cluster: pass on='ray' as well")
+
+
+class BatchArguments(TypedDict, total=False):
+    """The fields of `BatchOptions` as keyword arguments; mypy compares both lists."""
+
+    concurrency: int | None
+    share_setup: bool
+    on: Literal["ray"] | RayCluster | None
+    retries: int | None
+    on_progress: OnProgress | None
+    on_outcome: OnOutcome | None
+    cancel: Cancellation | None
+    metadata: Mapping[str, Any] | None
+    progress: bool
+
+
+class RunManyArguments(BatchArguments, EngineArguments, total=False):
+    """The keyword arguments of `run_many`."""
+
+
+def take_options(kind: type[_OptionsT], arguments: dict[str, Any]) -> _OptionsT:
+    """Move the fields of an options dataclass from keyword arguments into an object of it.
+
+    The dataclass that takes the last arguments refuses unknown names.
+    """
+    names = [field.name for field in fields(kind) if field.name in arguments]  # type: ignore[arg-type]
+    return kind(**{name: arguments.pop(name) for name in names})
+
+
+def run_many(tasks: Iterable[Task], **options: Unpack[RunManyArguments]) -> list[Outcome]:
+    """Run tasks, several at once, and return their outcomes in the order of the tasks.
+
+    If tasks have the same files and setup lines, such as several copies of one task, the setup runs once. Each of their
+    rollouts then starts in a fresh sandbox with a snapshot of the result. Every rollout runs its own setup if the
+    backend has no snapshots, or if the setup starts processes such as a server.
+
+    Args:
+        tasks: The tasks. A generator is advanced only when a thread is free.
+        options: The fields of `BatchOptions`, such as `concurrency`, and of `EngineOptions`, such as `agent`.
+
+    Raises:
+        TrustError: a check of a task has a lower trust level than required. Nothing was run, unless `tasks` is a
+            generator.
+        StoreError: an outcome could not be stored; the running rollouts were cancelled.
+        RolloutError: on Ray: Ray is not installed, the cluster does not exist, or it started no worker in time.
+    """
+    arguments: dict[str, Any] = {**options}
+    batch = take_options(BatchOptions, arguments)
+    cancel, on_progress, on_outcome = batch.cancel or Cancellation(), batch.on_progress, batch.on_outcome
+    sized = list(tasks) if isinstance(tasks, Sized) else None
+    # The pool ends before the engine, so no rollout runs when snapshots, proxy and scratch folder are removed.
+    with contextlib.ExitStack() as stack:
+        if batch.progress:
+            bar = stack.enter_context(ProgressBar(None if sized is None else len(sized)))
+            on_progress, on_outcome = call_both(bar.on_progress, on_progress), call_both(bar.on_outcome, on_outcome)
+            arguments["on_install"] = call_both(bar.on_install, arguments.get("on_install"))
+        engine = EngineOptions(**arguments)
+        shared: Engine | RayEngine
+        setups: SharedSetups | None = None
+        if batch.on is None:
+            shared, concurrency = stack.enter_context(Engine(engine)), batch.concurrency or CONCURRENCY
+            setups = stack.enter_context(SharedSetups(sized)) if batch.share_setup else None
+        else:
+            shared = stack.enter_context(cluster_engine(engine, batch))
+            concurrency = shared.concurrency
+        pool = stack.enter_context(ThreadPoolExecutor(concurrency, "openenv-rollout"))
+        for task in sized or ():
+            shared.require_trust(task)
+            shared.require_sandboxes(task)
+        run = _Batch(
+            shared,
+            tasks if sized is None else sized,
+            setups,
+            _Callbacks(on_progress, on_outcome, cancel, batch.metadata),
+        )
+        try:
+            # This loop waits, and not the end of the pool, which joins its threads: Python up to 3.12 takes a thread
+            # for ended if Ctrl-C interrupts its `join`. Each wait is short, because a signal that another thread of
+            # the process receives does not end it: Ctrl-C would be noticed only after the last rollout.
+            running = {pool.submit(run.work) for _ in range(concurrency)}
+            while running:
+                running = wait(running, timeout=_NOTICE_S).not_done
+        except BaseException:  # Ctrl-C, or the process has too many threads
+            cancel.cancel("interrupted")
+            raise
+    if run.error is not None:
+        raise run.error
+    return [outcome for _, outcome in sorted(run.outcomes.items())]
+
+
+def cluster_engine(engine: EngineOptions, batch: BatchOptions) -> RayEngine:
+    """Return an engine that runs rollouts on the cluster that `batch.on` names."""
+    from openenv.providers.ray_cluster import RayCluster  # most rollouts need no cluster
+    from openenv.rollout.run.ray_engine import RETRIES, RayEngine
+
+    if batch.on != "ray" and not isinstance(batch.on, RayCluster):
+        raise ValueError(f"on must be 'ray' or a RayCluster, not {batch.on!r}")
+    return RayEngine(
+        engine,
+        cluster=None if batch.on == "ray" else batch.on,
+        concurrency=batch.concurrency,
+        retries=RETRIES if batch.retries is None else batch.retries,
+        share_setup=batch.share_setup,
+    )
+
+
+async def run_many_async(
+    tasks: Iterable[Task], *, cancel: Cancellation | None = None, **arguments: Any
+) -> list[Outcome]:
+    """Run tasks outside the event loop; takes the arguments of `run_many`.
+
+    Cancelling the coroutine ends all rollouts and frees everything before the coroutine ends.
+    """
+    cancel = cancel or Cancellation()
+    return await in_thread(lambda: run_many(tasks, cancel=cancel, **arguments), cancel)
+
+
+@dataclass(slots=True)
+class _BatchTask:
+    """A task of a batch."""
+
+    number: int
+    task: Task
+    setup_key: str | None
+    group: SetupGroup | None = None
+    """The rollouts with the same setup; set when a thread takes the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Callbacks:
+    """What each rollout of a batch reports to and is cancelled by."""
+
+    on_progress: OnProgress | None
+    on_outcome: OnOutcome | None
+    cancel: Cancellation
+    metadata: Mapping[str, Any] | None
+
+
+class _Batch:
+    """The tasks of one `run_many` and their outcomes; its threads share it."""
+
+    def __init__(
+        self, engine: Engine | RayEngine, tasks: Iterable[Task], setups: SharedSetups | None, callbacks: _Callbacks
+    ) -> None:
+        self._engine, self._setups, self._callbacks = engine, setups, callbacks
+        self._cancel = callbacks.cancel
+        self._tasks: Iterator[tuple[int, Task]] = enumerate(tasks)
+        self._is_finite = isinstance(tasks, Sized)
+        self._deferred: list[_BatchTask] = []
+        self._lock = threading.Lock()
+        self.outcomes: dict[int, Outcome] = {}
+        self.error: BaseException | None = None
+
+    def work(self) -> None:
+        """Run one task after another until none is left."""
+        try:
+            while (entry := self._next()) is not None:
+                try:
+                    outcome = self._run(entry)
+                finally:
+                    if self._setups is not None:
+                        self._setups.leave(entry.setup_key)
+                with self._lock:
+                    self.outcomes[entry.number] = outcome
+                    if self._callbacks.on_outcome is not None:
+                        self._callbacks.on_outcome(entry.number, outcome)
+        except BaseException as exc:  # raised by the task list, the store or a callback, not by a rollout
+            with self._lock:
+                self.error = self.error or exc
+            self._cancel.cancel(f"another rollout could not be handled: {exc}")
+
+    def _next(self) -> _BatchTask | None:
+        with self._lock:
+            if self.error is not None or (self._cancel.cancelled and not self._is_finite):
+                return None
+            entry = self._choose()
+            if entry is not None and self._setups is not None:
+                entry.group = self._setups.join(entry.setup_key)
+            return entry
+
+    def _choose(self) -> _BatchTask | None:
+        """Return the next task. A task whose setup is running comes last: its thread could only wait."""
+        for position, entry in enumerate(self._deferred):
+            if not self._would_wait(entry):
+                return self._deferred.pop(position)
+        for number, task in self._tasks:
+            entry = _BatchTask(number, task, setup_key(task))
+            if not (self._is_finite and self._would_wait(entry)):  # a generator is not read ahead
+                return entry
+            self._deferred.append(entry)
+        return self._deferred.pop(0) if self._deferred else None
+
+    def _would_wait(self, entry: _BatchTask) -> bool:
+        return self._setups is not None and self._setups.is_pending(entry.setup_key)
+
+    def _run(self, entry: _BatchTask) -> Outcome:
+        task, callbacks = entry.task, self._callbacks
+        if self._cancel.cancelled:
+            return Outcome(
+                rollout_id=new_rollout_id(),
+                task_id=task.task_id,
+                status="cancelled",
+                phase="sandbox",
+                reason=self._cancel.reason,
+                agent=self._engine.agent.name,
+            )
+        run = self._engine.run
+        if entry.group is not None:
+            assert isinstance(self._engine, Engine)  # the workers of a cluster form groups themselves
+            run = partial(self._engine.run, setup_group=entry.group)
+        return run(task, on_progress=callbacks.on_progress, cancel=self._cancel, metadata=callbacks.metadata)
