@@ -1,14 +1,14 @@
-"""The servers behind a gateway: which there are, which one has a session, which one is the least loaded.
+"""The servers behind a gateway: their addresses, sessions and loads.
 
-A source lists their addresses; `GET /ready` of each says under which name it has started (`server`), how many sessions
-it has, and whether it takes more. Ids of sessions begin with that name (`sessions.peers`), so a gateway that has just
-started routes as well as one that has opened every session itself. Must not know connections.
+A source lists the addresses. `GET /ready` of a server returns its name (`server`), its number of sessions and whether
+it admits more. Session IDs begin with that name (`sessions.peers`), so a gateway that has just started routes as well
+as an old one. Must not know connections.
 
     listed, answers 200 on /ready      gets new sessions
-    answers 503 on /ready              drains: gets the requests of its sessions, and no new ones
-    does not answer, for 15 s          requests of its sessions are answered with 503, and clients try again
-    does not answer, for longer        gone: another server says that the sessions are lost
-    not listed, does not answer        gone at once
+    answers 503 on /ready              drains: gets requests of its sessions, and no new sessions
+    silent for up to 15 s              requests of its sessions get 503, and clients try again
+    silent for longer                  gone: another server reports the sessions as lost
+    not listed and silent              gone at once
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ..workers.routing import GONE, Destination
 logger = logging.getLogger(__name__)
 
 ANY: Final = -2
-"""Stands for whichever server takes new sessions."""
+"""Any server that admits new sessions."""
 GONE_S: Final = 15.0
 _POLL_S: Final = 1.0
-_POLL_EACH_S: Final = 0.01  # with many servers less often: asking one costs about 1 ms of CPU
-_EARLIEST_S: Final = 0.2  # between the begins of two rounds, whatever clients ask for
+_POLL_EACH_S: Final = 0.01  # poll many servers less often: each poll costs about 1 ms of CPU
+_EARLIEST_S: Final = 0.2  # the shortest time between two rounds, even if clients wait for one
 _ANSWER_S: Final = 2.0
 _AT_ONCE: Final = 64
 _MOST_KEYS: Final = 32_768
@@ -48,7 +48,7 @@ _MANY: Final = 1_000_000
 
 
 class BackendUnavailable(Exception):
-    """No server can take a request now; `code` and the text are for the client, which may try again."""
+    """No server can take a request now. The client gets `code` and the text, and may try again."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -56,17 +56,17 @@ class BackendUnavailable(Exception):
 
 
 class UnknownBoot(Exception):
-    """A name is that of a server which no round has found yet."""
+    """A session name belongs to a server that is not discovered yet."""
 
 
 class BackendSource(Protocol):
     """Knows the addresses of servers."""
 
     async def urls(self) -> list[str]:
-        """Return them; raise OSError or RuntimeError where they cannot be found out now."""
+        """Return the addresses; raise OSError or RuntimeError if they cannot be listed now."""
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free all resources."""
 
 
 class ListedBackends:
@@ -86,10 +86,10 @@ class ListedBackends:
 
 
 class DnsBackends:
-    """All addresses of a host name, as a headless Service of Kubernetes has them.
+    """All addresses of a host name, such as a headless Kubernetes Service.
 
     Args:
-        host: The name.
+        host: The host name.
         port: The port of every server.
     """
 
@@ -98,9 +98,9 @@ class DnsBackends:
         self._port = port
 
     async def urls(self) -> list[str]:
-        found = await asyncio.get_running_loop().getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        hosts = dict.fromkeys(str(address[0]) for *_, address in found)
-        return [f"http://{f'[{host}]' if ':' in host else host}:{self._port}" for host in hosts]
+        records = await asyncio.get_running_loop().getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        hosts = dict.fromkeys(str(address[0]) for *_, address in records)
+        return [_url(host, self._port) for host in hosts]
 
     def close(self) -> None:
         return None
@@ -110,7 +110,7 @@ class DnsBackends:
 
 
 class PodBackends:
-    """The running pods of a selector, those that are about to end included: their sessions may go on.
+    """The running pods of a selector, including terminating ones, because their sessions may continue.
 
     Args:
         address: The cluster.
@@ -118,7 +118,7 @@ class PodBackends:
         port: The port of every server.
 
     Raises:
-        SandboxUnavailable: There is no configuration of a cluster, or lightkube is not installed.
+        SandboxUnavailable: No cluster is configured, or lightkube is not installed.
     """
 
     def __init__(self, address: ClusterAddress, labels: Mapping[str, str], port: int) -> None:
@@ -130,12 +130,12 @@ class PodBackends:
         def look(pods: list[Any]) -> list[Any]:
             return pods
 
-        # At once, but for the first time and where the cluster refuses.
+        # Returns at once, except the first time and while the cluster refuses requests.
         pods = await asyncio.to_thread(self._watch.wait, look, 10.0)
         if pods is None:
             raise TimeoutError("the cluster has not listed its pods")
         hosts = [pod.ip for pod in pods if pod.ip and pod.is_running]
-        return [f"http://{f'[{host}]' if ':' in host else host}:{self._port}" for host in hosts]
+        return [_url(host, self._port) for host in hosts]
 
     def close(self) -> None:
         self._watch.close()
@@ -149,7 +149,7 @@ class Backend:
     """A server.
 
     Args:
-        number: What routing calls it.
+        number: Its number for routing.
         url: Its address.
     """
 
@@ -166,37 +166,37 @@ class Backend:
     is_listed: bool = True
     failing_since: float | None = None
     sockets: int = 0
-    """WebSockets of this gateway's clients."""
+    """WebSockets that this gateway relays to the server."""
     placed: deque[tuple[float, int]] = field(default_factory=deque)
-    """Sessions that were sent there after its last answer began, and when."""
+    """Sessions sent there since its last poll began: (time, count)."""
 
     @property
     def load(self) -> int:
-        """Its sessions, and those that were sent there and that it has not counted yet."""
+        """The number of its sessions, including new ones that it has not counted yet."""
         return self.active + sum(count for _, count in self.placed)
 
     @property
     def order(self) -> tuple[bool, float, int]:
-        """Its place among the others: the first gets the next session."""
+        """The sort key among all servers: the first one gets the next session."""
         load = self.load
         return load >= self.most, load / max(1, self.most), load
 
 
 class Backends:
-    """The servers of one gateway. A context manager; `refresh` returns once all of them were asked.
+    """The servers of one gateway: a context manager. `refresh` returns once all of them were polled.
 
     Args:
-        source: Lists their addresses.
+        source: Lists the addresses.
 
     Raises:
-        ValueError: An address is none of a server.
+        ValueError: An address is invalid.
     """
 
     def __init__(self, source: BackendSource) -> None:
         self._source = source
         self._by_number: dict[int, Backend] = {}
         self._by_boot: dict[str, Backend] = {}
-        self._absent: set[str] = set()  # names that the last round has not found
+        self._absent: set[str] = set()  # names that the last round did not find
         self._keys: OrderedDict[bytes, str] = OrderedDict()
         self._last_number = 0
         self._begun = 0
@@ -223,15 +223,15 @@ class Backends:
         self._source.close()
 
     def get(self, number: int) -> Backend | None:
-        """Return the server of a number, if it is still there."""
+        """Return the server with a number, if it still exists."""
         return self._by_number.get(number)
 
     def all(self) -> list[Backend]:
-        """Return them in the order of their addresses."""
+        """Return all servers, sorted by address."""
         return sorted(self._by_number.values(), key=lambda backend: backend.url)
 
     def admitting(self) -> list[Backend]:
-        """Return those that take new sessions."""
+        """Return the servers that admit new sessions."""
         return [backend for backend in self.all() if backend.admits]
 
     # -- choosing (`routing.Places`) ------------------------------------------------------------------------------
@@ -248,9 +248,9 @@ class Backends:
         raise UnknownBoot(boot)
 
     def place(self, here: int, key: bytes | None = None, sessions: int = 1) -> Destination:
-        known = None if key is None else self.known(key)
-        if known is not None:
-            return Destination(known)
+        earlier = None if key is None else self.known(key)
+        if earlier is not None:
+            return Destination(earlier)
         backend = self.least_loaded()
         self.count(backend, sessions)
         if key is not None:
@@ -261,17 +261,17 @@ class Backends:
         """Return the server for the next session.
 
         Raises:
-            BackendUnavailable: There is none.
+            BackendUnavailable: No server admits new sessions.
         """
-        able = [one for one in self._by_number.values() if one.admits]
-        if not able:
+        admitting = [one for one in self._by_number.values() if one.admits]
+        if not admitting:
             raise BackendUnavailable(
                 "NO_BACKEND", f"None of the {len(self._by_number)} servers behind this gateway takes new sessions now."
             )
-        return min(able, key=lambda backend: backend.order)
+        return min(admitting, key=lambda backend: backend.order)
 
     def count(self, backend: Backend, sessions: int) -> None:
-        """Count sessions as the load of a server until it counts them itself; negative for those that do not come."""
+        """Count new sessions as load until the server counts them itself; a negative number takes some back."""
         if sessions:
             backend.placed.append((asyncio.get_running_loop().time(), sessions))
 
@@ -286,37 +286,37 @@ class Backends:
         return backends[zlib.crc32(name.encode("latin-1", "replace")) % len(backends)].number
 
     def remember(self, key: bytes, backend: Backend) -> None:
-        """Send the request with this key there, should it come again."""
+        """Send a repeated request with this key to the same server."""
         if backend.boot is not None:
             self._keys[_digest(key)] = backend.boot
             while len(self._keys) > _MOST_KEYS:
                 self._keys.popitem(last=False)
 
     def known(self, key: bytes) -> int | None:
-        """Return the server that the request with this key was sent to before."""
+        """Return the server that an earlier request with this key went to."""
         backend = self._by_boot.get(self._keys.get(_digest(key), ""))
         return None if backend is None else backend.number
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
-        """Return after a round that has begun after this call."""
+        """Wait for a round that begins after this call."""
         wanted = self._begun + 1
         self._wake.set()
         async with self._changed:
             await self._changed.wait_for(lambda: self._done >= wanted)
 
     async def look_for(self, boot: str) -> None:
-        """Find out whether there is a server of that name.
+        """Find out whether a server with that name exists.
 
         Raises:
-            BackendUnavailable: A server does not answer, and it may be that one.
+            BackendUnavailable: A server does not answer, and it may have that name.
         """
         await self.refresh()
         if boot in self._by_boot:
             return
         if any(one.failing_since is not None and not self._is_given_up(one) for one in self._by_number.values()):
-            text = "The server of the session is not known, and one that does not answer now may be it."
+            text = "The session's server is unknown. It may be one of the servers that do not answer now; try again."
             raise BackendUnavailable("BACKEND_UNREACHABLE", text)
         self._absent.add(boot)
 
@@ -332,7 +332,7 @@ class Backends:
             began = clock()
             try:
                 await self._round()
-            except Exception:  # a task of its own: it must go on
+            except Exception:  # the boundary of a task that must continue
                 logger.exception("the servers behind the gateway could not be asked")
             self._absent.clear()
             self._done = self._begun
@@ -351,7 +351,7 @@ class Backends:
             listed: list[str] | None = await self._source.urls()
         except (OSError, RuntimeError) as exc:
             logger.warning("the servers behind the gateway could not be listed: %s", message_of(exc))
-            listed = None  # those that are known go on
+            listed = None  # keep the known servers
         if listed is not None:
             self._list(listed)
         await asyncio.gather(*(self._ask(backend) for backend in self.all()))
@@ -387,7 +387,7 @@ class Backends:
         boot = shown.get("server")
         backend.boot = boot if isinstance(boot, str) else None
         backend.admits = answer.status_code != 503
-        # A server of the published package has no `/ready`, and a session for each connection.
+        # The published package has no `/ready`, and one session per connection.
         backend.active = _count(shown, "active_sessions", backend.sockets)
         backend.most = _count(shown, "max_sessions", _MANY)
         backend.workers = _count(shown, "workers", 1)
@@ -407,7 +407,7 @@ class Backends:
         """Send a GET request to one server.
 
         Raises:
-            httpx2.HTTPError: It does not answer.
+            httpx2.HTTPError: The server does not answer.
         """
         return await self._http.get(backend.url + path, headers=dict(headers))
 
@@ -416,7 +416,7 @@ def backend_at(url: str, number: int = 0) -> Backend:
     """Return the server at an address.
 
     Raises:
-        ValueError: It is none of a server.
+        ValueError: The address is invalid.
     """
     parts = urlsplit(url)
     try:
@@ -424,7 +424,7 @@ def backend_at(url: str, number: int = 0) -> Backend:
     except ValueError:
         port = -1
     if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.path.strip("/"):
-        raise ValueError(f"{url!r} is no address of a server: expected http://HOST:PORT, without a path")
+        raise ValueError(f"{url!r} is not a server address; write http://HOST:PORT, without a path")
     tls = ssl.create_default_context() if parts.scheme == "https" else None
     return Backend(number, url.rstrip("/"), parts.hostname, port or (443 if tls else 80), tls)
 
@@ -432,6 +432,10 @@ def backend_at(url: str, number: int = 0) -> Backend:
 def _count(shown: Mapping[str, Any], key: str, default: int) -> int:
     value = shown.get(key, default)
     return value if isinstance(value, int) and value >= 0 else default
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _digest(key: bytes) -> bytes:

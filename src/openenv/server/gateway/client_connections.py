@@ -1,14 +1,14 @@
-"""Connections through a gateway: each request goes to the server that has its session, and bytes pass as they are.
+"""Relays client connections: each request goes to the server of its session, and bytes pass unchanged.
 
-A client's connection has one to each server that its requests went to. Heads are read to route them, and responses to
-see where they end; nothing is changed but the number of workers in the answer to a v2 handshake. A WebSocket is routed
-once, by its handshake or with protocol v2 by its first message, and from then on bytes are copied unread (`Pipe`).
+A client connection opens one connection to each server that it needs. The gateway reads request heads to route them and
+responses to find their ends. It changes only the number of workers in the answer to a v2 handshake. A WebSocket is
+routed once, by its handshake or, in protocol v2, by its first message. Then its bytes are copied unread (`Pipe`).
 
-    client ──> RelayedConnection ── HTTP ─> Upstream: the server that has the session ──> its response ──> client
-                 ├── WebSocket, v1 ─────> Pipe ══ the server of the session, or the least loaded one
-                 └── WebSocket, v2 ─────> handshake with the least loaded one, then
-                       ├ open(resume) ──> Pipe ══ the server of the session, after the same handshake
-                       └ open ──────────> Pipe ══ the one of the handshake
+    client ──> RelayedConnection ── HTTP ─> Upstream: the session's server ──> its response ──> client
+                 ├── WebSocket, v1 ─────> Pipe ══ the session's server, or the least loaded one
+                 └── WebSocket, v2 ─────> handshake with the least loaded server, then
+                       ├ open(resume) ──> Pipe ══ the session's server, after the same handshake
+                       └ open ──────────> Pipe ══ the server of the handshake
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ T = TypeVar("T")
 
 _CONNECT_S: Final = 5.0
 _HANDSHAKE_S: Final = 30.0
-_FIRST_MESSAGE_S: Final = 10.0  # a v2 connection that says nothing for so long stays where it is
+_FIRST_MESSAGE_S: Final = 10.0  # a v2 connection that is silent for this long keeps its server
 _LINGER_S: Final = 2.0
 _FLUSH_S: Final = 30.0
-_MOST_HELD: Final = MOST_HEAD_BYTES + MOST_BODY_BYTES  # then a connection is not read until something was passed on
-_MOST_NAMES: Final = 8  # of unknown servers that one request may have looked for
-_MOST_WORKERS: Final = 999  # that clients believe
+_MOST_HELD: Final = MOST_HEAD_BYTES + MOST_BODY_BYTES  # beyond this, reading pauses until bytes are passed on
+_MOST_NAMES: Final = 8  # unknown servers that the gateway looks up for one request
+_MOST_WORKERS: Final = 999  # the highest number that clients accept
 
 _CHOSEN: Final = re.compile(rb"\r\nsec-websocket-protocol:[ \t]*(openenv\.v2\.\w+)[ \t]*\r\n", re.IGNORECASE)
 _WORKERS: Final = re.compile(rb"\r\n" + WORKERS_HEADER + rb":[^\r]*", re.IGNORECASE)
@@ -77,13 +77,13 @@ def response(status: int, body: bytes, content_type: str = "application/json", *
 
 
 def refusal(status: int, code: str, text: str) -> bytes:
-    """Return the response to a request that no server gets, after which the connection ends."""
+    """Return the gateway's refusal of a request; the connection ends after it."""
     headers = "retry-after: 1\r\n" if status == 503 else ""
     return response(status, encode({"detail": text, "code": code}), headers=f"{headers}connection: close\r\n")
 
 
 class UnreadableRequest(Exception):
-    """What a client has sent is no request that could be passed on."""
+    """The client's bytes cannot be relayed as an HTTP request."""
 
     def __init__(self, status: int, code: str, text: str) -> None:
         super().__init__(text)
@@ -92,10 +92,10 @@ class UnreadableRequest(Exception):
 
 
 class ResponseEnd:
-    """Finds where a response ends (RFC 9112, 6.3).
+    """Finds the end of a response (RFC 9112, 6.3).
 
     Args:
-        to_head: Whether it answers HEAD, and so has no body whatever its fields say.
+        to_head: Whether the request was HEAD; then the response has no body, even with a `Content-Length`.
     """
 
     def __init__(self, *, to_head: bool) -> None:
@@ -106,7 +106,7 @@ class ResponseEnd:
         self.is_whole = False
 
     def feed(self, data: bytes) -> bool:
-        """Take in bytes; return whether the response is whole."""
+        """Add bytes; return whether the response is complete."""
         if self._parser is not None:
             self._parser.feed_data(data)
         elif self._left is not None:
@@ -140,17 +140,17 @@ class ResponseEnd:
             self._left = 1 << 62
 
     def on_message_complete(self) -> None:
-        """Called by the parser of a body in chunks."""
+        """Note the end; called by the parser of chunked bodies."""
         self.is_whole = True
 
 
 class Pipe(asyncio.Protocol):
-    """Copies what one connection receives to another, and does not receive more than that one can send.
+    """Copies the bytes of one connection to another, and reads only as fast as the other one sends.
 
     Args:
-        transport: The connection.
-        to: The other one.
-        on_end: Called when the connection has ended.
+        transport: The source.
+        to: The destination.
+        on_end: Called when the source has ended.
     """
 
     __slots__ = ("_on_end", "_to", "_transport")
@@ -161,21 +161,21 @@ class Pipe(asyncio.Protocol):
         self._on_end = on_end
 
     def data_received(self, data: bytes) -> None:
-        """Copy."""
+        """Copy the bytes."""
         self._to.write(data)
 
     def pause_writing(self) -> None:
-        """Receive no more from the other side: this one does not read."""
+        """Stop reading from the other side: this peer does not read."""
         _read(self._to, False)
         _unread().add(self._transport, lambda _: self._transport.abort())
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Read from the other side again."""
         _unread().discard(self._transport)
         _read(self._to, True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the other one, too; what was written to it has some time to go out."""
+        """End the other side too, after a grace period for its buffered bytes."""
         _unread().discard(self._transport)
         self._to.close()
         if self._to.get_write_buffer_size():
@@ -184,7 +184,7 @@ class Pipe(asyncio.Protocol):
 
 
 def _unread() -> UnreadReplies:
-    """Return the watch over connections whose other side does not read: it ends them after a while."""
+    """Return the watch that ends connections to peers that do not read."""
     return loop_local(asyncio.get_running_loop(), UnreadReplies)
 
 
@@ -194,10 +194,10 @@ def _read(transport: asyncio.Transport, is_wanted: bool) -> None:
 
 
 class HeldStream(asyncio.Protocol):
-    """A connection whose bytes are held until they are taken.
+    """A connection that buffers received bytes until the owner takes them.
 
     Args:
-        opened: Where its transport is noted, for the owner to close.
+        opened: Receives the transport, so that the owner can close it.
     """
 
     def __init__(self, opened: set[asyncio.Transport] | None = None) -> None:
@@ -208,20 +208,20 @@ class HeldStream(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Register the transport."""
         self.transport = cast(asyncio.Transport, transport)
         if self._opened is not None:
             self._opened.add(self.transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hold it."""
+        """Buffer the bytes."""
         self.held = self.held + data if self.held else data
         if len(self.held) > _MOST_HELD:
             _read(self.transport, False)
         self._awake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let those that wait know."""
+        """Wake the waiter."""
         self.is_lost = True
         self._awake()
 
@@ -233,7 +233,7 @@ class HeldStream(asyncio.Protocol):
         """Wait for more bytes.
 
         Raises:
-            ConnectionError: There will be none.
+            ConnectionError: The connection has ended.
         """
         if self.is_lost or self.transport.is_closing():
             raise ConnectionError
@@ -246,10 +246,10 @@ class HeldStream(asyncio.Protocol):
             raise ConnectionError
 
     async def take_head(self) -> bytes:
-        """Take a head, up to and with its empty line.
+        """Take a response head, including its empty line.
 
         Raises:
-            ConnectionError: The connection ended before, or there is no end of it.
+            ConnectionError: The connection ended first, or the head is over the size limit.
         """
         while (end := self.held.find(b"\r\n\r\n")) < 0:
             if len(self.held) > MOST_HEAD_BYTES:
@@ -260,7 +260,7 @@ class HeldStream(asyncio.Protocol):
 
 
 class Upstream(asyncio.Protocol):
-    """A connection to a server for the HTTP requests of one client."""
+    """One client's connection to a server for HTTP requests."""
 
     def __init__(self, relay: RelayedConnection, backend: Backend, opened: set[asyncio.Transport]) -> None:
         self.backend = backend
@@ -270,7 +270,7 @@ class Upstream(asyncio.Protocol):
         self._end: ResponseEnd | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Register the transport."""
         self.transport = cast(asyncio.Transport, transport)
         self._opened.add(self.transport)
 
@@ -293,15 +293,15 @@ class Upstream(asyncio.Protocol):
             self._relay.transport.close()
 
     def pause_writing(self) -> None:
-        """The server takes no more of the request now."""
+        """Stop reading the request: the server takes no more of it now."""
         _read(self._relay.transport, False)
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Read the request again."""
         _read(self._relay.transport, True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The server has closed it."""
+        """Tell the relay that the server has closed the connection."""
         self._opened.discard(self.transport)
         self._relay.upstream_lost(self)
 
@@ -310,7 +310,7 @@ class RelayedConnection(HeldStream):
     """A client's connection.
 
     Args:
-        gateway: What all of them share.
+        gateway: The state that all connections share.
     """
 
     can_be_heard = True
@@ -322,7 +322,7 @@ class RelayedConnection(HeldStream):
         self._servers: set[asyncio.Transport] = set()  # connections to servers
         self._upstreams: dict[int, Upstream] = {}
         self._current: Upstream | None = None
-        self._rest: int | None = 0  # bytes of the present request's body that are still to come; None: all that come
+        self._rest: int | None = 0  # missing bytes of the current request's body; None: everything that follows
         self._done: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -332,7 +332,7 @@ class RelayedConnection(HeldStream):
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to serve."""
+        """Start to serve."""
         super().connection_made(transport)
         self._gateway.relays.add(self)
         loop = asyncio.get_running_loop()
@@ -340,7 +340,7 @@ class RelayedConnection(HeldStream):
         self._task = loop.create_task(self._serve())
 
     def data_received(self, data: bytes) -> None:
-        """Pass the rest of a request on; hold what comes after it."""
+        """Pass on the rest of the current request; buffer everything after it."""
         if self._is_refused:
             return
         if self._current is not None and self._rest != 0:
@@ -356,7 +356,7 @@ class RelayedConnection(HeldStream):
         super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave the servers."""
+        """Close the connections to servers."""
         super().connection_lost(exc)
         self._end()
         if self._task is not None:
@@ -373,14 +373,14 @@ class RelayedConnection(HeldStream):
         self._servers.clear()
 
     def pause_writing(self) -> None:
-        """The client does not read: its response comes no further, and its next request has to wait."""
+        """Pause the response and the next request: the client does not read."""
         self._is_behind = True
         _unread().add(self.transport, self.drop_request)
         if self._current is not None:
             _read(self._current.transport, False)
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Continue the response."""
         self._is_behind = False
         _unread().discard(self.transport)
         if self._current is not None:
@@ -388,17 +388,17 @@ class RelayedConnection(HeldStream):
         self._awake()
 
     def drop_request(self, reason: str) -> None:
-        """Free what is held of a request, and end the connection."""
+        """Drop the buffered part of a request, and end the connection."""
         self.held = b""
         self.transport.abort()
 
     def shut_down(self) -> None:
-        """End, unless a request waits for its response: then `_serve` ends it."""
+        """Close the connection, unless a request waits for its response: then `_serve` closes it later."""
         if self._done is None:
             self.transport.close()
 
     def upstream_lost(self, upstream: Upstream) -> None:
-        """Forget a connection to a server. A client that waits for a response, or has it last, is disconnected too."""
+        """Forget a lost server connection; disconnect the client if the current or last request used it."""
         number = upstream.backend.number
         if self._upstreams.get(number) is upstream:
             del self._upstreams[number]
@@ -406,7 +406,7 @@ class RelayedConnection(HeldStream):
             self.transport.close()
 
     def response_done(self) -> None:
-        """Go on with the next request."""
+        """Continue with the next request."""
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
 
@@ -431,12 +431,12 @@ class RelayedConnection(HeldStream):
             self._refuse(exc.status, exc.code, str(exc))
         except (ConnectionError, asyncio.CancelledError):
             self.transport.close()
-        except Exception:  # of this connection alone
+        except Exception:  # the boundary of one connection
             logger.exception("a connection could not be relayed")
             self.transport.abort()
 
     def _refuse(self, status: int, code: str, text: str) -> None:
-        """Answer; what the client still sends is dropped for a while, or it would never see the answer."""
+        """Refuse the request. Drop further bytes for a while: closing at once could reset the connection unread."""
         if self.transport.is_closing():
             return
         self._is_refused = True
@@ -452,7 +452,7 @@ class RelayedConnection(HeldStream):
                 text = f"The head of the request is over {MOST_HEAD_BYTES} bytes."
                 raise UnreadableRequest(431, HEAD_TOO_LARGE, text)
             if self.held and not is_request(self.held):
-                raise UnreadableRequest(400, "BAD_REQUEST", "This is no HTTP request.")
+                raise UnreadableRequest(400, "BAD_REQUEST", "This is not an HTTP request.")
             await self._hold()
         head = read_head(self.held[: end + 4])
         if head is None:
@@ -467,7 +467,7 @@ class RelayedConnection(HeldStream):
             self._partial.discard(self)
 
     async def _body(self, head: RequestHead) -> bytes:
-        """Return as much of a body as routing needs; it stays held."""
+        """Return the part of the body that routing needs; it stays buffered."""
         if head.body_bytes is None or not await self._routed(lambda: self._router.needs_body(head)):
             return b""
         start = len(head.raw)
@@ -477,7 +477,7 @@ class RelayedConnection(HeldStream):
         return self.held[start:wanted]
 
     async def _routed(self, choose: Callable[[], T]) -> T:
-        """Choose; where a name is that of a server which is not known, look for it and choose again."""
+        """Choose a server. If a name belongs to an unknown server, look for that server and choose again."""
         for _ in range(_MOST_NAMES):
             try:
                 return choose()
@@ -523,7 +523,7 @@ class RelayedConnection(HeldStream):
         self._done = asyncio.get_running_loop().create_future()
         upstream.begin(ResponseEnd(to_head=head.method == b"HEAD"))
         if head.body_bytes is None:
-            # Only a parser knows where it ends. So it is the last one of its connection.
+            # Only a parser can find the end of this request, so it is the last one on its connection.
             data = _CONNECTION.sub(b"", head.raw[:-2]) + b"connection: close\r\n\r\n" + self.held[len(head.raw) :]
             self.held, self._rest = b"", None
         else:
@@ -538,10 +538,10 @@ class RelayedConnection(HeldStream):
             _read(self.transport, True)
 
     async def _connect(self, to: Destination, make: Callable[[Backend], T]) -> tuple[Backend, T]:
-        """Open a connection to a server; where it is for a new session, or for anything, another one will do.
+        """Open a connection to a server. A request for a new session may fall back to another server.
 
         Raises:
-            BackendUnavailable: No server can be reached that would do.
+            BackendUnavailable: No suitable server can be reached.
         """
         loop, backends = asyncio.get_running_loop(), self._gateway.backends
         backend = backends.get(to.place)
@@ -570,7 +570,7 @@ class RelayedConnection(HeldStream):
         self._end_head()
         self.held = self.held[len(head.raw) :]
         is_v2 = head.path == "/ws" and OFFERS_V2.search(head.raw) is not None
-        if is_v2 and to.place == ANY:  # its first message will most likely open what the handshake says
+        if is_v2 and to.place == ANY:  # the first message will most likely open the announced sessions
             to = self._gateway.backends.place(ANY, None, announced_sessions(head.raw))
         backend, server = await self._connect(to, lambda _: HeldStream(self._servers))
         server.transport.write(head.raw)
@@ -596,14 +596,14 @@ class RelayedConnection(HeldStream):
             timer.cancel()
 
     def _with_workers(self, answer: bytes) -> bytes:
-        """Let the client know over how many processes its sessions could be spread."""
+        """Add the number of processes that the client could spread its sessions over."""
         workers = min(_MOST_WORKERS, sum(one.workers for one in self._gateway.backends.admitting()))
         if workers < 2 or not answer.startswith(b"HTTP/1.1 101"):
             return answer
         return _WORKERS.sub(b"", answer[:-2]) + WORKERS_HEADER + b": %d\r\n\r\n" % workers
 
     async def _first_message(self, head: RequestHead, codec: Codec, backend: Backend) -> int | None:
-        """Return the server that the first message of a v2 connection is for; None for the one that has it."""
+        """Return the server that the first v2 message asks for; None to keep the current one."""
         message = await self._message()
         if message is None:
             return None
@@ -617,7 +617,7 @@ class RelayedConnection(HeldStream):
             try:
                 number: int | None = await self._routed(lambda: backends.find(session))
             except BackendUnavailable:
-                raise ConnectionError from None  # the handshake is answered; the client comes again
+                raise ConnectionError from None  # the handshake is answered already; the client reconnects
             return number if number is not None and number >= 0 else None
         key = request.key(value_of(AUTHORIZATION, head.raw) or "")
         if key is None:
@@ -628,7 +628,7 @@ class RelayedConnection(HeldStream):
         return known
 
     async def _message(self) -> WebSocketMessage | None:
-        """Read the first message, which stays held; None where none comes that could be an `open`."""
+        """Return the first message, which stays buffered; None if it cannot be an `open`."""
         self._timer = asyncio.get_running_loop().call_later(_FIRST_MESSAGE_S, self._be_late)
         reader, seen = FrameReader(MOST_BODY_BYTES), 0
         try:
@@ -640,7 +640,7 @@ class RelayedConnection(HeldStream):
                 for message in messages:
                     if message.opcode not in (Opcode.PING, Opcode.PONG):
                         return message if message.opcode in (Opcode.TEXT, Opcode.BINARY) else None
-        except FrameError:  # the server says what is wrong
+        except FrameError:  # the server reports the error
             return None
         finally:
             self._end_head()
@@ -651,13 +651,13 @@ class RelayedConnection(HeldStream):
         self._awake()
 
     async def _move(self, head: RequestHead, number: int) -> tuple[Backend, HeldStream]:
-        """Make the same handshake with another server; the client has its answer already."""
+        """Repeat the handshake with another server; the client has its answer already."""
         try:
             backend, server = await self._connect(Destination(number), lambda _: HeldStream(self._servers))
             server.transport.write(head.raw)
             answer = await self._handshake(server)
         except BackendUnavailable:
-            raise ConnectionError from None  # the client comes again
+            raise ConnectionError from None  # the client reconnects
         if not answer.startswith(b"HTTP/1.1 101"):
             server.transport.abort()
             raise ConnectionError
@@ -683,13 +683,13 @@ class RelayedConnection(HeldStream):
 
 
 class JoinedSocket:
-    """A WebSocket whose bytes are copied.
+    """A WebSocket between a client and a server, copied byte by byte.
 
     Args:
-        gateway: What all of them share.
-        backend: Where it leads.
+        gateway: The state that all connections share.
+        backend: The server.
         transport: The client's connection.
-        is_resumable: Whether the client goes on elsewhere when it breaks, because it speaks protocol v2.
+        is_resumable: Whether the client can resume on another connection, because it speaks protocol v2.
     """
 
     def __init__(self, gateway: Gateway, backend: Backend, transport: asyncio.Transport, *, is_resumable: bool) -> None:
@@ -701,7 +701,7 @@ class JoinedSocket:
         backend.sockets += 1
 
     def end(self) -> None:
-        """Note that one of its sides has ended."""
+        """Forget the socket: one side has ended."""
         if self in self._gateway.sockets:
             self._gateway.sockets.discard(self)
             self._backend.sockets -= 1

@@ -1,7 +1,7 @@
-"""The gateway itself: its own routes, its port, and its end.
+"""The gateway itself: its routes, its port and its shutdown.
 
-It has no environment and keeps no sessions. What it answers itself: `/health`, `/ready`, and for all servers together
-`/metrics` and the list of sessions of the page.
+It has no environment and keeps no sessions. It answers `/health` and `/ready`, and merges `/metrics` and the page's
+session list from all servers. Everything else goes to a server (`client_connections`).
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Gateway:
         return RelayedConnection(self)
 
     async def drain(self, limit_s: float) -> None:
-        """End all connections: those of protocol v2 at once, for their clients go on through another gateway.
+        """End all connections.
 
-        A request that waits for its response, and a WebSocket of protocol v1, whose session would end with it, have
-        some time left.
+        Clients of protocol v2 resume through another gateway, so their connections end at once. Requests that wait for
+        a response, and v1 WebSockets, which would lose their sessions, may continue for a while.
 
         Args:
-            limit_s: How long.
+            limit_s: How long they may continue.
         """
         self.is_closing = True
         for relay in list(self.relays):
@@ -71,7 +71,7 @@ class Gateway:
     # -- its own routes -------------------------------------------------------------------------------------------
 
     def answer(self, head: RequestHead) -> Awaitable[bytes] | None:
-        """Return the response to a request that is for the gateway; None for one that a server has to answer."""
+        """Return the response to a request for the gateway itself; None if a server has to answer."""
         if head.method not in (b"GET", b"HEAD") or head.body_bytes != 0:
             return None
         route = _ROUTES.get(head.path)
@@ -125,7 +125,7 @@ class Gateway:
         return response(200, encode({"capacity": capacity, "sessions": sessions}))
 
     async def _ask_all(self, path: str, head: RequestHead) -> list[httpx2.Response] | bytes:
-        """Return the answers of all servers that give one, or in place of them the first refusal."""
+        """Return the answers of all reachable servers, or the first refusal in their place."""
         headers = {
             name: value
             for name, pattern in (("authorization", AUTHORIZATION), ("cookie", COOKIE))
@@ -159,7 +159,7 @@ async def _respond(answer: Awaitable[bytes], head: RequestHead) -> bytes:
 def serve_gateway(
     source: BackendSource, host: str, port: int, *, drain_s: float, on_started: Callable[[Gateway, int], None]
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, on a loop of its own; see `run_gateway`."""
+    """Serve until SIGTERM or Ctrl-C, on a new event loop; see `run_gateway`."""
     try:
         import uvloop
 
@@ -184,12 +184,12 @@ async def run_gateway(
     """Serve until SIGTERM or Ctrl-C.
 
     Args:
-        source: Knows the servers.
+        source: Lists the servers.
         host: The address to listen on.
         port: The port; 0 for a free one.
-        drain_s: How long connections may go on then that cannot be resumed; a second signal ends them at once.
-        on_started: Called with the gateway and its port once that is open.
-        stop: Set from elsewhere, it is the signal.
+        drain_s: How long connections that cannot resume may continue after the signal; a second signal ends them.
+        on_started: Called with the gateway and its port once the port is open.
+        stop: Set this event to stop the gateway without a signal.
 
     Raises:
         OSError: The port is taken.

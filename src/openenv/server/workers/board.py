@@ -1,13 +1,15 @@
-"""The board: memory that all processes of a server share, and what their sessions have to know of each other.
+"""The board: memory that all processes of a server share, and the peers' view of it.
 
-A row for each worker (state, counts, the clients that wait there), what each has sent to each, a table of recent
-opening keys, and for metrics the last values of each worker and those of workers that have ended. A cell has one
-writer; the supervisor clears the row of a worker that has died. What takes a slot, or remembers a key, is decided under
-one lock of the operating system, which a killed process gives back, so that no process can leave the others waiting or
-the counts wrong. Nothing else takes it: all workers wait for one that holds it.
+It contains one row per worker (state, counts, waiting clients), the number of sessions sent from each worker to each
+other, recent opening keys, and the last metrics of current and ended workers. A cell has one writer. The supervisor
+clears the row of a dead worker.
+
+One lock of the operating system protects the decisions about slots and opening keys. The kernel releases it when a
+process is killed, so a crash neither blocks other workers nor corrupts counts. Hold it briefly: all workers wait for
+it.
 
     cells of 8 bytes: | head | row 0 | row 1 | ... | counts | sent | keys |
-    then bytes:       | metrics of worker 0 | of worker 1 | ... | of those that have ended |
+    then bytes:       | metrics of worker 0 | of worker 1 | ... | of ended workers |
 """
 
 from __future__ import annotations
@@ -35,18 +37,18 @@ from .routing import GONE, Destination
 
 MOST_WORKERS: Final = 255  # an index takes one byte of a key's cell
 
-# The head: the number of the last ticket, what is known of the environment's class, whether the server drains.
+# The head: the number of the last ticket, the concurrency of the environment's class, whether the server drains.
 _TICKET, _CLASS, _DRAINING, _HEAD = 0, 1, 2, 8
 _UNKNOWN, _CONCURRENT, _SINGLE = 0, 1, 2
 
-# A row: what the worker is, how much of what was sent there has settled, and its tickets in the admission queue.
+# A row: the worker's state, how many of the sessions sent there have settled, and its tickets in the admission queue.
 _GENERATION, _STATE, _PID, _SETTLED, _FIRST, _TICKETS, _NUMBERS = 0, 1, 2, 3, 4, 5, 8
 _WIDTH: Final = len(SlotCounts._fields)
 DOWN, STARTING, SERVING, LEAVING, QUIET = 0, 1, 2, 3, 4
 _TAKES_CONNECTIONS: Final = (SERVING, LEAVING, QUIET)
-_SPINS: Final = 16  # tries to get the lock, about 2 us each, before sleeping for it: that takes longer than to wait
-_NEAR: Final = 8  # a worker keeps a session for which it has at most this part more than the least loaded one
-_MOST_TICKETS: Final = 10_000  # whose places are known exactly; the queue's own limit by default
+_SPINS: Final = 16  # attempts to get the lock, about 2 us each, before sleeping, which takes longer than most waits
+_NEAR: Final = 8  # a worker keeps a new session unless its load exceeds the lowest by more than 1/8
+_MOST_TICKETS: Final = 10_000  # tickets with an exact place; the default limit of the queue
 
 _BUCKETS, _WAYS = 8192, 4  # recent opening keys: 32,768
 _TEXT_BYTES: Final = 256 * 1024
@@ -56,14 +58,14 @@ _NAME: Final = re.compile(r"-w(\d{1,3})-(\d{1,9})$")
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """A worker, and which of the processes that have been that worker."""
+    """A worker process: its index, and its generation among the processes with that index."""
 
     index: int
     generation: int
 
 
 def place_of(name: str) -> WorkerPlace | None:
-    """Return the worker that has made a session's id, or the cookie of a visitor."""
+    """Return the worker named in a session id or a visitor's cookie."""
     match = _NAME.search(name)
     return None if match is None else WorkerPlace(int(match[1]), int(match[2]))
 
@@ -73,14 +75,14 @@ class Board:
 
     Args:
         workers: How many workers there are.
-        fd: The file that another process has made; None makes one.
+        fd: The file of another process; None creates one.
     """
 
     def __init__(self, workers: int, fd: int | None = None) -> None:
         self.workers = workers
         self._row = _NUMBERS + _MOST_TICKETS
         self._counts = _HEAD + workers * self._row  # side by side: they are read together, under the lock
-        self._sent = self._counts + workers * _WIDTH  # what each has sent to worker 0, to worker 1, ...
+        self._sent = self._counts + workers * _WIDTH  # sessions sent to worker 0 by each worker, to worker 1, ...
         self._keys = self._sent + workers * workers
         cells = self._keys + 2 * _BUCKETS * _WAYS
         size = 8 * cells + (workers + 1) * (_TEXT_BYTES + 8)
@@ -94,7 +96,7 @@ class Board:
         self._threads = threading.Lock()  # of this process
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._cells.release()
         self._bytes.release()
         self._map.close()
@@ -102,7 +104,7 @@ class Board:
 
     def __enter__(self) -> Board:
         self._threads.acquire()
-        # `lockf` locks for a process; `flock` for an open file, which all processes have inherited.
+        # `lockf` locks for a process. `flock` would lock for the open file, which all processes have inherited.
         for _ in range(_SPINS):
             try:
                 fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,11 +128,11 @@ class Board:
     # -- workers --------------------------------------------------------------------------------------------------
 
     def state(self, index: int) -> int:
-        """Return what a worker is: `DOWN`, `STARTING`, `SERVING`, `LEAVING`, or `QUIET` after its last call."""
+        """Return a worker's state: `DOWN`, `STARTING`, `SERVING`, `LEAVING`, or `QUIET` after its last call."""
         return self._cells[self._at(index, _STATE)]
 
     def set_state(self, index: int, state: int) -> None:
-        """Set it."""
+        """Set a worker's state."""
         self._cells[self._at(index, _STATE)] = state
 
     def pid(self, index: int) -> int:
@@ -138,11 +140,11 @@ class Board:
         return self._cells[self._at(index, _PID)]
 
     def set_pid(self, index: int, pid: int) -> None:
-        """Set it."""
+        """Set the process id of a worker."""
         self._cells[self._at(index, _PID)] = pid
 
     def generation(self, index: int) -> int:
-        """Return how many processes have been this worker."""
+        """Return how many processes have had this index."""
         return self._cells[self._at(index, _GENERATION)]
 
     def begin(self, index: int) -> int:
@@ -160,35 +162,35 @@ class Board:
         for field in range(1, _NUMBERS):
             self._cells[start + field] = 0
         self.publish(index, NO_SLOTS)
-        self._cells[start + _SETTLED] = self._sent_to(index)  # what was on its way to the one before
+        self._cells[start + _SETTLED] = self._sent_to(index)  # sessions on their way to the former process
 
     def end(self, index: int) -> SlotCounts:
-        """Clear the row of a worker that has ended; return the counts that it has left."""
+        """Clear the row of a worker that has ended; return its last counts."""
         with self:
-            left = self.counts_of(index)
+            counts = self.counts_of(index)
             self._clear(index)
-        return left
+        return counts
 
     def is_there(self, place: WorkerPlace) -> bool:
-        """Say whether the very process still serves."""
+        """Return whether exactly this process still serves."""
         if not 0 <= place.index < self.workers or self.generation(place.index) != place.generation:
             return False
         return self.state(place.index) in _TAKES_CONNECTIONS
 
     def find(self, name: str) -> int | None:
-        """Return the worker that has made a name, or `GONE`; None where the name is of no worker."""
+        """Return the worker that created a name, or `GONE`; None if the name contains no worker."""
         place = place_of(name)
         if place is None:
             return None
         return place.index if self.is_there(place) else GONE
 
     def spread(self, name: str, here: int) -> int:
-        """Return a worker for a name that a client has made itself: the same one each time, while it serves."""
+        """Return a worker for a name chosen by a client: always the same one, while it serves."""
         index = zlib.crc32(name.encode("latin-1", "replace")) % self.workers
         return index if self.state(index) in _TAKES_CONNECTIONS else here
 
     def others(self, index: int) -> list[int]:
-        """Return the workers that serve beside one."""
+        """Return all other workers that serve."""
         others = (other for other in range(self.workers) if other != index)
         return [other for other in others if self.state(other) in _TAKES_CONNECTIONS]
 
@@ -198,23 +200,23 @@ class Board:
         return bool(self._cells[_DRAINING])
 
     def drain(self) -> None:
-        """Let all workers know that the server shuts down."""
+        """Tell all workers that the server shuts down."""
         self._cells[_DRAINING] = 1
 
     # -- counts ---------------------------------------------------------------------------------------------------
 
     def counts_of(self, index: int) -> SlotCounts:
-        """Return what the slots of a worker are used for."""
+        """Return a worker's slot counts by use."""
         start = self._counts + index * _WIDTH
         return SlotCounts(*self._cells[start : start + _WIDTH])
 
     def publish(self, index: int, counts: SlotCounts) -> None:
-        """Set it."""
+        """Set a worker's slot counts."""
         start = self._counts + index * _WIDTH
         self._cells[start : start + _WIDTH] = array("Q", counts)
 
     def counts_beside(self, index: int) -> SlotCounts:
-        """Return the sums of all other workers."""
+        """Return the summed slot counts of all other workers."""
         counts = self._cells[self._counts : self._sent].tolist()
         if 0 <= index < self.workers:
             del counts[index * _WIDTH : (index + 1) * _WIDTH]
@@ -223,7 +225,7 @@ class Board:
     # -- placing --------------------------------------------------------------------------------------------------
 
     def load(self, index: int) -> int:
-        """Return the sessions of a worker, and what is on its way there and may become some."""
+        """Return a worker's sessions plus those on their way to it."""
         start = self._at(index, 0)
         at = self._counts + index * _WIDTH
         live, once = self._cells[at], self._cells[at + 1]
@@ -234,13 +236,13 @@ class Board:
         return sum(self._cells[start : start + self.workers])
 
     def place(self, here: int, key: bytes | None = None, sessions: int = 1) -> Destination:
-        """Choose the worker for new sessions: the least loaded one; this one where it has hardly more.
+        """Choose the worker for new sessions: this one if its load is near the lowest, else the least loaded one.
 
-        A repeated request goes where the first has gone, and opens nothing.
+        A repeated request goes to the same worker as the first and opens nothing.
 
         Args:
             here: This worker.
-            key: What the client calls its request, so that a repeated one is known.
+            key: The client's idempotency key, to recognize a repeated request.
             sessions: How many sessions will be opened.
         """
         if key is None:
@@ -256,29 +258,29 @@ class Board:
         return Destination(index, sessions)
 
     def send(self, here: int, index: int, sessions: int) -> None:
-        """Count sessions as the load of another worker; negative for those that do not go there after all."""
+        """Count sessions as the load of another worker; a negative number takes some back."""
         self._cells[self._sent + index * self.workers + here] += sessions
 
     def _least_loaded(self, here: int) -> int:
         """Return the worker with the fewest sessions, or this one: handing over costs as much as opening a session."""
-        own = self.load(here) if self.state(here) == SERVING else None
-        best, least = here, own
+        load_here = self.load(here) if self.state(here) == SERVING else None
+        best, least = here, load_here
         for index in range(self.workers):
             if index != here and self.state(index) == SERVING:
                 load = self.load(index)
                 if least is None or load < least:
                     best, least = index, load
-        if own is not None and least is not None and own <= least + least // _NEAR:
+        if load_here is not None and least is not None and load_here <= least + least // _NEAR:
             return here
         return best
 
     def settle(self, index: int, count: int) -> None:
-        """Note that so much of what was sent to this worker has become sessions, or never will."""
+        """Count sessions sent to this worker as settled: they were opened, or never will be."""
         at = self._at(index, _SETTLED)
         self._cells[at] = min(self._cells[at] + count, self._sent_to(index))
 
     def first_serving(self, here: int) -> int:
-        """Return the worker for what all requests without a name share."""
+        """Return the worker for state that all requests without a name share."""
         return next((index for index in range(self.workers) if self.state(index) == SERVING), here)
 
     # -- opening keys: | digest | number of its entry, generation, index | ----------------------------------------
@@ -318,7 +320,7 @@ class Board:
             return self._cells[_TICKET]
 
     def publish_waiting(self, index: int, tickets: list[int], first: int) -> None:
-        """Set the tickets that wait in a worker, and which of them a free slot is for."""
+        """Set the waiting tickets of a worker, and the one that gets the next free slot."""
         tickets = tickets[:_MOST_TICKETS]
         start = self._at(index, _NUMBERS)
         with self:
@@ -329,7 +331,7 @@ class Board:
             self._cells[self._at(index, _FIRST)] = first
 
     def first_waiting(self) -> tuple[int, int] | None:
-        """Return the first ticket of all, and where it waits."""
+        """Return the first ticket of all and its worker."""
         firsts = [(self._cells[self._at(index, _FIRST)], index) for index in range(self.workers)]
         return min(((number, index) for number, index in firsts if number), default=None)
 
@@ -351,13 +353,13 @@ class Board:
         return None if state == _UNKNOWN else state == _CONCURRENT
 
     def learned_class(self, *, is_concurrent: bool) -> None:
-        """Set it."""
+        """Record whether the class allows concurrent sessions."""
         self._cells[_CLASS] = _CONCURRENT if is_concurrent else _SINGLE
 
     # -- metrics --------------------------------------------------------------------------------------------------
 
     def keep_text(self, index: int, text: bytes) -> None:
-        """Keep the metrics of a worker as they were shown last; `workers` stands for those that have ended."""
+        """Store the last metrics of a worker; the index `workers` stands for all ended workers."""
         text = text[: text.rfind(b"\n", 0, _TEXT_BYTES) + 1] if len(text) > _TEXT_BYTES else text
         start = self._texts + index * (_TEXT_BYTES + 8)
         with self:
@@ -365,7 +367,7 @@ class Board:
             self._bytes[start + 8 : start + 8 + len(text)] = text
 
     def kept_text(self, index: int) -> bytes:
-        """Return them."""
+        """Return the last metrics of a worker."""
         start = self._texts + index * (_TEXT_BYTES + 8)
         with self:
             size = int.from_bytes(self._bytes[start : start + 8], "little")
@@ -373,7 +375,7 @@ class Board:
 
 
 def _memory(size: int) -> int:
-    """Make a file that processes can map; return its descriptor."""
+    """Create a file that processes can map; return its descriptor."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("openenv-workers")
     else:
@@ -384,13 +386,13 @@ def _memory(size: int) -> int:
 
 
 class SharedPeers(Peers):
-    """The other workers of a server, as the sessions of one worker see them.
+    """The other workers of a server, as seen by the sessions of one worker.
 
     Args:
         board: The shared memory.
-        channel: Takes messages to other workers.
+        channel: Sends messages to other workers.
         place: This worker.
-        boot: The name of the server as it was started.
+        boot: The server's name, chosen at its start.
     """
 
     is_shared = True
@@ -405,24 +407,24 @@ class SharedPeers(Peers):
         self.processes = board.workers
         self._opened = 0  # sessions and single requests, as published
         self._lock = threading.Lock()  # of the arrivals
-        self._arrivals: deque[tuple[float, int]] = deque()  # sessions that are about to be opened, and until when
+        self._arrivals: deque[tuple[float, int]] = deque()  # (deadline, announced sessions)
 
-    # -- arrivals: they count as load until they have become sessions --------------------------------------------
+    # -- arrivals: announced sessions count as load until they are opened or their deadline passes ---------------
 
     def arrived(self, sessions: int, until: float) -> None:
-        """Note that requests for sessions have arrived; at that time, what has not become one never will."""
+        """Record announced sessions; those not opened by the deadline never will be."""
         with self._lock:
             self._arrivals.append((until, sessions))
 
     def expire_arrivals(self, now: float) -> float | None:
-        """Forget arrivals that have become nothing; return when to look again."""
+        """Forget arrivals past their deadline; return the next deadline."""
         with self._lock:
             self.board.settle(self._index, sum(sessions for until, sessions in self._arrivals if until <= now))
             self._arrivals = deque(arrival for arrival in self._arrivals if arrival[0] > now)
             return min((until for until, _ in self._arrivals), default=None)
 
     def _settle(self, opened: int) -> None:
-        """Take the oldest arrivals for the sessions that were opened."""
+        """Match opened sessions with the oldest arrivals."""
         if opened <= 0 or not self._arrivals:
             return
         with self._lock:
@@ -462,7 +464,7 @@ class SharedPeers(Peers):
         self._settle(1)  # or it would count as load for a while, which keeps other sessions away
 
     def slot_freed(self, *, briefly: bool, once: bool) -> None:
-        # The admission queue wakes its own: see `CapacityQueue.call_next`.
+        # The admission queue wakes its clients itself: see `CapacityQueue.call_next`.
         for other in self.board.others(self._index):
             counts = self.board.counts_of(other)
             if (briefly and counts.waiting_briefly) or (once and counts.waiting_once):
@@ -520,7 +522,7 @@ class SharedPeers(Peers):
         if place is None or place == self.place or boot_of(session_id) != self.boot:
             return None
         if not 0 <= place.index < self.board.workers or place.generation > self.board.generation(place.index):
-            return None  # this server has never made such an id
+            return None  # not an id of this server
         if self.board.is_there(place):
             text = (
                 f"Session '{session_id}' is held by worker {place.index} of this server, and this request has reached "

@@ -1,8 +1,8 @@
-"""Messages between the workers of a server, and the connections that they hand over to each other.
+"""Messages between the workers of a server, including handed-over connections.
 
-Each worker reads from a socket of its own, to which all others write; the supervisor has made both ends, and keeps
-them, so that nothing is lost when a worker is replaced. A message is whole or not there. One that is too large for a
-packet travels in a file, whose descriptor is sent in its place. Must not know what messages mean.
+Each worker has one socket for reading, and all others write to it. The supervisor creates both ends and keeps them
+open, so a replaced worker loses no message. A message arrives whole or not at all. A message too large for a packet
+travels in a file, and the packet carries the file's descriptor. Must not know the meaning of messages.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 _HEAD: Final = struct.Struct("<BBHI")  # kind, whether the payload is in a file, the sender, the number of a question
-_PACKET: Final = 32 * 1024  # sockets hold at least some of these
-_READS: Final = 64  # messages at one go: then connections have their turn
+_PACKET: Final = 32 * 1024  # socket buffers hold at least a few of these
+_READS: Final = 64  # messages per pass of the loop; then connections have their turn
 _ASK_S: Final = 2.0
 _BUFFER_BYTES: Final = 1024 * 1024
 
 
 class PeerMessageKind(IntEnum):
-    """What a message is."""
+    """The kinds of messages."""
 
-    CONNECTION = 1  # a connection to serve, and what was read from it
+    CONNECTION = 1  # a connection to serve, and the bytes read from it
     WAKE = 2  # clients that wait for a slot should try again
     EVICT = 3  # make room: evict a soft session
     ASK = 4
@@ -41,10 +41,10 @@ class PeerMessageKind(IntEnum):
 
 
 def message_pair() -> tuple[socket.socket, socket.socket]:
-    """Return a socket to read messages from, and one to write them to."""
+    """Return the reading and the writing end of a message socket."""
     try:
         reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    except OSError:  # not on this system
+    except OSError:  # this system has no SEQPACKET
         reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     for end, option in ((reader, socket.SO_RCVBUF), (writer, socket.SO_SNDBUF)):
         end.setblocking(False)
@@ -54,7 +54,7 @@ def message_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class PeerMessage:
-    """A message; its descriptors belong to the receiver."""
+    """A message. The receiver owns its descriptors."""
 
     __slots__ = ("descriptors", "kind", "number", "payload", "sender")
 
@@ -67,10 +67,10 @@ class PeerMessage:
 
 
 def receive(reader: socket.socket) -> PeerMessage | None:
-    """Return the next message; None where there is none, or none that can be read.
+    """Return the next message; None if it cannot be read.
 
     Raises:
-        BlockingIOError: There is none now.
+        BlockingIOError: No message has arrived.
     """
     data, ancillary, flags, _ = reader.recvmsg(_HEAD.size + _PACKET, socket.CMSG_SPACE(2 * array.array("i").itemsize))
     descriptors = array.array("i")
@@ -85,7 +85,7 @@ def receive(reader: socket.socket) -> PeerMessage | None:
             payload = _read_file(fds.pop())
         return PeerMessage(PeerMessageKind(number), sender, question, payload, fds)
     except (struct.error, ValueError, IndexError, OSError):
-        # The process has no descriptors left, so that those of the message were dropped (`MSG_CTRUNC`).
+        # The process has no free descriptors, so the kernel dropped the message's (`MSG_CTRUNC`).
         logger.exception("a message of another worker could not be read (%d)", flags)
         for fd in fds:
             os.close(fd)
@@ -111,12 +111,12 @@ def _file_of(payload: bytes) -> int:
 
 
 class PeerChannel:
-    """One worker's end: a socket to read from, and one to write to for each worker.
+    """One worker's end: a socket to read from, and one socket per worker to write to.
 
     Args:
         index: This worker.
-        reader: Its messages.
-        writers: Where those of each worker go.
+        reader: Receives its messages.
+        writers: Send messages to each worker, by index.
         answer: Answers a question of another worker.
     """
 
@@ -139,7 +139,7 @@ class PeerChannel:
         self._loop.add_reader(self._reader.fileno(), self._read)
 
     def end(self) -> None:
-        """Read no more; what comes now waits for the next process, or is dropped with the last one."""
+        """Stop reading. Later messages wait for the worker's next process, or are dropped if there is none."""
         if self._loop is not None:
             self._loop.remove_reader(self._reader.fileno())
             for other in list(self._unsent):
@@ -160,7 +160,7 @@ class PeerChannel:
         descriptors: Sequence[int] = (),
         number: int = 0,
     ) -> None:
-        """Send a message to a worker, from any thread. The descriptors stay the caller's."""
+        """Send a message to a worker, from any thread. The caller keeps its descriptors."""
         is_in_file = len(payload) > _PACKET
         fds = list(descriptors)
         file = _file_of(payload) if is_in_file else -1
@@ -175,7 +175,7 @@ class PeerChannel:
                 os.close(file)
 
     def _send(self, index: int, packet: bytes, descriptors: Sequence[int]) -> bool:
-        """Send now; say whether there was room."""
+        """Send now; return whether the socket had room."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         try:
             self._writers[index].sendmsg([packet], rights)
@@ -227,7 +227,7 @@ class PeerChannel:
             if message is not None:
                 try:
                     self._handle(message)
-                except Exception:  # one that fails must not end the reading of others
+                except Exception:  # one bad message must not stop the reader
                     logger.exception("a message of worker %d could not be handled", message.sender)
                     _close(message.descriptors)
 
@@ -245,7 +245,7 @@ class PeerChannel:
     # -- questions ------------------------------------------------------------------------------------------------
 
     async def ask(self, others: Sequence[int], question: str) -> list[bytes]:
-        """Ask other workers; return the answers of those that answer in time: one may be busy, or die meanwhile."""
+        """Ask other workers; return the answers that arrive in time. A worker may be busy or die meanwhile."""
         loop = asyncio.get_running_loop()
         waiting: list[asyncio.Future[bytes]] = []
         numbers: list[int] = []

@@ -1,9 +1,9 @@
-"""Connections that reach the worker they are for: uvicorn's protocol classes of a server with several workers.
+"""The uvicorn protocol classes of a server with several workers: they route each connection to the right worker.
 
-Whichever worker has accepted a connection reads its first request, and hands the connection over, with what was read,
-where another worker has the session (`SCM_RIGHTS`): the client notices nothing, and no byte passes a second process. A
-connection that stays open is handed over again whenever a request is for another worker, between two requests. A
-WebSocket of protocol v2 says in its first message whose it is, after the handshake.
+The accepting worker reads the first request. If another worker has the session, it hands over the connection and the
+bytes read so far (`SCM_RIGHTS`). The client notices nothing, and no byte passes a second process. A kept-alive
+connection may move again between two requests. A v2 WebSocket names its session in the first message, after the
+handshake, so it moves then.
 
     accept --> RoutedFirstRead -- upgrade: v1, the page --> handed over, or RoutedUpgrade
                     |              upgrade: v2 -----------> RoutedUpgrade -- first message --> handed over, or kept
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("uvicorn.error")
 
 WORKERS_HEADER: Final = b"x-openenv-workers"
-_MOST_HELD: Final = 256 * 1024  # bytes of requests that came ahead; then the connection is not read
-_UNFLUSHED_S: Final = 0.005  # how soon to look again whether a response has gone out
-_SETTLE_S: Final = 10.0  # a v2 connection that says nothing for so long stays where it is
+_MOST_HELD: Final = 256 * 1024  # pipelined bytes to buffer before reading pauses
+_UNFLUSHED_S: Final = 0.005  # how soon to check again whether a response was sent
+_SETTLE_S: Final = 10.0  # a v2 connection that is silent for this long stays with its worker
 
 
 class Stage(IntEnum):
-    """How far a connection is when it is handed over."""
+    """The progress of a connection when it is handed over."""
 
-    REQUEST = 1  # what follows is a request
-    MESSAGES = 2  # what follows is the handshake of a WebSocket, which was answered, and then its messages
+    REQUEST = 1  # the bytes begin with a request
+    MESSAGES = 2  # the bytes are a WebSocket handshake that was answered, and then messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +132,14 @@ class RoutedFirstRead(FirstRead):
 
 
 class RoutedHttp(LimitedHttpProtocol):
-    """An HTTP connection whose requests may be for different workers.
+    """An HTTP connection that can move between workers from one request to the next.
 
-    Bytes are held until it is known whom a request is for; the parser gets one request at a time, and the next one when
-    the response is out. So a connection can be handed over between any two requests.
+    It buffers bytes until a request can be routed. The parser gets one request at a time, and the next one after the
+    response. So the connection can be handed over between any two requests.
     """
 
-    is_adopted = False  # whether another worker has sent the first request here
-    can_be_heard = True  # it is read as fast as it comes
+    is_adopted = False  # whether another worker has routed the first request here
+    can_be_heard = True  # nothing but the client delays a request
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], *, worker: ServerWorker
@@ -147,8 +147,8 @@ class RoutedHttp(LimitedHttpProtocol):
         super().__init__(config, server_state, app_state)
         self._worker = worker
         self._held = b""
-        self._rest = 0  # bytes of the present request's body that are still to come
-        self._is_open_ended = False  # whether only the parser knows where the present request ends
+        self._rest = 0  # missing bytes of the current request's body
+        self._is_open_ended = False  # whether only the parser can find the end of the current request
         self._is_answering = False
         self._is_first = True
         self._is_given_away = False
@@ -156,10 +156,10 @@ class RoutedHttp(LimitedHttpProtocol):
         self._partial = loop_local(self.loop, PartialRequests)
 
     def data_received(self, data: bytes) -> None:
-        """Hold what comes, and pass on what may be."""
+        """Buffer the bytes, and pass on complete parts."""
         if self._is_given_away:
             return
-        if self._rest and not self._held and len(data) <= self._rest:  # the usual rest of a large body
+        if self._rest and not self._held and len(data) <= self._rest:  # the common case of a large body
             self._rest -= len(data)
             super().data_received(data)
             return
@@ -177,13 +177,13 @@ class RoutedHttp(LimitedHttpProtocol):
                 super().data_received(data)
             elif self._is_answering:
                 if len(self._held) > _MOST_HELD:
-                    self.flow.pause_reading()  # until the response is complete
+                    self.flow.pause_reading()  # until the response is sent
                 return
             elif not self._next_request():
                 return
 
     def _next_request(self) -> bool:
-        """Pass the next request to the parser, or to another worker; False where more of it has to come first."""
+        """Pass the next request to the parser or another worker; False if more of it has to arrive first."""
         end = self._held.find(b"\r\n\r\n")
         if end < 0:
             if len(self._held) <= MOST_HEAD_BYTES and is_request(self._held):
@@ -193,10 +193,10 @@ class RoutedHttp(LimitedHttpProtocol):
         else:
             self._end_head_timer()
             head = read_head(self._held[: end + 4]) if end <= MOST_HEAD_BYTES else None
-        if head is None:  # the parser says what is wrong with it
+        if head is None:  # the parser reports the error
             return self._parse(None)
         if not self.is_adopted:
-            if self.transport.get_write_buffer_size():  # the client reads the response before, and slowly
+            if self.transport.get_write_buffer_size():  # the client still reads the previous response
                 self._await_head()
                 self.loop.call_later(_UNFLUSHED_S, self._advance)
                 return False
@@ -214,7 +214,7 @@ class RoutedHttp(LimitedHttpProtocol):
         return True
 
     def _choose(self, head: RequestHead) -> Destination | None:
-        """Return the worker that the next request is for; None while its body has to be read first."""
+        """Return the worker for the next request; None while routing needs more of the body."""
         router, body = self._worker.router, b""
         if head.body_bytes is not None and router.needs_body(head):
             start = len(head.raw)
@@ -243,7 +243,7 @@ class RoutedHttp(LimitedHttpProtocol):
         return True
 
     def _await_head(self) -> None:
-        """Give the rest of a request as long as a head has."""
+        """Give the rest of a request the time limit of a head."""
         self._partial.hold(self, len(self._held))
         if self._head_timer is None:
             self._unset_keepalive_if_required()
@@ -256,12 +256,12 @@ class RoutedHttp(LimitedHttpProtocol):
             self._partial.discard(self)
 
     def drop_request(self, reason: str) -> None:
-        """Free what is held of a request, and end the connection."""
+        """Drop the buffered part of a request, and end the connection."""
         self._held = b""
         self.transport.abort()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request, which may have come already."""
+        """Continue with the next request, which may have arrived already."""
         super().on_response_complete()
         self._is_answering = False
         if self._is_open_ended and not self.pipeline and not (self.cycle is not None and self.cycle.more_body):
@@ -271,14 +271,14 @@ class RoutedHttp(LimitedHttpProtocol):
             self.loop.call_soon(self._advance)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting for the rest of a request."""
+        """Stop the timer of an incomplete request."""
         self._end_head_timer()
         self._held = b""
         super().connection_lost(exc)
 
 
 class RoutedUpgrade(UpgradeProtocol):
-    """A WebSocket from its upgrade request on, which tells its client how many workers there are."""
+    """A WebSocket from its upgrade request on. The handshake tells the client the number of workers."""
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], *, worker: ServerWorker
@@ -286,16 +286,16 @@ class RoutedUpgrade(UpgradeProtocol):
         super().__init__(config, server_state, app_state)
         self.worker = worker
         self.head = b""
-        self.early: bytes | None = None  # messages that were read before there was a socket for them
+        self.early: bytes | None = None  # messages that were read before the socket existed
         self.is_adopted = False
 
     def adopt(self, early: bytes) -> None:
-        """Continue with a WebSocket whose handshake another worker has answered."""
+        """Continue after a handshake that another worker has answered."""
         self.is_adopted = True
         self.early = early
 
     def data_received(self, data: bytes) -> None:
-        """Keep the handshake, and what comes before the socket is there."""
+        """Store the handshake, and messages that arrive before the socket exists."""
         if not self.head:
             self.head = data
             super().data_received(data)
@@ -320,13 +320,13 @@ class RoutedUpgrade(UpgradeProtocol):
         return self._socket
 
     def taken_early(self) -> bytes:
-        """Return what was read already; from now on the socket reads."""
+        """Return the messages read so far; from now on the socket reads."""
         early, self.early = self.early or b"", None
         return early
 
 
 class RoutedSocket(FrameSocket):
-    """A WebSocket that another worker may get with its first message, if it speaks protocol v2."""
+    """A WebSocket that may move to another worker with its first message, if it speaks protocol v2."""
 
     def __init__(self, transport: asyncio.Transport, origin: RoutedUpgrade, *, max_size: int) -> None:
         super().__init__(transport, origin, max_size=max_size)
@@ -348,10 +348,10 @@ class RoutedSocket(FrameSocket):
             self.data_received(early)
 
     def data_received(self, data: bytes) -> None:
-        """Keep what comes until it is known whom it is for."""
+        """Store the bytes until the first message is routed."""
         if self._raw is not None:
             self._raw += data
-            if len(self._raw) > MOST_BODY_BYTES:  # no `open` is as long
+            if len(self._raw) > MOST_BODY_BYTES:  # too long for an `open`
                 self.settle()
         super().data_received(data)
 
@@ -364,18 +364,18 @@ class RoutedSocket(FrameSocket):
 
     def _forget(self) -> None:
         self._raw = None
-        self._upgrade.head = b"\0"  # not empty: that would be a connection before its handshake
+        self._upgrade.head = b"\0"  # not empty: an empty head means that the handshake is still to come
         timer, self._settling = self._settling, None
         if timer is not None:
             timer.cancel()
 
     def route(self, choice: Destination) -> bool:
-        """Keep the connection, or give it to another worker; return whether it is kept."""
+        """Hand the connection over if another worker was chosen; return whether it stays here."""
         worker = self._upgrade.worker
         raw, head = self._raw or b"", self._upgrade.head
         adopted = AdoptedConnection(Stage.MESSAGES, head, raw)
         if choice.place != worker.index and worker.hand_over(self._transport, choice, adopted):
-            self._closing = True  # drops what else was in this read
+            self._closing = True  # drops the rest of this read
             self._forget()
             return False
         self.settle()
@@ -401,7 +401,7 @@ class RoutedSocket(FrameSocket):
 
 
 class FirstMessage:
-    """The handler of a v2 connection until its first message says which worker it is for."""
+    """The handler of a v2 connection until its first message is routed."""
 
     def __init__(self, socket: RoutedSocket, connection: V2Connection) -> None:
         self._socket = socket
@@ -413,7 +413,7 @@ class FirstMessage:
             self._is_routed = True
             if not self._socket.route(self._socket.choose(payload, self.connection, binary=binary)):
                 return
-        deliver(payload)  # of the same read, too
+        deliver(payload)  # later messages of the same read, too
 
     def on_message(self, payload: bytes) -> None:
         """Route by a text message."""
@@ -424,7 +424,7 @@ class FirstMessage:
         self._route(payload, binary=True, deliver=self.connection.on_binary)
 
     def on_oversize(self, size: int) -> None:
-        """Keep a connection whose first message is refused."""
+        """Keep the connection: its first message is refused."""
         self._is_routed = True
         self._socket.settle()
         self.connection.on_oversize(size)

@@ -1,12 +1,12 @@
-"""Which place a request is for, from its bytes: the one that has the session it names, or the least loaded one.
+"""Routing: chooses the place for a request, which is the place of its session or the least loaded one.
 
-Places are the workers of a server, or the servers behind a gateway. Ids of sessions, MCP sessions and visitors name
-theirs, so no table is needed. Knows what requests of an environment's server look like; must not know connections.
+Places are the workers of a server, or the servers behind a gateway. IDs of sessions, MCP sessions and visitors contain
+their place, so routing needs no table. Knows the routes of an environment's server; must not know connections.
 
-    names a session that a place has        that place
-    opens a session                         the least loaded; under a key, where the same key went before
-    the page                                the visitor's place; what visitors share, the first one that serves
-    anything else, a name of no place       here: whichever place has the connection can answer
+    names a session of a place              that place
+    opens a session                         the least loaded place; with a known key, the same place as before
+    the web page                            the visitor's place; for shared parts, the first place that serves
+    anything else, an unknown name          here: any place can answer
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ..mcp.endpoint import COOKIE as MCP_COOKIE
 from ..request_head import COOKIE, OFFERS_V2, RequestHead, field_pattern, value_of
 
 GONE: Final = -1
-"""A place that has had a session, and is there no more."""
+"""The place of a session that no longer exists."""
 VISITOR_COOKIE: Final = "openenv_visitor"
-_GRADIO: Final = "/web/gradio"  # its page keeps its visitors in the process
-MOST_BODY_BYTES: Final = 256 * 1024  # that are read to find the session of a JSON-RPC request
+_GRADIO: Final = "/web/gradio"  # Gradio keeps its visitors in the process
+MOST_BODY_BYTES: Final = 256 * 1024  # read to find the session of a JSON-RPC request
 
 _SESSION: Final = field_pattern(rb"(?:x-openenv-session|mcp-session-id)")
 _KEY: Final = field_pattern(KEY_HEADER)
@@ -46,8 +46,8 @@ class Destination(NamedTuple):
     """The place that a request goes to.
 
     Args:
-        place: Which one.
-        sessions: How many sessions the request opens there: they count as its load until they are there.
+        place: Its number.
+        sessions: How many sessions the request opens there; they count as load until they are opened.
     """
 
     place: int
@@ -55,35 +55,35 @@ class Destination(NamedTuple):
 
 
 class Places(Protocol):
-    """What a router chooses from."""
+    """The places that a router chooses from."""
 
     def find(self, name: str) -> int | None:
-        """Return the place that has made a name, or `GONE`; None where no place has."""
+        """Return the place that created a name, or `GONE`; None if the name contains no place."""
 
     def place(self, here: int, key: bytes | None = None, sessions: int = 1) -> Destination:
         """Choose the place of new sessions: the least loaded one.
 
-        A repeated request goes where the first has gone, and opens nothing.
+        A repeated request goes to the same place as the first and opens nothing.
 
         Args:
             here: The place that has the connection.
-            key: What the client calls its request, so that a repeated one is known.
+            key: The client's idempotency key, to recognize a repeated request.
             sessions: How many sessions will be opened.
         """
 
     def first_serving(self, here: int) -> int:
-        """Return the place for what all requests without a name share."""
+        """Return the place for state that all requests without a name share."""
 
     def spread(self, name: str, here: int) -> int:
-        """Return a place for a name that a client has made itself: the same one each time."""
+        """Return a place for a name chosen by a client: the same one each time."""
 
 
 class Router:
     """Chooses places.
 
     Args:
-        places: Knows which ones serve, and their loads.
-        here: The one that has the connection.
+        places: All places and their loads.
+        here: The place that has the connection.
     """
 
     def __init__(self, places: Places, here: int) -> None:
@@ -91,12 +91,12 @@ class Router:
         self.move(here)
 
     def move(self, here: int) -> None:
-        """Note that another place has the connection now."""
+        """Record that another place has the connection now."""
         self._here = here
         self._stay = Destination(here)
 
     def _of_name(self, name: str) -> Destination | None:
-        """Return the place that has the session of a name; None where this one can answer as well as any."""
+        """Return the place of a named session; None if any place can answer."""
         index = self._places.find(name)
         if index is None:
             return None
@@ -108,7 +108,7 @@ class Router:
     # -- requests -------------------------------------------------------------------------------------------------
 
     def needs_body(self, head: RequestHead) -> bool:
-        """Say whether the body has to be read: a JSON-RPC request may name its session there."""
+        """Return whether the body has to be read: a JSON-RPC request may name its session there."""
         return head.path == "/mcp" and head.method == b"POST" and self._by_head(head) is None
 
     def of_request(self, head: RequestHead, body: bytes, *, is_first: bool) -> Destination:
@@ -116,8 +116,8 @@ class Router:
 
         Args:
             head: Its head.
-            body: Its body, where `needs_body` asks for it.
-            is_first: Whether it is the first of its connection: then what runs an environment goes where there is room.
+            body: Its body, if `needs_body` asks for it.
+            is_first: Whether it is the first of its connection. Then a stateless call may go to the least loaded place.
         """
         choice = self._by_head(head)
         if choice is not None:
@@ -129,7 +129,7 @@ class Router:
         return self._stay
 
     def _by_head(self, head: RequestHead) -> Destination | None:
-        """Choose by the head alone; None where that does not decide."""
+        """Choose by the head alone; None if that does not decide."""
         path, raw = head.path, head.raw
         session = _SESSION.search(raw)
         if session is not None:
@@ -140,7 +140,7 @@ class Router:
         if path == "/sessions":
             return self._of_opening(raw) if head.method == b"POST" else self._stay
         if path.startswith(("/sessions/", "/web/sessions/")):
-            name = path.removeprefix("/web").split("/")[2]  # what follows is done to the session
+            name = path.removeprefix("/web").split("/")[2]  # the rest is the operation
             return self._of_name(name) or self._stay
         if path.startswith("/web"):
             return self._of_page(head)
@@ -152,7 +152,7 @@ class Router:
         return None
 
     def _of_opening(self, raw: bytes) -> Destination:
-        """Place a request that opens a session; repeated under its key, it goes to the same place."""
+        """Place a request that opens a session; the same key leads to the same place."""
         key = _KEY.search(raw)
         return self._places.place(self._here, None if key is None else b"http " + key[1].strip())
 
@@ -181,9 +181,9 @@ class Router:
     def _of_rpc(self, head: RequestHead, body: bytes, *, is_first: bool) -> Destination:
         choices = {self._of_name(name.decode("utf-8", "replace")) for name in _RPC_SESSION.findall(body)} - {None}
         if choices:
-            # An argument of a tool may have that name too: unless it makes no difference, the message itself decides.
-            own = None if choices == {self._stay} else _rpc_session(body)
-            return (None if own is None else self._of_name(own)) or self._stay
+            # A tool may have an argument with that name. If that could matter, parse the whole message.
+            session = None if choices == {self._stay} else _rpc_session(body)
+            return (None if session is None else self._of_name(session)) or self._stay
         if _RPC_OPENS.search(body) or _MODERN.search(head.raw) or is_first:
             return self._places.place(self._here)
         return self._stay
@@ -191,7 +191,7 @@ class Router:
     # -- WebSockets -----------------------------------------------------------------------------------------------
 
     def of_upgrade(self, head: RequestHead) -> Destination:
-        """Choose the place of a WebSocket from its handshake; with protocol v2, its first message decides."""
+        """Choose the place of a WebSocket by its handshake; in protocol v2 the first message decides."""
         if head.path == "/ws/ui":
             visitor = self._cookie(head.raw, VISITOR_COOKIE)
             return self._of_visitor(visitor) if visitor else self._first_serving()
@@ -209,7 +209,7 @@ class Router:
     def of_first_message(
         self, payload: bytes, codec: Codec, *, binary: bool, role: str, limit: int, sessions: int
     ) -> Destination:
-        """Choose the place of a v2 connection from its first message: `open` names a session, or wants a new one."""
+        """Choose the place of a v2 connection by its first message: `open` names a session or requests a new one."""
         request = read_open(payload, codec, binary=binary, limit=limit)
         if request is None:
             return self._stay
@@ -218,15 +218,15 @@ class Router:
             index = self._places.find(request.session)
             if index is not None and index != GONE:
                 return Destination(index)
-            key = None  # any place can tell that the session is gone; a new one will follow on this connection
+            key = None  # any place can report the lost session; a new one will follow on this connection
         return self._places.place(self._here, key, sessions)
 
 
 class OpenRequestHead(NamedTuple):
-    """What routing needs of an `open`.
+    """The parts of an `open` that routing needs.
 
     Args:
-        session: The id in its resume token; None where it has none.
+        session: The session id in its resume token, if it has a token.
         nonce: Its nonce.
     """
 
@@ -234,12 +234,12 @@ class OpenRequestHead(NamedTuple):
     nonce: str | None
 
     def key(self, role: str) -> bytes | None:
-        """Return under what a repeated request is known; `role` keeps clients of different rights apart."""
+        """Return the key that identifies a repeated request; `role` separates clients with different rights."""
         return None if self.nonce is None else f"ws {role} {self.nonce}".encode("utf-8", "surrogatepass")
 
 
 def read_open(payload: bytes, codec: Codec, *, binary: bool, limit: int) -> OpenRequestHead | None:
-    """Read the first message of a v2 connection; None where it is no `open`, or one that the server has to refuse."""
+    """Read the first message of a v2 connection; None if it is not an `open`, or an invalid one."""
     if len(payload) > MOST_BODY_BYTES or codec.is_compressed(payload, binary=binary):
         return None
     try:

@@ -1,12 +1,13 @@
-"""The supervisor of `openenv serve --workers N`: owns the port, starts the workers, replaces those that die.
+"""The supervisor of `openenv serve --workers N`: owns the port, starts workers, replaces dead ones.
 
-It takes no part in requests, so a client never waits for it. One thread, no event loop: it sleeps until a worker says
-something or ends, or a signal comes.
+It takes no part in requests, so clients never wait for it. It has one thread and no event loop, and sleeps until a
+worker reports or ends, or a signal arrives.
 
-    start N --> all are ready --> go: they listen --> a worker dies: its row is cleared, its messages go to others,
-                                                      another one starts
-    SIGTERM, SIGINT --> the workers drain --> all have ended --> exit; a third signal, or time is up: they are killed
-                        (a second one hurries them, as it hurries a server with one process)
+    start N --> all are ready --> go: they listen --> a worker dies: its row is cleared, its messages are forwarded,
+                                                      a new process starts
+    SIGTERM, SIGINT --> the workers drain --> all have ended --> exit
+                        second signal: they hurry, as a server with one process does
+                        third signal, or time is up: they are killed
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ from .worker import ServerWorkerSetup, receive_control, send_control
 
 logger = logging.getLogger("uvicorn.error")
 
-# With `-c`, `sys.path[0]` is the working folder, where a file may be named like one of our modules.
+# With `-c`, `sys.path[0]` is the working folder. A file there may have the name of one of our modules.
 _BOOT: Final = "import sys; sys.path[0] = sys.argv[1]; from openenv.server.workers.worker import main; main()"
 _SOURCES: Final = str(Path(__file__).resolve().parents[3])
 _PAUSES: Final = Backoff()
-_LIVED_S: Final = 10.0  # a worker that lived so long is replaced at once
-_PATIENCE_S: Final = 15.0  # how much longer than its own limit a drain may take
-_BACKLOG: Final = 2048  # that of uvicorn
+_LIVED_S: Final = 10.0  # a worker that lived this long is replaced at once
+_PATIENCE_S: Final = 15.0  # extra time for a drain beyond its limit
+_BACKLOG: Final = 2048  # as in uvicorn
 _EXIT_S: Final = 0.2  # how long a worker may take to exit after its control socket has closed
 
 
 class WorkerFailed(TargetError):
-    """What is served cannot be loaded, as its first worker has reported."""
+    """A worker reports that the target cannot be loaded."""
 
 
 class WorkerHandle:
@@ -75,8 +76,8 @@ class Supervisor:
     """Starts, watches and ends the workers of a server.
 
     Args:
-        target: What to serve.
-        options: How.
+        target: The environment or application to serve.
+        options: The options of the whole server.
         on_started: Announces the server; it is pickled, and called in the first worker.
     """
 
@@ -87,7 +88,7 @@ class Supervisor:
         self._count = options.workers
         self._boot = new_boot()
         self._board = Board(self._count)
-        # It is listened to when the workers are ready: until then clients are refused, and try again.
+        # Workers listen on it once all are ready. Until then clients are refused and try again.
         listener = bound_socket(options.host, options.port)
         listener.setblocking(False)
         self._listening = [listener]
@@ -95,7 +96,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._running: dict[int, WorkerHandle] = {}
         self._deaths = [0] * self._count
-        self._due: dict[int, float] = {}  # when to start the worker that takes the place of one that died
+        self._due: dict[int, float] = {}  # when to start the replacement of a dead worker
         self._signals: list[int] = []
         self._is_serving = False
         self._drain_until: float | None = None
@@ -109,7 +110,7 @@ class Supervisor:
         """Serve until a signal comes; return the exit status.
 
         Raises:
-            WorkerFailed: What is to be served cannot be loaded.
+            WorkerFailed: The target cannot be loaded.
         """
         with self._signal_handlers():
             try:
@@ -154,7 +155,7 @@ class Supervisor:
         self._selector.register(ours, selectors.EVENT_READ, worker)
 
     def _run_once(self) -> None:
-        """Wait for what comes next, and act on it."""
+        """Wait for the next event and handle it."""
         for key, _ in self._selector.select(self._wait_s()):
             if isinstance(key.data, WorkerHandle):
                 self._read_control(key.data)
@@ -199,7 +200,7 @@ class Supervisor:
             worker.is_started = True
 
     def _allow_listening(self) -> None:
-        """Let workers listen: all together at first, so that the first one does not get all sessions."""
+        """Let workers listen. At the start all begin together, or the first one would get all sessions."""
         if not self._is_serving and not all(worker.is_ready for worker in self._running.values()):
             return
         self._is_serving = True
@@ -211,7 +212,7 @@ class Supervisor:
     # -- the end of a worker --------------------------------------------------------------------------------------
 
     def _ended(self, worker: WorkerHandle) -> None:
-        """Take a worker that has ended out of the server, and replace it."""
+        """Remove an ended worker from the server, and replace it."""
         if worker.failure is None:
             with contextlib.suppress(EOFError, OSError, ValueError):
                 worker.control.setblocking(False)
@@ -227,7 +228,7 @@ class Supervisor:
         left = self._board.end(index)
         self._keep_metrics(index, left.live)
         if self._drain_until is not None:
-            # Killed by the signal itself, before it could take it.
+            # The signals are fine: they ended the process before its handler was installed.
             if status not in (0, -signal.SIGTERM, -signal.SIGINT):
                 self._status = self._status or (status if status > 0 else 1)
             return
@@ -243,7 +244,7 @@ class Supervisor:
         self._due[index] = time.monotonic() + pause_s
 
     def _failed(self, worker: WorkerHandle) -> None:
-        """End the start of a server whose worker cannot serve."""
+        """Abort the start: a worker cannot serve."""
         if worker.report:
             sys.stderr.write(f"{worker.report}\n")
         if worker.failure is not None:
@@ -253,7 +254,7 @@ class Supervisor:
         raise WorkerFailed(f"{worker.name} has ended with {how} before it could serve")
 
     def _forward(self, index: int) -> None:
-        """Give the connections that were on their way to a dead worker to others: they can answer for it."""
+        """Forward connections on their way to a dead worker: any worker can report the lost sessions."""
         others = self._board.others(index)
         reader, count = self._pairs[index][0], 0
         while others:
@@ -272,18 +273,18 @@ class Supervisor:
                 os.close(fd)
 
     def _send(self, index: int, kind: PeerMessageKind, payload: bytes = b"", descriptors: Sequence[int] = ()) -> None:
-        """Send a message to a worker, or drop it where the worker reads none: the supervisor never waits."""
+        """Send a message to a worker; drop it if the worker does not read. The supervisor never waits."""
         channel = PeerChannel(self._count, self._pairs[index][0], [writer for _, writer in self._pairs], lambda _: b"")
         with contextlib.suppress(OSError):
             channel.send(index, kind, payload, descriptors)
 
     def _wake_others(self) -> None:
-        """Let clients that wait for a slot try again: those of the dead worker are free."""
+        """Wake clients that wait for a slot: the dead worker's slots are free."""
         for other in self._board.others(self._count):
             self._send(other, PeerMessageKind.WAKE)
 
     def _keep_metrics(self, index: int, lost: int) -> None:
-        """Add what a worker has counted to what all ended workers have: counters must never fall."""
+        """Add a worker's counters to the sums of all ended workers: counters must never fall."""
         text = counters(self._board.kept_text(index))
         if lost:
             name = "openenv_sessions_closed_total"
@@ -298,9 +299,9 @@ class Supervisor:
         self.was_interrupted = self.was_interrupted or signum == signal.SIGINT
         now = time.monotonic()
         if self._shutdowns and now - self._signalled_at < SAME_SIGNAL_S:
-            return  # it comes twice where the whole group gets it
+            return  # a signal to the whole process group arrives twice
         self._shutdowns, self._signalled_at = self._shutdowns + 1, now
-        # With a time to finish in, the first SIGTERM waits for sessions: the second one is what the first is without.
+        # With a drain timeout the first SIGTERM waits for sessions, and the second one starts the usual drain.
         waits = signum == signal.SIGTERM and self._finish_s > 0
         if self._shutdowns > (3 if waits else 2):
             self._kill()
@@ -338,7 +339,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _signal_handlers(self) -> Iterator[None]:
-        """Collect signals, and wake up for each."""
+        """Collect signals and wake up for each of them."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         theirs.setblocking(False)
@@ -364,14 +365,14 @@ def serve_workers(target: str, options: ServeOptions, on_started: Callable[[Any,
     """Serve with several processes until interrupted.
 
     Args:
-        target: What to serve.
-        options: How.
+        target: The environment or application to serve.
+        options: The options of the whole server.
         on_started: Called with the application and its port, in the first worker.
 
     Raises:
-        TargetError: There is nothing to serve, or workers are not possible here.
+        TargetError: The target cannot be served, or this system cannot run workers.
         SystemExit: Some environment could not be closed.
-        KeyboardInterrupt: It was ended by Ctrl-C.
+        KeyboardInterrupt: Ctrl-C ended the server.
     """
     if sys.platform == "win32":
         raise TargetError("workers hand connections over to each other, which Windows cannot; leave --workers out")

@@ -1,11 +1,11 @@
 """A worker: one of the processes of `openenv serve --workers N`, from its start to its drain.
 
-Started by `supervisor`, which tells it what to serve over a socket and learns from it how that went. Nothing here is
-imported by a server with one process.
+The supervisor starts it, sends its setup over a control socket, and receives its reports there. A server with one
+process does not import this module.
 
     control socket:  setup -->   <-- failed | ready   go -->   <-- started        end of the socket: drain
 
-`ready` says how long sessions may go on after SIGTERM, so that the supervisor waits as long.
+`ready` carries the drain timeout for sessions, so that the supervisor waits as long.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ logger = logging.getLogger(__name__)
 
 _SIZE: Final = struct.Struct("<I")
 _HEAD: Final = struct.Struct("<BII")  # a connection's stage, the sessions that it opens, the length of its handshake
-_ARRIVAL_S: Final = 1.0  # at most between the arrival of a request and the session that it opens
-_OPENING_S: Final = 0.01  # and more for each session of a connection that opens many,
-_LONGEST_OPENING_S: Final = 30.0  # but not more than this
+_ARRIVAL_S: Final = 1.0  # how long a request may take to open its session
+_OPENING_S: Final = 0.01  # more time for each announced session,
+_LONGEST_OPENING_S: Final = 30.0  # up to this much
 _LOOK_S: Final = 0.02
 METRICS: Final = "metrics"
 
@@ -67,19 +67,19 @@ OnStarted = Callable[[Any, int], None]
 
 @dataclass(frozen=True)
 class ServerWorkerSetup:
-    """What a worker has to know.
+    """The setup that the supervisor sends to a new worker.
 
     Args:
-        target: What to serve.
-        options: How; limits are those of the whole server.
-        place: Which worker it is.
-        workers: How many there are.
+        target: The environment or application to serve.
+        options: The options; limits count for the whole server.
+        place: The worker's index and generation.
+        workers: The number of workers.
         boot: The first part of every resume token.
-        path: Where the supervisor finds modules.
-        listening: Descriptors of the sockets that clients connect to.
-        board: That of the shared memory.
-        reader: That of the worker's messages.
-        writers: Those of the messages of each worker.
+        path: The supervisor's `sys.path`.
+        listening: Descriptors of the listening sockets.
+        board: The descriptor of the shared memory.
+        reader: The descriptor for the worker's messages.
+        writers: Descriptors for messages to each worker.
         on_started: Announces the server, once.
     """
 
@@ -97,7 +97,7 @@ class ServerWorkerSetup:
 
     @property
     def descriptors(self) -> list[int]:
-        """What the worker inherits."""
+        """All descriptors that the worker inherits."""
         return [*self.listening, self.board, self.reader, *self.writers]
 
 
@@ -111,7 +111,7 @@ def receive_control(control: socket.socket) -> tuple[Any, ...]:
     """Return the next message of a control socket.
 
     Raises:
-        EOFError: The other side has gone.
+        EOFError: The other side has closed the socket.
     """
     size = _SIZE.unpack(_exactly(control, _SIZE.size))[0]
     message: tuple[Any, ...] = pickle.loads(_exactly(control, size))
@@ -129,10 +129,10 @@ def _exactly(control: socket.socket, size: int) -> bytes:
 
 
 class ServerWorker:
-    """What the connections and sessions of a worker share.
+    """The state that all connections and sessions of a worker share.
 
     Args:
-        setup: Which worker it is.
+        setup: The worker's setup.
         server: The environment's server.
     """
 
@@ -159,7 +159,7 @@ class ServerWorker:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, make: Callable[..., RoutedFirstRead]) -> None:
-        """Take part: read messages, get connections.
+        """Start to read messages and to accept connections.
 
         Args:
             make: Makes the protocol of a connection.
@@ -170,19 +170,19 @@ class ServerWorker:
 
     @property
     def finish_s(self) -> float:
-        """How long sessions may go on after SIGTERM."""
+        """How long sessions may continue after SIGTERM."""
         return self._server.manager.limits.finish_s
 
     @property
     def is_last_call_over(self) -> bool:
-        """Whether all workers that drain have finished their calls: the port closes for all together."""
+        """Whether all draining workers have finished their calls. They close the port together."""
         self.board.set_state(self.index, QUIET)
         return not self.board.is_draining or all(
             self.board.state(other) == QUIET for other in self.board.others(self.index)
         )
 
     def end(self) -> None:
-        """Get no more connections either."""
+        """Stop accepting connections and messages."""
         self.board.set_state(self.index, DOWN)
         self.channel.end()
 
@@ -235,13 +235,13 @@ class ServerWorker:
                 logger.debug("a connection that was handed over could not be served", exc_info=task.exception())
 
     def arrived(self, sessions: int) -> None:
-        """Note that a request has arrived that opens sessions; a moment later they are there, or never will be."""
+        """Record a request that opens sessions: they count as load until they are opened or a short time passes."""
         if not sessions:
             return
         loop = asyncio.get_running_loop()
         until = loop.time() + _ARRIVAL_S + min(sessions * _OPENING_S, _LONGEST_OPENING_S)
         self._peers.arrived(sessions, until)
-        if self._timer is None or until < self._timer.when():  # one timer for many
+        if self._timer is None or until < self._timer.when():  # one timer for all arrivals
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = loop.call_at(until, self._expire_arrivals)
@@ -262,19 +262,19 @@ class ServerWorker:
         return b""
 
     async def collect_metrics(self) -> bytes:
-        """Return the metrics of the whole server, those of workers that have ended included."""
+        """Return the metrics of the whole server, including ended workers."""
         self._keep_metrics()
         await self._server.manager.peers.ask(METRICS)
-        # From the board: one that is too busy to answer shows its last values.
+        # Read the board: it has the last values of a worker that is too busy to answer.
         serving = [index for index in range(self.workers) if index == self.index or self.board.pid(index)]
         texts = [self.board.kept_text(index) for index in serving]
         count = len(self.board.others(self.index)) + 1
-        own = Family("openenv_workers", "gauge", "Worker processes that serve.").add(count)
-        return merge([*texts, self.board.kept_text(self.workers), render([own])], MERGED_BY)
+        workers = Family("openenv_workers", "gauge", "Worker processes that serve.").add(count)
+        return merge([*texts, self.board.kept_text(self.workers), render([workers])], MERGED_BY)
 
 
 class WorkerServer(EnvironmentServer):
-    """A uvicorn server that listens when the supervisor says so, and drains when that is gone."""
+    """A uvicorn server that listens when the supervisor sends `go`, and drains when the supervisor ends."""
 
     def __init__(
         self, config: uvicorn.Config, worker: ServerWorker, setup: ServerWorkerSetup, control: socket.socket
@@ -317,7 +317,7 @@ class WorkerServer(EnvironmentServer):
         self._control.setblocking(False)
 
     def _read_control(self) -> None:
-        """Begin when the supervisor sends `go`, and drain when it has ended."""
+        """Start listening at `go`; drain when the supervisor has ended."""
         try:
             data = self._control.recv(1024)
         except (BlockingIOError, InterruptedError):
@@ -339,45 +339,45 @@ class WorkerServer(EnvironmentServer):
         return super()._is_quiet(manager) and self._worker.is_last_call_over
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        # Ctrl-C comes twice: from the terminal, to the whole group, and from the supervisor.
+        # Ctrl-C arrives twice: from the terminal, which signals the whole group, and from the supervisor.
         if not (self.should_exit and sig == signal.SIGINT and time.monotonic() - self._signalled_at < SAME_SIGNAL_S):
             super().handle_exit(sig, frame)
 
 
 def share_of(total: int, workers: int, index: int) -> int:
-    """Return one worker's part of what the whole server may have: at least one."""
+    """Return one worker's share of a limit of the whole server: at least 1."""
     size, more = divmod(total, workers)
     return max(1, size + (index < more))
 
 
 def worker_options(options: ServeOptions, server: HTTPEnvServer | None, setup: ServerWorkerSetup) -> dict[str, Any]:
-    """Return the options of an environment's server that differ in a worker: its part of processes and of memory."""
+    """Return the server options that differ in a worker: its share of processes and memory."""
     if server is None:
         return {}
-    own = server.service.options
+    whole = server.service.options
     workers, index = setup.workers, setup.place.index
-    processes = own.processes.processes or cores()
+    processes = whole.processes.processes or cores()
     return {
-        "max_unread_bytes": max(1, own.max_unread_bytes // workers),
+        "max_unread_bytes": max(1, whole.max_unread_bytes // workers),
         "env_processes": share_of(processes, workers, index),
     }
 
 
 def pin(index: int) -> None:
-    """Keep this process on one core, its threads too: the interpreter lock then never moves between cores."""
-    own = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {own[index % len(own)]})
+    """Keep this process and its threads on one core: the interpreter lock then never moves between cores."""
+    cpus = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cpus[index % len(cpus)]})
 
 
 def main() -> None:
-    """Serve, in a process that the supervisor has started; the argument is the control socket."""
+    """Serve in a process of the supervisor; the last argument is the control socket."""
     control = socket.socket(fileno=int(sys.argv[2]))
     (setup,) = receive_control(control)
     assert isinstance(setup, ServerWorkerSetup)
-    for fd in (control.fileno(), *setup.descriptors):  # programs that an environment starts must not keep the port
+    for fd in (control.fileno(), *setup.descriptors):  # an environment's child processes must not keep the port open
         os.set_inheritable(fd, False)
     sys.path[:] = setup.path
-    gc.disable()  # nothing is garbage while everything loads
+    gc.disable()  # imports create no garbage
     try:
         app = prepare(setup.target, setup.options)
         server = environment_server(app)
