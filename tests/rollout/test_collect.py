@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 import warnings
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from openenv.core.harness.collect import (
 )
 from openenv.errors import ConnectFailed
 from openenv.protocol.tool_messages import Tool
-from openenv.rollout.run.collect import scripted_model_step
+from openenv.rollout.run.collect import CollectOptions, scripted_model_step
 from openenv.testing import Script, ScriptedCall, ScriptedModel, Turn
 
 GUESS = Tool(
@@ -111,7 +112,10 @@ def run(
         tasks=tasks,
         limits=HarnessRunLimits(max_turns=3),
     )
-    return runner.run(**{"model_step": teacher, "num_episodes": 1, **how})
+    options = CollectOptions(
+        **{field.name: how.pop(field.name) for field in fields(CollectOptions) if field.name in how}
+    )
+    return runner.run(**{"model_step": teacher, "num_episodes": 1, "options": options, **how})
 
 
 def written(folder: Path) -> list[dict[str, Any]]:

@@ -180,7 +180,7 @@ def test_max_tokens_cuts_an_answer_off(scripted: Start, speak: Speak) -> None:
 
 @pytest.mark.slow
 def test_two_hundred_streams_at_once_are_all_complete(scripted: Start, speak: Speak) -> None:
-    model = scripted(Script(turns=(Turn(text="a word and another one " * 5, token_delay_s=0.002),)), remembered=300)
+    model = scripted(Script(turns=(Turn(text="a word and another one " * 5, token_delay_s=0.002),)))
     ready = threading.Barrier(200, timeout=60)
 
     def stream(number: int) -> list[int]:

@@ -209,7 +209,8 @@ def test_a_key_is_required_when_one_is_set(scripted: Start, http: httpx2.Client)
 
 
 def test_headers_such_as_a_policys_version_can_change(scripted: Start, http: httpx2.Client) -> None:
-    model = scripted(headers={"X-Policy-Version": "1"})
+    model = scripted()
+    model.set_header("X-Policy-Version", "1")
     versions = [http.get(f"{model.url}/models").headers["x-policy-version"]]
     model.set_header("X-Policy-Version", "2")
     versions.append(http.get(f"{model.url}/models").headers["x-policy-version"])

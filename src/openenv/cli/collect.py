@@ -195,6 +195,8 @@ def collect(
         split=split,
         token=token,
     )
+    from openenv.rollout.run.collect import CollectOptions
+
     try:
         with tidy_on_sigterm(), _plain_warnings():
             result = job.run(
@@ -202,10 +204,12 @@ def collect(
                 num_episodes=num_episodes,
                 episode_id_prefix=episode_id_prefix,
                 resume=resume,
-                retries=retries,
-                concurrency=concurrency,
-                give_up_after=max(_FAILURES_IN_A_ROW, concurrency),
-                requires_reward=not unrewarded,
+                options=CollectOptions(
+                    retries=retries,
+                    concurrency=concurrency,
+                    give_up_after=max(_FAILURES_IN_A_ROW, concurrency),
+                    requires_reward=not unrewarded,
+                ),
             )
     except (OpenEnvError, ValueError, OSError) as exc:
         raise failure(printable(message_of(exc))) from None

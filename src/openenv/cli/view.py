@@ -57,7 +57,7 @@ def view(
     """
     import uvicorn
 
-    from openenv.rollout.viewer.viewer_app import viewer_app
+    from openenv.rollout.viewer.rollout_routes import viewer_app
     from openenv.server.loading import TargetError
     from openenv.server.run import bound_socket
 

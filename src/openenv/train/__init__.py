@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from openenv._lazy import lazy_exports
 
 _EXPORTS = {
-    "Curriculum": "openenv.train.curriculum",
+    "Curriculum": "openenv.train.stream",
     "Dialogue": "openenv.rollout.agents.dialogue",
     "EpisodeSample": "openenv.train.groups",
     "EpisodeStream": "openenv.train.episodes",
@@ -17,27 +17,27 @@ _EXPORTS = {
     "TextDialogue": "openenv.rollout.agents.dialogue",
     "ToolDialogue": "openenv.rollout.agents.dialogue",
     "TrainingBatch": "openenv.train.groups",
-    "advantages": "openenv.train.baselines",
+    "advantages": "openenv.train.groups",
     "collate": "openenv.train.groups",
     "play": "openenv.train.episodes",
     "rollouts": "openenv.train.tasks",
-    "shuffled": "openenv.train.curriculum",
+    "shuffled": "openenv.train.stream",
 }
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
     from openenv.rollout.agents.dialogue import Dialogue as Dialogue
     from openenv.rollout.agents.dialogue import TextDialogue as TextDialogue
     from openenv.rollout.agents.dialogue import ToolDialogue as ToolDialogue
-    from openenv.train.baselines import advantages as advantages
-    from openenv.train.curriculum import Curriculum as Curriculum
-    from openenv.train.curriculum import shuffled as shuffled
     from openenv.train.episodes import EpisodeStream as EpisodeStream
     from openenv.train.episodes import play as play
     from openenv.train.groups import EpisodeSample as EpisodeSample
     from openenv.train.groups import SampleGroup as SampleGroup
     from openenv.train.groups import TrainingBatch as TrainingBatch
+    from openenv.train.groups import advantages as advantages
     from openenv.train.groups import collate as collate
     from openenv.train.served_session import ServedSessionFactory as ServedSessionFactory
+    from openenv.train.stream import Curriculum as Curriculum
+    from openenv.train.stream import shuffled as shuffled
     from openenv.train.tasks import RolloutStream as RolloutStream
     from openenv.train.tasks import rollouts as rollouts
 

@@ -9,15 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite, sqrt
 from typing import Any, Literal
 
 from openenv.rollout import capture
 from openenv.rollout.store.outcome import Outcome
 from openenv.rollout.tasks.task import Task
 
-from .baselines import Method, advantages
-
 Layout = Literal["padded", "packed"]
+Method = Literal["grpo", "rloo", "reinforce++"]
+"""How a reward becomes an advantage:
+
+- `grpo`: its distance from the mean of the group, in standard deviations.
+- `rloo`: its distance from the mean of the other rewards in the group.
+- `reinforce++`: its distance from the mean of all groups, in standard deviations.
+"""
+Rewards = Sequence[float | None]
+
+_SMALLEST = 1e-6
+"""Added to a standard deviation, so that a group with nearly equal rewards gets no huge advantages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +130,48 @@ class TrainingBatch:
             name: torch.tensor(getattr(self, name), dtype=kinds.get(name, torch.long), device=device)
             for name in self.__dataclass_fields__
         }
+
+
+def advantages(groups: Sequence[Rewards], method: Method = "grpo") -> list[list[float | None]]:
+    """Return the advantage of each sample, group by group.
+
+    A sample without a reward failed because of the infrastructure: it has no advantage and counts in no mean. A group
+    with a single reward has advantages of 0 with `grpo` and `rloo`, because it has nothing to compare with.
+
+    Raises:
+        ValueError: the method is unknown, or a reward is not finite.
+    """
+    for reward in (reward for rewards in groups for reward in rewards):
+        if reward is not None and not isfinite(reward):
+            raise ValueError(f"a reward must be a finite number, not {reward}")
+    if method == "grpo":
+        return [_standardised(rewards, *_mean_and_deviation(rewards)) for rewards in groups]
+    if method == "rloo":
+        return [_left_out(rewards) for rewards in groups]
+    if method == "reinforce++":
+        mean, deviation = _mean_and_deviation([reward for rewards in groups for reward in rewards])
+        return [_standardised(rewards, mean, deviation) for rewards in groups]
+    raise ValueError(f"unknown method {method!r}; choose from 'grpo', 'rloo', 'reinforce++'")
+
+
+def _mean_and_deviation(rewards: Rewards) -> tuple[float, float]:
+    rewarded = [reward for reward in rewards if reward is not None]
+    if not rewarded:
+        return 0.0, 0.0
+    mean = sum(rewarded) / len(rewarded)
+    return mean, sqrt(sum((reward - mean) ** 2 for reward in rewarded) / len(rewarded))
+
+
+def _standardised(rewards: Rewards, mean: float, deviation: float) -> list[float | None]:
+    return [None if reward is None else (reward - mean) / (deviation + _SMALLEST) for reward in rewards]
+
+
+def _left_out(rewards: Rewards) -> list[float | None]:
+    rewarded = [reward for reward in rewards if reward is not None]
+    total, others = sum(rewarded), len(rewarded) - 1
+    if not others:
+        return [None if reward is None else 0.0 for reward in rewards]
+    return [None if reward is None else reward - (total - reward) / others for reward in rewards]
 
 
 def collate(

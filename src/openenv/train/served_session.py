@@ -116,7 +116,12 @@ def _tic_tac_toe_board(observation: Mapping[str, Any]) -> Json:
     planes = observation.get("info_state")
     if not isinstance(planes, Sequence) or len(planes) != 27:
         return {}
-    cells = ["X" if planes[9 + n] > 0.5 else "O" if planes[18 + n] > 0.5 else str(n) for n in range(9)]
+    cells = [str(n) for n in range(9)]
+    for n in range(9):
+        if planes[9 + n] > 0.5:
+            cells[n] = "X"
+        elif planes[18 + n] > 0.5:
+            cells[n] = "O"
     return {"board": "\n".join(" ".join(cells[row : row + 3]) for row in (0, 3, 6))}
 
 
@@ -276,7 +281,11 @@ class ServedSessionFactory(ResourceSessionFactory[ServedSession]):
 
     def _first_messages(self, first: StepResult[Any], task: Any) -> list[Message]:
         shown = self._shown(first.observation)
-        text = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False) if shown else ""
+        text = ""
+        if isinstance(shown, str):
+            text = shown
+        elif shown:
+            text = json.dumps(shown, ensure_ascii=False)
         if not text and not self._family.introduction:
             text = f"{self._description}\n\nThe episode has begun. Act with the tools.".strip()
         return [{"role": "user", "content": "\n\n".join(part for part in (self._family.introduction, text) if part)}]

@@ -17,7 +17,7 @@ import pytest
 from openenv.rollout import Outcome, RolloutStore, Task
 from openenv.rollout.store.outcome import Progress
 from openenv.rollout.store.store import EventLog
-from openenv.rollout.viewer.viewer_app import viewer_app
+from openenv.rollout.viewer.rollout_routes import viewer_app
 from openenv.server.access import AccessPolicy
 from stored_rollouts import SQUARE, Talk, add_square, fill_store, rollout_outcome
 

@@ -273,13 +273,34 @@ class CollectResult:
     """How many were not played, because too many before them failed in a row."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectOptions:
+    """How the episodes of a run are played, and when the run gives up.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    retries: int = 0
+    """How often a failed episode is repeated. A wrong verdict, a missing reward and a refused request are final."""
+    concurrency: int = 1
+    """The number of episodes at once, each in a thread."""
+    give_up_after: int | None = None
+    """Stop after this many failed episodes in a row."""
+    requires_reward: bool = True
+    """Count an episode without any reward as failed. If False, it is written with the reward None."""
+
+    def __post_init__(self) -> None:
+        if self.retries < 0 or self.concurrency < 1:
+            raise ValueError("retries must be at least 0, concurrency at least 1")
+
+
 @dataclass(frozen=True, slots=True)
-class _CollectOptions:
-    """How the episodes of a run are played."""
+class _Playing:
+    """A run that plays episodes."""
 
     model_step: ModelStep
-    retries: int
-    requires_reward: bool
+    options: CollectOptions
     stop: threading.Event
 
 
@@ -326,31 +347,25 @@ class CollectRunner:
         episode_id_prefix: str = "ep",
         resume: bool = True,
         should_keep: Callable[[EpisodeRecord], bool] | None = None,
-        retries: int = 0,
-        concurrency: int = 1,
-        give_up_after: int | None = None,
-        requires_reward: bool = True,
+        options: CollectOptions | None = None,
     ) -> CollectResult:
-        """Play episodes until there are as many as planned.
+        """Play episodes until the folder contains the planned number.
 
         Args:
             model_step: The teacher.
-            num_episodes: How many there are to be, with those that the folder has.
-            episode_id_prefix: Their ids are this and a number of six digits.
-            resume: Skip those that the folder has; otherwise its `results.jsonl` is renamed first.
-            should_keep: Says of an episode whether it is written; others count as dropped.
-            retries: How often an episode is played again that failed; not after a wrong verdict, without a reward or
-                after a request that was refused.
-            concurrency: How many are played at once, each in a thread.
-            give_up_after: Stop when so many episodes failed in a row.
-            requires_reward: Whether an episode without any reward has failed; otherwise it is kept, with None.
+            num_episodes: The planned number, including the episodes that the folder already contains.
+            episode_id_prefix: The start of each episode ID; a number of six digits follows.
+            resume: Skip the episodes that the folder contains. If False, rename its `results.jsonl` first.
+            should_keep: Returns whether an episode is written; the others count as dropped.
+            options: Retries, concurrency and limits.
 
         Raises:
-            ValueError: An argument is out of range, or the folder has a line that is no episode.
+            ValueError: An argument is out of range, or the folder has a line that is not an episode.
             OSError: An episode cannot be written.
         """
-        if num_episodes < 0 or retries < 0 or concurrency < 1:
-            raise ValueError("num_episodes and retries must be at least 0, concurrency at least 1")
+        if num_episodes < 0:
+            raise ValueError("num_episodes must be at least 0")
+        options = options or CollectOptions()
         ids = [f"{episode_id_prefix}-{number:06d}" for number in range(num_episodes)]
         if not resume:
             self._set_results_aside()
@@ -362,8 +377,8 @@ class CollectRunner:
         rewards: list[float] = []
         failed_in_a_row = 0
         stop = threading.Event()
-        options = _CollectOptions(_until(stop, model_step), retries, requires_reward, stop)
-        episodes = _played_all(remaining, lambda one: self._played(one, options), concurrency, stop)
+        playing = _Playing(_until(stop, model_step), options, stop)
+        episodes = _played_all(remaining, lambda one: self._played(one, playing), options.concurrency, stop)
         with _CollectBar(len(planned), result) as show, closing(episodes):
             for one, record in episodes:
                 result.num_left -= 1
@@ -384,26 +399,26 @@ class CollectRunner:
                         result.success_rate = sum(reward > 0 for reward in rewards) / len(rewards)
                     failed_in_a_row = 0
                 show(one.episode_id)
-                if failed_in_a_row == give_up_after:
+                if failed_in_a_row == options.give_up_after:
                     break
         return result
 
-    def _played(self, one: _PlannedEpisode, options: _CollectOptions) -> EpisodeRecord | Exception:
-        """Return the record of an episode, or why there is none."""
-        for attempt in range(options.retries + 1):
+    def _played(self, one: _PlannedEpisode, playing: _Playing) -> EpisodeRecord | Exception:
+        """Return the record of an episode, or the error of its last attempt."""
+        for attempt in range(playing.options.retries + 1):
             try:
-                return self._record(one, options)
+                return self._record(one, playing)
             except Exception as exc:
                 logger.info("episode %s failed, attempt %d", one.episode_id, attempt + 1, exc_info=True)
-                is_last = attempt == options.retries or _fails_again(exc)
-                if is_last or options.stop.wait(_PAUSES.pause_s(attempt)):
+                is_last = attempt == playing.options.retries or _fails_again(exc)
+                if is_last or playing.stop.wait(_PAUSES.pause_s(attempt)):
                     return exc
         raise AssertionError("unreachable")
 
-    def _record(self, one: _PlannedEpisode, options: _CollectOptions) -> EpisodeRecord:
+    def _record(self, one: _PlannedEpisode, playing: _Playing) -> EpisodeRecord:
         session = self._session_factory.create(task=one.task, episode_id=one.episode_id)
         try:
-            rollout = self._harness_adapter.run_white_box(options.model_step, session, self._limits)
+            rollout = self._harness_adapter.run_white_box(playing.model_step, session, self._limits)
             verdict = session.verify(transcript=rollout.messages, final_state=rollout_final_state(rollout))
         finally:
             try:
@@ -411,7 +426,7 @@ class CollectRunner:
             except Exception:  # the episode has ended, or failed for the reason that is raised
                 logger.warning("the session of episode %s could not be closed", one.episode_id, exc_info=True)
         return EpisodeRecord.from_rollout(
-            one.episode_id, rollout, verdict, one.task, requires_reward=options.requires_reward
+            one.episode_id, rollout, verdict, one.task, requires_reward=playing.options.requires_reward
         )
 
     def _set_results_aside(self) -> None:

@@ -120,7 +120,9 @@ def _compare(new: Archive, before: dict[str, TarInfo], old: Archive | None, chan
 
 
 def _kind(member: TarInfo) -> str:
-    return "link" if member.issym() else "folder" if member.isdir() else "file"
+    if member.issym():
+        return "link"
+    return "folder" if member.isdir() else "file"
 
 
 def _is_same(new: Archive, now: TarInfo, old: Archive, then: TarInfo) -> bool:
@@ -176,7 +178,11 @@ def _last_line(text: str) -> list[str]:
 
 
 def _change(name: str, new: _Side, old: _Side, *, shown: bool) -> FileChange:
-    change: Change = "added" if not old.is_there else "removed" if not new.is_there else "changed"
+    change: Change = "changed"
+    if not old.is_there:
+        change = "added"
+    elif not new.is_there:
+        change = "removed"
     entry = FileChange(writable(name), change, new.size if new.is_there else old.size)
     if not shown:
         entry.note = "not shown: there are many changed files"
@@ -214,8 +220,11 @@ def _diff(before: list[str], after: list[str]) -> Iterator[DiffLine]:
 
 
 def _line(mark: LineMark, text: str, old: int | None, new: int | None) -> DiffLine:
-    shown = text[:-1] if text.endswith("\n") else f"{text} (no newline at the end)" if mark != " " else text
-    return DiffLine(mark, shown, None if old is None else old + 1, None if new is None else new + 1)
+    if text.endswith("\n"):
+        text = text[:-1]
+    elif mark != " ":
+        text = f"{text} (no newline at the end)"
+    return DiffLine(mark, text, None if old is None else old + 1, None if new is None else new + 1)
 
 
 _Operation = tuple[str, int, int, int, int]

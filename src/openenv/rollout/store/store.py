@@ -55,7 +55,6 @@ from openenv.rollout.store.rollout_index import (
 )
 from openenv.rollout.tasks.checks import AS_STORED
 from openenv.rollout.tasks.task import Task
-from openenv.rollout.tasks.trust_levels import Trust
 
 if TYPE_CHECKING:
     from openenv.rollout.capture.records import Recording
@@ -656,36 +655,30 @@ def export_rollouts(
     *,
     kind: Format | None = None,
     messages: bool = False,
-    status: str | None = None,
-    task_id: str | None = None,
-    agent: str | None = None,
-    min_trust: Trust | None = None,
-    verdict: str | None = None,
     where: RolloutFilter | None = None,
+    **conditions: Any,
 ) -> int:
-    """Write stored rollouts into a file, each as it ended; return how many lines or rows.
+    """Write stored rollouts into a file in the order in which they ended; return the number of lines or rows.
 
     Every line and every row has the keys `task_id`, `group`, `agent`, `model`, `status`, `reward`, `trust` and
     `verdict`.
 
     Args:
-        store: What to export.
+        store: The store to export.
         target: The file.
-        kind: `jsonl` (a rollout per line: outcome, turns and sequences) or `parquet` (a training sequence per row); by
-            default what the file's name ends in.
-        messages: Write the requests and responses in full, too (`jsonl`).
-        status, task_id, agent: Only such rollouts.
-        min_trust: Only those whose reward can be trusted so far.
-        verdict: Report the verdicts of this name, or the `last` ones, in place of the first.
-        where: Further conditions, to which those above are added.
+        kind: `jsonl` (one rollout per line: outcome, turns and sequences) or `parquet` (one training sequence per row);
+            by default the suffix of the file decides.
+        messages: Also write complete requests and responses (`jsonl`).
+        where: The rollouts to export.
+        conditions: More fields of `RolloutFilter`, such as `task_id`, `status`, `min_trust` or `verdict`.
 
     Raises:
+        ValueError: a condition does not exist.
         StoreError: a record cannot be read, or the file cannot be written.
         RolloutError: the file is Parquet and pyarrow is not installed.
     """
     target = Path(target)
-    own = {"status": status, "task_id": task_id, "agent": agent, "min_trust": min_trust, "verdict": verdict}
-    chosen = (where or RolloutFilter()).having({name: value for name, value in own.items() if value is not None})
+    chosen = (where or RolloutFilter()).having({name: value for name, value in conditions.items() if value is not None})
     if chosen.verdict is not None:
         chosen = chosen.having({"verdict": store.resolve_verdict(chosen.verdict)})
     try:

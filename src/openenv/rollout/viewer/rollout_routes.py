@@ -13,16 +13,24 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 from urllib.parse import parse_qsl
 
+from starlette.applications import Starlette
+
+from openenv import settings
+from openenv._lazy import load_package_version
 from openenv.errors import OpenEnvError, StoreError
-from openenv.server.asgi import Handler, Receive, Scope, Send, disconnected, respond
+from openenv.server.access import AccessGate, AccessPolicy, OriginPolicy, role_of
+from openenv.server.asgi import Handler, Receive, Scope, Send, disconnected, respond, respond_json
+from openenv.server.web.page_routes import PageLogin
+from openenv.server.web.web_page import HiddenRoute, PageFiles
 
 from ..capture.records import FILE, read
 from ..capture.transcript import Transcript, token_documents, transcript
@@ -305,7 +313,9 @@ class RolloutViewer:
         """
         _, store, whole_id = self.stores.holding(rollout_id)
         begun = next((each for each in store.running() if each.rollout_id == whole_id), None)
-        state = "stored" if begun is None else "running" if begun.is_running else "interrupted"
+        state = "stored"
+        if begun is not None:
+            state = "running" if begun.is_running else "interrupted"
         size, turn = query.count("size", 0), query.count("turn", 0)
         captured = self._captured(store, whole_id) if self._capture_size(store, whole_id) != size else None
         turns = [] if captured is None or captured.transcript is None else captured.transcript.document()["turns"]
@@ -534,3 +544,50 @@ async def _refuse(send: Send, exc: Exception) -> None:
         logger.error("a request of the rollout viewer failed", exc_info=exc)
     text = str(exc) if status < 500 else f"{type(exc).__name__}: {exc}"
     await respond(send, status, _encoded({"detail": text, "code": getattr(exc, "code", "EXECUTION_ERROR")}), _NO_STORE)
+
+
+# ---- the application of `openenv view` ----
+
+
+def viewer_app(folders: Mapping[str, Path], access: AccessPolicy | None = None) -> Starlette:
+    """Build an application that shows stores.
+
+    Args:
+        folders: The stores by the names under which they are shown.
+        access: Which tokens it asks for; by default none.
+    """
+    policy = access or AccessPolicy()
+    routes = RolloutRoutes(RolloutViewer(StoreSet(folders)))
+    files = PageFiles(None, index="viewer.html")
+    login = PageLogin(lambda: policy, lambda code: None)
+
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        about = {
+            "role": role_of(scope).value,
+            "openenv_version": load_package_version(),
+            "asks_for_token": not policy.is_open,
+        }
+        await respond_json(send, 200, about, [(b"cache-control", b"no-store")])
+
+    handlers: list[tuple[str, str, Handler]] = [
+        ("GET", "/", files.redirect),
+        ("GET", "/web", files.redirect),
+        ("GET", "/web/", files.index),
+        ("GET", "/web/static/{file}", files.static),
+        ("POST", "/web/login", login.login),
+        ("POST", "/web/logout", login.logout),
+        ("GET", "/web/page", page),
+        *(("GET", path, handler) for path, handler in routes.handlers()),
+    ]
+    own = [HiddenRoute(method, path, handler) for method, path, handler in handlers]
+    gate = AccessGate(OriginPolicy(settings.allowed_origins()), policy)
+    gate.enclose(own, report=lambda code: None)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            routes.close()
+
+    return Starlette(routes=own, lifespan=lifespan)

@@ -34,6 +34,7 @@ FORMATS: Mapping[str, WireFormat] = {
     "/messages": MessagesFormat(),
     "/responses": ResponsesFormat(),
 }
+_PLAYED = 1024
 LABEL = (b"x-openenv-model", b"scripted")
 """A header on every reply: what answers here is a script."""
 
@@ -95,8 +96,6 @@ class ScriptedModel:
         engine: Where token ids stand in replies: as vLLM or SGLang writes them, or nowhere (`plain`).
         tokens_per_chunk: How many tokens of a stream go out together.
         api_key: The key that requests must bring; None takes any.
-        headers: More headers for every reply, such as a policy's version.
-        remembered: How many of the last requests `played` keeps.
 
     Raises:
         ValueError: The scripts cannot be read.
@@ -112,13 +111,11 @@ class ScriptedModel:
         engine: EngineName = "vllm",
         tokens_per_chunk: int = 1,
         api_key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        remembered: int = 256,
     ) -> None:
         self.scripts: tuple[Script, ...] = load_scripts(scripts)
         self._player = Player(self.scripts)
-        self._headers: dict[str, str] = dict(headers or {})
-        self._played: deque[Played] = deque(maxlen=remembered)
+        self._headers: dict[str, str] = {}
+        self._played: deque[Played] = deque(maxlen=_PLAYED)
         self._engine: EngineName = engine
         self._tokens_per_chunk = tokens_per_chunk
         self._api_key = api_key
@@ -170,7 +167,7 @@ class ScriptedModel:
         return list(self._played)
 
     def set_header(self, name: str, value: str) -> None:
-        """Change a header of every reply from now on."""
+        """Add or change a header of every later reply, such as the version of a policy."""
         self._headers[name] = value
 
     def start(self) -> ScriptedModel:

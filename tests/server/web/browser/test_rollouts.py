@@ -17,7 +17,7 @@ from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.rollout import RolloutStore
 from openenv.rollout.store.outcome import Progress
 from openenv.rollout.store.store import EventLog
-from openenv.rollout.viewer.viewer_app import viewer_app
+from openenv.rollout.viewer.rollout_routes import viewer_app
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.server.web.web_page import add_page
