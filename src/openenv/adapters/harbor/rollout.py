@@ -1,8 +1,8 @@
 """Run one rollout of a Harbor task behind a capture session. Failures are results, not exceptions.
 
-    agent's sandbox ── the rollout's own capture ── the session of a capture server (`registry`) ── model
+    agent's sandbox ── capture server: a rollout, which is also a session of `registry` ── model
 
-The rollout's capture records calls for the store. The session records the tokens for the result.
+The rollout's records go to the store. The session, which reads the same records, has the tokens for the result.
 """
 
 from __future__ import annotations
@@ -110,21 +110,35 @@ run_rollout = takes_fields(HarborRun, run_task, name="run_rollout")
 async def _run_behind(
     session: CaptureSession, run: HarborRun, task: Task, backend: Sandboxes, *, rollout_id: str
 ) -> Outcome:
-    """Run the rollout with the session as its model: the session's ID is the API key."""
-    model = Model(
-        base_url=f"{run.intercept_url.rstrip('/')}/v1",
-        name=run.model or "model",
-        api_key=SecretStr(session.session_id),
-        max_tokens_cap=None,
-        # If the caller sets the sampling parameters, the session enforces them and the agent may set none.
-        agent_may_set=() if run.sampling is not None else _AGENT_MAY_SET,
-    )
+    """Run the rollout as the session's: its agent's calls are the session's turns.
+
+    A listening capture server proxies each call once, because the engine opens the rollout in it. A capture server
+    behind an ASGI server has no socket for sandboxes, so the engine starts its own, with the session as its endpoint.
+    """
+    agent, server = _agent(run.harness), run.registry.server
+    # If the caller sets the sampling parameters, the agent may set none.
+    agent_may_set = () if run.sampling is not None else _AGENT_MAY_SET
+    capture = server if server is not None and server.is_listening and agent.dialect is not None else None
+    if capture is not None:
+        reserved = await capture.reserve(session, rollout_id)
+        allowed = tuple(name for name in reserved.agent_may_set if name in agent_may_set)
+        name = reserved.name or run.model or "model"
+        model = reserved.model_copy(update={"name": name, "agent_may_set": allowed})
+    else:
+        model = Model(
+            base_url=f"{run.intercept_url.rstrip('/')}/v1",
+            name=run.model or "model",
+            api_key=SecretStr(session.session_id),
+            max_tokens_cap=None,
+            agent_may_set=agent_may_set,
+        )
     with RolloutStore(Path(str(run.trials_dir))) as store:
         return await run_rollout_async(
             task,
-            agent=_agent(run.harness),
+            agent=agent,
             sandbox=backend,
             model=model,
+            capture=capture,
             budget=Budget(max_calls=run.agent_step_limit or None),
             store=store,
             rollout_id=rollout_id,
