@@ -179,7 +179,7 @@ def test_half_a_line_of_a_killed_process_is_no_episode_and_spoils_no_other(
     folder.results_path.write_bytes(whole + whole[: len(whole) // 2])
     with caplog.at_level(logging.WARNING):
         assert folder.collected_episode_ids() == {"a"}
-    assert "results.jsonl:2 was not written to its end" in caplog.text
+    assert "results.jsonl:2 is incomplete" in caplog.text
     folder.write_episode(record("b"))
     assert [row["episode_id"] for row in written(tmp_path)] == ["a", "b"]
 
@@ -395,7 +395,7 @@ def test_sampling_that_clients_do_not_know_is_dropped_with_a_warning() -> None:
 
 
 def test_arguments_that_are_no_json_are_the_models_failure() -> None:
-    with pytest.raises(LLMError, match="arguments that are no JSON"):
+    with pytest.raises(LLMError, match="arguments that are not JSON"):
         build_model_step(Recording())([], [], {"temperature": 2.0})
 
 

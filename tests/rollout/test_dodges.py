@@ -268,7 +268,7 @@ def test_a_sandbox_that_dies_without_the_agent_too_is_not_the_agents_failure(
     backend = Unreliable(local, fails=call, times=2)
     outcome = run(agent=agent, sandbox=backend, verify_sandbox=local)
     assert (outcome.status, outcome.reward) == ("sandbox_failed", None)
-    assert "where no agent was" in str(outcome.reason)
+    assert "control run without the agent" in str(outcome.reason)
 
 
 def test_a_sandbox_that_cannot_be_closed_changes_no_outcome(

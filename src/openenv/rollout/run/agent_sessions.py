@@ -1,8 +1,8 @@
-"""Harnesses, for trainers with a loop of their own: an agent on one side, a session with tools on the other.
+"""Agent sessions, the published harness interface for trainers: an agent works in a session with tools.
 
-`ResourceSession` is what an agent works in, `HarnessAdapter` is what runs one in it, and `build_harness_rollout_func`
-makes of the two a function that trainers call. A session whose agent has its own loop is a `TrainableSession`. Must not
-know servers, sandboxes or the agents of rollouts.
+A `HarnessAdapter` runs an agent in a `ResourceSession`, and `build_harness_rollout_func` makes a function for trainers
+from both. If the agent has its own loop, its session is a `TrainableSession`. Must not know servers, sandboxes or the
+agents of rollouts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 # ---- the interface ----
 
 Message = dict[str, Any]
-"""A message in the shape of OpenAI's chat completions."""
+"""A message in the format of OpenAI chat completions."""
 
 
 class ToolCallLike(Protocol):
@@ -61,7 +61,7 @@ class ToolResult:
 
 @dataclass
 class VerifyResult:
-    """A session's verdict on a rollout; a reward of None means that there is none."""
+    """A session's verdict on a rollout; a reward of None means no reward."""
 
     env_reward: float | None = None
     done: bool = False
@@ -71,7 +71,7 @@ class VerifyResult:
 
 @dataclass
 class RolloutEvent:
-    """Something that happened in a rollout."""
+    """An event of a rollout."""
 
     type: str
     payload: dict[str, Any] = field(default_factory=dict)
@@ -109,12 +109,12 @@ class HarnessRolloutResult:
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     env_mask: list[int] = field(default_factory=list, kw_only=True)
-    """For each completion id 1 where the model sampled it, 0 where the environment put it there."""
+    """For each completion ID: 1 if the model sampled it, 0 if the environment inserted it."""
 
 
 @dataclass
 class HarnessRunLimits:
-    """How long a rollout may go on, and the sampling parameters of its model."""
+    """The limits of a rollout, and the sampling parameters of its model."""
 
     max_turns: int = 10
     max_tool_calls_per_turn: int | None = None
@@ -131,11 +131,11 @@ class ModelStep(Protocol):
 
 
 class ResourceSession(ABC):
-    """What an agent works in during one rollout."""
+    """An agent's tools and messages during one rollout."""
 
     @abstractmethod
     def initial_messages(self) -> list[Message]:
-        """Return the messages that the rollout begins with."""
+        """Return the first messages of the rollout."""
 
     @abstractmethod
     def list_tools(self) -> list[Tool]:
@@ -151,12 +151,12 @@ class ResourceSession(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free what the session holds."""
+        """Free the resources of the session."""
 
 
 @runtime_checkable
 class LoopOwningSession(Protocol):
-    """What a session has besides where the agent runs its own loop: an end to wait for, and a trace of its calls."""
+    """Additional methods of a session whose agent runs its own loop: wait for its end, read its model calls."""
 
     def wait_for_completion(self, timeout_s: float | None = ...) -> int:
         """Wait for the agent; return its exit code."""
@@ -169,14 +169,14 @@ class LoopOwningSession(Protocol):
 
 @runtime_checkable
 class TrainableSession(Protocol):
-    """A session whose agent runs its own loop, and whose model calls can be trained on."""
+    """A session with an agent that runs its own loop, and with model calls that a trainer can use."""
 
     def wait_for_completion(self, timeout_s: float | None = ...) -> int:
         """Wait for the agent; return its exit code."""
         ...
 
     def fetch_training_trace(self) -> TrainingTrace:
-        """Return the agent's calls, checked; raises ValueError where they cannot be trained on."""
+        """Return the agent's calls after checking them; raises ValueError if a trainer cannot use them."""
         ...
 
 
@@ -184,11 +184,11 @@ SessionT = TypeVar("SessionT", bound=ResourceSession)
 
 
 class ResourceSessionFactory(ABC, Generic[SessionT]):
-    """Makes sessions, one for each rollout."""
+    """Creates one session per rollout."""
 
     @abstractmethod
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> SessionT:
-        """Make a session for a task."""
+        """Create a session for a task."""
 
 
 class HarnessAdapter(ABC):
@@ -202,11 +202,11 @@ class HarnessAdapter(ABC):
 
     @abstractmethod
     def run_black_box(self, session: ResourceSession, limits: HarnessRunLimits | None = None) -> HarnessRolloutResult:
-        """Let an agent run that has its own loop and its own model."""
+        """Run an agent that has its own loop and its own model."""
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON values; anything else becomes its text."""
+    """Return a value as JSON values; other objects become their text."""
     return to_jsonable_python(value, fallback=str, inf_nan_mode="constants")
 
 
@@ -217,14 +217,14 @@ class SessionMCPBridge:
     """Answers an agent's `tools/list` and `tools/call` requests from a session.
 
     Args:
-        session: Where the tools are.
+        session: Provides the tools.
     """
 
     def __init__(self, session: ResourceSession) -> None:
         self._session = session
 
     def handle_request(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer a JSON-RPC request; a failure is an error in the answer."""
+        """Answer a JSON-RPC request; a failure becomes a JSON-RPC error."""
         request_id = request.get("id")
         if request.get("jsonrpc") != "2.0" or not isinstance(request.get("method"), str):
             return _refusal(request_id, JsonRpcErrorCode.INVALID_REQUEST, "Invalid Request")
@@ -251,7 +251,7 @@ class SessionMCPBridge:
         try:
             result = self._session.call_tool(name, dict(arguments or {}))
             shown = plain(result)
-        except Exception as exc:  # the request boundary: an agent reads what went wrong
+        except Exception as exc:  # the request boundary: the agent reads the error
             text = str(exc.args[0]) if isinstance(exc, KeyError) and exc.args else str(exc)
             return _refusal(request_id, JsonRpcErrorCode.INTERNAL_ERROR, text or type(exc).__name__)
         return {"jsonrpc": "2.0", "id": request_id, "result": shown}
@@ -262,12 +262,12 @@ def _refusal(request_id: Any, code: JsonRpcErrorCode, message: str) -> dict[str,
 
 
 class MCPHarnessAdapter(HarnessAdapter):
-    """The plain tool loop: ask the model, call the tools it requests, send it the results, until it requests none."""
+    """The plain tool loop: ask the model, call the requested tools, send the results, until it requests no tool."""
 
     def run_white_box(
         self, model_step: ModelStep, session: ResourceSession, limits: HarnessRunLimits | None = None
     ) -> HarnessRolloutResult:
-        """Run the loop until the model calls no tool, a tool ends the rollout, or a limit does."""
+        """Run the loop until the model calls no tool, a tool ends the rollout, or a limit is reached."""
         limits = limits or HarnessRunLimits()
         tools = session.list_tools()
         result = HarnessRolloutResult(messages=list(session.initial_messages()))
@@ -286,19 +286,21 @@ class MCPHarnessAdapter(HarnessAdapter):
         return result
 
     def run_black_box(self, session: ResourceSession, limits: HarnessRunLimits | None = None) -> HarnessRolloutResult:
-        """Refuse: this adapter has no agent of its own.
+        """Refuse: this adapter contains no agent.
 
         Raises:
             NotImplementedError: Always.
         """
-        raise NotImplementedError("MCPHarnessAdapter only runs white boxes; CLIHarnessAdapter runs agents of their own")
+        raise NotImplementedError(
+            "MCPHarnessAdapter only runs white boxes; use CLIHarnessAdapter for agents with their own loop"
+        )
 
 
 class CLIHarnessAdapter(HarnessAdapter):
     """Runs an agent that has its own loop.
 
     Args:
-        runner: Runs it: gets a bridge to the session's tools, the session and the limits.
+        runner: Runs the agent; it receives a bridge to the session's tools, the session and the limits.
     """
 
     def __init__(
@@ -309,15 +311,15 @@ class CLIHarnessAdapter(HarnessAdapter):
     def run_white_box(
         self, model_step: ModelStep, session: ResourceSession, limits: HarnessRunLimits | None = None
     ) -> HarnessRolloutResult:
-        """Refuse: the agent asks its model itself.
+        """Refuse: the agent calls its model itself.
 
         Raises:
             NotImplementedError: Always.
         """
-        raise NotImplementedError("CLIHarnessAdapter only runs black boxes; MCPHarnessAdapter runs white ones")
+        raise NotImplementedError("CLIHarnessAdapter only runs black boxes; use MCPHarnessAdapter for white boxes")
 
     def run_black_box(self, session: ResourceSession, limits: HarnessRunLimits | None = None) -> HarnessRolloutResult:
-        """Let the runner run."""
+        """Call the runner."""
         return self._runner(SessionMCPBridge(session), session, limits or HarnessRunLimits())
 
 
@@ -344,23 +346,23 @@ def _note_answer(
 
 @dataclass(slots=True)
 class MergedTurns:
-    """Turns as one training row: a prompt, and everything after it."""
+    """Turns merged into one training row: a prompt, and all tokens after it."""
 
     prompt_ids: list[int] = field(default_factory=list)
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     env_mask: list[int] = field(default_factory=list)
     turns: int = 0
-    """How many turns are in the row."""
+    """The number of turns in the row."""
 
     def takes(self, turn: ModelStepResult) -> bool:
-        """Say whether a turn's prompt begins with all that is in the row."""
+        """Return whether the prompt of a turn starts with all tokens of the row."""
         prompt, split = list(turn.prompt_ids), len(self.prompt_ids)
         seen = split + len(self.completion_ids)
         return prompt[:split] == self.prompt_ids and prompt[split:seen] == self.completion_ids
 
     def add(self, turn: ModelStepResult) -> None:
-        """Add a turn that the row takes."""
+        """Append a turn for which `takes` is true."""
         added = turn.prompt_ids[len(self.prompt_ids) + len(self.completion_ids) :]
         self.completion_ids += [*added, *turn.completion_ids]
         self.logprobs += [*(0.0 for _ in added), *turn.logprobs]
@@ -369,20 +371,20 @@ class MergedTurns:
 
 
 def merge_turns(turns: Iterable[ModelStepResult]) -> MergedTurns:
-    """Merge the turns of a conversation into the row that the model saw.
+    """Merge the turns of a conversation into one training row.
 
-    Each prompt has to begin with all that came before, token for token; what it adds (the results of tools) is masked:
+    Each prompt must start with all earlier tokens. The tokens that it adds, such as tool results, are masked:
 
         turn 1   prompt 1 2      sampled 3 4
         turn 2   prompt 1 2 3 4 5 6          sampled 7
         row      prompt 1 2      completion  3 4 5 6 7      env_mask 1 1 0 0 1
 
-    A prompt that does not (a template that removes thoughts, an agent that shortens its conversation) begins another
-    row: the model never saw the two as one. Of several rows the one with the most sampled tokens is returned, of equal
-    ones the last.
+    Any other prompt starts a new row, because the model never saw both parts together. That happens if a template
+    removes thoughts, or an agent shortens its conversation. Returns the row with the most sampled tokens, the last one
+    if several have as many.
 
     Raises:
-        ValueError: a turn has not one log-probability for each sampled token, while it or another has some.
+        ValueError: some turns have log-probabilities, but a turn does not have one for each sampled token.
     """
     turns = list(turns)
     has_logprobs = any(turn.logprobs for turn in turns)
@@ -400,7 +402,7 @@ def merge_turns(turns: Iterable[ModelStepResult]) -> MergedTurns:
 
 
 def _set_tokens(result: HarnessRolloutResult, answers: Sequence[ModelStepResult]) -> None:
-    """Put the tokens of all turns into a result, and into its metrics how many turns did not fit into the row."""
+    """Set the tokens of a result to the merged row; its metrics count the turns outside the row."""
     named = [answer for answer in answers if answer.prompt_ids or answer.completion_ids]
     row = merge_turns(named)
     result.prompt_ids, result.completion_ids = row.prompt_ids, row.completion_ids
@@ -416,7 +418,7 @@ def _call_all(
     calls: Sequence[ToolCallLike],
     limits: HarnessRunLimits,
 ) -> bool:
-    """Call the tools of one turn; return whether the rollout ends with it."""
+    """Call the tools of one turn; return whether this ends the rollout."""
     known = {tool.name for tool in tools}
     for call in calls[: limits.max_tool_calls_per_turn]:
         if limits.max_total_tool_calls is not None and len(result.tool_trace) >= limits.max_total_tool_calls:
@@ -439,7 +441,7 @@ def _call_all(
 
 
 def _called(session: ResourceSession, name: str, arguments: dict[str, Any], known: set[str]) -> ToolResult:
-    """Call a tool; the model reads the error of one that does not exist, and may correct itself."""
+    """Call a tool. If it does not exist, return the error, so that the model can correct itself."""
     try:
         return session.call_tool(name, arguments)
     except KeyError as exc:
@@ -457,18 +459,18 @@ def _tool_text(result: ToolResult) -> str:
 
 
 class StepEnvSessionAdapter(ResourceSession):
-    """A session of an environment that is stepped: each tool call is a step.
+    """A session of an environment with `step`: each tool call is a step.
 
     Args:
-        client: A blocking client, or anything with `reset`, `step` and perhaps `state` and `close`.
+        client: A blocking client, or any object with `reset`, `step` and perhaps `state` and `close`.
         task: Passed to the builders.
-        seed, episode_id: For the reset.
+        seed, episode_id: Arguments of `reset`.
         tool_specs: The tools that the agent sees.
-        action_builder: Makes an action of a tool's name and arguments.
-        initial_messages_builder: Makes the first messages of the reset's result and the task.
-        tool_result_builder: Makes what the agent sees of name, arguments, result and state.
-        verify_builder: Makes the verdict of transcript, final state, last result and state.
-        reset_kwargs: More for the reset.
+        action_builder: Makes an action from a tool's name and arguments.
+        initial_messages_builder: Makes the first messages from the result of `reset` and the task.
+        tool_result_builder: Makes the agent's view of a step from name, arguments, result and state.
+        verify_builder: Makes the verdict from transcript, final state, last result and state.
+        reset_kwargs: More arguments of `reset`.
 
     Raises:
         ValueError: A tool has a reserved name.
@@ -510,7 +512,7 @@ class StepEnvSessionAdapter(ResourceSession):
             raise
 
     def initial_messages(self) -> list[Message]:
-        """Return what the builder makes of the reset."""
+        """Return the first messages, made by the builder."""
         return self._build_messages(self._first, self._task)
 
     def list_tools(self) -> list[Tool]:
@@ -518,10 +520,10 @@ class StepEnvSessionAdapter(ResourceSession):
         return list(self._tools.values())
 
     def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Take the step that the call stands for.
+        """Take the step for this call.
 
         Raises:
-            KeyError: There is no such tool.
+            KeyError: The tool does not exist.
         """
         if name not in self._tools:
             raise KeyError(f"Unknown tool: {name}")
@@ -530,7 +532,7 @@ class StepEnvSessionAdapter(ResourceSession):
         return self._build_tool_result(name, arguments, self._last, self._state)
 
     def verify(self, transcript: list[Message], final_state: Any | None = None) -> VerifyResult:
-        """Return the verdict; by default the last step's reward."""
+        """Return the verdict; by default with the reward of the last step."""
         return self._build_verdict(transcript, final_state, self._last, self._state)
 
     def close(self) -> None:
@@ -540,7 +542,7 @@ class StepEnvSessionAdapter(ResourceSession):
             _settled(close())
 
     def _abandon(self) -> None:
-        """Close the client of a session that could not start; the first error is the one to raise."""
+        """Close the client after a failed start; log a second error, so that the first one is raised."""
         try:
             self.close()
         except Exception:
@@ -552,7 +554,7 @@ class StepEnvSessionAdapter(ResourceSession):
 
 
 def _settled(value: Any) -> Any:
-    """Return a value; refuse an awaitable with a hint, since sessions block."""
+    """Return a value; refuse an awaitable with a hint, because sessions block."""
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
             value.close()
@@ -603,25 +605,25 @@ def build_harness_rollout_func(
     concurrency: int = 1,
     requires_reward: bool = True,
 ) -> Callable[[list[Any], Any], dict[str, list[Any]]]:
-    """Build a function that trainers call with prompts and themselves, and that returns tokens and rewards.
+    """Build a function that a trainer calls with prompts and itself; it returns tokens and rewards.
 
-    The reward of a rollout is the environment's: a verdict that differs from what the last tool call brought is
-    refused, so that no session can invent rewards.
+    The environment decides the reward: a verdict with another reward than the last tool call is refused, so that no
+    session can invent rewards.
 
     Args:
-        session_factory: Makes a session for each prompt, which is its task.
+        session_factory: Creates a session for each prompt; the prompt is the task.
         harness_adapter: Runs each session.
-        model_step_builder: Gets the trainer and a session; returns the function that calls the model.
-        limits: Of each rollout.
-        reward_key: What the rewards are called in the function's result.
-        concurrency: How many rollouts run at once, each in a thread of its own.
-        requires_reward: Whether a rollout without a reward is an error; otherwise its reward is None, which trainers
+        model_step_builder: Receives the trainer and a session; returns the function that calls the model.
+        limits: The limits of each rollout.
+        reward_key: The key of the rewards in the result.
+        concurrency: The number of rollouts at once, each in a thread.
+        requires_reward: Raise an error for a rollout without a reward. If False, its reward is None, which trainers
             such as TRL leave out of the group.
 
     Returns:
-        A function whose result has lists under `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` (1 for sampled
-        tokens, 0 for what tools returned in between), `reward_key` and `verify_metrics`, an entry for each prompt. It
-        raises ValueError for a verdict that is not the environment's reward, and for a rollout without any.
+        A function that returns a dictionary of lists with one entry per prompt: `prompt_ids`, `completion_ids`,
+        `logprobs`, `env_mask` (1 for sampled tokens, 0 for tool results), `reward_key` and `verify_metrics`. It raises
+        ValueError if a verdict differs from the environment's reward, or if a required reward is missing.
     """
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1, not {concurrency}")
@@ -660,21 +662,21 @@ def build_harness_rollout_func(
 
 
 def rollout_final_state(result: HarnessRolloutResult) -> dict[str, Any]:
-    """Return what `ResourceSession.verify` gets of a rollout besides its messages."""
+    """Return the final state that `ResourceSession.verify` receives."""
     return {
         "done": result.done,
         "metrics": result.metrics,
         "events": [asdict(event) for event in result.events],
-        # Not `asdict` for the whole entry: it would copy the tools' data.
+        # `asdict` for the whole entry would copy the data of the tools.
         "tool_trace": [{**vars(entry), "result": dict(vars(entry.result))} for entry in result.tool_trace],
     }
 
 
 def agreed_reward(result: HarnessRolloutResult, verdict: VerifyResult, *, is_required: bool) -> float | None:
-    """Return the reward that the environment gave and the verdict forwards; None where there is none.
+    """Return the environment's reward, which the verdict must forward; None if neither has one.
 
     Raises:
-        ValueError: The two differ, or there is none and one is required.
+        ValueError: They differ, or a required reward is missing.
     """
     rewards = [entry.result.metadata.get("reward") for entry in result.tool_trace]
     earned = next((float(reward) for reward in reversed(rewards) if reward is not None), None)
@@ -687,4 +689,4 @@ def agreed_reward(result: HarnessRolloutResult, verdict: VerifyResult, *, is_req
         raise ValueError(
             f"verify.env_reward must forward the environment reward: the last tool call brought {earned}, not {reward}"
         )
-    return reward if earned is None else earned  # within rounding, the tool's own number counts
+    return reward if earned is None else earned  # they differ by rounding at most: take the tool's number

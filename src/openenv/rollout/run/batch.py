@@ -43,7 +43,7 @@ _OptionsT = TypeVar("_OptionsT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
-    """The options of `run_many` besides those of the engine."""
+    """The options of `run_many`, in addition to `EngineOptions`."""
 
     concurrency: int | None = None
     """The number of rollouts at once: by default 4, on Ray one for each free processor of the whole cluster."""
@@ -202,7 +202,7 @@ class _BatchTask:
 
 @dataclass(frozen=True, slots=True)
 class _Callbacks:
-    """What each rollout of a batch reports to and is cancelled by."""
+    """The callbacks, cancellation and labels that all rollouts of a batch share."""
 
     on_progress: OnProgress | None
     on_outcome: OnOutcome | None

@@ -1,7 +1,7 @@
-"""Datasets of episodes: a teacher plays the sessions of a harness, and each episode becomes a line of `results.jsonl`.
+"""Datasets of episodes: a teacher plays sessions, and each episode becomes a line of `results.jsonl`.
 
 `CollectRunner` plays, `RolloutSerializer` owns the folder, `push_to_hf_hub` uploads it. Must not know environments or
-servers: a session factory brings them.
+servers: a session factory provides them.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ _BLOCK = 1 << 16
 
 @dataclass
 class EpisodeRecord:
-    """An episode as the dataset has it: the conversation, the tool calls, and the reward that the environment gave."""
+    """An episode of the dataset: the conversation, the tool calls, and the environment's reward."""
 
     episode_id: str
     messages: list[Message]
     reward: float | None
-    """None only where the environment gives no rewards, and the run keeps such episodes."""
+    """None only if the environment gives no rewards and the run keeps such episodes."""
     done: bool
     tool_trace: list[dict[str, Any]]
     metrics: dict[str, Any]
@@ -90,11 +90,11 @@ class EpisodeRecord:
         *,
         requires_reward: bool = True,
     ) -> EpisodeRecord:
-        """Make the record of a rollout and its verdict.
+        """Create the record of a rollout and its verdict.
 
         Raises:
-            ValueError: The rollout has no reward and needs one, the verdict names another one than the environment
-                gave, or it is not a finite number.
+            ValueError: The rollout needs a reward and has none, the verdict's reward differs from the environment's, or
+                the reward is not finite.
         """
         reward = agreed_reward(rollout, verify, is_required=requires_reward)
         if reward is not None and not math.isfinite(reward):
@@ -114,7 +114,7 @@ class EpisodeRecord:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record as JSON values; numbers that JSON does not have are None, other objects their text."""
+        """Return the record as JSON values. NaN and infinite numbers become None, other objects their text."""
         values: dict[str, Any] = to_jsonable_python(self, fallback=str, inf_nan_mode="null")
         return values
 
@@ -123,10 +123,10 @@ class EpisodeRecord:
 
 
 class RolloutSerializer:
-    """Writes episodes to a folder: `results.jsonl`, to which lines are added, and `metadata.json`.
+    """Writes episodes to a folder: lines of `results.jsonl`, and `metadata.json`.
 
-    A line is written as a whole or not at all. What a killed process left of one at the end of the file is no episode:
-    it is removed when the next line is written.
+    Each line is written completely or not at all. A killed process can leave an incomplete last line; the next write
+    removes it.
 
     Args:
         output_dir: The folder; the first write creates it.
@@ -147,29 +147,29 @@ class RolloutSerializer:
 
     @property
     def metadata_path(self) -> Path:
-        """The file that says how they were collected."""
+        """The file that describes how the episodes were collected."""
         return self._output_dir / METADATA_FILENAME
 
     def write_episode(self, record: EpisodeRecord) -> None:
         """Add an episode.
 
         Raises:
-            ValueError: The file ends with a line that is no episode.
-            OSError: The file cannot be written; it is left as it was.
+            ValueError: The last line of the file is not an episode.
+            OSError: The file cannot be written; it stays unchanged.
         """
         rest = memoryview(json.dumps(record.to_dict()).encode() + b"\n")
         self._output_dir.mkdir(parents=True, exist_ok=True)
         with self.results_path.open("a+b", buffering=0) as file:
             end = self._end_of_lines(file)
             try:
-                while rest:  # a disk that is almost full takes a part
+                while rest:  # an almost full disk accepts a part of a line
                     rest = rest[file.write(rest) :]
             except OSError:
                 file.truncate(end)  # half a line would spoil the next one
                 raise
 
     def write_metadata(self, metadata: dict[str, Any]) -> None:
-        """Replace what the folder says of how its episodes were collected."""
+        """Replace the description of how the episodes were collected."""
         self._output_dir.mkdir(parents=True, exist_ok=True)
         text = json.dumps(to_jsonable_python(metadata, fallback=str, inf_nan_mode="null"), indent=2)
         draft = self.metadata_path.with_suffix(".json.new")
@@ -177,7 +177,7 @@ class RolloutSerializer:
         draft.replace(self.metadata_path)
 
     def read_metadata(self) -> dict[str, Any]:
-        """Return what `write_metadata` wrote; nothing where the file is absent or damaged."""
+        """Return the metadata; empty if the file is absent or damaged."""
         try:
             metadata = json.loads(self.metadata_path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -185,10 +185,10 @@ class RolloutSerializer:
         return metadata if isinstance(metadata, dict) else {}
 
     def collected_episode_ids(self) -> set[str]:
-        """Return the ids of the episodes in the folder.
+        """Return the IDs of the episodes in the folder.
 
         Raises:
-            ValueError: A line is no episode; the text names file and line.
+            ValueError: A line is not an episode; the message names file and line.
         """
         return set(self._episode_ids())
 
@@ -200,7 +200,7 @@ class RolloutSerializer:
                 if not line.strip():
                     continue
                 if _is_torn(line):
-                    logger.warning("%s:%d was not written to its end and is no episode", self.results_path, number)
+                    logger.warning("%s:%d is incomplete and is not counted as an episode", self.results_path, number)
                 else:
                     yield self._episode_id(line, number)
 
@@ -220,7 +220,7 @@ class RolloutSerializer:
         return episode_id
 
     def _end_of_lines(self, file: FileIO) -> int:
-        """Make the file end with a whole line, and return where that is."""
+        """Make the file end with a complete line, and return its length."""
         end = file.seek(0, os.SEEK_END)
         start, tail = end, b""
         while start and b"\n" not in tail:
@@ -231,14 +231,14 @@ class RolloutSerializer:
         if not line.strip():
             return end
         if _is_torn(line):
-            logger.warning("%s: removed its last line, which was not written to its end", self.results_path)
+            logger.warning("%s: removed its last line, which was incomplete", self.results_path)
             return file.truncate(end - len(line))
         self._episode_id(line, "last line")
-        return end + file.write(b"\n")  # a whole record that another program wrote without an end of line
+        return end + file.write(b"\n")  # another program wrote a complete record without an end of line
 
 
 def _is_torn(line: bytes) -> bool:
-    """Say whether a line is what a killed process left of one."""
+    """Return whether a line is incomplete because its process was killed."""
     if line.endswith(b"\n"):
         return False
     try:
@@ -253,24 +253,24 @@ def _is_torn(line: bytes) -> bool:
 
 @dataclass
 class CollectResult:
-    """What a run did: how many episodes it collected, skipped, dropped and could not play."""
+    """The result of a run: the numbers of collected, skipped, dropped and failed episodes."""
 
     num_collected: int
     num_skipped: int
     num_dropped: int
     num_failed: int
     episode_ids: list[str]
-    """Every id that was planned."""
+    """All planned IDs."""
     avg_reward: float
-    """Of the episodes that this run collected."""
+    """The mean reward of the episodes that this run collected."""
     success_rate: float
-    """How many of them have a reward above 0."""
+    """The share of them with a reward above 0."""
     failures: dict[str, str] = field(default_factory=dict)
-    """Why each failed episode failed."""
+    """The error of each failed episode."""
     num_rewarded: int = 0
-    """How many of the collected ones have a reward."""
+    """The number of collected episodes with a reward."""
     num_left: int = 0
-    """How many were not played, because too many before them failed in a row."""
+    """The number of episodes that were not played because the run gave up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,17 +311,16 @@ class _PlannedEpisode:
 
 
 class CollectRunner:
-    """Plays episodes into a folder, and goes on where an earlier run ended.
+    """Plays episodes into a folder, and continues where an earlier run ended.
 
-    An episode that cannot be played to its end, because the server, the endpoint or a verdict failed, is counted as
-    failed and is never written: it has no reward.
+    If the server, the endpoint or a verdict fails, the episode counts as failed and is never written.
 
     Args:
-        session_factory: Makes a session for each episode.
-        harness_adapter: Plays it.
-        serializer: Where episodes are kept.
-        tasks: A task for each episode, in order; None once they are used up.
-        limits: Of each episode.
+        session_factory: Creates a session for each episode.
+        harness_adapter: Plays the session.
+        serializer: Stores the episodes.
+        tasks: One task per episode, in order; episodes after the last task get None.
+        limits: The limits of each episode.
     """
 
     def __init__(
@@ -370,7 +369,7 @@ class CollectRunner:
         if not resume:
             self._set_results_aside()
         present = self._serializer.collected_episode_ids()
-        # A task is taken for each id, so that an episode has the same one in every run.
+        # Every ID consumes a task, also if it is skipped: an episode has the same task in every run.
         planned = [_PlannedEpisode(episode_id, next(self._tasks, None)) for episode_id in ids]
         remaining = [one for one in planned if one.episode_id not in present]
         result = CollectResult(0, len(planned) - len(remaining), 0, 0, ids, 0.0, 0.0, num_left=len(remaining))
@@ -423,7 +422,7 @@ class CollectRunner:
         finally:
             try:
                 session.close()
-            except Exception:  # the episode has ended, or failed for the reason that is raised
+            except Exception:  # the result of the episode, or its error, is more important
                 logger.warning("the session of episode %s could not be closed", one.episode_id, exc_info=True)
         return EpisodeRecord.from_rollout(
             one.episode_id, rollout, verdict, one.task, requires_reward=playing.options.requires_reward
@@ -441,14 +440,14 @@ class CollectRunner:
 
 
 def _fails_again(exc: Exception) -> bool:
-    """Say whether an episode would fail for the same reason again: its verdict is wrong, or a request is refused."""
+    """Return whether a repeated episode would fail in the same way: with a wrong verdict or a refused request."""
     if isinstance(exc, LLMError):
         return exc.status in _REFUSALS
     return isinstance(exc, ValueError | AccessDenied)
 
 
 def _until(stop: threading.Event, model_step: ModelStep) -> ModelStep:
-    """Let a teacher answer until the run ends, so that no thread goes on with an episode that is not needed."""
+    """Stop a teacher at the end of the run, so that no thread continues an episode that nobody needs."""
 
     def step(messages: list[Message], tools: list[Tool], sampling: dict[str, Any]) -> ModelStepResult:
         if stop.is_set():
@@ -464,7 +463,7 @@ def _played_all(
     concurrency: int,
     stop: threading.Event,
 ) -> Generator[tuple[_PlannedEpisode, EpisodeRecord | Exception], None, None]:
-    """Play episodes, so many at once, and yield them as they end; what runs when the caller leaves is cancelled."""
+    """Play `concurrency` episodes at once and yield them as they end. Closing the generator cancels the others."""
     if concurrency == 1:
         for one in planned:
             yield one, play(one)
@@ -485,7 +484,7 @@ def _played_all(
 
 
 class _CollectBar:
-    """A bar on a terminal, and a line on standard error for each episode that failed."""
+    """A progress bar in a terminal, and a line on standard error for each failed episode."""
 
     def __init__(self, total: int, result: CollectResult) -> None:
         from rich.console import Console
@@ -524,13 +523,14 @@ class _CollectBar:
 
 
 def build_model_step(llm_client: LLMClient, *, system_prompt: str | None = None) -> ModelStep:
-    """Return a client of a language model as the teacher of a harness.
+    """Return a teacher that asks a language model.
 
-    Of `HarnessRunLimits.sampling` the keys `temperature`, `max_tokens` and `top_p` are passed on; others are dropped.
+    It uses the keys `temperature`, `max_tokens` and `top_p` of `HarnessRunLimits.sampling`, and drops others with a
+    warning.
 
     Args:
         llm_client: Any client with `complete_with_tools`.
-        system_prompt: Comes before conversations that have no system message; it is no part of the rollout.
+        system_prompt: Sent first if the conversation has no system message. The dataset does not contain it.
     """
 
     def model_step(messages: list[Message], tools: list[Tool], sampling: dict[str, Any]) -> ModelStepResult:
@@ -548,21 +548,21 @@ def build_model_step(llm_client: LLMClient, *, system_prompt: str | None = None)
         try:
             return ModelStepResult(response=answer.result())
         except json.JSONDecodeError as exc:
-            raise LLMError(f"the model called a tool with arguments that are no JSON: {exc}") from exc
+            raise LLMError(f"the model called a tool with arguments that are not JSON: {exc}") from exc
         finally:
-            answer.cancel()  # does nothing once there is an answer; after Ctrl-C nothing waits for it
+            answer.cancel()  # no effect after the answer; after Ctrl-C it ends the request
 
     return model_step
 
 
 def scripted_model_step(messages: list[Message], tools: list[Tool], sampling: dict[str, Any]) -> ModelStepResult:
-    """Play without a model: call the tools in turn, each with the smallest arguments that its schema allows.
+    """Play without a model: call one tool after another with the smallest arguments that its schema allows.
 
-    Where the last observation lists `legal_actions`, the first of them is the argument `action_id`, or the only number
-    that the tool takes. For trying out an environment and this pipeline; the episodes teach nothing.
+    If the last observation lists `legal_actions`, the first of them becomes the argument `action_id`, or the only
+    integer of the tool. Use it to try an environment and this pipeline; the episodes teach nothing.
     """
     if not tools:
-        return ModelStepResult(LLMResponse("There is no tool to call."))
+        return ModelStepResult(LLMResponse("The environment has no tools."))
     turn = sum(message.get("role") == "assistant" for message in messages)
     tool = tools[turn % len(tools)]
     arguments = make_example(tool.input_schema, lambda schema: "a" * max(1, schema.get("minLength", 0)))
@@ -589,10 +589,10 @@ def _legal_actions(messages: list[Message]) -> list[Any]:
 
 @functools.cache
 def _model_loop(pid: int) -> asyncio.AbstractEventLoop:
-    """Return the event loop of all teachers in this process, in a thread of its own.
+    """Return the event loop that all teachers of this process share; a daemon thread runs it.
 
-    One for all: a client of a provider's SDK keeps its connections in the loop of its first request and fails in any
-    other. A forked process has no such thread any more, so each has its own.
+    A provider's SDK binds its connections to the loop of the first request, and fails in any other loop. The process ID
+    is part of the key because a forked process does not inherit the thread.
     """
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="openenv-teachers", daemon=True).start()
@@ -614,21 +614,21 @@ tags:
 
 # Episodes collected with OpenEnv
 
-{episodes} that a teacher played in an environment, written by `openenv collect`.
+{episodes} that a teacher played in an environment, collected with `openenv collect`.
 {table}
 ## Fields
 
-`{results}` has one JSON object per line, an episode each:
+`{results}` has one JSON object per line, one per episode:
 
-| field | what it is |
+| field | content |
 |---|---|
 | `episode_id` | its name in this dataset |
-| `messages` | the conversation, as chat templates and TRL's `SFTTrainer` take it |
-| `reward` | what the environment gave |
-| `done` | whether the episode was over; otherwise the turns were used up |
+| `messages` | the conversation, in the form for chat templates and TRL's `SFTTrainer` |
+| `reward` | the environment's reward |
+| `done` | whether the episode ended; if false, it reached the turn limit |
 | `tool_trace` | each tool call: `tool_name`, `arguments` and `result` |
-| `metrics`, `verify_metrics`, `artifacts` | counts, and what the environment's verdict has besides the reward |
-| `task`, `extra` | what the episode began with, and notes of the collecting program |
+| `metrics`, `verify_metrics`, `artifacts` | counts, and further results of the environment's verdict |
+| `task`, `extra` | the task of the episode, and notes of the collecting program |
 
 ## Load
 
@@ -641,9 +641,10 @@ episodes = load_dataset("NAMESPACE/NAME", split="train")
 
 
 def build_dataset_readme(output_dir: Path | str) -> str:
-    """Return the card of a folder's dataset.
+    """Return the dataset card of a folder.
 
-    Its front matter names `results.jsonl` as the only data, or the Hub's viewer would read `metadata.json` as episodes.
+    Its front matter names `results.jsonl` as the only data file. Otherwise the Hub's viewer would read `metadata.json`
+    as episodes.
     """
     folder = RolloutSerializer(output_dir)
     count = _count_episodes(folder)
@@ -670,16 +671,16 @@ def push_to_hf_hub(
     commit_message: str | None = None,
     token: str | None = None,
 ) -> str:
-    """Upload a folder's episodes, their metadata and a card to a dataset of the Hugging Face Hub; return its address.
+    """Upload episodes, metadata and a card to a dataset of the Hugging Face Hub; return its address.
 
-    The card is written to `README.md` in the folder. Files that are none of these three stay where they are.
+    Writes the card to `README.md` in the folder. Uploads no other files of the folder.
 
     Args:
         output_dir: The folder.
-        repo_id: The dataset, as `NAMESPACE/NAME`; it is created where there is none.
-        private: Whether a new dataset is private.
-        commit_message: By default how many episodes there are.
-        token: By default the one that `huggingface_hub` finds.
+        repo_id: The dataset, as `NAMESPACE/NAME`; created if it does not exist.
+        private: Create a new dataset as private.
+        commit_message: By default the number of episodes.
+        token: By default the token that `huggingface_hub` finds.
 
     Raises:
         FileNotFoundError: The folder has no episodes.
@@ -695,7 +696,7 @@ def push_to_hf_hub(
     (folder.output_dir / README_FILENAME).write_text(build_dataset_readme(folder.output_dir), encoding="utf-8")
     count = _count_episodes(folder)
     api = HfApi(token=token)
-    # None leaves it to the organization, whose new datasets may be private by default.
+    # With None the organization decides; its new datasets may be private by default.
     repo = api.create_repo(repo_id, repo_type="dataset", private=private or None, exist_ok=True)
     api.upload_folder(
         repo_id=repo.repo_id,

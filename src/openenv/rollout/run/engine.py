@@ -65,7 +65,7 @@ _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 class RolloutSink(Protocol):
-    """Where an engine writes rollouts: a `RolloutStore`, or on a cluster an object that sends them to the store."""
+    """The store of an engine: a `RolloutStore`, or on a cluster an object that sends the files to one."""
 
     captures: Path
 

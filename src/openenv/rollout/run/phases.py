@@ -1,37 +1,41 @@
 """The phases of one rollout, from an empty sandbox to an outcome.
 
-Knows the order of the phases and frees what each of them took, on every path. The agent's sandbox is closed before the
-verifier's is opened; a tar file of the work tree is all that goes from one to the other.
+Knows the order of the phases, and frees the resources of each phase on every path. The agent's sandbox is closed before
+the verifier's sandbox is opened. Only a tar file of the work tree passes from one to the other.
 """
 
-# phase      what happens                                               a failure here is
-# ---------  ---------------------------------------------------------  ------------------------------------------
-# sandbox    a fresh sandbox starts                                     sandbox_failed
-# setup      files and setup lines; the home is packed as the baseline  env_failed
-#            (or the sandbox was opened with what the setup of another
-#            rollout left, `shared_setup`)
-# agent      the agent runs; its model calls go through the capture     truncated (time, budget), policy_failed (exit
-#            proxy, under a key that is revoked when it ends            code, lost sandbox), env_failed (recording;
-#                                                                       endpoint that the host cannot reach either)
-# collect    its processes are stopped, the work tree is packed         policy_failed (the tree cannot be taken)
-# verify     checks run in fresh sandboxes                              grader_failed (a check crashes without the
-#                                                                       agent's work, too)
-# store      the engine appends the record                              StoreError
-# done
+# The phases, and the status if one of them fails:
 #
-# Whatever fails once the agent runs is the agent's failure: an agent that can make its rollout not count would drop its
-# failures from the training data. Two controls, which the agent has no part in, can say otherwise:
+#   sandbox ──> setup ──> agent ──> collect ──> verify ──> store ──> done
+#      │          │         │          │           │         │
+#      │          │         │          │           │         └─ StoreError
+#      │          │         │          │           └─ grader_failed: a check also crashes without the agent's work
+#      │          │         │          └─ policy_failed: the work tree cannot be packed
+#      │          │         └─ truncated (time, budget), policy_failed (exit code, lost sandbox), env_failed (calls
+#      │          │            were not recorded; the endpoint does not answer the host either)
+#      │          └─ env_failed: a setup line failed, or the initial files cannot be packed
+#      └─ sandbox_failed: no sandbox could be opened
 #
-#   a sandbox or collecting failed   a fresh sandbox with what the setup left does the same once more (`_control_run`);
-#                                    if it fails there as well, the rollout is sandbox_failed
-#   a model call failed              the host asks the endpoint itself (`ModelAccess.ask_endpoint`); if it gets no
-#                                    answer either, the rollout is env_failed
+#   setup    writes the task's files and runs its setup lines. Then it packs the home folder as the baseline, which has
+#            the initial files. If another rollout ran the same setup, the sandbox starts from its snapshot.
+#   agent    starts the agent. Its model calls pass the capture proxy with a key that is revoked when the agent ends.
+#   collect  stops the agent's processes and packs the work tree.
+#   verify   runs the checks in fresh sandboxes. Skipped after env_failed, and after truncated if `verify_truncated` is
+#            off.
+#   store    is done by the engine, after the outcome exists.
 #
-# A work tree that cannot be taken is verified as the setup left it, so it earns what doing nothing earns.
+# Every failure after the agent has started counts as the agent's failure. Otherwise an agent could remove its failures
+# from the training data by breaking its rollout. Two controls that the agent cannot influence make exceptions:
 #
-# A cancellation ends any phase with `cancelled`: it kills the sandbox, so whatever the phase raised then is a
-# consequence. `verify` is skipped after env_failed, and after truncated if `verify_truncated` is off. Only ok,
-# policy_failed and truncated have a reward: in the other cases the number would not be about the policy.
+#   the sandbox or collecting failed   `_control_run` repeats the operation in a fresh sandbox with the initial files.
+#                                      If it fails there too, the rollout is sandbox_failed.
+#   a model call failed                `ModelAccess.ask_endpoint` sends a request from the host. If it gets no answer
+#                                      either, the rollout is env_failed.
+#
+# If the work tree cannot be packed, the initial files are verified instead: the agent earns the reward of `noop`.
+#
+# A cancellation ends any phase with `cancelled`. It kills the sandbox, so an error of the phase is only a consequence.
+# Only ok, policy_failed and truncated have a reward. With another status, a number would say nothing about the policy.
 
 from __future__ import annotations
 
@@ -88,10 +92,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AGENT_PORT = 7000
-"""Where the capture proxy answers inside the agent's sandbox."""
+"""The port of the capture proxy inside the agent's sandbox."""
 MAX_LOG_BYTES = 16 * 1024 * 1024
 COLLECT_S = 180.0
-"""How long it may take to stop the agent's processes and to pack its work tree."""
+"""Time limit for stopping the agent's processes and packing its work tree."""
 _TAIL = 256 * 1024
 _LOG_TAIL = 2000
 _SLACK_S = COLLECT_S + 120.0
@@ -99,19 +103,19 @@ _POLL_S = 0.25
 
 
 class AgentLog:
-    """What the agent printed: on disk up to a limit, with the end in memory. A context manager.
+    """The agent's output: on disk up to a limit, the end of it in memory. A context manager.
 
-    An agent that prints without end fills neither the disk nor the memory, and a disk that is full ends no rollout.
+    An agent that prints without end fills neither disk nor memory. A full disk does not end the rollout.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> None:
-        self._file = path.open("wb", buffering=0)  # an error must come with the write that it is about
+        self._file = path.open("wb", buffering=0)  # so that each write raises its own error
         self._lock = threading.Lock()
         self._left = max_bytes
         self._tail = bytearray()
 
     def feed(self, stream: Stream, data: bytes) -> None:
-        """Take output of either stream, as it comes."""
+        """Add output of either stream."""
         with self._lock:
             if self._left > 0 and not self._file.closed:
                 try:
@@ -138,9 +142,9 @@ class AgentLog:
 
 
 class ModelAccess:
-    """A rollout's access to its model: a key of the capture proxy, or nothing for an agent without a model.
+    """A rollout's access to its model: a key of the capture proxy. Empty for an agent without a model.
 
-    Turns what the proxy saw into the facts that labels are made of.
+    Also converts the proxy's counts into the facts that decide the rollout's status.
     """
 
     def __init__(self, server: CaptureServer | None = None, capture: Capture | None = None) -> None:
@@ -153,7 +157,7 @@ class ModelAccess:
         self.key = "" if capture is None else capture.key
 
     def use(self) -> ModelUse:
-        """Return what the host saw of the calls so far."""
+        """Return the host's counts of the calls so far."""
         if self._capture is None:
             return ModelUse(needed=False)
         stats = self._capture.stats()
@@ -172,10 +176,10 @@ class ModelAccess:
         )
 
     def ask_endpoint(self, cancel: Cancellation) -> bool:
-        """Ask the endpoint as the agent did, with a request that no agent wrote; return whether it answers.
+        """Send the endpoint a request that the host wrote; return whether it answers.
 
         Raises:
-            RolloutCancelled: before there was an answer.
+            RolloutCancelled: before the answer came.
         """
         if self._capture is None or self._outage is not None:
             return self._outage is None
@@ -193,16 +197,16 @@ class ModelAccess:
         return failure is None
 
     def turns(self) -> list[RolloutTurn]:
-        """Return the recorded calls as trainers read them."""
+        """Return the recorded calls in the form for trainers."""
         return [] if self._capture is None else self._capture.turns()
 
     def revoke(self) -> None:
-        """Revoke the key; calls under way are ended and recorded."""
+        """Revoke the key; running calls are ended and recorded."""
         if self._capture is None:
             return
         if not self._revoked:
             self._revoked = True
-            if self._capture.stats().revoked:  # not by us: the agent had no model any more
+            if self._capture.stats().revoked:  # not by this method: the proxy has stopped
                 self._lost = "the capture proxy was stopped while the agent ran"
         self._capture.revoke()
 
@@ -211,7 +215,7 @@ class ModelAccess:
 def watch_turns(
     model: ModelAccess, reporter: Reporter, *, cancel: Cancellation, give_up: Callable[[], None]
 ) -> Iterator[None]:
-    """Report each model call while the block runs; call `give_up` when the endpoint is dead, since agents retry."""
+    """Report each model call while the block runs; call `give_up` if the endpoint is dead, because agents retry."""
     if model.socket is None:
         yield
         return
@@ -219,7 +223,7 @@ def watch_turns(
 
     def watch() -> None:
         seen, over = 0, False
-        excused = 0  # failures of the agent's own making: the endpoint answered the host in spite of them
+        excused = 0  # failures that the agent caused: the endpoint answered the host
         while not over:
             over = stop.wait(_POLL_S)  # once more after the end, for the last calls
             use = model.use()
@@ -235,7 +239,7 @@ def watch_turns(
                 reporter.say(f"model call {seen}", turn=seen)
 
     def watch_quietly() -> None:
-        with contextlib.suppress(RolloutCancelled, SandboxError):  # the sandbox ended meanwhile
+        with contextlib.suppress(RolloutCancelled, SandboxError):  # the sandbox has ended
             watch()
 
     thread = threading.Thread(target=watch_quietly, name="openenv-turns", daemon=True)
@@ -249,7 +253,7 @@ def watch_turns(
 
 @contextmanager
 def _closing(sandbox: Sandbox) -> Iterator[Sandbox]:
-    """Close a sandbox after the block; one that cannot be closed changes nothing about its rollout."""
+    """Close a sandbox after the block; an error while closing is logged and does not change the rollout."""
     try:
         yield sandbox
     finally:
@@ -281,12 +285,12 @@ chmod u+rwx "$1"
 [ -d "$2" ] && [ ! -L "$2" ] && chmod u+rwx "$2" || exit 1
 [ "$(find "$2" 2> /dev/null | head -n "$3" | wc -l)" -lt "$3" ] || exit 2
 """
-"""Opens the home and the work folder, of which the agent may have taken its own rights away, and counts its entries:
-to pack a million of them, only to find out that they are too many, would take the host minutes."""
+"""Restores access to the home and the work folder, which the agent may have removed, and counts the entries. Counting
+first saves the host minutes: otherwise it would pack a million entries and then refuse them."""
 
 
 class PhaseFailed(Exception):
-    """The rollout ends here, with this status."""
+    """Ends the rollout with this status."""
 
     def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)
@@ -295,7 +299,7 @@ class PhaseFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """Everything that is decided before a rollout starts."""
+    """All decisions that are made before a rollout starts."""
 
     rollout_id: str
     task: Task
@@ -312,18 +316,18 @@ class RolloutPlan:
     metadata: dict[str, Any] = field(default_factory=dict)
     verify_truncated: bool = True
     log: Path | None = None
-    """Where the agent's output goes, for those who watch; by default into the folder."""
+    """The file for the agent's output; by default in `folder`."""
     setup_group: SetupGroup | None = None
-    """The rollouts that this one shares its setup with."""
+    """The rollouts that share the setup of this one."""
 
 
 class RolloutRun:
     """A rollout that runs once.
 
     Args:
-        plan: What to run; the caller makes and removes its folder.
-        model: How the agent reaches its model.
-        reporter: Gets the progress.
+        plan: The decisions about the rollout. The caller creates and removes its folder.
+        model: The agent's access to its model.
+        reporter: Receives the progress.
         cancel: Ends the rollout early.
     """
 
@@ -335,11 +339,11 @@ class RolloutRun:
         self._exit_code: int | None = None
         self._log_tail = ""
         self._setup: list[CommandResult] = []
-        self._setup_rollout_id: str | None = None  # of another rollout, which ran the setup for this one
+        self._setup_rollout_id: str | None = None  # the rollout that ran the shared setup
         self._sandbox_id, self._workdir = "", WORKDIR
         self._merged: Merged | None = None
         self._lost_worktree = False
-        self._in_doubt: tuple[Phase, Exception] | None = None  # the first failure since the agent started
+        self._in_doubt: tuple[Phase, Exception] | None = None  # the first failure after the agent started
         self.work = plan.folder / "worktree.tar"
         self.baseline = plan.folder / "baseline.tar"
         self.log = plan.log or plan.folder / "agent.log"
@@ -363,12 +367,12 @@ class RolloutRun:
         except Exception as exc:  # the boundary of a rollout: the others go on
             logger.exception("rollout %s failed", self._plan.rollout_id)
             self._set(Label("env_failed", f"{type(exc).__name__}: {exc}"))
-        if self._cancel.cancelled and not complete:  # the phase's own failure is a consequence
+        if self._cancel.cancelled and not complete:  # the error of the phase is a consequence
             self._set(Label("cancelled", self._cancel.reason))
         return self._outcome(started_at)
 
     def refuse(self, status: Status, reason: str) -> Outcome:
-        """Return the outcome of a rollout that cannot begin."""
+        """Return the outcome of a rollout that cannot start."""
         self._set(Label(status, reason))
         return self._outcome(time.time())
 
@@ -397,7 +401,11 @@ class RolloutRun:
             self._control_run(*self._in_doubt)
 
     def _sandbox_with_setup(self, stack: ExitStack) -> Sandbox:
-        """Open a sandbox in which everything is ready for the agent; the stack closes it."""
+        """Open a sandbox that is ready for the agent; the stack closes it.
+
+        The first rollout of a group runs the setup. The others wait, and start from its snapshot or fail like it. If it
+        could neither take a snapshot nor finish, they run the setup themselves.
+        """
         group = self._plan.setup_group
         if group is None:
             return self._sandbox_of_its_own(stack, None)
@@ -419,12 +427,12 @@ class RolloutRun:
             if shared.snapshot is not None:
                 self._take_baseline(shared.snapshot)
         sandbox = self._open_sandbox(stack, replace(self._spec(), from_snapshot=shared.snapshot))
-        if self._plan.task.folders:  # no snapshot has those
+        if self._plan.task.folders:  # snapshots do not contain folders outside the home
             lay_outer_files(sandbox, self._plan.task)
         return sandbox
 
     def _sandbox_of_its_own(self, stack: ExitStack, group: SetupGroup | None) -> Sandbox:
-        """Open a sandbox and run the setup in it, for the group as well."""
+        """Open a sandbox, run the setup in it, and publish the result to the group."""
         with ExitStack() as own:
             sandbox = self._open_sandbox(own, replace(self._spec(), fills_workdir=True, network=self._has_network))
             with self._reporter.during("setup", "setting up"):
@@ -438,7 +446,8 @@ class RolloutRun:
             if not self._has_network:
                 stack.push(own.pop_all())
                 return sandbox
-        # Another sandbox, and not the same one cut off: connections and processes of the setup end with the first.
+        # A second sandbox, instead of the first one without its network: this ends all connections and processes of
+        # the setup, which could reach the network for the agent.
         sandbox = self._open_sandbox(stack, self._spec())
         with self._reporter.during("setup", "moving the setup to a sandbox without a network"):
             unpack_home(sandbox, self.baseline)
@@ -456,8 +465,8 @@ class RolloutRun:
             self._cancel.check()
             sandbox = stack.enter_context(_closing(backend.open(spec)))
             stack.enter_context(self._cancel.on_cancel(sandbox.kill))
-            if sandbox.from_snapshot is not snapshot:  # a backend around another that makes a spec of its own
-                raise SandboxError(f"{backend.name} opens no sandbox from a snapshot: use run_many(share_setup=False)")
+            if sandbox.from_snapshot is not snapshot:  # a wrapping backend that replaces the spec
+                raise SandboxError(f"{backend.name} cannot start from a snapshot: use run_many(share_setup=False)")
             self._sandbox_id, self._workdir = sandbox.sandbox_id, sandbox.workdir
         return sandbox
 
@@ -491,7 +500,7 @@ class RolloutRun:
                 raise PhaseFailed("env_failed", f"setup line {number} exited with code {exit_code}")
 
     def _keep_setup(self, sandbox: Sandbox, group: SetupGroup | None) -> None:
-        """Keep what the setup left: for the verifier, and for the other rollouts of the group if there are any."""
+        """Pack the initial files for the verifier, and take a snapshot for the other rollouts of the group."""
         is_shared = group is not None and group.members > 1
         snapshot = self._snapshot(sandbox) if is_shared else None
         try:
@@ -507,7 +516,7 @@ class RolloutRun:
             group.publish(SetupResult(self._plan.rollout_id, list(self._setup), snapshot))
 
     def _snapshot(self, sandbox: Sandbox) -> SandboxSnapshot | None:
-        """Return a snapshot; None where there can be none, so that each rollout has to run its setup."""
+        """Return a snapshot, or None if the backend cannot take one: then each rollout runs its own setup."""
         try:
             return sandbox.snapshot()
         except SandboxGone:
@@ -522,7 +531,7 @@ class RolloutRun:
         except SandboxGone:
             raise
         except SandboxError as exc:
-            raise PhaseFailed("env_failed", f"what the setup left cannot be kept for the verifier: {exc}") from exc
+            raise PhaseFailed("env_failed", f"the initial files cannot be packed for the verifier: {exc}") from exc
 
     def _take_baseline(self, snapshot: SandboxSnapshot) -> None:
         source = snapshot.archives[snapshot.home]
@@ -531,7 +540,7 @@ class RolloutRun:
             join_home(source, snapshot.archives[workdir], self.baseline)
             return
         try:
-            os.link(source, self.baseline)  # it is only read
+            os.link(source, self.baseline)  # safe, because both are only read
         except OSError:  # on another disk
             shutil.copyfile(source, self.baseline)
 
@@ -560,7 +569,7 @@ class RolloutRun:
             try:
                 return self._follow_agent(sandbox, launch, log, limit)
             except Exception as exc:
-                failure = f"the end of the agent was not seen: {self._doubt(exc)}"
+                failure = f"the agent's end was not observed: {self._doubt(exc)}"
                 return AgentFacts(self._exit_code, timed_out=False, limit_s=limit, failure=failure)
             finally:
                 self._log_tail = log.tail(_LOG_TAIL)
@@ -584,7 +593,7 @@ class RolloutRun:
         return AgentFacts(done.exit_code, done.timed_out, limit, failure)
 
     def _collect(self, sandbox: Sandbox) -> str | None:
-        """Stop the agent's processes and take its work tree; return what makes that impossible, or None."""
+        """Stop the agent's processes and pack its work tree; return the problem if that fails, else None."""
         try:
             with _time_limit(sandbox, COLLECT_S):
                 sandbox.stop_processes()
@@ -597,10 +606,10 @@ class RolloutRun:
         return None
 
     def _take_worktree(self, sandbox: Sandbox, work: Path, merged: Path) -> Merged:
-        """Pack the work tree into `work`, and write what the verifier is to see of it to `merged`.
+        """Pack the work tree into `work`, and write the verifier's view of it to `merged`.
 
         Raises:
-            UnusableWorktree, SandboxError, OSError: it cannot be taken.
+            UnusableWorktree, SandboxError, OSError: it cannot be packed.
         """
         places = (sandbox.home, sandbox.workdir)
         look = sandbox.exec(["/bin/sh", "-c", _LOOK, "sh", *places, str(MAX_MEMBERS + 2)], cwd="/")
@@ -611,18 +620,19 @@ class RolloutRun:
         limit = worktree_limit(self._plan.task.limits)
         try:
             sandbox.pack(sandbox.workdir, work, max_bytes=limit)
-        except PermissionError:  # the agent took its own rights away
+        except PermissionError:  # the agent removed permissions
             sandbox.exec(["chmod", "-R", "u+rwX", "--", sandbox.workdir], cwd="/")
             sandbox.pack(sandbox.workdir, work, max_bytes=limit)
         baseline = self.baseline if self.baseline.exists() else None
         return merge_for(self._plan.task, work, baseline, merged, root=sandbox.workdir, max_bytes=limit)
 
     def _doubt(self, exc: Exception) -> str:
-        """Note a failure since the agent started, of which a control run has to show whose it is; return its text.
+        """Record a failure after the agent started, and return its text. A control run decides later who caused it.
 
         Raises:
-            RolloutCancelled: the failure is a consequence of that.
-            OSError: the host's folder of this rollout was removed. (A full disk is no proof: a large tree can fill it.)
+            RolloutCancelled: a cancellation caused the failure.
+            OSError: the host's folder of this rollout was removed. (A full disk proves nothing: the agent's tree can
+                fill it.)
         """
         self._cancel.check()
         if isinstance(exc, OSError) and not self._plan.folder.is_dir():
@@ -634,14 +644,14 @@ class RolloutRun:
         return f"{type(exc).__name__}: {exc}"
 
     def _control_run(self, phase: Phase, exc: Exception) -> None:
-        """Do in a fresh sandbox, with what the setup left, what failed in the agent's.
+        """Repeat the failed operation in a fresh sandbox with the initial files.
 
         Raises:
-            PhaseFailed: it fails there, too, so the agent is not the reason.
+            PhaseFailed: it fails there too, so the agent did not cause it.
         """
         work, merged = self._plan.folder / "control.tar", self._plan.folder / "control-merged.tar"
         try:
-            with self._reporter.during(phase, f"{exc}: a control run, where no agent was"), ExitStack() as stack:
+            with self._reporter.during(phase, f"{exc}: starting a control run without the agent"), ExitStack() as stack:
                 sandbox = stack.enter_context(_closing(self._plan.backend.open(self._spec())))
                 stack.enter_context(self._cancel.on_cancel(sandbox.kill))
                 stack.enter_context(_time_limit(sandbox, COLLECT_S))
@@ -656,7 +666,7 @@ class RolloutRun:
             self._cancel.check()
             is_of_the_task = isinstance(again, UnusableWorktree | SandboxTreeError)
             status: Status = "env_failed" if is_of_the_task else "sandbox_failed"
-            raise PhaseFailed(status, f"{exc} (and where no agent was: {again})") from again
+            raise PhaseFailed(status, f"{exc} (and in a control run without the agent: {again})") from again
         finally:
             work.unlink(missing_ok=True)
             merged.unlink(missing_ok=True)
@@ -721,7 +731,7 @@ class RolloutRun:
             metadata=self._metadata(),
         )
 
-    # An agent writes a part of what these two read. It must not be able to cost its rollout the outcome.
+    # An agent writes some of the input of these two methods. It must not be able to remove its outcome that way.
 
     def _turns(self) -> list[RolloutTurn]:
         try:

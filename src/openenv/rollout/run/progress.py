@@ -1,6 +1,6 @@
-"""What a caller holds while a rollout runs: a `Cancellation` to end it, and the events that a `Reporter` sends.
+"""Progress of rollouts: a `Reporter` sends events to callbacks, a `ProgressBar` shows them.
 
-Also the `ProgressBar` of `run_rollout(progress=True)`. Knows callbacks, clocks and a terminal only.
+Knows callbacks, clocks and a terminal only.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Reporter:
     """Sends the events of one rollout, one at a time, and measures its phases.
 
     Args:
-        rollout_id: Whose events these are.
-        callbacks: Get each event, in the rollout's threads; calls never overlap. One that raises is logged.
-        lock: Shared by the rollouts that share a callback.
+        rollout_id: The rollout.
+        callbacks: Receive each event in the rollout's threads, one call at a time. Their exceptions are logged.
+        lock: Shared by rollouts with the same callbacks.
     """
 
     def __init__(self, rollout_id: str, *callbacks: OnProgress | None, lock: threading.Lock | None = None) -> None:
@@ -42,12 +42,12 @@ class Reporter:
 
     @property
     def elapsed_s(self) -> float:
-        """The seconds since the rollout began."""
+        """The seconds since the rollout started."""
         return time.monotonic() - self._began
 
     @contextmanager
     def during(self, phase: Phase, message: str = "") -> Iterator[None]:
-        """Report that a phase begins, and measure the block."""
+        """Report the start of a phase, and measure the block."""
         self.phase = phase
         began = time.monotonic()
         self.say(message)
@@ -72,13 +72,13 @@ class Reporter:
 
 
 class ProgressBar:
-    """Shows rollouts in a terminal or a notebook: how many are done, their mean reward, and the latest event.
+    """Shows the number of finished rollouts, their mean reward and the latest event in a terminal or a notebook.
 
-    A context manager, whose methods are callbacks; elsewhere, such as in a log file, it shows nothing.
+    A context manager with callbacks as methods. It shows nothing elsewhere, for example in a log file.
 
     Args:
-        count: How many rollouts there will be; None where that is not known.
-        console: Where to show it; by default standard error, or the notebook's output.
+        count: The number of rollouts; None if unknown.
+        console: The output; by default standard error, or the output of the notebook.
     """
 
     def __init__(self, count: int | None, *, console: Console | None = None) -> None:
@@ -105,11 +105,11 @@ class ProgressBar:
         self._bar.stop()
 
     def on_install(self, message: str) -> None:
-        """Show that an agent is being installed, which can take minutes."""
+        """Show the installation of an agent, which can take minutes."""
         self._describe(message)
 
     def on_progress(self, event: Progress) -> None:
-        """Show what a rollout does."""
+        """Show the latest event."""
         self._describe(f"{event.phase}: {event.message}")
 
     def on_outcome(self, number: int, outcome: Outcome) -> None:
@@ -122,6 +122,6 @@ class ProgressBar:
 
     def _describe(self, text: str) -> None:
         mean = f"mean reward {sum(self._rewards) / len(self._rewards):.2f}, " if self._rewards else ""
-        # A part of some messages was written by an agent or an endpoint: a terminal must not obey it.
+        # An agent or an endpoint wrote some of the text: it must not contain control codes for the terminal.
         shown = "".join(char if char.isprintable() else " " for char in text[:_BAR_TEXT])
         self._bar.update(self._task, description=f"{mean}{shown}")

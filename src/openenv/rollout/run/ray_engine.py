@@ -1,21 +1,21 @@
-"""Rollouts on a Ray cluster: `RayEngine` runs each in one of several worker processes, with local sandboxes there.
+"""Rollouts on a Ray cluster: `RayEngine` runs each one in a worker process, with sandboxes on the worker's node.
 
     this process, the driver                        the cluster
     RayEngine.run(task) ── a thread per rollout ──> RolloutWorker: an `Engine` with sandboxes and a capture proxy
          ▲   store, retries, progress                    │ threads: at most `places` rollouts at once
-         └───────── events, files, outcome ──────────────┘ a stream per rollout, as they are made
+         └───────── events, files, outcome ──────────────┘ one stream per rollout
 
 Only the driver writes to the store. Ray is imported when an engine is entered.
 """
 
-# A worker:  starting ──> ready ──> lost    its process or node died, or Ray cannot reach it: its rollouts are run
-#                |                          again elsewhere, and another worker starts in its place, where the cluster
-#                v                          has room
-#             unusable                      its node cannot run the sandboxes or the agent: not replaced. The error is
-#                                           raised when no worker is left
+# A worker:  starting ──> ready ──> lost    Its process or node died, or Ray cannot reach it. Its rollouts are repeated
+#                |                          on other workers, and a new worker starts if the cluster has room.
+#                v
+#             unusable                      Its node cannot run the sandboxes or the agent. It is not replaced, and its
+#                                           error is raised if no worker is left.
 #
-# An attempt that ends as `sandbox_failed`, or whose worker is lost, is repeated, on another node if there is one. No
-# other outcome is: a failure of the agent counts, and repeating it until it passes would falsify the reward.
+# An attempt is repeated only if it ended as `sandbox_failed` or lost its worker, on another node if possible. A failure
+# of the agent counts: repeating it until it passes would falsify the reward.
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ logger = logging.getLogger(__name__)
 RETRIES = 2
 _CHUNK = 4 * 1024 * 1024
 _UNSENT = 16
-"""How many parts of a stream may wait in a worker: files are not read into memory faster than they are sent."""
+"""The most parts of a stream that wait in a worker, so that files are not read faster than they are sent."""
 _CONTROL_CALLS = 4
 _STARTS = 3
-"""How often a worker is started whose process dies before it is ready."""
+"""The most starts of a worker if its process dies before it is ready."""
 _CANCEL_S = 60.0
-"""How long a worker may take to end a cancelled rollout before it is killed."""
+"""The time limit for ending a cancelled rollout; after it, the worker is killed."""
 _CLOSE_S = 15.0
 _NOTICE_S = 1.0
 
@@ -82,7 +82,7 @@ _NOTICE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RayWorkerPlace:
-    """Where a worker runs, and with which version."""
+    """The node, process and package version of a worker."""
 
     node_id: str
     address: str
@@ -92,19 +92,19 @@ class RayWorkerPlace:
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """The next bytes of a file of a rollout."""
+    """The next bytes of one of a rollout's files."""
 
     path: str
-    """Below the rollout's folder: `worktree.tar`, `captures/...`."""
+    """The path in the rollout's folder: `worktree.tar`, `captures/...`."""
     data: bytes
 
 
 class Outbox:
-    """Stands for the store in a worker: what the engine keeps goes to the driver, which stores it.
+    """Replaces the store in a worker: it sends files to the driver, which stores them.
 
     Args:
-        folder: Where model calls and logs are written until they are sent.
-        has_store: Whether the driver has a store; if not, nothing is sent.
+        folder: The folder of model calls and logs until they are sent.
+        has_store: Whether the driver has a store; if not, no files are sent.
     """
 
     def __init__(self, folder: Path, *, has_store: bool) -> None:
@@ -115,22 +115,22 @@ class Outbox:
 
     @contextmanager
     def sending(self, rollout_id: str, emit: Callable[[FilePart], None]) -> Iterator[None]:
-        """Send what is kept of a rollout with `emit` while the block runs."""
+        """Send the files of a rollout with `emit` while the block runs."""
         self._emits[rollout_id] = emit
         (self._live / rollout_id).mkdir(parents=True)
         try:
             yield
         finally:
             del self._emits[rollout_id]
-            # The rollout may come again, if its sandbox has failed.
+            # This worker may get the same rollout again, if its sandbox failed.
             for folder in (self.captures, self._live):
                 shutil.rmtree(folder / rollout_id, ignore_errors=True)
 
     def begin(self, rollout_id: str, task: Task, *, about: Mapping[str, Any] | None = None) -> None:
-        """Do nothing: the driver has begun it."""
+        """Do nothing: the driver has already marked the rollout as running."""
 
     def live_file(self, rollout_id: str, name: str) -> Path:
-        """Return where a file is written while a rollout runs."""
+        """Return the path of a file that is written during the rollout."""
         return self._live / rollout_id / name
 
     def keep_capture(self, rollout_id: str, records: Path) -> None:
@@ -148,10 +148,10 @@ class Outbox:
         baseline: Path | None = None,
         agent_log: Path | None = None,
     ) -> None:
-        """Send a rollout's files; those that do not exist are left out. Without a store, its sequences go with it."""
+        """Send a rollout's existing files. Without a store, add its sequences to the outcome instead."""
         records = self.captures / outcome.rollout_id
         if not self._has_store and records.is_dir():
-            from openenv.rollout.capture import export, read  # agents without a model need none
+            from openenv.rollout.capture import export, read  # agents without a model need no export
 
             with suppress(CaptureError):
                 outcome.keep_sequences(export.sequences(read(records)))
@@ -164,7 +164,7 @@ class Outbox:
             return
         emit = self._emits[rollout_id]
         with path.open("rb") as file:
-            emit(FilePart(name, file.read(_CHUNK)))  # an empty file has a part, too
+            emit(FilePart(name, file.read(_CHUNK)))  # an empty file also has one part
             while data := file.read(_CHUNK):
                 emit(FilePart(name, data))
 
@@ -173,9 +173,9 @@ class RolloutWorker:
     """A process of the cluster that runs rollouts: a Ray actor, whose methods are called in threads.
 
     Args:
-        options: The arguments of its `Engine`.
+        options: The options of its engine.
         has_store: Whether the driver has a store.
-        shares_setup: Whether rollouts that run here at the same time run equal setups once.
+        shares_setup: Whether equal setups run once if their rollouts run here at the same time.
     """
 
     def __init__(self, options: EngineOptions, *, has_store: bool, shares_setup: bool) -> None:
@@ -188,7 +188,7 @@ class RolloutWorker:
         self._running: set[str] = set()
 
     def start(self) -> Iterator[RayWorkerPlace | str]:
-        """Yield where this is, then check the sandboxes and install the agent, with messages about that.
+        """Yield the worker's place, then check the sandboxes and install the agent and yield messages about it.
 
         Raises:
             SandboxUnavailable, AgentUnavailable: this node cannot run the rollouts.
@@ -210,7 +210,7 @@ class RolloutWorker:
     def run(
         self, task: Task, rollout_id: str, metadata: Mapping[str, Any] | None
     ) -> Iterator[Progress | FilePart | Outcome]:
-        """Run a rollout; yield its events, its files and, at the end, its outcome."""
+        """Run a rollout; yield its events and files, and at the end its outcome."""
         yield from _stream(partial(self._run, task, rollout_id, metadata))
 
     def _run(
@@ -224,7 +224,7 @@ class RolloutWorker:
         assert self._outbox is not None
 
         def report(event: Progress) -> None:
-            # The rollout is done when the driver has stored it.
+            # The driver reports these phases itself, after it has stored the rollout.
             if event.phase != "done" and (self._has_store or event.phase != "store"):
                 emit(event)
 
@@ -245,11 +245,11 @@ class RolloutWorker:
         emit(outcome)
 
     def cancel(self, rollout_id: str, reason: str) -> None:
-        """End a rollout; its outcome comes as ever. Calls have no order: this may come before the rollout does."""
+        """End a rollout, which still yields its outcome. Ray calls have no order: this may arrive before `run`."""
         self._cancellations.setdefault(rollout_id, Cancellation()).cancel(reason)
 
     def close(self) -> None:
-        """End all that runs, and free what the engine holds."""
+        """End all rollouts and free the engine's resources."""
         for cancel in list(self._cancellations.values()):
             cancel.cancel("the engine is closed")
         deadline = time.monotonic() + _CLOSE_S
@@ -259,7 +259,7 @@ class RolloutWorker:
 
 
 def _stream(work: Callable[[Callable[[Any], None]], None]) -> Iterator[Any]:
-    """Run blocking work in a thread, and yield what it emits; what it raises is raised at the end."""
+    """Run blocking work in a thread and yield the parts that it emits; raise its exception at the end."""
     parts: queue.Queue[Any] = queue.Queue(_UNSENT)
     end = object()
     error: BaseException | None = None
@@ -268,7 +268,7 @@ def _stream(work: Callable[[Callable[[Any], None]], None]) -> Iterator[Any]:
         nonlocal error
         try:
             work(parts.put)
-        except BaseException as exc:  # raised in the thread that yields
+        except BaseException as exc:  # raised again in the yielding thread
             error = exc
         parts.put(end)
 
@@ -283,32 +283,31 @@ def _stream(work: Callable[[Callable[[Any], None]], None]) -> Iterator[Any]:
 
 
 class WorkerLost(Exception):
-    """The process or the node that ran a rollout is gone; the text has Ray's words."""
+    """The worker process or its node has died; the message comes from Ray."""
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A worker as the driver sees it."""
+    """The driver's view of a worker."""
 
     actor: Any
     starts_left: int
     place: RayWorkerPlace | None = None
     is_ready: bool = False
     load: int = 0
-    """How many rollouts run there."""
+    """The number of rollouts that it runs."""
 
     @property
     def node(self) -> str:
-        """The address of its node, for texts."""
+        """The address of its node, for messages."""
         return "a node" if self.place is None else f"node {self.place.address}"
 
 
 class RayEngine:
     """Runs rollouts on a Ray cluster, from any number of threads at once, as `Engine` does on this machine.
 
-    Rollouts are spread over workers, and these over the nodes. One that ends as `sandbox_failed`, or whose node is
-    lost, is run again on another node, under the same id. `metadata["ray"]` of an outcome names the node, and what
-    failed before.
+    Rollouts are spread over workers, and workers over nodes. A rollout that ends as `sandbox_failed` or loses its node
+    is repeated on another node, with the same ID. `metadata["ray"]` of an outcome names the node and earlier failures.
 
     Args:
         options: The options of each worker's engine. Ray must be able to pickle agents and sandboxes that are objects.
@@ -320,8 +319,8 @@ class RayEngine:
         share_setup: Run equal setups once if their rollouts run at the same time in one worker.
 
     Raises:
-        ValueError: an argument is not possible here.
-        RolloutError: on entering: Ray is not installed, or there is no such cluster.
+        ValueError: an argument is out of range or not supported on Ray.
+        RolloutError: on entering, if Ray is not installed or the cluster does not exist.
     """
 
     def __init__(
@@ -351,7 +350,7 @@ class RayEngine:
         self._options = replace(options, store=None, on_install=None)  # Ray pickles them for its workers
         self._cluster, self._retries, self._share_setup = cluster or RayCluster(), retries, share_setup
         self.concurrency = concurrency or 0
-        """How many rollouts run at once; where it was not given, known from entering on."""
+        """The number of rollouts at once. If it was not given, entering the engine sets it."""
         self._places = 1
         self._ray: Any = None
         self._folder = Path()
@@ -382,18 +381,18 @@ class RayEngine:
         self._stack.close()
 
     def require_trust(self, task: Task) -> None:
-        """Return if a task's checks can be trusted as far as it and this engine ask; nothing is run.
+        """Check the trust level of a task's checks against the task and the engine; runs nothing.
 
         Raises:
-            TrustError: one cannot; the text names it and says how to write it.
+            TrustError: a check has a lower level; the text names the check and says how to write it.
         """
         require_trust(task, self._options.min_trust, isolated=self._is_isolated)
 
     def require_sandboxes(self, task: Task) -> None:
-        """Return if the backends open sandboxes as a task needs them; what their machines have is seen there.
+        """Check that the backends support the task's sandboxes. Each node checks its own resources later.
 
         Raises:
-            SandboxUnsupported: one has no images, or no network for the setup.
+            SandboxUnsupported: a backend has no images, or no network for the setup.
         """
         needed = replace(sandbox_spec(task), network=task.network == "setup")
         for backend in self._backends:
@@ -408,12 +407,12 @@ class RayEngine:
         cancel: Cancellation | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Outcome:
-        """Run one rollout to its end, somewhere; its failures are in the outcome.
+        """Run one rollout on a worker. A failure of the rollout is a status of the outcome, not an exception.
 
         Raises:
-            ValueError: the id cannot be the name of a folder.
-            TrustError: a check of the task can be trusted less than `min_trust` says; nothing was run.
-            StoreError: the outcome could not be stored; it is in the exception.
+            ValueError: the ID cannot be the name of a folder.
+            TrustError: a check of the task has a lower trust level than required; nothing was run.
+            StoreError: the outcome could not be stored; the exception carries it.
             RolloutError: no worker could be started in time.
             SandboxUnavailable, AgentUnavailable: no node can run the rollouts.
         """
@@ -452,7 +451,7 @@ class RayEngine:
     # -- attempts --------------------------------------------------------------------------------------------------
 
     def _run(self, run: _RemoteRollout) -> Outcome:
-        """Try a rollout until an attempt says something about the agent, or none is left."""
+        """Repeat a rollout until its outcome says something about the agent, or no attempt is left."""
         failures: list[str] = []
         failed_nodes: set[str] = set()
         for number in itertools.count(1):
@@ -488,10 +487,10 @@ class RayEngine:
         return outcome.model_copy(update={"metadata": {**outcome.metadata, "ray": where}})
 
     def _follow(self, worker: _Worker, run: _RemoteRollout) -> Outcome:
-        """Run a rollout on a worker, and take what comes of it.
+        """Run a rollout on a worker; receive its events, files and outcome.
 
         Raises:
-            WorkerLost: the worker has died, or cannot be reached.
+            WorkerLost: the worker has died or cannot be reached.
         """
         from ray.exceptions import RayError, RayTaskError
 
@@ -505,7 +504,7 @@ class RayEngine:
                         outcome = part
                     else:
                         run.take(part)
-            except RayTaskError as exc:  # raised by our code there, not by Ray
+            except RayTaskError as exc:  # raised by our code in the worker, not by Ray
                 raise exc.cause from exc
             except RayError as exc:
                 raise WorkerLost(_words(exc)) from exc
@@ -515,7 +514,7 @@ class RayEngine:
 
     @contextmanager
     def _cancelling(self, worker: _Worker, run: _RemoteRollout) -> Iterator[None]:
-        """Pass a cancellation on to a worker while the block runs; kill a worker that does not heed it."""
+        """Forward a cancellation to the worker while the block runs; kill a worker that does not react in time."""
         timer = threading.Timer(_CANCEL_S, self._kill, [worker])
         timer.daemon = True
 
@@ -530,7 +529,7 @@ class RayEngine:
                 timer.cancel()
 
     def _unfinished(self, run: _RemoteRollout, status: Status, reason: str) -> Outcome:
-        """Return the outcome of an attempt that no worker has ended."""
+        """Return the outcome of an attempt that no worker finished."""
         return Outcome(
             rollout_id=run.rollout_id,
             task_id=run.task.task_id,
@@ -549,7 +548,7 @@ class RayEngine:
 
     def _start_worker(self, starts: int) -> None:
         ray = self._ray
-        # A worker needs free threads to be cancelled and closed while all of its places are taken.
+        # Extra threads let the driver cancel and close a worker while all of its places are busy.
         options = {**self._cluster.actor_options(), "max_concurrency": self._places + _CONTROL_CALLS}
         remote = ray.remote(RolloutWorker).options(scheduling_strategy="SPREAD", **options)
         try:
@@ -575,7 +574,7 @@ class RayEngine:
         except RayTaskError as exc:
             self._give_up(worker, exc.cause)
         except RuntimeEnvSetupError as exc:
-            self._give_up(worker, RolloutError(f"The runtime_env of a worker cannot be made: {_words(exc)}"))
+            self._give_up(worker, RolloutError(f"Ray cannot create the runtime_env of a worker: {_words(exc)}"))
         except RolloutError as exc:
             self._give_up(worker, exc)
         except RayError as exc:
@@ -597,26 +596,26 @@ class RayEngine:
         host = "" if self.model is None else urlsplit(self.model.base_url).hostname or ""
         if is_loopback(host) and place.address not in ("127.0.0.1", self._ray.util.get_node_ip_address()):
             logger.warning(
-                "the model at %s is asked from node %s, where that is another machine: give an address that the nodes "
-                "can reach",
-                host,
+                "node %s cannot reach the model at %s, which is a loopback address: use an address that all nodes can "
+                "reach",
                 place.address,
+                host,
             )
 
     def _report_install(self, message: str) -> None:
         try:
             self._on_install(message)
-        except Exception:  # the caller's code must not keep a worker from starting
+        except Exception:  # an error in the caller's code must not stop the worker
             logger.exception("a callback for installations failed")
 
     def _acquire(self, cancel: Cancellation, failed_nodes: set[str]) -> _Worker:
-        """Wait for a free place, and take it: the least loaded worker on the least loaded node.
+        """Wait for a free place and take it, on the least loaded worker of the least loaded node.
 
-        A rollout that failed on some nodes waits for another node, if there is one.
+        A rollout that failed on some nodes waits for another node, if the cluster has one.
 
         Raises:
-            RolloutCancelled: meanwhile.
-            RolloutError, SandboxUnavailable, AgentUnavailable: there is no worker, and none will come.
+            RolloutCancelled: while waiting.
+            RolloutError, SandboxUnavailable, AgentUnavailable: no worker is left, and none will start.
         """
         with cancel.on_cancel(self._wake), self._changed:
             while True:
@@ -638,15 +637,15 @@ class RayEngine:
                 self._changed.wait(_NOTICE_S)
 
     def _check_hope(self) -> None:
-        """Raise if no worker is to be waited for."""
+        """Raise an error if waiting for a worker is pointless."""
         if not self._workers and self._unusable is not None:
             raise self._unusable
         waited_s = time.monotonic() - self._last_ready_at
         if waited_s > self._cluster.start_timeout_s:
             raise RolloutError(
                 f"The Ray cluster has started no worker for {waited_s:.0f} s. One needs {self._cluster.demand()}, and "
-                f"there is free: {self._ray.available_resources()}. Add a node, ask for less (cpus, resources of "
-                "RayCluster), or allow more time (start_timeout_s)."
+                f"the cluster has free: {self._ray.available_resources()}. Add a node, reserve less (cpus, resources "
+                "of RayCluster), or allow more time (start_timeout_s)."
             )
 
     def _release(self, worker: _Worker) -> None:
@@ -659,19 +658,19 @@ class RayEngine:
             self._changed.notify_all()
 
     def _replace(self, worker: _Worker, reason: str) -> None:
-        """Start another worker for one that was lost; the first of its rollouts that notices does so."""
+        """Start another worker in place of a lost one. Only the first rollout that notices the loss does so."""
         if not self._remove(worker):
             return
         logger.warning("the worker on %s was lost, another is started: %s", worker.node, reason)
         self._start_worker(_STARTS if worker.is_ready else worker.starts_left)
 
     def _give_up(self, worker: _Worker, error: BaseException) -> None:
-        """Do without a worker whose node cannot run rollouts."""
+        """Remove a worker because its node cannot run rollouts."""
         if self._remove(worker, error):
             logger.warning("%s runs no rollouts: %s", worker.node, error)
 
     def _remove(self, worker: _Worker, error: BaseException | None = None) -> bool:
-        """Take a worker from the list; return whether it was there, and the engine goes on."""
+        """Remove a worker from the list; return False if it was removed before, or the engine is closed."""
         with self._changed:
             if worker not in self._workers or self._is_closed:
                 return False
@@ -684,11 +683,11 @@ class RayEngine:
         return True
 
     def _kill(self, worker: _Worker) -> None:
-        with contextlib.suppress(Exception):  # Ray raises various errors for one that is gone
+        with contextlib.suppress(Exception):  # Ray raises various errors if the actor has died
             self._ray.kill(worker.actor)
 
     def _close_workers(self) -> None:
-        """Free what the workers hold, then end them: sandboxes and scratch folders go before their processes."""
+        """Close the workers' sandboxes and scratch folders, then end their processes."""
         with self._changed:
             self._is_closed = True
             workers = list(self._workers)
@@ -704,7 +703,7 @@ class RayEngine:
 
 @dataclass(frozen=True, slots=True)
 class _RemoteRollout:
-    """A rollout whose attempts run elsewhere: what the driver knows and takes of it."""
+    """The driver's part of a rollout: its options, and the files that arrive from the workers."""
 
     task: Task
     rollout_id: str
@@ -726,7 +725,7 @@ class _RemoteRollout:
             self.reporter.say(part.message, turn=part.turn)
 
     def forget_files(self) -> None:
-        """Remove what an attempt has sent that is repeated."""
+        """Remove the files of a failed attempt before the next one."""
         shutil.rmtree(self.folder)
         self.folder.mkdir()
 
@@ -736,5 +735,5 @@ def _node_id(worker: _Worker) -> str:
 
 
 def _words(error: Exception) -> str:
-    """Return the first paragraph of one of Ray's texts, in one line."""
+    """Return the first paragraph of a message from Ray, in one line."""
     return " ".join(str(error).strip().split("\n\n")[0].split())[:500] or type(error).__name__

@@ -1,15 +1,15 @@
-"""Setups that rollouts share: the first of a group runs it, the others begin with a snapshot of what it left.
+"""Shared setups: the first rollout of a group runs the setup, the others start from its snapshot.
 
     SharedSetups ── one per run_many ── has a `SetupGroup` for each setup that more than one rollout needs
 
-    a rollout comes:   no result, no leader ──> it leads: runs the setup, publishes a result, or steps down (its sandbox
-                                                died, it was cancelled), and the next one leads
-                       a leader is at work  ──> it waits
-                       a result is there    ──> snapshot: its sandbox is opened from it
+    a rollout starts:  no result, no leader ──> it becomes the leader: runs the setup and publishes the result. If its
+                                                sandbox dies or it is cancelled, it steps down and the next one leads
+                       a leader is running  ──> it waits
+                       the result exists    ──> snapshot: its sandbox starts from it
                                                 failure: the rollout fails in the same way
-                                                neither (a setup that left processes running): it runs the setup itself
+                                                neither (the setup left processes running): it runs the setup itself
 
-The snapshot is taken before any agent starts, and is removed with the last rollout of the group. Knows no phases.
+The snapshot is taken before any agent starts, and removed with the last rollout of the group. Knows nothing of phases.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from openenv.rollout.tasks.task import Task
 from openenv.sandboxes.base import SandboxSnapshot, sweep_snapshots
 
 _SETUP_FIELDS = {"files", "setup", "setup_timeout_s", "limits", "image", "build", "workdir", "folders", "network"}
-"""What a sandbox is before the agent comes."""
+"""The fields of a task that decide the sandbox's content before the agent starts."""
 
 
 def setup_key(task: Task) -> str | None:
-    """Return what tasks have in common whose setups leave the same: all that the sandbox gets before the agent.
+    """Return a key that is equal for tasks with equal setups.
 
-    None for a task without setup lines: to write files takes no time.
+    None for a task without setup lines, because writing files takes no time.
     """
     if not task.setup:
         return None
@@ -43,7 +43,7 @@ def setup_key(task: Task) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class SetupResult:
-    """How a setup ended."""
+    """The result of a setup."""
 
     rollout_id: str
     """The rollout that ran it."""
@@ -56,7 +56,7 @@ class SetupGroup:
     """The rollouts that need the same setup; their threads share it.
 
     Args:
-        members: How many rollouts are known to need it.
+        members: The number of rollouts that will need it, as far as the caller knows.
     """
 
     def __init__(self, members: int = 0) -> None:
@@ -64,17 +64,17 @@ class SetupGroup:
         self._has_leader = False
         self.result: SetupResult | None = None
         self.members = members
-        """How many rollouts need it that are known of and have not ended, this one included."""
+        """The number of rollouts that need it and have not ended, as far as the caller knows."""
         self.running = 0
-        """How many of them have begun and not ended."""
+        """The number of them that have started and not ended."""
 
     @property
     def is_pending(self) -> bool:
-        """Whether one more rollout would have to wait: others have begun, and there is no result yet."""
+        """Whether another rollout would have to wait: others have started, and the result does not exist yet."""
         return self.running > 0 and self.result is None
 
     def lead(self) -> bool:
-        """Return whether a rollout is to run the setup: no other does, and there is no result."""
+        """Make the calling rollout the leader, which runs the setup; False if there is a leader or a result."""
         with self._changed:
             if self._has_leader or self.result is not None:
                 return False
@@ -82,10 +82,10 @@ class SetupGroup:
             return True
 
     def wait(self, cancel: Cancellation) -> SetupResult | None:
-        """Wait for the result of the leader, and return it; None if there is none: now this rollout leads.
+        """Wait for the leader's result and return it. None if the leader stepped down: now the caller leads.
 
         Raises:
-            RolloutCancelled: before that.
+            RolloutCancelled: while waiting.
         """
         with cancel.on_cancel(self._wake), self._changed:
             self._changed.wait_for(lambda: cancel.cancelled or self.result is not None or not self._has_leader)
@@ -101,7 +101,7 @@ class SetupGroup:
             self._changed.notify_all()
 
     def step_down(self) -> None:
-        """End the leader's part; if it has published nothing, another rollout leads."""
+        """Stop leading; if nothing was published, another rollout leads."""
         with self._changed:
             self._has_leader = False
             self._changed.notify_all()
@@ -117,12 +117,13 @@ class SetupGroup:
 
 
 class SharedSetups:
-    """The groups of one `run_many`. Also a context manager, which removes all snapshots at its end, and first those of
-    processes that were killed.
+    """The groups of one `run_many`.
+
+    A context manager: it first removes the snapshots of killed processes, and at the end its own.
 
     Args:
-        tasks: All tasks that will come. None where that is not known: then a group has those that have begun, and a
-            rollout that comes alone shares nothing.
+        tasks: All tasks of the batch. None if they are not known in advance: then only rollouts that run at the same
+            time share a setup.
     """
 
     def __init__(self, tasks: Iterable[Task] | None) -> None:
@@ -132,12 +133,12 @@ class SharedSetups:
         self._groups = {key: SetupGroup(members) for key, members in keys.items() if key is not None}
 
     def is_pending(self, key: str | None) -> bool:
-        """Return whether a rollout with this setup would have to wait for another's."""
+        """Return whether a rollout with this setup would have to wait for another rollout."""
         with self._lock:
             return key is not None and key in self._groups and self._groups[key].is_pending
 
     def join(self, key: str | None) -> SetupGroup | None:
-        """Return the group of a rollout that begins, which has to `leave` it; None for one without a setup."""
+        """Return the group of a starting rollout, which must `leave` it at its end; None without a setup."""
         if key is None:
             return None
         with self._lock:
@@ -148,7 +149,7 @@ class SharedSetups:
             return group
 
     def leave(self, key: str | None) -> None:
-        """Note that a rollout has ended; the last of a group removes its snapshot."""
+        """Remove an ended rollout from its group; the last one removes the snapshot."""
         if key is None:
             return
         with self._lock:
