@@ -126,7 +126,7 @@ def test_a_check_in_two_parts_is_verified_again_and_shown(call: Call, task: str)
     assert "judge     [137] true" in shown
     assert "            (not judged: its run was ended by signal 9)" in shown
     assert "            score 0.5" in shown
-    assert "is no check" in call("reverify", first, "--verify", '{"run": "true"}', code=1)
+    assert "is not a valid check" in call("reverify", first, "--verify", '{"run": "true"}', code=1)
 
 
 def test_what_a_terminal_would_obey_is_shown_escaped(call: Call, tmp_path: Path) -> None:

@@ -97,9 +97,9 @@ def test_a_check_with_files_is_stored_and_read_again() -> None:
         ("{pytest: tests}", "of"),
         ("{pytest: tests, of: []}", "of"),
         ("{pytest: tests, of: square, judge: x}", "judge"),
-        ("{python: check.py, of: 'a; rm -rf /'}", "no module"),
+        ("{python: check.py, of: 'a; rm -rf /'}", "not the name of a Python module"),
         ("{run: x, judge: y, port: 70000}", "port"),
-        ("{run: x, judge: y, port: 80, keep: [a]}", "nothing to keep"),
+        ("{run: x, judge: y, port: 80, keep: [a]}", "remove `keep` or `port`"),
     ],
 )
 def test_a_short_form_that_is_wrong_is_an_error_that_names_the_problem(

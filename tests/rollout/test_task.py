@@ -41,7 +41,7 @@ def test_a_task_is_read_from_json(tmp_path: Path) -> None:
         ("instruction: x\nverfy: [x]", "verfy"),
         ("[1, 2]", "mapping"),
         ("instruction: [", "cannot be read"),
-        ("instruction: x\nfiles_from: nowhere", "no folder"),
+        ("instruction: x\nfiles_from: nowhere", "does not exist"),
         ("instruction: x\nverify: {run: a}", "judge"),
         ("instruction: x\nverify: [{run: a, judge: b, keep: [/etc]}]", "below the work folder"),
     ],
@@ -103,5 +103,5 @@ def test_a_verify_line_with_a_comment_stays(line: str) -> None:
 
 @pytest.mark.parametrize("instruction", ["", " \n\t"])
 def test_an_empty_instruction_is_refused(instruction: str) -> None:
-    with pytest.raises(ValidationError, match="say what the agent is to do"):
+    with pytest.raises(ValidationError, match="describe the work of the agent"):
         Task(instruction=instruction, verify=("true",))

@@ -154,5 +154,5 @@ def test_the_agents_code_writes_no_reward_before_the_verifiers(local: Sandboxes)
 def test_a_work_folder_is_outside_of_the_home() -> None:
     with pytest.raises(ValueError, match="outside of /home/user"):
         Task(instruction="x", image="a", workdir="/home/user/project")
-    with pytest.raises(ValueError, match="name the image that is built"):
+    with pytest.raises(ValueError, match="set the image name"):
         Task(instruction="x", build="folder")

@@ -16,9 +16,9 @@ logger = logging.getLogger(__name__)
 
 
 class Cancellation:
-    """A request to stop, which can be made once and from any thread.
+    """A request to stop, made once and by any thread.
 
-    A rollout registers how to end what it waits for; `cancel` calls that, so nothing has to be polled.
+    A rollout registers callbacks that end its waiting; `cancel` calls them, so nothing polls.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Cancellation:
 
     @property
     def reason(self) -> str:
-        """The reason for the cancellation, or nothing."""
+        """The reason for the cancellation, or an empty text."""
         return self._reason
 
     def cancel(self, reason: str = "cancelled by the caller") -> None:
@@ -59,14 +59,14 @@ class Cancellation:
         """Raise if `cancel` was called.
 
         Raises:
-            RolloutCancelled: it was; the text is the reason.
+            RolloutCancelled: `cancel` was called; the text is the reason.
         """
         if self._event.is_set():
             raise RolloutCancelled(self._reason)
 
     @contextmanager
     def on_cancel(self, callback: Callable[[], object]) -> Iterator[None]:
-        """Call back on a cancellation while the block runs; at once if there was one already."""
+        """Call back on a cancellation while the block runs; immediately if it has happened already."""
         with self._lock:
             self._callbacks.append(callback)
             late = self._event.is_set()

@@ -1,6 +1,6 @@
-"""Scratch folders of engines, and file locks: they show which folders belong to a process that runs.
+"""Scratch folders and file locks. A locked folder belongs to a running process.
 
-A lock ends with its process, however that ends, so a folder whose lock is free has no owner.
+A lock ends with its process, even if the process is killed. So a folder without a lock can be removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # no such locks on this platform: folders of dead processes stay, installations may run twice
+except ImportError:  # this platform lacks flock: folders of dead processes stay, installations may run twice
     fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def scratch_root() -> Path:
 
 @contextlib.contextmanager
 def scratch(root: Path | None = None) -> Iterator[Path]:
-    """Make a private folder and remove it at the end; remove those of dead engines first."""
+    """Create a private folder and remove it at the end. First remove the folders of dead processes."""
     root = root or scratch_root()
     sweep(root)
     folder = root / secrets.token_hex(6)
@@ -69,7 +69,7 @@ def scratch(root: Path | None = None) -> Iterator[Path]:
 
 
 def sweep(root: Path | None = None) -> list[Path]:
-    """Remove what dead engines left behind, and return it."""
+    """Remove the folders of dead processes, and return them."""
     root = root or scratch_root()
     removed: list[Path] = []
     if fcntl is None or not root.is_dir():
@@ -86,14 +86,14 @@ def sweep(root: Path | None = None) -> list[Path]:
 
 
 def _claim(root: Path, name: str) -> int:
-    # The file is made under another name and locked before it is visible, or a sweep could see it unlocked.
+    # Create and lock the file under a hidden name, so that a sweep never sees it unlocked.
     hidden = root / f".{name}"
     while True:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             handle = open_locked(hidden)
             break
-        except FileNotFoundError:  # the last other engine has just removed the root
+        except FileNotFoundError:  # another process has just removed the empty root
             continue
     hidden.rename(root / f"{name}.lock")
     return handle

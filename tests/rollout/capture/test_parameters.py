@@ -298,9 +298,9 @@ def test_sampling_holds_for_agents_that_are_translated(open_agent: Any, engine: 
         ({"agent_may_set": ("n",)}, "one answer"),
         ({"sampling": {"max_tokens": 5}}, "max_tokens_cap"),
         ({"agent_may_set": ("n_predict",)}, "max_tokens_cap"),
-        ({"sampling": {"messages": []}}, "not a parameter of sampling"),
-        ({"engine": "vllm", "sampling": {"temprature": 1}}, "'temperature' is"),
-        ({"engine": "openai", "sampling": {"min_p": 1}}, "no parameter of openai"),
+        ({"sampling": {"messages": []}}, "not a sampling parameter"),
+        ({"engine": "vllm", "sampling": {"temprature": 1}}, "did you mean 'temperature'"),
+        ({"engine": "openai", "sampling": {"min_p": 1}}, "openai does not accept"),
         ({"engine": "ollama"}, "engine"),
     ],
 )

@@ -1,9 +1,9 @@
 """Tar archives of homes and work folders: written by sandboxes, read on the host, never unpacked there.
 
-Every archive may be forged, so `Archive` lists only files, folders and links whose names stay below the root.
+Every archive may be forged, so `Archive` lists only files, folders and links with names below the root.
 """
 
-# home archive                    what it holds                     who makes it
+# home archive                    content                           written by
 #   a.txt                         the home                          `pack_home`, `join_home`
 #   workdir/b.txt                 the work folder, even if it is    (the name `workdir` is fixed)
 #                                 /app inside the sandbox
@@ -32,13 +32,13 @@ BROKEN_ARCHIVE = (tarfile.TarError, EOFError, ValueError, OverflowError)
 
 
 class UnusableWorktree(RolloutError):
-    """The agent left a work tree that cannot be taken over."""
+    """The agent left a work tree that cannot be used."""
 
     code = "UNUSABLE_WORKTREE"
 
 
 def worktree_limit(limits: Limits) -> int:
-    """Return how large a work tree may be, so that a verifier with these limits has room left beside it."""
+    """Return the size limit of a work tree: half of the memory or disk of a sandbox, so that checks have room."""
     return min(MAX_BYTES, min(limits.disk_mb, limits.memory_mb) * 1024 * 1024 // 2)
 
 
@@ -68,7 +68,7 @@ def read_files(
                 except ValueError:
                     files.others.append(path)
     except (UnusableWorktree, *BROKEN_ARCHIVE):
-        pass  # the files that were read are shown
+        pass  # return the files that could be read
     return files
 
 
@@ -76,7 +76,7 @@ def files_of(archive: Path, *, max_bytes: int) -> dict[str, bytes]:
     """Return the regular files of a packed tree by their names.
 
     Raises:
-        UnusableWorktree: it is no archive, or its files hold more than `max_bytes`.
+        UnusableWorktree: the archive cannot be read, or its files exceed `max_bytes`.
     """
     files: dict[str, bytes] = {}
     try:
@@ -94,7 +94,7 @@ def files_of(archive: Path, *, max_bytes: int) -> dict[str, bytes]:
 
 
 def write_archive(archive: Path, files: Mapping[str, bytes], *, mode: int, folder: str | None = None) -> None:
-    """Write a tar file of regular files, and of a folder that is there even where no file lies in it."""
+    """Write a tar file of regular files, and of `folder`, which may stay empty."""
     with tarfile.open(archive, "w:", format=tarfile.PAX_FORMAT) as out:
         add_files(out, files, mode=mode, folder=folder)
 
@@ -113,7 +113,7 @@ def add_files(
 
 
 def pack_home(sandbox: Sandbox, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
-    """Pack the home of a sandbox, with the work folder at `workdir` in the archive wherever it is inside.
+    """Pack the home of a sandbox; in the archive the work folder is always at `workdir`.
 
     Raises:
         SandboxError: a tree is larger than `max_bytes`, or cannot be packed.
@@ -132,7 +132,7 @@ def pack_home(sandbox: Sandbox, target: Path, *, max_bytes: int = MAX_BYTES) -> 
 
 
 def join_home(home: Path, work: Path, target: Path) -> None:
-    """Write one archive of a home and of a work folder that is not in it."""
+    """Write one archive of a home and of a work folder outside of the home."""
     with tarfile.open(target, "w:", format=tarfile.PAX_FORMAT) as out:
         for archive, place in ((home, ""), (work, f"{WORK}/")):
             with Archive(archive) as source:
@@ -166,7 +166,7 @@ def _is_in_home(sandbox: Sandbox) -> bool:
 
 
 class Archive:
-    """An archive that is only read: its files, folders and links with names that stay below the root."""
+    """An archive to read: its files, folders and links with names below the root."""
 
     def __init__(self, path: Path, *, max_members: int | None = None) -> None:
         self._tar = tarfile.open(path, "r:")  # noqa: SIM115  closed in __exit__
@@ -201,7 +201,7 @@ class Archive:
         self._tar.close()
 
     def file(self, member: tarfile.TarInfo) -> tarfile.TarInfo:
-        """Return the file itself, or the one that a hard link stands for."""
+        """Return the file itself, or the file that a hard link refers to."""
         if not member.islnk():
             return member
         try:
@@ -212,18 +212,18 @@ class Archive:
     def open(self, member: tarfile.TarInfo) -> IO[bytes]:
         stream = self._tar.extractfile(member)
         if stream is None:
-            raise UnusableWorktree(f"the work tree's '{member.name}' is no file")
+            raise UnusableWorktree(f"the work tree's '{member.name}' is not a file")
         return stream
 
     def read(self, member: tarfile.TarInfo, max_bytes: int) -> bytes | None:
-        """Return a file's content, or None when it is larger."""
+        """Return a file's content, or None if it is larger."""
         return None if member.size > max_bytes else self.open(member).read()
 
 
 def copy_member(
     out: tarfile.TarFile, name: str, source: Archive, member: tarfile.TarInfo, *, before: int | None = None
 ) -> None:
-    """Copy a member of an archive of our own; of a hard link, the file that it stands for."""
+    """Copy a member of an archive that `pack` wrote; for a hard link, copy the file it refers to."""
     entry = tarfile.TarInfo(name)
     member = source.file(member)
     entry.type, entry.mode = member.type, member.mode & 0o777
@@ -236,7 +236,7 @@ def copy_member(
 
 
 def clean_name(name: str) -> str | None:
-    """Return a name relative to the root, or None for the root itself and for what is not below it."""
+    """Return a name relative to the root, or None for the root and for names outside of it."""
     if name.startswith("/") or "\0" in name:
         return None
     clean = posixpath.normpath(name)

@@ -1,7 +1,7 @@
-"""`Check`: what the agent wrote runs in one sandbox and is judged in another; and short ways to write one.
+"""`Check`: the agent's code runs in one sandbox, and its output is judged in another. Also the short forms of checks.
 
-Each function here returns a `Check`; a task file has the same as a mapping with the arguments' names, which `expand`
-turns into it. Knows values only.
+Each function here returns a `Check`. In a task file the same check is a mapping with the names of the arguments;
+`expand` converts it. Knows values only.
 """
 
 # python                                                     task file
@@ -35,22 +35,22 @@ from pydantic import (
 )
 
 Compare = Literal["lines", "words", "exact"]
-"""How outputs are compared: `lines` ignores blanks at the end of lines and of the output, `words` all differences
-between blanks and ends of lines, `exact` nothing."""
+"""How outputs are compared. `lines` ignores blanks at the end of lines and of the output, `words` ignores every
+difference in blanks and line ends, `exact` ignores nothing."""
 CALLS_PORT = 7010
-"""Where calls from a test arrive in the agent's sandbox."""
+"""The port in the agent's sandbox that receives the calls of a test."""
 _CASES = ".checks"
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _CASE_BLOCKS = 32 * 1024
-"""How much a case may print, in blocks of 512 bytes."""
+"""The output limit of a case, in blocks of 512 bytes."""
 
 
 AS_STORED: Mapping[str, object] = {"as_stored": True}
-"""The context in which stored tasks are validated: rules that came after them do not count."""
+"""The validation context of stored tasks: newer rules do not apply to them."""
 
 
 def runs_nothing(line: str) -> bool:
-    """Say whether a shell line is blank or only a comment: it exits with 0 whatever the agent did."""
+    """Return whether a shell line is blank or only a comment: it always exits with 0."""
     return all(part.strip() in ("", "\\") or part.lstrip().startswith("#") for part in line.split("\n"))
 
 
@@ -64,32 +64,32 @@ ShellLine = Annotated[str, AfterValidator(_command)]
 
 
 class Check(BaseModel):
-    """A check in two parts that never meet: what the agent wrote runs in one sandbox, its output is judged in another.
+    """A check in two separate parts: the agent's code runs in one sandbox, its output is judged in another.
 
-    `run` has the agent's work tree. Its output, its exit code and the files in `keep` are taken out as data, and its
-    sandbox is gone. `judge` has a sandbox in which nothing of the agent is but that data, below the folder `$OUTPUT`:
-    `stdout`, `stderr`, `exit_code`, and `files/` with what was kept. Its exit code decides, or the number it writes to
-    `~/logs/verifier/reward.txt`.
+    `run` sees the agent's work tree. Afterwards its output, its exit code and the files in `keep` are taken out as
+    data, and its sandbox is closed. `judge` runs in a sandbox that contains only that data of the agent, in the folder
+    `$OUTPUT`: `stdout`, `stderr`, `exit_code`, and `files/` with the files in `keep`. The exit code of `judge` decides,
+    or the number that it writes to `~/logs/verifier/reward.txt`.
 
-    With a `port`, both run at the same time: connections of `judge` to `$URL` reach that port in the sandbox of `run`,
-    and there is no `$OUTPUT`.
+    With a `port`, both parts run at the same time. Connections of `judge` to `$URL` reach that port in the sandbox of
+    `run`, and `$OUTPUT` is not set.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: ShellLine
-    """A shell line that runs the agent's work, in the work folder. A crash or hang is the agent's failure."""
+    """A shell line that runs the agent's work, in the work folder. A crash or hang counts as a failed check."""
     judge: ShellLine
-    """A shell line in the work folder as the setup left it, with the `verify_files`. One that also dies without the
-    agent's work gives no verdict."""
+    """A shell line that runs in the baseline's work folder, with the `verify_files`. If it dies without the agent's
+    work too, the task has no verdict."""
     keep: tuple[str, ...] = ()
-    """Files and folders below the work folder that are taken out after `run`; links are not."""
+    """Files and folders below the work folder that are taken out after `run`. Links are ignored."""
     needs: tuple[str, ...] | None = None
-    """Patterns: which of the `verify_files` are there for `run`. None: those that it names."""
+    """Patterns of the `verify_files` that `run` sees. None: the files that `run` names."""
     files: Mapping[str, str] = Field(default_factory=dict)
-    """Text files of this check alone, beside the task's `verify_files`."""
+    """Text files for this check only, in addition to the task's `verify_files`."""
     port: int | None = Field(default=None, ge=1, le=65535)
-    """Where a server that `run` starts listens; `run` has it as `$PORT`."""
+    """The port of a server that `run` starts; `run` finds it in `$PORT`."""
 
     @field_validator("keep")
     @classmethod
@@ -97,22 +97,22 @@ class Check(BaseModel):
         for path in keep:
             clean = posixpath.normpath(path)
             if path.startswith("/") or clean == "." or clean.split("/")[0] == ".." or "\0" in path:
-                raise ValueError(f"what is kept lies below the work folder, not at {path!r}")
+                raise ValueError(f"{path!r} is not below the work folder; `keep` takes relative paths")
         return tuple(posixpath.normpath(path) for path in keep)
 
     @model_validator(mode="after")
     def _whole(self) -> Check:
         if self.port is not None and self.keep:
-            raise ValueError("a check with a port is judged while it runs: there is nothing to keep")
+            raise ValueError("a check with a port is judged while it runs; remove `keep` or `port`")
         return self
 
     def __str__(self) -> str:
-        """Return both parts in a line."""
+        """Return both parts in one line."""
         return f"{self.run} => {self.judge}"
 
 
 class Case(BaseModel):
-    """One call of a program: what goes in, and what must come out."""
+    """One call of a program: its input and its expected output."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
@@ -120,9 +120,9 @@ class Case(BaseModel):
     args: tuple[str, ...] = ()
     """Arguments behind the check's `run`."""
     stdout: str | None = None
-    """None: whatever it prints is right."""
+    """None: any output is right."""
     exit_code: int | None = 0
-    """None: any."""
+    """None: any exit code is right."""
 
 
 def _several(value: object) -> object:
@@ -131,7 +131,7 @@ def _several(value: object) -> object:
 
 def _module(name: str) -> str:
     if not _MODULE.fullmatch(name):
-        raise ValueError(f"{name!r} is no module of Python")
+        raise ValueError(f"{name!r} is not the name of a Python module")
     return name
 
 
@@ -149,15 +149,15 @@ def case_check(
     partial: bool = False,
     case_timeout_s: Annotated[float, Field(gt=0)] = 10.0,
 ) -> Check:
-    """Run a program on inputs and compare what it prints; the expected outputs are never where it runs.
+    """Run a program on inputs and compare its output. The expected outputs never enter the program's sandbox.
 
     Args:
         run: A shell line that runs the program once, in the work folder.
         cases: Inputs and expected outputs.
-        build: A shell line before the first case, such as a compiler's.
+        build: A shell line before the first case, such as a call of a compiler.
         compare: How outputs are compared.
-        partial: Earn the share of cases that are right, rather than 1 for all and 0 otherwise.
-        case_timeout_s: How long each case may take; the task's `verify_timeout_s` is for all of them.
+        partial: Earn the share of right cases. By default all cases together earn 1, and less earns 0.
+        case_timeout_s: The time limit of each case; the task's `verify_timeout_s` limits all of them together.
     """
     files = {f"{_CASES}/run.sh": _run_script(run, cases, build, case_timeout_s)}
     for number, case in enumerate(cases, 1):
@@ -175,7 +175,7 @@ def case_check(
 
 
 def _run_script(run: str, cases: tuple[Case, ...], build: str | None, case_timeout_s: float) -> str:
-    """Return the script that runs all cases beside the agent's program. All that it writes is data to the judge."""
+    """Return the script that runs all cases beside the agent's program. The judge reads its output as data."""
     lines = [f"cd {_CASES} && rm -rf results && mkdir results && cd .. || exit 1"]
     if build is not None:
         lines += ["{", build, "} < /dev/null || exit 1"]
@@ -206,7 +206,7 @@ def _judge_script(cases: tuple[Case, ...], compare: Compare, *, partial: bool) -
         '  if [ "$2" != any ] && [ "$code" != "$2" ]; then',
         '    echo "case $1: exit code ${code:-none}, expected $2"',
         f'  elif [ -e "{_CASES}/$1.out" ] && ! same "$results/$1.stdout" "{_CASES}/$1.out"; then',
-        '    echo "case $1: another output than expected"',
+        '    echo "case $1: unexpected output"',
         "  else",
         "    passed=$((passed + 1))",
         "  fi",
@@ -229,16 +229,16 @@ def pytest_check(
     path: Texts = (),
     needs: Texts = (),
 ) -> Check:
-    """Run tests with pytest in the judge's sandbox, and what they import of the agent's in another.
+    """Run tests with pytest in the judge's sandbox, and the agent's modules that they import in another sandbox.
 
-    Values cross as data, so that nothing which the agent's code does to its own process reaches the test's.
+    Values cross as data, so the agent's code can change only its own process, never the tests.
 
     Args:
         pytest: Test files or folders, as on pytest's command line.
-        of: The agent's modules and packages: those that `import` finds on the agent's side.
+        of: The agent's modules and packages; `import` finds them in the agent's sandbox.
         options: Other arguments of pytest.
-        path: Folders below the work folder in which the agent's modules are; by default the work folder itself.
-        needs: Patterns of `verify_files` that are there on the agent's side, such as a module with adapters.
+        path: Folders below the work folder that contain the agent's modules; by default the work folder.
+        needs: Patterns of `verify_files` for the agent's sandbox, such as a module with adapters.
     """
     tests = " ".join(shlex.quote(test) for test in pytest)
     return python_check(
@@ -248,13 +248,13 @@ def pytest_check(
 
 @validate_call
 def python_check(python: ShellLine, *, of: Modules, path: Texts = (), needs: Texts = ()) -> Check:
-    """Run Python in the judge's sandbox, and what it imports of the agent's in another.
+    """Run Python in the judge's sandbox, and the agent's modules that it imports in another sandbox.
 
     Args:
-        python: What follows `python3`: a script of the `verify_files`, `-m unittest ...` or `-c ...`.
-        of: The agent's modules and packages: those that `import` finds on the agent's side.
-        path: Folders below the work folder in which the agent's modules are; by default the work folder itself.
-        needs: Patterns of `verify_files` that are there on the agent's side, such as a module with adapters.
+        python: The arguments of `python3`: a script of the `verify_files`, `-m unittest ...` or `-c ...`.
+        of: The agent's modules and packages; `import` finds them in the agent's sandbox.
+        path: Folders below the work folder that contain the agent's modules; by default the work folder.
+        needs: Patterns of `verify_files` for the agent's sandbox, such as a module with adapters.
     """
     modules = " ".join(map(_module, of))
     return Check(
@@ -269,10 +269,10 @@ _SHORT: dict[str, Callable[..., Check]] = {"cases": case_check, "pytest": pytest
 
 
 def expand(value: object) -> object:
-    """Return the check that a mapping stands for; another value stays as it is.
+    """Return the check for a mapping in a short form; return any other value unchanged.
 
     Raises:
-        ValueError: the mapping is one of the short forms, and not right; the text says what is wrong.
+        ValueError: the mapping is an invalid short form; the text lists the problems.
     """
     if not isinstance(value, Mapping):
         return value

@@ -29,7 +29,7 @@ class CommandResult(BaseModel):
     stderr: str = ""
     duration_s: float = 0.0
     run: CommandResult | None = None
-    """The result of the check's `run`."""
+    """The result of `Check.run`, for a judge."""
     score: float | None = None
     """The reward that the judge wrote, or None. A written reward counts instead of the exit code."""
     note: str | None = None
@@ -82,7 +82,7 @@ def lay_outer_files(sandbox: Sandbox, task: Task) -> None:
 
 
 def sandbox_spec(task: Task, *, verifies: bool = False) -> SandboxSpec:
-    """Return the specification of a task's sandboxes, or with `verifies` of the verifier's."""
+    """Return the specification of the sandboxes of a task, or of its verifier."""
     image, build = task.image, task.build
     if verifies and task.verify_image is not None:
         image, build = task.verify_image, task.verify_build

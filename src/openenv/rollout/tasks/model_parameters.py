@@ -1,8 +1,8 @@
 """Which parameters of a model call the agent decides, and which the trainer, for each dialect and engine.
 
-What is trained on must be what the policy samples. So the agent decides what is asked (its conversation, its tools),
-and the trainer how the answer is sampled: requests keep what `AGENT_PARAMETERS` names, everything else is removed. A
-turn in which something is left that makes the model say a token, or keeps it from one, is not to be trained on.
+Training data must contain the policy's own samples. So the agent decides the conversation and the tools, and the
+trainer decides how answers are sampled: requests keep the parameters in `AGENT_PARAMETERS`, all others are removed. If
+a remaining parameter forces or forbids tokens, the turn is excluded from training.
 
     the agent's request      messages  tools  temperature=0  n_predict=9999   tool_choice="required"
     what the endpoint gets   messages  tools                 max_tokens=4096  tool_choice="required"
@@ -24,7 +24,7 @@ Dialect = Literal["openai_chat", "openai_responses", "anthropic"]
 AgentDialectName = Literal["openai_chat", "openai_responses", "anthropic", "google"]
 """The wire format of an agent's requests."""
 Engine = Literal["vllm", "sglang", "llamacpp", "openai", "anthropic"]
-"""What answers at a model endpoint."""
+"""The program or service behind a model endpoint."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -47,12 +47,12 @@ AGENT_PARAMETERS: Mapping[AgentDialectName, frozenset[str]] = {
         "model contents systemInstruction system_instruction tools toolConfig tool_config stream generationConfig"
     ),
 }
-"""What an agent decides, whatever the engine: what it asks, and in which shape it wants the answer."""
+"""The agent's parameters for every engine: the content of the request and the shape of the answer."""
 ENGINE_PARAMETERS: Mapping[Engine, frozenset[str]] = {
     "openai": _names("prompt_cache_key prompt_cache_retention safety_identifier user verbosity"),
     "anthropic": _names("metadata"),
 }
-"""What an agent decides besides, at an engine that the trainer names: what its caches and abuse checks go by."""
+"""More parameters of the agent if the trainer names the engine: keys of its caches and abuse checks."""
 INNER_PARAMETERS: Mapping[str, frozenset[str]] = {
     "stream_options": _names("include_usage include_obfuscation"),
     "reasoning": _names("effort summary generate_summary"),
@@ -61,7 +61,7 @@ INNER_PARAMETERS: Mapping[str, frozenset[str]] = {
     "thinking": _names("type budget_tokens display"),
     "generationConfig": _names("maxOutputTokens thinkingConfig candidateCount"),
 }
-"""What an agent decides inside of a parameter that is an object."""
+"""The agent's fields inside a parameter that is an object."""
 CLIENT_TOOLS = (
     "function",
     "custom",
@@ -73,7 +73,7 @@ CLIENT_TOOLS = (
     "text_editor_",
     "memory_",
 )
-"""How the types of tools begin that run where the agent does. Others run at the provider: a way out of the sandbox."""
+"""Prefixes of the types of tools that run beside the agent. Others run at the provider: a way out of the sandbox."""
 MESSAGE_PARAMETERS = _names("prefix partial tools")
 """Fields of single messages that engines read as parameters: two turn the last message into a prefix of the answer."""
 OUTPUT_LIMITS = (
@@ -84,13 +84,13 @@ OUTPUT_LIMITS = (
     "max_new_tokens",
     "max_length",
 )
-"""What engines call the limit of an answer's tokens; of several, the first counts."""
+"""Names of the output token limit, by priority."""
 OUTPUT_LIMIT: Mapping[AgentDialectName, str] = {
     "openai_chat": "max_tokens",
     "openai_responses": "max_output_tokens",
     "anthropic": "max_tokens",
 }
-"""The name that every engine of a dialect knows: llama.cpp, for one, has not always known the newer one of chat."""
+"""The name that every engine of a dialect accepts. Older versions of llama.cpp lack the newer name of chat."""
 THINKING_LIMITS = (
     "thinking_token_budget",
     "thinking_budget",
@@ -100,7 +100,7 @@ THINKING_LIMITS = (
 )
 MINIMUM_LIMITS = ("min_tokens", "min_new_tokens")
 CHOICES = _names("n n_cmpl best_of use_beam_search num_beams")
-"""What samples several answers. A call is one turn, so neither trainer nor agent can set these."""
+"""Parameters that sample several answers. A call is one turn, so neither trainer nor agent can set these."""
 
 _STEERING = {
     "constrained decoding": _names(
@@ -117,7 +117,7 @@ _STEERING = {
     "another prompt template": _names("chat_template"),
 }
 STEERING: Mapping[str, str] = {name: how for how, names in _STEERING.items() for name in names}
-"""Parameters with which a token is not the policy's own choice, and how. They are off where they are null or empty."""
+"""Parameters that override the policy's choice of tokens, and how. Null and empty values turn them off."""
 
 _COMMON = "temperature top_p seed stop frequency_penalty presence_penalty response_format logit_bias reasoning_effort"
 _COMMON += " parallel_tool_calls tool_choice"
@@ -153,7 +153,7 @@ SAMPLING: Mapping[Engine, frozenset[str]] = {
         " parse_tool_calls backend_sampling timings_per_token"
     ),
 }
-"""What a trainer can set for an engine that it names. For any other engine it can set whatever is not reserved."""
+"""The trainer's parameters for each engine. Without an engine it can set any parameter that is not reserved."""
 _RESERVED = _names(
     "model messages input instructions system tools functions stream stream_options logprobs top_logprobs n_probs"
     " include return_token_ids"
@@ -163,7 +163,7 @@ _NAMES_KEPT, _NAME_LENGTH = 200, 80  # of removed parameters, in a call's record
 
 @dataclass(frozen=True, slots=True)
 class AllowedRequest:
-    """What is left of an agent's request, and what was removed; `tools.strict` is a field of what is in `tools`."""
+    """An agent's request after `allow`, and the names of removed parameters; `tools.strict` is a field of one tool."""
 
     body: dict[str, Any]
     removed: tuple[str, ...] = ()
@@ -172,13 +172,13 @@ class AllowedRequest:
 def allow(
     dialect: AgentDialectName, body: Mapping[str, Any], *, engine: Engine | None = None, may_set: Collection[str] = ()
 ) -> AllowedRequest:
-    """Remove from an agent's request what the agent does not decide; values that stay are the same objects.
+    """Remove the parameters that the agent does not decide. Other values stay the same objects.
 
     Args:
-        dialect: The agent's.
+        dialect: The dialect of the agent.
         body: The request.
-        engine: What the trainer says that the endpoint is.
-        may_set: More names that the trainer leaves to the agent, as in `AllowedRequest.removed`.
+        engine: The engine that the trainer names.
+        may_set: More names that the trainer leaves to the agent, in the form of `AllowedRequest.removed`.
     """
     names = AGENT_PARAMETERS[dialect] | (ENGINE_PARAMETERS.get(engine, frozenset()) if engine else frozenset())
     kept: dict[str, Any] = {}
@@ -191,7 +191,7 @@ def allow(
             kept.update({name: cleaned} if cleaned is not None or value is None else {})
         elif value is not None:
             removed.append(name)
-    if body.get("tools") and not kept.get("tools"):  # all of them run elsewhere: endpoints refuse an empty list
+    if body.get("tools") and not kept.get("tools"):  # every tool was removed, and endpoints refuse an empty list
         removed += [name for name in ("tool_choice", "parallel_tool_calls") if kept.pop(name, None) is not None]
         kept.pop("tools", None)
     limit = asked_limit(body)
@@ -202,7 +202,7 @@ def allow(
 
 
 def asked_limit(body: Mapping[str, Any]) -> int | None:
-    """Return how many tokens a request wants at most, whatever it calls that."""
+    """Return the output token limit of a request, under any of its names."""
     config = body.get("generationConfig")
     values = [body.get(name) for name in OUTPUT_LIMITS]
     values.append(config.get("maxOutputTokens") if isinstance(config, Mapping) else None)
@@ -210,14 +210,14 @@ def asked_limit(body: Mapping[str, Any]) -> int | None:
 
 
 def token_limit(value: object) -> int | None:
-    """Read a number of tokens; None for anything that is none."""
+    """Return a positive whole number; None for any other value."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def _cleaned(dialect: AgentDialectName, name: str, value: Any, may_set: Collection[str], removed: list[str]) -> Any:
-    """Return a parameter's value without what the agent does not decide in it, None where nothing is left.
+    """Return a parameter's value without the fields that the agent does not decide, or None if nothing remains.
 
-    Adds the names of what it leaves out to `removed`.
+    Adds the names of removed fields to `removed`.
     """
     if name == "tools" and isinstance(value, list):
         tools = [_tool(dialect, tool, may_set, removed) for tool in value]
@@ -245,7 +245,7 @@ def _without(value: Any, keys: Collection[str], name: str, removed: list[str]) -
 
 
 def _tool(dialect: AgentDialectName, tool: Any, may_set: Collection[str], removed: list[str]) -> Any:
-    """Return a tool as the endpoint gets it, None for one that it does not get."""
+    """Return a tool for the endpoint, or None if it is removed."""
     if not isinstance(tool, dict):
         return tool
     kind = str(tool.get("type") or "function")
@@ -255,7 +255,7 @@ def _tool(dialect: AgentDialectName, tool: Any, may_set: Collection[str], remove
     if kind == "namespace" and isinstance(tool.get("tools"), list):
         tools = _cleaned(dialect, "tools", tool["tools"], may_set, removed)
         return tool if tools is tool["tools"] else {**tool, "tools": tools}
-    for key in ("function", "custom"):  # where chat completions have what other dialects have in the tool itself
+    for key in ("function", "custom"):  # chat completions nest the fields that other dialects put into the tool
         if isinstance(tool.get(key), dict):
             inside = _tool_fields(tool[key], may_set, removed)
             return tool if inside is tool[key] else {**tool, key: inside}
@@ -275,18 +275,18 @@ def _tool_fields(tool: dict[str, Any], may_set: Collection[str], removed: list[s
 
 
 def _names_client_tool(choice: object) -> bool:
-    """Say whether a choice of a tool can be met without those that run at the provider."""
+    """Return whether a tool choice is satisfied by a tool that runs beside the agent."""
     kind = str(choice.get("type") or "function") if isinstance(choice, dict) else "function"
     return kind.startswith((*CLIENT_TOOLS, "any", "tool", "allowed_tools"))
 
 
 def _is_grammar(shape: object) -> bool:
-    """Say whether the `format` of a tool or an answer constrains it."""
+    """Return whether the `format` of a tool or an answer constrains it."""
     return bool(shape) and not (isinstance(shape, dict) and shape.get("type") == "text")
 
 
 def steering(dialect: Dialect, sent: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return why what a request samples is not to be trained on, parameter by parameter; empty where it may be."""
+    """Return the reasons to exclude a request's answer from training, one per parameter; empty for a trainable one."""
     reasons = [*_steering_parameters(sent)]
     if _is_forced(sent.get("tool_choice")):
         reasons.append("tool_choice: forced tool")
@@ -338,7 +338,7 @@ NEUTRAL_SAMPLING: Mapping[str, float | int] = {
     "presence_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Parameters that make the sampled distribution another than the model's, and the values at which they do not."""
+"""Parameters that change the model's distribution, and their values without effect."""
 
 
 SAMPLING_PARAMETERS = frozenset({"temperature", "repeat_penalty", *NEUTRAL_SAMPLING}).union(
@@ -347,16 +347,16 @@ SAMPLING_PARAMETERS = frozenset({"temperature", "repeat_penalty", *NEUTRAL_SAMPL
         " dynatemp_range dynatemp_exponent length_penalty samplers"
     )
 )
-"""What decides the distribution that tokens are sampled from."""
+"""Parameters that decide the distribution of sampled tokens."""
 
 
 def unasked_sampling(wanted: Mapping[str, Any], sent: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return how a request samples otherwise than the trainer asked, parameter by parameter.
+    """Return the differences between a request's sampling and the trainer's, one per parameter.
 
-    A neutral value that the endpoint turned down makes no difference: it has no such parameter.
+    A neutral value that the endpoint refused is not a difference: the endpoint lacks the parameter.
 
     Args:
-        wanted: The trainer's parameters.
+        wanted: The parameters of the trainer.
         sent: The request.
     """
     reasons = []
@@ -373,11 +373,11 @@ def unasked_sampling(wanted: Mapping[str, Any], sent: Mapping[str, Any]) -> tupl
 def complete_sampling(dialect: Dialect, engine: Engine | None) -> frozenset[str]:
     """Return the parameters that together decide the distribution at an endpoint.
 
-    One that a request does not name is as the endpoint has it by default, such as `top_k` by llama.cpp's own, or by a
-    model's `generation_config.json`.
+    A parameter missing in a request keeps the endpoint's default, from llama.cpp or a model's
+    `generation_config.json`.
     """
     if dialect == "anthropic" or engine == "anthropic":
-        return _names("temperature")  # which refuses to have others beside it; they are off by default
+        return _names("temperature")  # Anthropic refuses others beside it, and they are off by default
     if dialect == "openai_responses":
         return _names("temperature top_p")
     if engine == "openai":
@@ -394,13 +394,13 @@ def unknown_sampling(
 
 
 def training_sampling(sampling: Mapping[str, Any] | None) -> dict[str, float | int]:
-    """Return parameters with which a model samples from its own distribution at a temperature; None for no parameters.
+    """Return complete parameters that sample from the model's distribution at a temperature; empty for None.
 
-    They are complete: an endpoint's own defaults, such as those of a model's `generation_config.json`, do not count.
+    They override every default of an endpoint, such as the values in a model's `generation_config.json`.
 
     Raises:
-        ValueError: there is no temperature above 0, or a parameter truncates or bends the distribution: such a sample
-            is not what the trainer's forward pass computes the probability of.
+        ValueError: the temperature is not above 0, or a parameter truncates or bends the distribution. The trainer's
+            forward pass could not compute the probability of such samples.
     """
     if sampling is None:
         return {}
@@ -421,17 +421,17 @@ def training_sampling(sampling: Mapping[str, Any] | None) -> dict[str, float | i
 
 
 def finite_number(value: object) -> float | None:
-    """Read a finite number; None for anything that is none."""
+    """Return a finite number; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return value if math.isfinite(value) else None
 
 
 def check_trainer_parameters(engine: Engine | None, sampling: Collection[str], may_set: Collection[str]) -> None:
-    """Check the names that a trainer sets, and those that it leaves to the agent.
+    """Check the parameters that a trainer sets, and the parameters that it leaves to the agent.
 
     Raises:
-        ValueError: it cannot set one of them, or the engine does not know it.
+        ValueError: a parameter cannot be set, or the engine does not accept it.
     """
     for name in (*sampling, *may_set):
         if name in CHOICES:
@@ -440,8 +440,8 @@ def check_trainer_parameters(engine: Engine | None, sampling: Collection[str], m
             raise ValueError(f"{name!r} cannot be set: `max_tokens_cap` limits answers")
     for name in sampling:
         if name in _RESERVED:
-            raise ValueError(f"{name!r} is not a parameter of sampling")
+            raise ValueError(f"{name!r} is not a sampling parameter")
         if engine is not None and name not in SAMPLING[engine]:
             close = difflib.get_close_matches(name, SAMPLING[engine], 1)
-            hint = f"; {close[0]!r} is" if close else ", leave `engine` out to send it anyway"
-            raise ValueError(f"{name!r} is no parameter of {engine}{hint}")
+            hint = f"; did you mean {close[0]!r}?" if close else "; remove `engine` to send it anyway"
+            raise ValueError(f"{engine} does not accept {name!r}{hint}")

@@ -1,4 +1,4 @@
-"""A `Task`, from code or from a file; the `Model` that the agent calls, and its `Budget`.
+"""`Task`, written in code or read from a file; the `Model` that the agent calls, and its `Budget`.
 
 Knows values and files. Must not know sandboxes, agents or servers.
 """
@@ -35,11 +35,11 @@ from openenv.rollout.tasks.trust_levels import Trust
 from openenv.sandboxes.base import HOME, Limits, check_folder
 
 Seconds = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
-"""A limit of time: an end that comes, at the latest after eleven days."""
+"""A time limit: at most eleven days."""
 
 
 def _read_content(value: Any) -> Any:
-    """Take the form that bytes have in files: `{"base64": "iVBORw0..."}`."""
+    """Convert bytes from their form in files: `{"base64": "iVBORw0..."}`."""
     if isinstance(value, Mapping) and set(value) == {"base64"}:
         return base64.b64decode(str(value["base64"]), validate=True)
     return value
@@ -54,11 +54,11 @@ FileContent = Annotated[
     BeforeValidator(_read_content),
     PlainSerializer(_write_content, return_type=str | dict[str, str], when_used="json"),
 ]
-"""A text, or bytes, which JSON and YAML have as `{"base64": "..."}`."""
+"""A text, or bytes. In JSON and YAML bytes are `{"base64": "..."}`."""
 
 
 def as_texts(files: Mapping[str, str | bytes]) -> Mapping[str, str]:
-    """Return files as texts; bytes that are no UTF-8 are escaped, so that `as_bytes` returns them as they were."""
+    """Return files as texts. Bytes that are not UTF-8 are escaped, and `as_bytes` restores them."""
     return {
         path: content if isinstance(content, str) else content.decode("utf-8", "surrogateescape")
         for path, content in files.items()
@@ -98,94 +98,95 @@ PROTECTED = (
     "**/tox.ini",
     "**/__pycache__/**",
 )
-"""What decides how Python and pytest start: the verifier sees these as the setup left them, not as the agent did.
-Where there is any pattern, a `pyproject.toml` or `setup.cfg` that the agent changed and that names pytest counts."""
+"""Files that decide how Python and pytest start: the verifier sees the baseline's version, never the agent's.
+If a task has any pattern, this includes a `pyproject.toml` or `setup.cfg` that the agent changed and that names
+pytest."""
 
 
 class Task(BaseModel):
-    """An instruction, how to prepare for it, and the checks of the result."""
+    """An instruction, its setup, and the checks of the result."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     instruction: str
     setup: tuple[str, ...] = ()
-    """Shell lines that run in the agent's sandbox, all of them before the agent starts."""
+    """Shell lines that run in the agent's sandbox before the agent starts."""
     verify: tuple[str | Check, ...] = ()
-    """Shell lines, each of which runs in a fresh sandbox with the agent's work tree, or `Check`s, which keep what runs
-    apart from what judges; the reward is the share that exits with 0. A blank line or a comment is refused: it would
-    pay an agent that does nothing."""
+    """Shell lines, or `Check`s. A shell line runs in a fresh sandbox with the agent's work tree. A `Check` runs the
+    agent's code and the judge in separate sandboxes. The reward is the share that exits with 0. A blank line or a
+    comment is refused, because it would pay an agent that does nothing."""
     files: Mapping[str, FileContent] = Field(default_factory=dict)
-    """Files for the agent's sandbox, before the setup: texts or bytes; paths below the work folder or absolute."""
+    """Files for the agent's sandbox, written before the setup. Paths are absolute, or relative to the work folder."""
     min_trust: Trust | None = None
-    """The least that may decide the reward; a task with a weaker check is refused before it runs."""
+    """The lowest trust level of a check; a task with a weaker check is refused before it runs."""
     verify_files: Mapping[str, FileContent] = Field(default_factory=dict)
-    """Files for the verifier's sandbox only, laid over the agent's work tree; the agent never sees them."""
+    """Files for the verifier's sandboxes only, written over the agent's work tree. The agent never sees them."""
     image: str | None = None
-    """The image of the task's sandboxes, the verifier's too; by default the backend's own. For docker, kubernetes."""
+    """The image of all sandboxes of the task; by default the backend chooses one. Docker and Kubernetes only."""
     build: str | None = None
-    """A folder with a Dockerfile, from which docker builds `image` where it does not have it."""
+    """A folder with a Dockerfile. Docker builds `image` with it if the image is missing."""
     build_timeout_s: Seconds = 600.0
     verify_image: str | None = None
-    """Another image for the verifier's sandboxes."""
+    """The image of the verifier's sandboxes, if it differs from `image`."""
     verify_build: str | None = None
-    """A folder with a Dockerfile, from which docker builds `verify_image`."""
+    """A folder with a Dockerfile for `verify_image`."""
     workdir: str | None = None
-    """The work folder inside, such as `/app`, which begins with what the image holds there; by default `workdir` in the
-    home. It and the home are what the agent can change, and the work folder is what the verifier sees of it."""
+    """The work folder inside, such as `/app`, which starts with the image's files; by default `workdir` in the home.
+    The agent can change the work folder and the home. The verifier sees only the agent's work folder."""
     folders: tuple[str, ...] = ()
-    """Further folders that can be written inside; they begin empty, and nothing in them reaches the verifier."""
+    """More writable folders inside. They start empty, and the verifier does not see their files."""
     network: Literal["none", "setup"] = "none"
-    """`setup`: the setup lines run in a sandbox with a network. The agent gets another one without, with the files that
-    they left in the home and in the work folder; processes and other places do not come along."""
+    """`setup`: the setup lines run in a sandbox with a network. The agent then gets a fresh sandbox without a network.
+    Only the files in the home and the work folder move there; processes and other folders do not."""
     protected: tuple[str, ...] = PROTECTED
-    """Patterns below the work folder that reach the verifier as the setup left them."""
+    """Patterns below the work folder; the verifier sees the baseline's version of these files."""
     reward_file: bool | None = None
-    """Whether `reward_path` is the reward. None: when a line or a file of the task, or what its setup left, names
-    `reward.txt`; code of the agent that a check runs cannot decide to write one."""
+    """Whether a reward file counts. None: it counts if a line or a file of the task, or a file that the setup wrote,
+    names `reward.txt`. So the agent's code cannot invent one."""
     reward_path: str = "logs/verifier/reward.txt"
-    """Where a check may write the reward, below the verifier's home or absolute. A `reward.json` beside it, a number or
-    an object of numbers, counts where this file is missing; and before it where the task's own files name it."""
+    """The reward file of checks: absolute, or relative to the verifier's home. If the file is missing, a `reward.json`
+    beside it counts: a number or an object of numbers. If the task's files name `reward.json`, it counts first."""
     reward_key: str | None = None
-    """Which number of a `reward.json` is the reward; by default `reward`, or the only one. Several names with commas
-    between them: the first that is there."""
+    """The name of the reward in a `reward.json`; by default `reward`, or the only number. Separate several names with
+    commas: the first one in the file counts."""
     reward_range: tuple[float, float] = (0.0, 1.0)
-    """The lowest and the highest number that a reward file may hold. It includes 0, what a check earns that fails."""
+    """The lowest and the highest valid reward. The range includes 0, the reward of a failed check."""
     proof: bool | None = None
-    """Whether a verify line must prove that it came to its own end, and was not ended by code that it loaded. None:
-    those that run pytest, unittest, `python -c` or a Python script of `verify_files`. True: all must. False: none."""
+    """Whether a verify line must prove that it reached its end, and was not ended by code that it loaded. None: lines
+    that run pytest, unittest, `python -c` or a Python script of `verify_files` must. True: all must. False: none."""
     solution: tuple[str, ...] = ()
-    """Shell lines that solve the task: what the `oracle` agent runs."""
+    """Shell lines that solve the task; the `oracle` agent runs them."""
     solution_files: Mapping[str, FileContent] = Field(default_factory=dict)
-    """Files that the solution needs; only the `oracle` agent gets them."""
+    """Files for the solution; only the `oracle` agent gets them."""
     verify_env: Mapping[str, str] = Field(default_factory=dict)
-    """Variables of the checks' commands."""
+    """Environment variables of the checks."""
     solution_env: Mapping[str, str] = Field(default_factory=dict)
-    """Variables of the solution's lines."""
+    """Environment variables of the solution."""
     limits: Limits = Field(default_factory=Limits)
     setup_timeout_s: Seconds = 120.0
     agent_timeout_s: Seconds = 600.0
     verify_timeout_s: Seconds = 120.0
-    """Limit of each single setup or verify line; of the agent as a whole."""
+    """`setup_timeout_s` and `verify_timeout_s` limit each single line, `agent_timeout_s` the whole agent."""
     task_id: str = ""
     metadata: Mapping[str, Any] = Field(default_factory=dict)
 
     @field_validator("setup", "verify", "solution", mode="before")
     @classmethod
     def _several(cls, value: Any) -> Any:
-        """Take a single line or check where a list is meant."""
+        """Accept a single line or check instead of a list."""
         return (value,) if isinstance(value, str | Check | Mapping) else value
 
     @field_validator("verify", mode="before")
     @classmethod
     def _short_forms(cls, value: Any) -> Any:
-        """Take checks that are written in one of the short forms; the last validator of a field is the first to run."""
+        """Expand checks in a short form. Pydantic runs the last validator of a field first."""
         return tuple(map(expand, value)) if isinstance(value, list | tuple) else expand(value)
 
     @field_validator("instruction")
     @classmethod
     def _says_something(cls, value: str, info: ValidationInfo) -> str:
         if not value.strip() and info.context is not AS_STORED:
-            raise ValueError("it is empty: say what the agent is to do")
+            raise ValueError("it is empty; describe the work of the agent")
         return value
 
     @field_validator("verify")
@@ -194,8 +195,8 @@ class Task(BaseModel):
         for number, check in enumerate(value, 1):
             if isinstance(check, str) and runs_nothing(check) and info.context is not AS_STORED:
                 raise ValueError(
-                    f"line {number}, {check!r}, is blank or a comment: it would pass whatever the agent did; "
-                    "write a command, or leave the line out"
+                    f"line {number}, {check!r}, is blank or a comment and would always pass; "
+                    "write a command, or remove the line"
                 )
         return value
 
@@ -205,7 +206,7 @@ class Task(BaseModel):
         if value is not None:
             check_folder(value)
             if f"{value}/".startswith(f"{HOME}/"):
-                raise ValueError(f"it must be outside of {HOME}; leave it out for the work folder there")
+                raise ValueError(f"it must be outside of {HOME}; omit `workdir` to use the work folder there")
         return value
 
     @field_validator("folders")
@@ -219,7 +220,7 @@ class Task(BaseModel):
     def _names_what_it_builds(self) -> Task:
         for build, image in ((self.build, self.image), (self.verify_build, self.verify_image)):
             if build is not None and image is None:
-                raise ValueError(f"name the image that is built from {build}")
+                raise ValueError(f"set the image name for the build folder {build}")
         return self
 
     @field_validator("reward_range")
@@ -227,18 +228,18 @@ class Task(BaseModel):
     def _holds_zero(cls, value: tuple[float, float]) -> tuple[float, float]:
         low, high = value
         if not (math.isfinite(low) and math.isfinite(high) and low <= 0 <= high and low < high):
-            raise ValueError(f"two finite numbers, the lower first, with 0 between them or one of them; not {value}")
+            raise ValueError(f"it must be two finite numbers, low <= 0 <= high and low < high, not {value}")
         return value
 
     def texts(self) -> tuple[str, ...]:
-        """Return the texts that say which files are the agent's to write."""
-        own = (text for check in self.verify if isinstance(check, Check) for text in check.files.values())
+        """Return all texts of the task; the agent may write the files that they name."""
+        checks = (text for check in self.verify if isinstance(check, Check) for text in check.files.values())
         solution = (*self.solution, *as_texts(self.solution_files).values())
-        return (self.instruction, *self.verify_texts(), *self.verify_sources.values(), *own, *solution)
+        return (self.instruction, *self.verify_texts(), *self.verify_sources.values(), *checks, *solution)
 
     @property
     def verify_sources(self) -> Mapping[str, str]:
-        """The verifier's files as texts, for what reads them as programs."""
+        """The verifier's files as texts."""
         return as_texts(self.verify_files)
 
     def verify_texts(self) -> tuple[str, ...]:
@@ -248,7 +249,7 @@ class Task(BaseModel):
 
 
 class Budget(BaseModel):
-    """What one rollout may spend on its model; None is no limit."""
+    """The spending limits of a rollout for its model; None means unlimited."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -258,13 +259,13 @@ class Budget(BaseModel):
 
 
 _COMMON_NAMES = {"repeat_penalty": "repetition_penalty"}
-"""What llama.cpp calls otherwise than the others."""
+"""Parameters with a different name in llama.cpp."""
 
 
 class Sampling(BaseModel):
-    """How a trainer wants answers to be sampled, in full: no default of the endpoint or of the agent counts.
+    """The complete sampling parameters of a trainer; defaults of the endpoint and the agent do not count.
 
-    The defaults are the model's own distribution.
+    The defaults here sample from the model's unmodified distribution.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -272,7 +273,7 @@ class Sampling(BaseModel):
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=-1, ge=-1)
-    """How many tokens are considered; -1 and 0 are all."""
+    """The number of candidate tokens; -1 and 0 mean all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -283,34 +284,34 @@ class Sampling(BaseModel):
         """Return the parameters of a request.
 
         Raises:
-            ValueError: the endpoint has no parameter for a value that is not neutral.
+            ValueError: the endpoint lacks a parameter for a value that is not neutral.
         """
         values = self.model_dump(exclude_none=True)
         values["top_k"] = values["top_k"] or -1
         if engine == "llamacpp":
             values["repeat_penalty"] = values.pop("repetition_penalty")
-        known: frozenset[str] = frozenset(values)
+        supported: frozenset[str] = frozenset(values)
         if engine == "anthropic" or dialect == "anthropic":
-            known = frozenset({"temperature", "top_k"} if self.top_p == 1.0 else {"temperature", "top_p", "top_k"})
+            supported = frozenset({"temperature", "top_k"} if self.top_p == 1.0 else {"temperature", "top_p", "top_k"})
             values = {name: value for name, value in values.items() if name != "top_k" or value != -1}
         elif dialect == "openai_responses":
-            known = frozenset({"temperature", "top_p"})
+            supported = frozenset({"temperature", "top_p"})
         elif engine == "openai":
-            known = frozenset({"temperature", "top_p", "frequency_penalty", "presence_penalty", "seed"})
+            supported = frozenset({"temperature", "top_p", "frequency_penalty", "presence_penalty", "seed"})
         for name, value in values.items():
-            if name not in known and value != NEUTRAL_SAMPLING.get(_COMMON_NAMES.get(name, name)):
+            if name not in supported and value != NEUTRAL_SAMPLING.get(_COMMON_NAMES.get(name, name)):
                 raise ValueError(f"{name}={value!r} cannot be sent to {engine or dialect}")
-        return {name: value for name, value in values.items() if name in known}
+        return {name: value for name, value in values.items() if name in supported}
 
 
 class Model(BaseModel):
-    """A model endpoint, and what the capture proxy asks of it. The key stays on the host."""
+    """A model endpoint, and the capture proxy's requests to it. The key stays on the host."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     base_url: str
     name: str
-    """The model's full id, as the endpoint knows it."""
+    """The model ID at the endpoint."""
     api_key: SecretStr = SecretStr("intercepted")
     dialect: Dialect = "openai_chat"
     top_logprobs: int = 5
@@ -320,24 +321,24 @@ class Model(BaseModel):
     request_timeout_s: Seconds = 600.0
     extra_headers: Mapping[str, str] = Field(default_factory=dict)
     engine: Engine | None = None
-    """What answers there; where it is named, `sampling` is checked against its parameters."""
+    """The engine at the endpoint. If set, `sampling` may contain only its parameters."""
     sampling: Mapping[str, Any] = Field(default_factory=dict)
-    """How answers are sampled: a `Sampling`, which is complete, or parameters for every call, such as `temperature`, by
-    the endpoint's names. What is not here is as the endpoint has it by default, whatever the agent asks for."""
+    """A `Sampling`, which is complete, or parameters of every call, such as `temperature`, by the endpoint's names.
+    Missing parameters keep the endpoint's defaults; the agent cannot set them."""
     agent_may_set: tuple[str, ...] = ()
-    """Parameters that are the agent's after all, by the agent's names; where it sends none, those of `sampling`
-    count. Any that steer what is sampled, such as `response_format`, make its turns ones that are not trained on."""
+    """Parameters that the agent may set, by the agent's names. If it sends none, `sampling` counts. Turns with a
+    parameter that steers sampling, such as `response_format`, are excluded from training."""
 
     base_urls: tuple[str, ...] = ()
-    """More replicas of the same model. A rollout keeps to one, whose prefix cache has its conversation, and goes on
-    with the next where that cannot be reached."""
+    """More replicas of the same model. A rollout stays with one replica, because its prefix cache has the
+    conversation. If that replica cannot be reached, the rollout continues with the next one."""
     policy_url: str | None = None
-    """Asked for the policy's version with each call, where no header of the answer says it."""
+    """A URL that returns the policy's version; requested with each call if responses have no version header."""
 
     @model_validator(mode="before")
     @classmethod
     def _expand(cls, data: Any) -> Any:
-        """Write a `Sampling` as parameters of the endpoint, and take the first replica for the endpoint itself."""
+        """Convert a `Sampling` into parameters of the endpoint. The default of `base_url` is the first replica."""
         if not isinstance(data, Mapping):
             return data
         fields = dict(data)
@@ -363,10 +364,10 @@ _FOLDERS = {"files_from": "files", "verify_files_from": "verify_files"}
 
 
 def load_task(path: str | Path) -> Task:
-    """Read a task from a `.yaml` or `.json` file; its `task_id` is the file's name unless it says another.
+    """Read a task from a `.yaml` or `.json` file. Its `task_id` defaults to the file's name.
 
     Raises:
-        RolloutError: there is no such file, or it is no task; the text says what is wrong.
+        RolloutError: the file cannot be read or is not a valid task; the text lists the problems.
     """
     path = Path(path)
     try:
@@ -379,10 +380,10 @@ def load_task(path: str | Path) -> Task:
 def parse_task(data: object, *, folder: Path, name: str = "") -> Task:
     """Build a task from a mapping with the fields of `Task`.
 
-    `files_from` and `verify_files_from` name folders, relative to `folder`, whose files are added.
+    `files_from` and `verify_files_from` are folders relative to `folder`; their files are added.
 
     Raises:
-        RolloutError: it is no task.
+        RolloutError: the mapping is not a valid task.
     """
     if not isinstance(data, Mapping):
         raise RolloutError(f"The task {name} must be a mapping with at least an 'instruction'")
@@ -397,10 +398,10 @@ def parse_task(data: object, *, folder: Path, name: str = "") -> Task:
 
 
 def parse_check(text: str) -> str | Check:
-    """Read a check from a command line: a shell line, or a JSON object as a task file has it.
+    """Read a check from a command line: a shell line, or a JSON object in the form of a task file.
 
     Raises:
-        RolloutError: it is an object, but no check.
+        RolloutError: the text is an object, but not a valid check.
     """
     try:
         value = json.loads(text)
@@ -411,13 +412,13 @@ def parse_check(text: str) -> str | Check:
     try:
         return Check.model_validate(expand(value))
     except ValidationError as exc:
-        raise RolloutError(f"{text} is no check: {problems_of(exc)}") from exc
+        raise RolloutError(f"{text} is not a valid check: {problems_of(exc)}") from exc
     except ValueError as exc:
-        raise RolloutError(f"{text} is no check: {exc}") from exc
+        raise RolloutError(f"{text} is not a valid check: {exc}") from exc
 
 
 def problems_of(exc: ValidationError) -> str:
-    """Return what is wrong with values, field by field."""
+    """Return the problems of a validation error, field by field."""
     return "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
 
 
@@ -431,19 +432,19 @@ def _parse_text(path: Path, text: str) -> object:
 
 
 def read_folder(folder: Path, *, below: str = "") -> dict[str, str | bytes]:
-    """Return the files of a folder by their paths in it, with `below` before them; those that are no UTF-8 as bytes.
+    """Return the files of a folder by their paths in it, prefixed with `below`. Files that are not UTF-8 are bytes.
 
     Raises:
-        RolloutError: there is no such folder, it cannot be read, or a link in it leads out of it.
+        RolloutError: the folder is missing, cannot be read, or contains a link that leads out of it.
     """
     if not folder.is_dir():
-        raise RolloutError(f"There is no folder {folder}")
+        raise RolloutError(f"The folder {folder} does not exist")
     files: dict[str, str | bytes] = {}
     inside = folder.resolve()
     try:
         for path in sorted(folder.rglob("*")):
             if not path.resolve().is_relative_to(inside):
-                raise RolloutError(f"{path} is a link that leads out of {folder}: copy what it stands for")
+                raise RolloutError(f"{path} is a link that leads out of {folder}; copy its target into the folder")
             if path.is_file():
                 files[below + path.relative_to(folder).as_posix()] = _read_file(path)
     except OSError as exc:

@@ -29,7 +29,7 @@ REFUSED = 1
 _OUT_OF_MEMORY = "ran out of memory with its sandbox"
 
 FileChange = tuple[str, Literal["inode", "date", "content", "entries"]]
-"""A path of the verifier's files or their folders, and the property that changed."""
+"""The path of a verifier file or its folder, and the property that changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class LineRun(CommandRun):
     left_processes: bool = False
     """Whether a process of the line outlived it."""
     changes: frozenset[FileChange] = frozenset()
-    """The changes of the verifier's files while the line ran."""
+    """The verifier files that changed while the line ran."""
     is_lost: bool = False
     """Whether its sandbox failed, which may be an accident."""
 

@@ -296,7 +296,7 @@ class VerificationCase:
 
 
 def run_files(check: Check, verify_files: Mapping[str, str], workdir: str) -> dict[str, str]:
-    """Return the verifier's files that the `run` of a check sees: those in `needs`, or those that the line names."""
+    """Return the verifier's files that the `run` of a check sees: by `needs`, or by the words of the line."""
     verify_files = {**verify_files, **check.files}
     if check.needs is not None:
         patterns = Patterns(check.needs)

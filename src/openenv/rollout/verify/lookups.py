@@ -1,21 +1,21 @@
-"""What tools look up by name in a work tree, and what the texts of a task say about it.
+"""Files that tools look up by name in a work tree, and the files that the texts of a task mention.
 
-Knows names and texts: which tools the checks of a task use, in which folders they start, and which files the task asks
+Knows names and texts: the tools that a task's checks use, the folders they start in, and the files that the task asks
 the agent to write. Must not know archives or sandboxes.
 """
 
 # A check runs `make test`, and make reads GNUmakefile before Makefile. It runs `npm test`, and npm starts the shell
-# that .npmrc names. In both cases a file that the agent adds decides what a check does. `FAMILIES` lists such files per
-# tool. Where the setup or the verify files provide the project, its files are as the setup left them:
+# that .npmrc names. In both cases a file that the agent adds would steer the check. `FAMILIES` lists such files per
+# tool. If the setup or the verify files contain a project of the tool, the baseline's version of these files counts:
 #
-#   setup left           the agent left               the verifier sees
-#   Makefile             Makefile (changed)           Makefile as the setup left it, if a check uses make
-#                        GNUmakefile, test            neither: `test` would make the target `test` up to date
-#   (tests/Makefile)     tests/grade.out              not it, where the verifier's own Makefile has a rule for it
+#   baseline             the agent left               the verifier sees
+#   Makefile             Makefile (changed)           the baseline's Makefile, if a check uses make
+#                        GNUmakefile, test            neither: the file `test` would make the target `test` up to date
+#   (tests/Makefile)     tests/grade.out              nothing, if the verifier's Makefile has a rule for it
 #   package.json         .npmrc, app/package.json     no .npmrc; app/package.json only if no check starts in app/
-#   (no project)         Makefile, package.json       both: the agent's project is what the check is about
+#   (no project)         Makefile, package.json       both: the check is about the agent's project
 #
-# A file that the instruction or the solution names is the agent's to write, whatever it is called.
+# The agent may write every file that the instruction or the solution names.
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class ToolFamily:
 
     Args:
         tools: Words in a check that use a tool of this family.
-        project: Files that make a folder a project; a tool reads those where it starts, or in the next folder above.
-        overrides: Files that change what a tool does, and that nothing else reads.
-        hides: Names under which a file hides one of the tool's own.
+        project: Files that make a folder a project. A tool reads them in its start folder, or in the next one above.
+        overrides: Files that change the behaviour of a tool, and that only the tool reads.
+        hides: Names of the tool's files that a file of the same name would hide.
         folders: Folders of programs and libraries that a tool runs.
     """
 
@@ -78,7 +78,7 @@ FAMILIES = (
         overrides="ruff.toml .ruff.toml mypy.ini .mypy.ini .flake8 pylintrc pylintrc.toml .pylintrc .pylintrc.toml "
         ".isort.cfg pyrightconfig.json .bandit",
     ),
-    ToolFamily(  # headers that `-I.` would find before the compiler's own
+    ToolFamily(  # headers that `-I.` would find before the headers of the compiler
         "gcc g++ cc c++ clang clang++ make cmake",
         overrides=".gdbinit",
         hides="assert.h complex.h ctype.h errno.h fenv.h float.h inttypes.h iso646.h limits.h locale.h math.h "
@@ -89,9 +89,9 @@ FAMILIES = (
 )
 _PYTHON_TOOLS = ("tox", "nox", "coverage", "ruff", "mypy", "flake8", "pylint", "black", "isort", "pyright", "bandit")
 SHARED_CONFIG = frozenset({"pyproject.toml", "setup.cfg"})
-"""Files in which every tool has a section; what else they say is the agent's to change."""
+"""Files with one section per tool; the agent may change sections of tools that the checks do not use."""
 RUNNERS = re.compile(r"(?:.*/)?(?:(?:gnu)?makefile|package\.json|tox\.ini|noxfile\.py|justfile|[^/]*\.(?:sh|mk))", re.I)
-"""Files of a project that start tools: a check that runs `make test` uses what the Makefile uses."""
+"""Files of a project that start tools: a check that runs `make test` uses the tools in the Makefile."""
 
 _WORD = re.compile(r"[\w.@+~$/{}-]+")
 _FILE_NAME = re.compile(r"[./_-]|file$|rc$")
@@ -103,11 +103,11 @@ _MAKE = re.compile(r"(?<![\w./-])g?make((?:[ \t]+[\w./=:+-]+)*)")
 
 
 class Texts:
-    """What a task says in its texts.
+    """The texts of a task, searched for names of files, folders and modules.
 
     Args:
         checks: The lines of its checks, and the verifier's files.
-        asked: Instruction and solution: they name the files that the agent is to write.
+        asked: Instruction and solution, which name the agent's files.
         root: The work folder inside.
     """
 
@@ -129,11 +129,11 @@ class Texts:
         return any("/".join(parts[start:]) in self._named for start in starts)
 
     def mentions(self, folder: str) -> bool:
-        """Return whether the name of a folder is a word of the texts, by itself or as a part of a path."""
+        """Return whether the name of a folder is a word in the texts, alone or in a path."""
         return posixpath.basename(folder).lower() in self._parts
 
     def asks_for_environment(self, name: str) -> bool:
-        """Return whether a virtual environment that a file lies in is named."""
+        """Return whether the texts name the virtual environment of a file."""
         return any(above in self._named for above in ancestors(name.lower()) if "venv" in above)
 
     def starts(self) -> set[str]:
@@ -142,7 +142,7 @@ class Texts:
         return {place for place in places if place}
 
     def below_root(self, word: str) -> str | None:
-        """Return a path of a text relative to the work folder, or None for one that is not below it."""
+        """Return a path from a text relative to the work folder, or None if it is not below."""
         clean = posixpath.normpath(self._relative(word))
         return None if clean.startswith(("/", "..", "~", "$")) or clean == "." else clean
 
@@ -152,14 +152,14 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class _Project:
-    """The files of one family's projects, the folders in which the setup or the verifier has some, and their use."""
+    """The project files of one family, the folders that contain such a project, and whether a check uses it."""
 
     pattern: re.Pattern[str]
     provided: set[str]
     is_used: bool
 
     def has(self, name: str, starts: set[str], *, is_new: bool) -> bool:
-        """Return whether a file belongs to one of these projects; where no check uses it, only a new one does."""
+        """Return whether a file belongs to one of these projects. If no check uses the tool, only new files count."""
         if not (self.is_used or is_new) or not self.provided or not self.pattern.fullmatch(name):
             return False
         folder = posixpath.dirname(name)
@@ -169,13 +169,13 @@ class _Project:
 
 
 class Lookups:
-    """Decides which files of a tree steer the tools of a task's checks, so that they have to be the setup's.
+    """Decides which files of a tree steer the tools of a task's checks, and must come from the baseline.
 
     Args:
-        texts: What the task says.
-        files: The files and folders that the setup left, and the verifier's own, relative to the work folder.
-        runners: The contents of those that start tools (`RUNNERS`).
-        verify_files: The verifier's own and their texts, relative to the work folder.
+        texts: The texts of the task.
+        files: Files and folders of the setup and of the verifier, relative to the work folder.
+        runners: The contents of the setup's files that start tools (`RUNNERS`).
+        verify_files: The texts of the verifier's files, by their paths relative to the work folder.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Lookups:
             provided = {posixpath.dirname(file) for file in files if pattern.fullmatch(file)}
             is_used = _says(family.tools, said)
             self._projects.append(_Project(pattern, provided, is_used))
-            # A project of the agent's own has a configuration of its own, unless the verifier's files lie in it.
+            # A project that the agent started brings its configuration, unless verify files lie in it.
             if provided or verify_files or not family.project:
                 overrides.append(family.overrides)
             if is_used:
@@ -201,7 +201,7 @@ class Lookups:
                 folders.append(family.folders)
         self._overrides = any_of(" ".join(overrides))
         self.folders = frozenset(" ".join(folders).split())
-        """Names of folders that hold what the tools run."""
+        """Names of folders with programs and libraries of the tools."""
         self._targets = {
             folder: {target for target in targets if posixpath.join(folder, target) not in files}
             for folder, targets in _make_targets(texts, runners).items()
@@ -210,7 +210,7 @@ class Lookups:
         self._sections = ["pytest", *(tool for tool in _PYTHON_TOOLS if _says(tool, said))]
 
     def steers(self, name: str) -> bool:
-        """Return whether a file could decide what a tool of the verifier's does."""
+        """Return whether a file could steer a tool of the checks."""
         if self._is_target(name):
             return True
         if self._texts.asks_for(name, by_path="node_modules/" in name):
@@ -220,13 +220,13 @@ class Lookups:
         return any(project.has(name, self._starts, is_new=name not in self._files) for project in self._projects)
 
     def names_a_tool(self, content: bytes) -> bool:
-        """Return whether a `SHARED_CONFIG` has something to say to a tool of the checks; pytest always is one."""
+        """Return whether a `SHARED_CONFIG` has a section for a tool of the checks; pytest always counts as one."""
         text = content.decode("utf-8", "replace").lower()
         # An escape in a TOML key could spell the word, so that counts too.
         return any(word in text for word in ("\\u", "\\x", *self._sections))
 
     def _is_target(self, name: str) -> bool:
-        """Return whether make would take this, or a folder that it lies in, for a target that is up to date."""
+        """Return whether make would consider this file, or a folder above it, an up-to-date target."""
         if not self._built.isdisjoint((*ancestors(name), name)):
             return not self._texts.asks_for(name)
         for folder, targets in self._targets.items():
@@ -238,7 +238,7 @@ class Lookups:
 
 
 def any_of(patterns: str) -> re.Pattern[str]:
-    """Return what matches a path whose last parts match one of the patterns; `**` crosses folders."""
+    """Return an expression for paths with last parts that match one of the patterns; `**` crosses folders."""
     expressions = []
     for pattern in patterns.split():
         parts = re.split(r"(\*\*|\*)", pattern)
@@ -263,33 +263,35 @@ def _says(words: str, text: str) -> bool:
 
 
 def _make_targets(texts: Texts, runners: Mapping[str, str]) -> dict[str, set[str]]:
-    """Return by folder the targets that checks make there, and those that these need.
+    """Return, by folder, the targets that checks make there, and their prerequisites.
 
-    Only targets without a dot and of a Makefile that is not the agent's to write: `test`, not `answer.txt`.
+    Only targets without a dot count, such as `test`, not `answer.txt`. Makefiles that the agent may write are ignored.
     """
     goals = [word for text in texts.checks for match in _MAKE.finditer(text) for word in match[1].split()]
     makefiles = {
         name: text for name, text in runners.items() if "makefile" in name.lower() and not texts.asks_for(name)
     }
-    found: dict[str, set[str]] = {}
+    targets_by_folder: dict[str, set[str]] = {}
     for name, text in makefiles.items() if _says("make gmake", "\n".join(texts.checks)) else ():
         rules: dict[str, list[str]] = {}
         for match in _RULE.finditer(text):
             for target in match[1].split():
                 rules.setdefault(target, []).extend(match[2].split())
-        wanted = [*goals, *list(rules)[:1]]  # the first is made where a line names none
+        wanted = [*goals, *list(rules)[:1]]  # a line without a target makes the first one
         reached: set[str] = set()
         while wanted:
             target = wanted.pop()
             if target in rules and target not in reached:
                 reached.add(target)
                 wanted.extend(rules[target])
-        found[posixpath.dirname(name)] = {target for target in reached if "." not in target and "/" not in target}
-    return found
+        targets_by_folder[posixpath.dirname(name)] = {
+            target for target in reached if "." not in target and "/" not in target
+        }
+    return targets_by_folder
 
 
 def _built_files(verify_files: Mapping[str, str]) -> set[str]:
-    """Return what the verifier's own makefiles have rules for, beside them (`make -C`) and at the top (`make -f`)."""
+    """Return the targets of the verifier's makefiles, beside them (`make -C`) and at the top (`make -f`)."""
     built: set[str] = set()
     for name, text in verify_files.items():
         if RUNNERS.fullmatch(name) and ("makefile" in name.lower() or name.endswith(".mk")):
@@ -306,7 +308,7 @@ GIT_FILES = re.compile(
     r"(?:config\.worktree|commondir|gitdir|hooks(?:/.*)?|info/.*|objects/info/(?:http-)?alternates))?",
     re.DOTALL,
 )
-"""What makes git run a command or look elsewhere: also a `.git` that is a file or a link."""
+"""Files that make git run a command or read other folders, including a `.git` that is a file or a link."""
 GIT_CONFIG = re.compile(r"(?:.*/)?\.git/(?:modules/.+/)?config", re.DOTALL)
 _GIT_SECTION = re.compile(r'\s*\[([A-Za-z0-9-]+)(?: "([^"\\\n]*)")?\]\s*')
 _GIT_VALUE = re.compile(r'\s*([A-Za-z][A-Za-z0-9-]*)\s*=\s*([^"\\#;\n]*?)\s*')
@@ -317,13 +319,13 @@ _GIT_HARMLESS = {
     "remote": frozenset({"url", "fetch"}),
     "user": frozenset({"name", "email"}),
 }
-"""Keys with which git runs nothing; the agent's are kept, of all others the setup's."""
+"""Keys that never make git run a command. The agent may set these; all others come from the baseline."""
 
 
 def safe_git_config(agents: bytes, setups: bytes = b"") -> bytes:
-    """Return a repository's configuration with the agent's harmless keys and everything else of the setup's.
+    """Return a repository's configuration: harmless keys of the agent, everything else from the baseline.
 
-    What is the agent's is written again, and only where it is of the plainest form: git cannot read it in another way.
+    The agent's keys are parsed strictly and written again in the plainest form, so git reads them the same way.
     """
     ours = [line for line, setting in _git_settings(setups) if setting is None]
     theirs = [setting for _, setting in _git_settings(agents) if setting is not None]
@@ -333,7 +335,7 @@ def safe_git_config(agents: bytes, setups: bytes = b"") -> bytes:
 
 
 def _git_settings(content: bytes) -> Iterable[tuple[str, str | None]]:
-    """Return each line, with a harmless setting written in the plainest form, or None for any other line."""
+    """Return each line with its harmless setting in the plainest form, or with None."""
     head, keys = "", frozenset[str]()
     for line in content.decode("utf-8", "surrogateescape").split("\n"):
         setting = None
@@ -341,7 +343,7 @@ def _git_settings(content: bytes) -> Iterable[tuple[str, str | None]]:
             name = "" if section[2] is None else f' "{section[2]}"'
             head, keys = f"[{section[1].lower()}{name}]", _GIT_HARMLESS.get(section[1].lower(), frozenset())
         elif line.lstrip().startswith("["):
-            keys = frozenset()  # of another form: nothing below it counts
+            keys = frozenset()  # an unusual header: ignore the keys below it
         elif (value := _GIT_VALUE.fullmatch(line)) and value[1].lower() in keys:
             setting = f"{head}\n\t{value[1].lower()} = {value[2]}"
         yield line, setting

@@ -1,4 +1,4 @@
-"""The reward file of a check: whether a task uses one, where it is, and which number in it counts.
+"""The reward file of a check: whether a task uses one, its path, and which number counts.
 
 Knows tasks and one file of a sandbox. Must not know which check wrote it.
 """

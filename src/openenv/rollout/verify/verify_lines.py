@@ -9,8 +9,8 @@ Knows one `VerificationCase`. Must not know judged checks.
 #      |
 #   proof        `os._exit(0)` in the agent's module must not pass: the line proves that it reached its end (`proof.py`)
 #      |
-#   own files    the verifier's files are as before: content, and also inode and change date, which show what was
-#      |         changed and put back. A line that changes its files without the agent's work too is excused
+#   own files    the verifier's files are as before: content, and also inode and change date, which reveal files
+#      |         that were changed and put back. A line that changes its files without the agent's work too is excused
 #   killed       a signal or the time limit fails the line, unless control attempts are killed too (`CheckCrash`)
 #      |
 #   reward file  a plain file with a number in the range, and no process is left that could have written it later
@@ -104,8 +104,8 @@ class LineChecks:
     def reward(self, share: float) -> float | None:
         """Return the reward of the last line that wrote one, or None if the share of passed checks counts.
 
-        A line may have written no reward only because the agent's work kept it from writing. Such a line counts as the
-        lowest reward: blocking the verifier must not pay more than an honest failure.
+        A line may have written no reward only because the agent's work kept it from writing. It counts as the lowest
+        reward: blocking the verifier must not pay more than an honest failure.
         """
         low = self._case.task.reward_range[0]
         if not self._reads_file:

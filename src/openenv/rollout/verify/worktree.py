@@ -118,8 +118,8 @@ class VerifierHome:
         worktree: The merged work tree; None for the work folder of the baseline.
         files: The verifier's files below the home. Files and links in their way are left out.
         empty: A folder below the home that exists and is empty.
-        date: The date of the verifier's files; all others get an earlier one. So whatever make or a compiler would
-            build from the verifier's files is older than they are, and is built again, whatever date the agent set.
+        date: The date of `files`; all other files get an earlier one. So make and compilers consider the agent's
+            builds of them outdated and build again; the agent cannot choose the dates.
     """
 
     baseline: Path | None
@@ -159,7 +159,7 @@ def write_home(target: Path, home: VerifierHome) -> SetupTree:
 
 
 class _Writer:
-    """Writes members to an archive and counts what they hold."""
+    """Writes members to an archive and counts their bytes."""
 
     def __init__(self, out: tarfile.TarFile, max_bytes: int) -> None:
         self._out = out
