@@ -1,4 +1,4 @@
-"""What the Coding environment is sent, what it answers and what it keeps."""
+"""The action, the observation and the state of the Coding environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CodeAction(Action):
 
 
 class CodeObservation(Observation):
-    """What the code wrote, and how it ended."""
+    """Output and exit code of the code, and the exercise."""
 
     stdout: str = Field(default="", description="What it printed, and the value of a last line that is an expression")
     stderr: str = Field(default="", description="What it wrote to standard error, and the traceback of its exception")

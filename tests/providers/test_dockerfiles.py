@@ -100,7 +100,7 @@ CMD ["serve"]
     ("text", "problem"),
     [
         ("FROM a AS x\nFROM b\nCOPY --from=x / /\n", "different images"),
-        ("FROM a\nCOPY --from=ghcr.io/astral-sh/uv /uv /bin/\n", "no stage"),
+        ("FROM a\nCOPY --from=ghcr.io/astral-sh/uv /uv /bin/\n", "does not name a stage"),
         ("FROM a\nRUN --mount=type=secret,id=k x\n", "mounts secret"),
         ("FROM a\nRUN <<EOF\nx\nEOF\n", "here-documents"),
         ("RUN x\n", "no FROM"),

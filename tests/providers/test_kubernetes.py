@@ -503,7 +503,7 @@ def test_a_wrong_way_to_reach_it_is_refused(make: Callable[..., KubernetesProvid
     with pytest.raises(ValueError, match="a session cannot be resumed on its own pod"):
         one_host.start_container("tiny:1", replicas=2)
     each = make(reach="ingress", ingress=IngressRoute(host="{replica}.example.org"))
-    with pytest.raises(ValueError, match="needs workload='pods'"):
+    with pytest.raises(ValueError, match="requires workload='pods'"):
         each.start_container("tiny:1", replicas=2)
 
 

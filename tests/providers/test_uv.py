@@ -157,7 +157,10 @@ def test_the_default_is_what_existing_code_expects(project: Path, uv: str) -> No
 def test_a_repository_that_is_not_there_is_reported_and_leaves_nothing(
     uv: str, tmp_path: Path, temporary: Path
 ) -> None:
-    for path, words in ((f"git+file://{tmp_path}/none", "Failed to clone file://"), (f"{tmp_path}/none", "no project")):
+    for path, words in (
+        (f"git+file://{tmp_path}/none", "Failed to clone file://"),
+        (f"{tmp_path}/none", "project folder .* does not exist"),
+    ):
         with pytest.raises(ProviderError, match=words), UVProvider(project_path=path):
             raise AssertionError("it was started")
     assert list(temporary.iterdir()) == []

@@ -105,7 +105,7 @@ def test_what_no_process_can_have_is_refused() -> None:
         CommandSpec("a\0b")
     with pytest.raises(ValueError, match="NUL"):
         CommandSpec("a", {"A": "\0"})
-    with pytest.raises(ValueError, match="no command"):
+    with pytest.raises(ValueError, match="argument list is empty"):
         CommandSpec([])
     with pytest.raises(ValueError, match="name"):
         CommandSpec("a", {"A=B": "c"})

@@ -37,7 +37,7 @@ for arguments in job["calls"]:
         answers.append([])
 os.write(results, json.dumps(answers).encode())
 """
-"""Calls the function of a solution inside; what the solution prints goes nowhere."""
+"""Calls the function of a solution inside; text that the solution prints is dropped."""
 
 Arguments = list[Any]
 Chance = random.Random
@@ -45,7 +45,7 @@ Chance = random.Random
 
 @dataclass(frozen=True, slots=True)
 class Exercise:
-    """A function to write: what it must do, a solution, and random arguments for it."""
+    """A function to write: its specification, a solution, and random arguments for it."""
 
     function: str
     text: str
@@ -54,7 +54,7 @@ class Exercise:
 
     @property
     def instruction(self) -> str:
-        """What is asked of the agent, with an example."""
+        """The instruction for the agent, with an example."""
         example = self.arguments(Chance(self.function))
         call = ", ".join(repr(value) for value in example)
         return (
@@ -248,7 +248,7 @@ def exercises(split: str) -> tuple[Exercise, ...]:
         ValueError: There is no such split.
     """
     if split not in SPLITS:
-        raise ValueError(f"there is no split {split!r}: choose one of {', '.join(SPLITS)}")
+        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
     return SPLITS[split]
 
 
@@ -272,7 +272,7 @@ def find_exercise(task_id: str) -> Exercise:
     """
     by_id = {exercise.function: exercise for split in SPLITS.values() for exercise in split}
     if task_id not in by_id:
-        raise ValueError(f"there is no task {task_id!r}: choose one of {', '.join(by_id)}")
+        raise ValueError(f"unknown task {task_id!r}: choose one of {', '.join(by_id)}")
     return by_id[task_id]
 
 

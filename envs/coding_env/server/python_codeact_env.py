@@ -1,4 +1,4 @@
-"""The Coding environment: episodes of Python code, with or without an exercise. Running and scoring are elsewhere."""
+"""The Coding environment: episodes of Python code, with or without an exercise. Other modules run and score code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SolvedShare(Rubric):
 
 
 class PythonCodeActEnv(Environment[CodeAction, CodeObservation, CodeState]):
-    """Run Python in a sandbox of the episode's own, and solve an exercise if it has one.
+    """Run Python in a sandbox, a new one for each episode, and solve an exercise if it has one.
 
     Names and files stay from step to step, and are gone with the episode.
 
@@ -35,7 +35,7 @@ class PythonCodeActEnv(Environment[CodeAction, CodeObservation, CodeState]):
         transform: Changes observations on their way out, for example to add a reward.
         rubric: Scores each step; by default the share of hidden calls that a submitted solution answers.
         sandbox: The name of a sandbox backend, or a backend.
-        limits: What the code of an episode may use.
+        limits: Resources for the code of an episode.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -71,7 +71,7 @@ class PythonCodeActEnv(Environment[CodeAction, CodeObservation, CodeState]):
         Raises:
             ValueError: There is no such task.
             IndexError: The split has no such task.
-            SandboxUnavailable: No sandbox can be started here; the text says what to install.
+            SandboxUnavailable: Sandboxes cannot start here; the text names the packages to install.
         """
         if split is not None:
             task_id = exercises.task(split, index)["task_id"]
@@ -88,7 +88,7 @@ class PythonCodeActEnv(Environment[CodeAction, CodeObservation, CodeState]):
         return self._apply_transform(CodeObservation(instruction=instruction, reward=0.0))
 
     def step(self, action: CodeAction, timeout_s: float | None = None, **kwargs: Any) -> CodeObservation:
-        """Run code; what is submitted is also scored, and ends the episode.
+        """Run code. Submitted code is also scored, and ends the episode.
 
         Raises:
             RuntimeError: No episode is running.
@@ -171,7 +171,7 @@ class PythonCodeActEnv(Environment[CodeAction, CodeObservation, CodeState]):
 def _find_backend(sandbox: str | Sandboxes) -> Sandboxes:
     if isinstance(sandbox, Sandboxes):
         return sandbox
-    # An operator who names this backend has read what it is.
+    # An operator who names this backend knows that it isolates nothing.
     options = {"i_know_there_is_no_isolation": True} if sandbox == "process" else {}
     return backend(sandbox, **options)
 

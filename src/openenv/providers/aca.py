@@ -1,6 +1,6 @@
 """Servers in Azure Container Apps sandboxes: `ACASandboxProvider`, through the packages of the extra `aca`.
 
-The package is a preview; what is used of it is in this file.
+The package is a preview. Only this file uses it.
 """
 
 from __future__ import annotations
@@ -33,30 +33,29 @@ _PACKAGE = "azure.containerapps.sandbox"
 
 class ACASandboxProvider(CloudProvider["SandboxClient"]):
     """Starts a server in an Azure Container Apps sandbox and returns its public address.
-
-    An image is a disk of sandboxes, no image of a registry: `disk:NAME`, or only NAME, for a public disk, `disk-id:ID`
-    for one of your own. Without a command, the disk is expected to start the server itself.
+    The image is a sandbox disk, not an image of a registry: `disk:NAME` or NAME for a public disk, `disk-id:ID` for a
+    private disk. Without a command, the disk must start the server itself.
 
     Args:
         subscription_id: By default `AZURE_SUBSCRIPTION_ID`.
         resource_group: By default `AZURE_RESOURCE_GROUP`.
         sandbox_group: By default `AZURE_SANDBOX_GROUP`.
         region: By default `AZURE_REGION`; not needed with `endpoint`.
-        endpoint: The address of the service; by default that of the region.
+        endpoint: The address of the service; by default the region's.
         credential: A credential of `azure-identity`; by default `DefaultAzureCredential()`.
         cpu: How much processor, such as `1000m`.
         memory: How much memory, such as `2048Mi`.
         disk_size: How much disk, such as `20Gi`.
         auto_suspend_seconds: After how many seconds without use it is suspended.
-        auto_suspend_mode: What is kept then: `Memory` or `Disk`.
+        auto_suspend_mode: The state to keep then: `Memory` or `Disk`.
         labels: More labels of the sandbox.
-        egress_policy: Where it may connect to; see `deny_all_egress`. Without one it may connect to everything.
-        anonymous_port: Must be True: the server is public, which has to be said.
+        egress_policy: The allowed connections; see `deny_all_egress`. Without a policy, all are allowed.
+        anonymous_port: Must be True, because the server is public and you have to confirm that.
         image: What `start_container` starts when it names none.
         env_vars: Variables of the server when `start_container` gives none.
         cmd: The command that starts the server.
         working_directory: The folder to run it in.
-        surface_server_logs: Whether errors show the end of the server's log, without the secrets that are known.
+        surface_server_logs: Whether errors show the end of the server's log, with known secrets redacted.
         create_timeout: How many seconds the sandbox may take to start.
         polling_interval: How many seconds lie between two looks at it.
         sdk_kwargs: More arguments of `SandboxGroupClient`.
@@ -153,8 +152,8 @@ class ACASandboxProvider(CloudProvider["SandboxClient"]):
             return image
         if ":" in image or "/" in image:
             raise ValueError(
-                f"{image!r} is no disk of Azure Container Apps sandboxes. Use disk:NAME for a public disk, disk-id:ID "
-                "for one of your own; images of registries have to be made into a disk first."
+                f"{image!r} is not a disk of Azure Container Apps sandboxes. Use disk:NAME for a public disk, or "
+                "disk-id:ID for a private disk; make a disk of a registry's image first."
             )
         return f"disk:{image}"
 

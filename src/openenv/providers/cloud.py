@@ -1,12 +1,12 @@
-"""Servers in sandboxes of a cloud: what every cloud provider shares. Each cloud adds four calls of its package.
+"""Servers in sandboxes of a cloud: the common base of all cloud providers. Each cloud adds calls of its package.
 
     start_container ──> _create ──> find the command ──> start it in the background ──> _address
-          │ a failure, a time-out, Ctrl-C: what was made is deleted, also where the package did not return it
+          │ a failure, a time-out, Ctrl-C: the sandbox is deleted, even if the package raised before returning it
     wait_for_ready  ──> /health from here, and whether the process inside still runs
     stop_container  ──> _delete
 
-Everything that is made carries two labels: `openenv-owner`, the process that made it, and `openenv-start`, a random
-name of the start, by which a sandbox is found that was made although its creation failed.
+Every sandbox carries two labels: `openenv-owner` names the process that started it, and `openenv-start` is a random ID
+of the start. The second label finds a sandbox that exists although its creation failed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MANIFEST = (
     "if [ -f /app/env/openenv.yaml ]; then echo /app/env/openenv.yaml; "
     "else find /app -maxdepth 4 -name openenv.yaml -print 2>/dev/null | head -n 1; fi"
 )
-# A process whose parent is gone may stay as a zombie where the first process of the sandbox waits for no child.
+# If the first process of a sandbox never waits for children, an ended server stays as a zombie.
 _STATE = (
     f"if [ -s {_EXIT} ]; then echo ended with exit code $(cat {_EXIT}); "
     f"elif ! p=$(cat {_PID} 2>/dev/null) || [ ! -d /proc/$p ] || grep -q '^State:[[:space:]]*Z' /proc/$p/status; "
@@ -90,7 +90,7 @@ class SecretRedactor:
         self._values |= {value for value in values if value}
 
     def add_variables(self, variables: Mapping[str, str]) -> None:
-        """Keep the values of variables out of texts, except short ones whose names say nothing of a secret."""
+        """Keep the values of variables out of texts, except short values of variables without a secret-like name."""
         self.add(*(value for name, value in variables.items() if len(value) >= _LONG or _SECRET_NAME.search(name)))
 
     def __call__(self, text: str) -> str:
@@ -114,7 +114,7 @@ class CloudSandbox:
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """What one start asks a cloud for."""
+    """One start: the image, the command, variables and options."""
 
     image: str
     env_vars: dict[str, str]
@@ -125,21 +125,21 @@ class StartPlan:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of what is made."""
+        """The labels of the new sandbox."""
         return {CLOUD_OWNER_LABEL: ProcessOwner.current().short, START_LABEL: self.start_id}
 
 
 class CloudProvider(ContainerProvider, Generic[Box]):
-    """Runs one server in a sandbox of a cloud; as a context manager it stops what it has started.
+    """Runs one server in a cloud sandbox. As a context manager, it stops the server at the end of the block.
 
     A subclass adds the calls of its cloud's package: `_create`, `_run`, `_address`, `_delete`, `_labelled`.
 
     Args:
-        image: What `start_container` starts when it names none.
-        env_vars: Variables of the server when `start_container` gives none.
+        image: The default image of `start_container`.
+        env_vars: The default variables of the server.
         cmd: The command that starts the server.
         working_directory: The folder to run it in.
-        surface_server_logs: Whether errors show the end of the server's log, without the secrets that are known.
+        surface_server_logs: Whether errors show the end of the server's log, with known secrets redacted.
     """
 
     _cloud: ClassVar[str]
@@ -171,7 +171,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         self._has_command = False
         self._owner = os.getpid()
 
-    # -- what a cloud adds -------------------------------------------------------------------------------------------
+    # -- methods of one cloud ----------------------------------------------------------------------------------------
 
     @abstractmethod
     def _create(self, plan: StartPlan) -> Box:
@@ -179,22 +179,22 @@ class CloudProvider(ContainerProvider, Generic[Box]):
 
     @abstractmethod
     def _run(self, box: Box, command: str, timeout_s: float) -> str:
-        """Run a shell command inside and return its standard output, whatever its exit code is."""
+        """Run a shell command inside and return its standard output. The exit code does not matter."""
 
     @abstractmethod
     def _address(self, box: Box) -> str:
-        """Return the address under which port 8000 can be reached."""
+        """Return the public address of port 8000."""
 
     @abstractmethod
     def _delete(self, box: Box) -> None:
-        """Delete a sandbox; one that is gone is no error."""
+        """Delete a sandbox; do nothing if it no longer exists."""
 
     @abstractmethod
     def _labelled(self, start_id: str | None = None) -> Iterable[CloudSandbox]:
         """List the sandboxes with our labels, of one start or of all."""
 
     def _name(self, box: Box) -> str:
-        """Return what the cloud calls a sandbox."""
+        """Return the cloud's name for a sandbox."""
         return str(getattr(box, "id", ""))
 
     def _source(self, image: str) -> str:
@@ -206,11 +206,11 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         return image
 
     def _image_command(self, plan: StartPlan) -> str | None:
-        """Return the command of the image itself, where it is known."""
+        """Return the command of the image itself, or None if it is unknown."""
         return None
 
     def _begun_by_image(self, plan: StartPlan) -> bool:
-        """Return whether the image starts the server itself where no command is given."""
+        """Return whether the image starts the server itself if no command is given."""
         return False
 
     def _release(self) -> None:
@@ -225,15 +225,15 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         env_vars: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> str:
-        """Make a sandbox, start the server in it and return its address, which may not answer yet.
+        """Create a sandbox, start the server in it and return its address, which may not answer yet.
 
-        The command is `cmd`, else what `openenv.yaml` under /app names as its `app`, else that of the Dockerfile.
+        The command is `cmd`, else the `app` of the `openenv.yaml` under /app, else the command of the Dockerfile.
 
         Args:
-            image: What to start; by default the constructor's.
-            port: None or 8000, the one port that is reached from outside.
-            env_vars: Variables of the server, in place of the constructor's.
-            kwargs: `cmd`, the command that starts the server, and what the cloud's class names.
+            image: The image to start; by default the constructor's.
+            port: None or 8000, the only port with a public address.
+            env_vars: Variables of the server; they replace the constructor's.
+            kwargs: `cmd`, the command that starts the server, and the options of the cloud's class.
 
         Raises:
             ValueError: An argument is invalid.
@@ -262,7 +262,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
     ) -> StartPlan:
         name = type(self).__name__
         if port not in (None, PORT):
-            raise ValueError(f"{name} only supports port {PORT} (got {port}): {self._cloud} reaches no other from here")
+            raise ValueError(f"{name} only supports port {PORT} (got {port}); leave port out")
         unknown = sorted(set(kwargs) - {*self._options, "wait_timeout"})
         if unknown:
             known = ", ".join(self._options)
@@ -312,7 +312,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         self._run(box, f"rm -f {_EXIT}; {line}", _COMMAND_S)
 
     def wait_for_ready(self, base_url: str, timeout_s: float = READY_S) -> None:
-        """Return as soon as the server answers; a sandbox whose server ends or does not answer in time is deleted.
+        """Return as soon as the server answers. If it ends or does not answer in time, delete its sandbox.
 
         Raises:
             ServerDied: The server ended.
@@ -331,7 +331,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
             raise
 
     def log(self) -> str:
-        """Return the end of what the server has written, without the secrets that are known."""
+        """Return the end of the server's log, with known secrets redacted."""
         box = self._box
         if box is None or not self._has_command:
             return ""
@@ -349,7 +349,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
             ProviderError: It could not be deleted; a later call tries again.
         """
         atexit.unregister(self._stop_at_exit)
-        with contextlib.suppress(Exception):  # the sandbox is what must not be left
+        with contextlib.suppress(Exception):  # whatever happens, the sandbox must be deleted
             self._release()
         box = self._box
         if box is None or self._owner != os.getpid():  # a forked process leaves it to its parent
@@ -359,7 +359,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         self._box = self._base_url = None
 
     def close(self) -> None:
-        """Delete the sandbox, and free what the provider holds besides it."""
+        """Delete the sandbox, and free the provider's other resources."""
         self.stop_container()
 
     @property
@@ -374,7 +374,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         return self._base_url
 
     def labelled(self) -> list[CloudSandbox]:
-        """List the sandboxes that providers made in this account, whichever process did.
+        """List the sandboxes in this account that carry our labels, of any process.
 
         Raises:
             ProviderError: The cloud does not answer.
@@ -384,7 +384,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
 
     @classmethod
     def for_account(cls) -> Self:
-        """Return a provider that only lists what is in the account that the environment names.
+        """Return a provider that only lists the sandboxes of the account in the environment variables.
 
         Raises:
             ProviderUnavailable: There is none, or the package is not installed.
@@ -398,7 +398,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
     # -- failures ----------------------------------------------------------------------------------------------------
 
     def _undo(self, plan: StartPlan) -> None:
-        """Delete what a failed start made, also where the package raised instead of returning it."""
+        """Delete the sandbox of a failed start, even if the package raised before returning it."""
         if self._box is not None:
             self._stop_quietly()
             return
@@ -406,7 +406,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         try:
             for left in list(self._labelled(plan.start_id)):
                 left.delete()
-        except Exception as error:  # the failure of the start is what the caller has to see
+        except Exception as error:  # the caller has to see why the start failed, not this error
             logger.warning(
                 "a sandbox of %s may be left: %s. `openenv gc --only %s` removes it once this process has ended",
                 self._cloud,
@@ -417,7 +417,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
     def _stop_quietly(self) -> None:
         try:
             self.stop_container()
-        except Exception as error:  # the failure before it is what the caller has to see
+        except Exception as error:  # the caller has to see the earlier failure, not this error
             logger.warning("%s", self._redact(message_of(error)))
 
     def _stop_at_exit(self) -> None:
@@ -430,7 +430,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
 
     @contextlib.contextmanager
     def _asking(self, problem: str) -> Iterator[None]:
-        """Turn what the package raises into a `ProviderError` without secrets."""
+        """Turn the package's errors into a `ProviderError` without secrets."""
         try:
             yield
         except ProviderError:
@@ -442,7 +442,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
 
 
 class BuildingProvider(CloudProvider[Box]):
-    """A provider whose cloud builds images of Dockerfiles; a reference to one is `dockerfile:PATH`."""
+    """A provider for a cloud that builds images from Dockerfiles. `dockerfile:PATH` refers to one."""
 
     _prefix: ClassVar[str] = "dockerfile:"
 
@@ -452,8 +452,8 @@ class BuildingProvider(CloudProvider[Box]):
 
         Args:
             dockerfile_path: The Dockerfile.
-            context_dir: The folder that `COPY` reads from; by default the parent of the Dockerfile's own folder, as
-                `openenv init` has it.
+            context_dir: The folder that `COPY` reads from; by default the grandparent of the Dockerfile, which is the
+                layout of `openenv init`.
 
         Raises:
             FileNotFoundError: There is no such file.

@@ -47,7 +47,7 @@ class DaytonaProvider(BuildingProvider["Sandbox"]):
         create_timeout: How many seconds the sandbox may take to start.
 
     Raises:
-        ProviderUnavailable: The package is not installed, or there is no key.
+        ProviderUnavailable: The package is not installed, or the key is missing.
     """
 
     _cloud = "Daytona"
@@ -125,7 +125,7 @@ class DaytonaProvider(BuildingProvider["Sandbox"]):
         return box
 
     def _build(self, source: DockerfileSource) -> Image:
-        """Return the image of a Dockerfile; the package finds what it copies relative to the file that it reads."""
+        """Return the image of a Dockerfile. The package resolves copied files relative to the file that it reads."""
         file = source.context / f".daytona-{secrets.token_hex(4)}.dockerfile"
         try:
             file.write_text(strip_mounts(source.text))

@@ -1,4 +1,4 @@
-"""Dockerfiles, read as far as clouds need it: which command they end in, what they copy, and simpler forms of them.
+"""Dockerfiles as far as clouds need them: the final command, the copied files, and simpler equivalent forms.
 
 Knows no cloud: `DockerfileSource` is what providers build images from.
 """
@@ -31,7 +31,7 @@ class Instruction:
     rest: str
 
     def words(self) -> list[str] | None:
-        """Return the words of the JSON form, None where it has the shell form."""
+        """Return the words of the JSON form; None for the shell form."""
         try:
             parts = json.loads(self.rest) if self.rest.startswith("[") else None
         except ValueError:
@@ -74,7 +74,7 @@ def _instruction(text: str) -> Instruction | None:
 
 @dataclass(slots=True)
 class BuildStage:
-    """What one `FROM` begins."""
+    """One build stage, which starts with `FROM`."""
 
     base: str
     name: str
@@ -99,7 +99,7 @@ def _as_split(reference: str) -> tuple[str, str, str]:
 
 
 def server_command(text: str) -> str | None:
-    """Return what a container of this Dockerfile runs, as a shell command; None where its base image decides.
+    """Return the container's command as a shell command; None if the base image decides.
 
     A stage has the command, the entrypoint and the folder of the stage that it begins from.
     """
@@ -153,8 +153,8 @@ def mount_types(text: str) -> set[str]:
 class DockerfileSource:
     """A Dockerfile and the folder that its `COPY` reads from.
 
-    A reference to it is `dockerfile:PATH`, and `dockerfile:PATH#context=FOLDER` where the folder is not the parent of
-    the Dockerfile's own, which is where `openenv init` puts it.
+    A reference is `dockerfile:PATH`, or `dockerfile:PATH#context=FOLDER` if the folder is not the default. The default
+    is the grandparent of the Dockerfile, which is the layout of `openenv init`.
     """
 
     path: Path
@@ -162,7 +162,7 @@ class DockerfileSource:
 
     @classmethod
     def of(cls, path: str | Path, context: str | Path | None = None) -> DockerfileSource:
-        """Find a Dockerfile, and check that the folder has what it copies.
+        """Find a Dockerfile, and check that the folder contains the files that it copies.
 
         Raises:
             FileNotFoundError: There is no such Dockerfile.
@@ -239,7 +239,7 @@ def flatten(text: str) -> str:
             origin = next((flag.partition("=")[2] for flag in one.flags if flag.startswith("--from=")), None)
             if one.keyword == "COPY" and origin is not None:
                 if origin.lower() not in names:
-                    raise ValueError(f"COPY --from={origin} is no stage of this Dockerfile. {advice}")
+                    raise ValueError(f"COPY --from={origin} does not name a stage of this Dockerfile. {advice}")
                 lines.extend(_copy_inside(one))
             else:
                 lines.append(str(one))

@@ -4,7 +4,7 @@
       └── pipe ───────────┘  EOF: the owner is dead; SIGTERM to the group, then SIGKILL
 
 A script that imports next to nothing: `python guardian.py LIFELINE GRACE_S FOLDER COMMAND ...`. LIFELINE is the
-reading end of a pipe whose other end only the owner holds; FOLDER, if not empty, is removed in the end.
+reading end of a pipe; only the owner holds the other end. FOLDER, if not empty, is removed at the end.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _exit_code(child: int) -> int | None:
 
 
 def _end(child: int, grace_s: float, folder: str) -> None:
-    """End the command gently, then kill what is left of its group, including this process."""
+    """End the command gently, then kill the rest of its group, including this process."""
     os.killpg(0, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while _exit_code(child) is None and time.monotonic() < deadline:

@@ -1,6 +1,6 @@
 """How every provider waits for its server: asks `/health` until it answers, and fails at once when the server ends.
 
-Knows HTTP; its callers know how a server is watched and what to advise.
+Knows HTTP. Callers provide a watch on the server and advice for errors.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _SILENT = "/health gave no answer in time"
 
 
 class ServerWatch(Protocol):
-    """What runs a server (a process, a container, a service), seen from outside."""
+    """A watch on the process, container or service that runs a server."""
 
     def ended(self, within_s: float, /) -> str | None:
         """Wait at most that long for its end; return how it ended, or None while it runs."""
 
     def log(self) -> str:
-        """Return the end of what it has written."""
+        """Return the end of the server's output."""
 
 
 def wait_for_ready(
@@ -45,9 +45,9 @@ def wait_for_ready(
         base_url: The address of the server.
         timeout_s: How long to wait for it at most.
         what: The name of the server in errors.
-        watch: What runs it; without one, its end is not noticed.
+        watch: A watch on the server; without one, its end is not noticed.
         advice: Called for one more sentence when the time is over.
-        shown_url: What errors show in place of the address, where that opens the server to everyone who knows it.
+        shown_url: A text for errors instead of the address, if the address itself grants access.
 
     Raises:
         ServerDied: It has ended; the text has the end of its log.

@@ -61,7 +61,7 @@ class HFSandboxProvider(CloudProvider["Sandbox"]):
     `server`, as images of environments do; without one, `openenv.yaml` under /app names the application.
 
     Args:
-        image: What to start, such as `hf.co/spaces/openenv/echo_env`.
+        image: The image to start, such as `hf.co/spaces/openenv/echo_env`.
         env_vars: Variables of the server when `start_container` gives none; the Hub keeps them as secrets.
         flavor: The hardware.
 
@@ -121,7 +121,7 @@ class HFSandboxProvider(CloudProvider["Sandbox"]):
         box.close()
 
     def _cancel(self, job_id: str) -> None:
-        """Cancel the job of a sandbox. `Sandbox.kill` would only write a warning where that fails."""
+        """Cancel the job of a sandbox, and raise on failure. `Sandbox.kill` would only write a warning."""
         try:
             self._api.cancel_job(job_id=job_id, namespace=self._account())
         except import_package("huggingface_hub.errors", "hub").HfHubHTTPError as error:
@@ -145,7 +145,7 @@ class HFSandboxProvider(CloudProvider["Sandbox"]):
 
 
 class AuthProxy:
-    """Serves what is at an address on a loopback port, and adds headers to every request.
+    """Serves the target of an address on a loopback port, and adds headers to every request.
 
     Args:
         target: The address.
@@ -162,7 +162,7 @@ class AuthProxy:
 
     @property
     def url(self) -> str:
-        """The address to use in place of the target's."""
+        """The address that replaces the target's."""
         return f"{self._server.url}{self._prefix}"
 
     def start(self) -> None:

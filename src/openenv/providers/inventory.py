@@ -6,7 +6,7 @@ Everything that is started names its owner, the process that started it:
     local sandboxes        the name of their control group    kubernetes   the annotation `openenv.owner`
     clouds                 the label `openenv-owner`
 
-A leftover is what belongs to a process that has certainly ended, or whose time (`ttl_s`) is over.
+A leftover belongs to a process that has certainly ended, or its time (`ttl_s`) is over.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class InventoryItem:
-    """A server or a sandbox that runs, or what is left of one."""
+    """A running server or sandbox, or its remains."""
 
     place: Place
     use: Literal["server", "sandbox"]
@@ -63,12 +63,12 @@ class InventoryItem:
     owner: ProcessOwner | None
     is_leftover: bool
     remove: Callable[[], None] = field(compare=False, repr=False)
-    """Ends and removes it; raises RuntimeError with the reason where that fails."""
+    """Ends and removes it; raises RuntimeError with the reason on failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceInventory:
-    """What was found, and what could not be asked."""
+    """The servers and sandboxes, and notes about places that did not answer."""
 
     items: list[InventoryItem]
     notes: list[str]
@@ -81,10 +81,10 @@ def take_inventory(
     everywhere: bool = False,
     needs_cluster: bool = False,
 ) -> ResourceInventory:
-    """List what runs.
+    """List running servers and sandboxes, and leftovers.
 
     Args:
-        places: Where to look. Among all places, only those clouds are asked whose account is in the environment.
+        places: The places to search. By default, clouds are asked only if their account is in the environment.
         address: The cluster, and the namespace in it.
         everywhere: Whether to look into all namespaces.
         needs_cluster: Whether a cluster that is not configured is worth a note.
@@ -207,7 +207,7 @@ def _time(text: str) -> datetime | None:
 
 
 def _processes() -> Iterator[InventoryItem]:
-    """Yield the process groups of servers: a guardian leads each; where that was killed, the server is left."""
+    """Yield the process groups of servers. A guardian leads each group; if it was killed, the server is a leftover."""
     if sys.platform != "linux":
         return
     groups: dict[int, list[_Process]] = {}
@@ -218,7 +218,7 @@ def _processes() -> Iterator[InventoryItem]:
     for group, members in sorted(groups.items()):
         leader = next((one for one in members if one.pid == group), None)
         if leader is not None and not leader.is_guardian:
-            continue  # it was started by a server, in a group of its own, and inherited the variable
+            continue  # a server started it in a new group, and it inherited the variable
         server = min((one for one in members if not one.is_guardian), key=lambda one: one.pid, default=None)
         shown = server or members[0]
         port = re.search(r"--port[ =](\d+)", shown.command)
@@ -251,7 +251,7 @@ class _Process:
 
     @classmethod
     def read(cls, pid: int) -> _Process | None:
-        """Return a process of this user; None where it has no such variable, has ended, or is another's."""
+        """Return a process of this user that has the variable; None for ended and other processes."""
         try:
             environ = Path(f"/proc/{pid}/environ").read_bytes()
             prefix = f"{OWNER_VARIABLE}=".encode()

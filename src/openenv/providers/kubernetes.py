@@ -3,7 +3,7 @@
     Service NAME ── owns ──> Deployment NAME (or pods NAME-0, NAME-1, ...), Secret NAME (variables), Ingress NAME
 
 Clients reach them by the cluster's DNS, by ports of this machine that the API server forwards, or by an ingress. All
-objects name the process that started them; `openenv gc` removes what a dead one left, or whose time is over.
+objects name the process that started them. If that process has ended or their time is over, `openenv gc` removes them.
 """
 
 from __future__ import annotations
@@ -74,23 +74,23 @@ _POD_OPTIONS = tuple(
 
 
 class KubernetesProvider(ContainerProvider):
-    """Starts servers in a cluster; those of one image at a time.
+    """Starts servers in a cluster, of one image at a time.
 
     Args:
         kubeconfig: The file that describes the cluster; by default the service account of this pod, else what
             `kubectl` would use.
         context: The context in that file; by default its current one.
-        namespace: Where to start them; by default that of the context.
-        reach: How clients on this machine reach them: `dns` (the cluster's own names and addresses, from inside),
-            `port-forward` (ports of 127.0.0.1, through the API server), `ingress`; `auto` is `dns` in a cluster and
-            `port-forward` elsewhere.
+        namespace: The namespace of the servers; by default the context's.
+        reach: The way from this machine to the servers: `dns` (names and addresses of the cluster, from inside),
+            `port-forward` (ports of 127.0.0.1, through the API server) or `ingress`. `auto` is `dns` in a cluster, else
+            `port-forward`.
         ingress: The host and the controller, for `reach="ingress"`.
-        owner: What they are deleted with, an entry of `ownerReferences`; `auto` is the pod that this process runs in.
-        ready_timeout_s: How long they may take to answer, with the time to pull the image and to find a node.
+        owner: An entry of `ownerReferences`: deleting that object deletes the servers. `auto` is this process's pod.
+        ready_timeout_s: The longest time until they answer, including the image pull and the scheduling.
 
     Raises:
         ValueError: An option is invalid.
-        ProviderUnavailable: lightkube is not installed, or there is no configuration.
+        ProviderUnavailable: lightkube is not installed, or no cluster is configured.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class KubernetesProvider(ContainerProvider):
 
     @property
     def namespace(self) -> str:
-        """Where the servers are started."""
+        """The namespace of the servers."""
         return self._cluster.namespace
 
     @property
@@ -147,7 +147,7 @@ class KubernetesProvider(ContainerProvider):
             port: With port-forwards, the first port on this machine, by default any free ports; else the Service's.
             env_vars: Variables of the server; stored in a Secret.
             replicas: The number of pods.
-            workload: `deployment` replaces pods that end; `pods` have DNS names of their own.
+            workload: `deployment` replaces pods that end; `pods` gives each pod its DNS name.
             ttl_s: After this time `openenv gc` removes everything, from any machine; `pods` end by themselves.
             kwargs: Fields of `ServerPods`, such as `cpu_request=2`, `gpus=1` or `command=[...]`.
 
@@ -229,7 +229,7 @@ class KubernetesProvider(ContainerProvider):
             raise
 
     def log(self) -> str:
-        """Return the end of what the servers have written; nothing when there are none."""
+        """Return the end of the servers' output; an empty text if nothing runs."""
         server = self._server
         if server is None:
             return ""
@@ -260,7 +260,7 @@ class KubernetesProvider(ContainerProvider):
             return
         each = "{replica}" in self._route.host
         if each and workload != "pods":
-            raise ValueError("An ingress host with {replica} needs workload='pods', whose pods have numbers")
+            raise ValueError("an ingress host with {replica} requires workload='pods', because only those have numbers")
         if replicas > 1 and not each:
             raise ValueError(
                 "Behind one host name a session cannot be resumed on its own pod: write {replica} into the ingress "
@@ -313,7 +313,7 @@ class KubernetesProvider(ContainerProvider):
             self._cluster.create(manifests.ingress(self._route, owner))
 
     def _own_pod(self) -> Mapping[str, Any] | None:
-        """Return the pod that this process runs in, as an owner; None elsewhere, or where it may not be read."""
+        """Return this process's pod as an owner; None outside of a cluster, or without the right to read the pod."""
         if not in_cluster():
             return None
         name = socket.gethostname()
@@ -401,7 +401,7 @@ def raise_if_refused(deployment: Deployment) -> None:
 
 
 def pod_failure(cluster: Cluster, pod: PodState) -> ProviderError:
-    """Return what is wrong with a pod of a server, in the cluster's words, as an error."""
+    """Return an error that quotes the cluster on why a server's pod does not run."""
     problem = pod.problem
     assert problem is not None
     words = [problem.text, *(one for one in cluster.warnings(pod.uid) if one not in problem.text)]
@@ -417,7 +417,7 @@ def pod_failure(cluster: Cluster, pod: PodState) -> ProviderError:
 
 
 def pod_log(cluster: Cluster, pod: PodState) -> str:
-    """Return the end of what a server has written: of its previous run, where it crashed and was started again."""
+    """Return the end of a server's output; after a crash and restart, that of the previous run."""
     if pod.problem is None or pod.problem.kind != "crashed":
         return cluster.log(pod.name, lines=_LOG_LINES, container="server")
     # It may have been started again since its state was reported, and have written nothing yet.
@@ -427,7 +427,7 @@ def pod_log(cluster: Cluster, pod: PodState) -> str:
 
 
 class _RunningServer:
-    """What is known of the server that a provider runs."""
+    """The running server of a provider: its manifests, its pods and the forwarded ports."""
 
     def __init__(self, manifests: ServerManifests, workload: Workload, watch: PodWatch) -> None:
         self.manifests = manifests
@@ -455,7 +455,7 @@ def _end(pods: list[PodState]) -> str | None:
 def _look(replicas: int, pods: list[PodState]) -> bool | PodState | None:
     """Return True if enough pods are ready, or the first that never will be; None to go on waiting.
 
-    A pod for which there is no node now may get one: an autoscaler needs minutes to add it.
+    An unschedulable pod may still get a node: an autoscaler needs minutes to add one.
     """
     if sum(pod.is_ready and not pod.is_ending for pod in pods) >= replicas:
         return True
@@ -487,7 +487,7 @@ def servers_in(cluster: Cluster, *, everywhere: bool = False) -> list[OwnedObjec
 
 
 def sweep(cluster: Cluster) -> list[str]:
-    """Remove the servers of the namespace whose owner is dead or whose time is over; return their names."""
+    """Remove the namespace's servers with a dead owner or an expired time; return their names."""
     from lightkube.resources.core_v1 import Service
 
     names = [server.name for server in servers_in(cluster) if server.is_leftover]

@@ -84,7 +84,7 @@ class ServerPods(PodOptions):
 
     def __post_init__(self) -> None:
         for name in (*self.variables, *self.plain_variables):
-            if not _VARIABLE.fullmatch(name):  # older clusters drop such a variable without a word
+            if not _VARIABLE.fullmatch(name):  # older clusters drop such a variable silently
                 raise ValueError(f"{name!r} cannot be an environment variable of a container")
         if self.image_pull_policy not in (None, "Always", "IfNotPresent", "Never"):
             raise ValueError(
@@ -158,7 +158,7 @@ class IngressRoute:
         host: The host name; `{replica}` in it stands for the number of a pod.
         class_name: The controller; by default the cluster's own.
         tls_secret: The secret with the certificate of the host; without one the address is plain HTTP.
-        annotations: What the controller is to know, such as its time limit for idle connections.
+        annotations: Settings of the controller, such as its time limit for idle connections.
     """
 
     host: str
@@ -181,11 +181,11 @@ class ServerManifests:
 
     Args:
         name: The name of all of them, and of the label that selects the pods.
-        pods: What the pods are like.
-        replicas: How many there are.
-        labels: Labels of every object and pod beside `name`.
-        annotations: Annotations of every object beside those of the pods.
-        owner: The object whose deletion deletes these, as in `ownerReferences`.
+        pods: The pods' options.
+        replicas: The number of pods.
+        labels: Labels of every object and pod besides `name`.
+        annotations: Annotations of every object besides those of the pods.
+        owner: An entry of `ownerReferences`: deleting that object deletes these.
     """
 
     name: str
@@ -210,8 +210,8 @@ class ServerManifests:
 
         Args:
             port: Its port; by default the server's.
-            headless: Whether its name stands for the addresses of the pods, and each pod has a name of its own.
-            owner: Whether it has the owner that was given.
+            headless: Whether its name resolves to the addresses of the pods, and each pod has a DNS name.
+            owner: Whether the Service gets the `owner`.
         """
         port_spec = self._port(port or self.pods.container_port)
         spec: Manifest = {"selector": self.selector, "ports": [port_spec]}
@@ -239,7 +239,7 @@ class ServerManifests:
 
         Args:
             replica: Its number.
-            owner: The object whose deletion deletes it.
+            owner: The object that the cluster deletes it with.
             deadline_s: When the cluster ends it.
         """
         name = f"{self.name}-{replica}"
@@ -258,7 +258,7 @@ class ServerManifests:
         return self._object("v1", "Service", name=f"{self.name}-{replica}", spec=spec, owner=owner)
 
     def ingress(self, route: IngressRoute, owner: Mapping[str, Any] | None = None) -> Manifest:
-        """Return the Ingress: to the Service, or where the host has `{replica}`, to each pod by a host of its own."""
+        """Return the Ingress to the Service; a host with `{replica}` leads to each pod by a separate host name."""
         each = "{replica}" in route.host
         rules = []
         for replica in range(self.replicas if each else 1):
@@ -303,7 +303,7 @@ class ServerManifests:
         return self._object("policy/v1", "PodDisruptionBudget", spec=spec)
 
     def network_policy(self, *, clients: Sequence[Mapping[str, Any]], egress: Literal["dns", "all"]) -> Manifest:
-        """Return the NetworkPolicy: who may connect to the server's port, and what the server may connect to.
+        """Return the NetworkPolicy: the allowed clients, and the allowed connections of the server.
 
         Args:
             clients: Peers as in `ingress.from`; an empty list lets no client in.

@@ -1,7 +1,7 @@
-"""A server in a container of the local engine (`docker` or `podman`), and what it shares with a Swarm service.
+"""A server in a container of the local engine (`docker` or `podman`), and the common base with Swarm services.
 
-The port is published on loopback only, and the engine chooses it. If a start fails, no container is left; containers
-whose owner was killed are removed when the next one starts.
+The port is published on loopback only, and the engine chooses it. If a start fails, no container is left. Each start
+removes the containers of killed owners.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class EngineProvider(ContainerProvider):
             raise
 
     def log(self) -> str:
-        """Return the end of what the server has written; nothing when there is none."""
+        """Return the end of the server's output; an empty text if none runs."""
         if self._name is None:
             return ""
         with contextlib.suppress(ProviderError):
@@ -121,7 +121,7 @@ class EngineProvider(ContainerProvider):
 
     @abstractmethod
     def _remove(self, *, may_appear: bool = False) -> None:
-        """Remove it, and return when it is gone; `may_appear` where the engine may still be creating it."""
+        """Remove it and return when it is gone. Set `may_appear` if the engine may still be creating it."""
 
     @abstractmethod
     def _watch(self, name: str) -> AbstractContextManager[Callable[[float], str | None]]:
@@ -153,7 +153,7 @@ class ContainerOptions:
         gpus: The GPUs, as the engine writes them: `all`.
         mounts: Folders of this machine to mount, read-only.
         labels: More labels of the container.
-        run_args: More options of the engine's `create`, put before the image.
+        run_args: More options for the engine's `create`, put before the image.
     """
 
     container_port: int = INNER_PORT
@@ -167,7 +167,7 @@ class ContainerOptions:
     run_args: Sequence[str] = ()
 
     def words(self) -> list[str]:
-        """Return the options of the engine's `create`, without the port and the command."""
+        """Return the options for the engine's `create`, without the port and the command."""
         limits = {
             "--network": self.network,
             "--cpus": self.cpu_limit,
@@ -352,7 +352,7 @@ class LocalDockerProvider(EngineProvider):
 class Variables:
     """Variables of a container, kept out of the argument list, which every user of the machine can read.
 
-    Most go through the standard input, as an env file; long values and those with line breaks, which no env file can
+    Most go through the standard input, as an env file. Long values and values with line breaks, which no env file can
     hold, go through the environment of the `docker` command.
     """
 

@@ -43,7 +43,7 @@ class ModalProvider(BuildingProvider["Sandbox"]):
         cmd: The command that starts the server.
         cpu: How many processors it may use.
         memory: How much memory it may use, in MiB.
-        surface_server_logs: Whether errors show the end of the server's log, without the secrets that are known.
+        surface_server_logs: Whether errors show the end of the server's log, with known secrets redacted.
 
     Raises:
         ProviderUnavailable: The package is not installed, or has no second kind of sandboxes.

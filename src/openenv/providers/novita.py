@@ -49,14 +49,14 @@ class NovitaSandboxProvider(BuildingProvider["Sandbox"]):
         secure: Whether commands need the sandbox's own token; by default Novita decides.
         cmd: The command that starts the server.
         working_directory: The folder to run it in.
-        surface_server_logs: Whether errors show the end of the server's log, without the secrets that are known.
-        cpu_count: How many processors, for templates that are built from a Dockerfile.
-        memory_mb: How much memory, for such templates.
-        template_name: The name of such a template; by default one that changes with the Dockerfile.
+        surface_server_logs: Whether errors show the end of the server's log, with known secrets redacted.
+        cpu_count: The processors of a template that is built from a Dockerfile.
+        memory_mb: The memory of such a template.
+        template_name: The name of such a template; by default a name that depends on the Dockerfile.
         on_build_logs: Called with what building one writes.
 
     Raises:
-        ProviderUnavailable: The package is not installed, or there is no key.
+        ProviderUnavailable: The package is not installed, or the key is missing.
     """
 
     _cloud = "Novita"
@@ -139,7 +139,7 @@ class NovitaSandboxProvider(BuildingProvider["Sandbox"]):
         return box
 
     def _build(self, source: DockerfileSource) -> str:
-        """Build the template of a Dockerfile and return its id; Novita reuses what has not changed."""
+        """Build the template of a Dockerfile and return its ID. Novita reuses unchanged layers."""
         text = flatten(source.text)
         builder = self._sdk.Template(file_context_path=str(source.context)).from_dockerfile(text)
         if not any(one.keyword == "USER" for one in instructions(text)):
@@ -169,7 +169,7 @@ class NovitaSandboxProvider(BuildingProvider["Sandbox"]):
         self._kill(box.sandbox_id)
 
     def _kill(self, name: str) -> None:
-        self._novita.sandbox.kill(name)  # returns False where it is gone
+        self._novita.sandbox.kill(name)  # returns False if it no longer exists
 
     def _labelled(self, start_id: str | None = None) -> Iterable[CloudSandbox]:
         query = None if start_id is None else self._sdk.SandboxQuery(metadata={START_LABEL: start_id})

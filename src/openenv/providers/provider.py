@@ -1,7 +1,7 @@
 """The interfaces of providers: start a server somewhere, wait until it answers, stop it.
 
-There are two, as existing code has them: a `ContainerProvider` starts a container of an image; a `RuntimeProvider`
-starts what its constructor describes.
+There are two, as in existing code: a `ContainerProvider` starts a container of an image; a `RuntimeProvider` starts
+the server that its constructor describes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PATIENCE_S = 3.0
 
 
 class ContainerProvider(ABC):
-    """Starts a container of an image, one at a time. As a context manager it stops what it has started."""
+    """Starts one container of an image at a time. As a context manager, it stops the container."""
 
     @abstractmethod
     def start_container(
@@ -57,7 +57,7 @@ class ContainerProvider(ABC):
         """
 
     def close(self) -> None:  # noqa: B027  # a provider need not hold anything else
-        """Free what the provider holds besides the container."""
+        """Free the provider's other resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -126,8 +126,8 @@ def provider_named(name: str, **options: Any) -> ContainerProvider | RuntimeProv
     """Create the provider of a registered name, such as `docker` or `daytona`.
 
     Args:
-        name: A built-in name, or a name that an installed package adds; `openenv._lazy.plugin_names` lists them.
-        **options: Arguments of the provider's class.
+        name: A built-in name, or one from an installed package; `openenv._lazy.plugin_names` lists all names.
+        **options: Arguments for the class of the provider.
 
     Raises:
         UnknownPluginError: The name is not registered; also a ValueError.

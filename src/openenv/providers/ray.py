@@ -2,7 +2,7 @@
 
     RayProvider ──> ServerActor on a node ──> `openenv serve`, as a child process
                          │ its process or its node dies, or the server ends
-                         └ Ray runs the constructor again where there is room: a new server, at a new address
+                         └ Ray runs the constructor again on a node with room: a new server, at a new address
 
 The actors belong to the program that started them: they end with it, however it ends, and the servers with them.
 """
@@ -49,7 +49,7 @@ guardian before it can end the server."""
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """What each actor runs."""
+    """The server of each actor."""
 
     target: str | None
     command: tuple[str, ...] | None
@@ -62,7 +62,7 @@ class ServerPlan:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What an actor says of its server."""
+    """The state of an actor's server."""
 
     url: str
     node_id: str
@@ -74,7 +74,7 @@ class ServerActor:
     """A server and the process of the cluster that it belongs to.
 
     Args:
-        plan: What to run.
+        plan: The server to run.
     """
 
     def __init__(self, plan: ServerPlan) -> None:
@@ -101,11 +101,11 @@ class ServerActor:
             threading.Thread(target=self._watch, name="openenv-server-watch", daemon=True).start()
 
     def state(self) -> ServerState:
-        """Return where the server is, or why there is none."""
+        """Return the server's address, or why it failed."""
         return ServerState(self._url, self._node_id, self._failure)
 
     def log(self) -> str:
-        """Return the end of what the server has written."""
+        """Return the end of the server's output."""
         return self._provider.log()
 
     def stop(self) -> None:
@@ -126,18 +126,18 @@ class ServerActor:
 class RayProvider(RuntimeProvider):
     """Serves an environment on the nodes of a Ray cluster; as a context manager it waits until all servers answer.
 
-    A server whose node is lost, or that ends, is started again where the cluster has room: on a node that is left, or
-    on one that joins. Its sessions are lost with a typed error. Its new address is in `urls`, which `VectorEnv` can
-    take in place of addresses, so that slots without a session find it.
+    If a server ends or its node is lost, Ray starts it again on a node with room, now or when one joins. Its sessions
+    are lost with a typed error. Its new address appears in `urls`. Pass `urls` to `VectorEnv` in place of addresses,
+    and slots without a session find it.
 
     Args:
         target: What `openenv serve` serves: a folder, a file or a module that the nodes have.
-        command: What to run instead, as in `ProcessProvider`.
-        cluster: Which cluster, and what a server reserves in it; or only its address.
+        command: A command to run instead, as in `ProcessProvider`.
+        cluster: The cluster and the resources of a server in it, or only the cluster's address.
         servers: How many; by default one for each node that has the resources.
         host: The address that servers listen on; by default that of their node in the cluster.
         cwd: The folder to run in.
-        env_vars: Variables beside those of the node's processes.
+        env_vars: Variables to add to those of the node's processes.
         token: What clients have to send; by default `OPENENV_TOKEN` of this process, else a random one.
         ready_timeout_s: How long a server may take to answer.
 
@@ -174,7 +174,7 @@ class RayProvider(RuntimeProvider):
         self.ready_timeout_s = ready_timeout_s
         self._ray: Any = None
         self._actors: list[Any] = []
-        self._placed: set[int] = set()  # those that have answered: a call of the others would wait until they are
+        self._placed: set[int] = set()  # actors that have answered; calls of the others would block
 
     def start(self, port: int | None = None, env_vars: dict[str, str] | None = None, **kwargs: Any) -> str:
         """Start the servers, wait until they answer, and return the address of the first; `urls` has all.
@@ -218,7 +218,7 @@ class RayProvider(RuntimeProvider):
 
         nodes = [node for node in self._ray.nodes() if node["Alive"] and self._cluster.fits(node["Resources"]) > 0]
         if not nodes:
-            raise Unschedulable(f"No node of the Ray cluster has what a server reserves: {self._cluster.demand()}")
+            raise Unschedulable(f"no node of the Ray cluster has the resources of a server: {self._cluster.demand()}")
         # In the order of their ids, which is stable; the node is a wish, so that the server can move when it is lost.
         ids = sorted(node["NodeID"] for node in nodes)
         remote = self._ray.remote(ServerActor)
@@ -228,7 +228,7 @@ class RayProvider(RuntimeProvider):
             self._actors.append(remote.options(max_concurrency=4, **options).remote(plan))
 
     def urls(self) -> list[str]:
-        """Return the addresses of the servers that answer now, for `VectorEnv`: where one restarts there is none.
+        """Return the addresses of the servers that answer now, for `VectorEnv`. A restarting server is left out.
 
         A session lives on the server that opened it: a client that lost its connection resumes at the same address.
         """
@@ -264,7 +264,7 @@ class RayProvider(RuntimeProvider):
             time.sleep(_LOOK_S)
 
     def log(self) -> str:
-        """Return the end of what the servers have written; nothing when none runs."""
+        """Return the end of the servers' output; an empty text if none runs."""
         parts = self._ask("log", _ANSWER_S, of=self._placed)
         if len(parts) == 1:
             return str(next(iter(parts.values())))

@@ -1,6 +1,6 @@
-"""A Ray cluster: which one, and what a process of ours takes of it. Shared by `RayProvider` and rollouts on Ray.
+"""A Ray cluster, and the resources of our processes in it. Shared by `RayProvider` and rollouts on Ray.
 
-Ray is imported when a cluster is used. Must not know what runs there.
+Ray is imported when a cluster is used. This module must not know servers or rollouts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CLIENT_SCHEME = "ray://"
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """A cluster that runs, and what each server or worker process reserves in it.
+    """A running cluster, and the resources that each server or worker process reserves.
 
     Args:
         address: As `ray.init` takes it: `HOST:PORT` of the head, or `auto` for `RAY_ADDRESS` and else the cluster that
@@ -67,8 +67,8 @@ class RayCluster:
                 ray.init(address=self.address, configure_logging=False, log_to_driver=False)
             except (ConnectionError, RuntimeError, ValueError) as exc:
                 raise unavailable(
-                    f"There is no Ray cluster at {self.address!r}: {exc}. Start one with `ray start --head`, join it "
-                    "from this machine with `ray start --address=HOST:PORT`, and pass HOST:PORT or 'auto'."
+                    f"cannot connect to a Ray cluster at {self.address!r}: {exc}. Start one with `ray start --head`, "
+                    "join it from this machine with `ray start --address=HOST:PORT`, and pass HOST:PORT or 'auto'."
                 ) from exc
         connected = ray.get_runtime_context().gcs_address
         if self.address not in ("auto", "local", connected):
@@ -76,12 +76,12 @@ class RayCluster:
         return ray
 
     def actor_options(self) -> dict[str, Any]:
-        """Return what each of our processes reserves, as options of a Ray actor."""
+        """Return the resources of each of our processes, as options of a Ray actor."""
         options: dict[str, Any] = {"num_cpus": self.cpus, "resources": dict(self.resources)}
         return options if self.runtime_env is None else {**options, "runtime_env": dict(self.runtime_env)}
 
     def demand(self) -> dict[str, float]:
-        """Return what each of our processes reserves, by the names that the cluster has for it."""
+        """Return the resources of each of our processes by the cluster's names."""
         return {name: amount for name, amount in {"CPU": self.cpus, **self.resources}.items() if amount > 0}
 
     def fits(self, resources: Mapping[str, float]) -> int:

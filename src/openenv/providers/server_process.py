@@ -1,7 +1,7 @@
 """Servers as child processes: `ProcessProvider` (`openenv serve TARGET`, or any command), and what `UVProvider` shares.
 
-A server has a process group of its own, is ended with everything it started, and leaves the end of its log. It ends
-when its owner does, killed or not: a `guardian` process between the two sees to that.
+A server runs in a separate process group, is ended with all its descendants, and leaves the end of its log. A
+`guardian` process ends it when its owner dies, even if the owner is killed.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class ServerProcess:
     """A running command with its log.
 
     Args:
-        command: What to run, the program first.
+        command: The command; the program comes first.
         environ: All of its variables.
-        cwd: Where it runs.
+        cwd: The folder to run it in.
         log_path: The file that its output is appended to; by default a temporary one.
         folder: A temporary folder that is removed with it.
 
@@ -161,8 +161,8 @@ class ServerProcess:
 class PortReservation:
     """A free port for a server that is yet to start, kept until `release`.
 
-    The kernel chooses it. A socket that is bound but does not listen keeps the port from everyone, except from a server
-    that sets SO_REUSEADDR, as servers do. Only Linux has that; elsewhere the port is free again for a moment.
+    The kernel chooses it. A socket that is bound but does not listen reserves the port, except against a server that
+    sets SO_REUSEADDR, as servers do. Only Linux supports that; on other systems the port is free for a moment.
     """
 
     def __init__(self, host: str) -> None:
@@ -190,7 +190,7 @@ def local_url(host: str, port: int) -> str:
 
 
 class ChildProcessProvider(RuntimeProvider):
-    """The base of providers whose server is a child process: the process, its address and its log."""
+    """The base of providers that run a server as a child process."""
 
     def __init__(self, *, host: str, log_path: str | Path | None = None) -> None:
         self.host = host
@@ -217,7 +217,7 @@ class ChildProcessProvider(RuntimeProvider):
         return self._log_path if self._server is None else self._server.log_path
 
     def log(self) -> str:
-        """Return the end of the server's output, also after it was stopped."""
+        """Return the end of the server's output, even after it was stopped."""
         return self._last_log if self._server is None else self._server.log()
 
     def ended(self, within_s: float) -> str | None:
@@ -282,11 +282,11 @@ class ProcessProvider(ChildProcessProvider):
 
     Args:
         target: What `openenv serve` serves: a folder, a file, a module.
-        command: What to run instead. `{port}` and `{host}` in its words are replaced, and `PORT` is set. It must set
-            SO_REUSEADDR, as servers do, because another socket keeps the port until then.
+        command: A command to run instead. `{port}` and `{host}` in its words are replaced, and `PORT` is set. It must
+            set SO_REUSEADDR, as servers do, because another socket reserves the port until then.
         host: The address to listen on.
         cwd: The folder to run in; by default the current one.
-        env_vars: Variables beside those of this process.
+        env_vars: Variables to add to those of this process.
         log_path: Where its output is kept; by default a temporary file that is removed with it.
         ready_timeout_s: How long it may take to answer.
 

@@ -42,16 +42,16 @@ class DockerSwarmProvider(EngineProvider):
     """Starts a replicated service; one at a time.
 
     Args:
-        auto_init_swarm: Whether to make this engine a swarm of its own, on loopback, where it is in none.
+        auto_init_swarm: Whether to create a swarm on loopback if this engine is in none.
         overlay_network: A network for the service; made if it is missing, and then removed by `close`.
-        publish_mode: `ingress` spreads requests over the replicas; with `host`, each replica has a port of its own, and
+        publish_mode: `ingress` spreads requests over the replicas; with `host`, each replica has a separate port, and
             `urls` lists them.
-        host: The engine's address, as `docker --host` takes it; by default what its own settings say.
+        host: The engine's address, as for `docker --host`; by default the engine's settings decide.
         ready_timeout_s: How long the first replica may take to answer; `wait_for_ready` can set another time.
 
     Raises:
         ProviderUnavailable: Docker is not installed, or does not answer.
-        ProviderError: There is no swarm, and none can be made.
+        ProviderError: The engine is not in a swarm, and a swarm cannot be created.
     """
 
     _noun = "Docker Swarm service"
@@ -111,10 +111,10 @@ class DockerSwarmProvider(EngineProvider):
             replicas: How many containers to run.
             cpu_limit: How many processors each may use.
             memory_limit: How much memory each may use.
-            constraints: Where they may run, as Swarm takes it: `node.role==worker`.
+            constraints: Placement constraints in Swarm's syntax: `node.role==worker`.
             labels: More labels of the service.
             command: Replaces the image's command.
-            container_port: Where the server listens inside.
+            container_port: The port that the server listens on inside.
             kwargs: None are accepted.
 
         Raises:

@@ -101,12 +101,12 @@ class UVProvider(ChildProcessProvider):
     """Serves a project's application with `uv run uvicorn`; the process ends with this one.
 
     Args:
-        project_path: The project's folder, or `git+URL`, of which one commit is fetched at each start; `@REF` and
-            `#subdirectory=FOLDER` may follow.
+        project_path: The project's folder, or `git+URL`; `@REF` and `#subdirectory=FOLDER` may follow. Each start
+            fetches one commit.
         app: The application, as uvicorn takes it; looked up from the project's folder.
         host: The address to listen on. The default lets other machines in.
         reload: Whether it restarts when a source file changes.
-        env_vars: Variables beside those of this process.
+        env_vars: Variables to add to those of this process.
         context_timeout_s: How long it may take to answer, and to be fetched.
         log_path: Where its output is kept; by default a temporary file that is removed with it.
 
@@ -179,7 +179,7 @@ class UVProvider(ChildProcessProvider):
     def _project(self, folder: Path, environ: Mapping[str, str]) -> Path:
         if not self.project_path.startswith(GIT_PREFIX):
             if not Path(self.project_path).is_dir():
-                raise ProviderError(f"There is no project folder {self.project_path}.")
+                raise ProviderError(f"project folder {self.project_path} does not exist")
             return Path(self.project_path)
         source = GitProject.parse(self.project_path)
         return source.fetch(folder / "project", environ=environ, timeout_s=self.context_timeout_s)

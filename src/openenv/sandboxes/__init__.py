@@ -1,4 +1,4 @@
-"""Sandboxes: places where an agent's commands run and from where nothing but what was passed in can be reached."""
+"""Sandboxes: places to run commands that can reach only the files and sockets you pass in."""
 
 from __future__ import annotations
 

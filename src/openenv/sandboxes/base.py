@@ -1,4 +1,4 @@
-"""The sandbox protocol: what can be done inside (`Sandbox`), how one is started (`Sandboxes`), and backends by name.
+"""The sandbox protocol: the operations inside (`Sandbox`), the backends that start sandboxes (`Sandboxes`), and names.
 
 `SandboxHandle`, `SandboxBackend` and `BgJob` are the narrow, structural shapes that existing code is written for;
 `Sandbox` is the whole protocol, and each of ours is also a `SandboxHandle`. Everything is synchronous and may be called
@@ -33,7 +33,7 @@ TIMED_OUT = 124
 """The exit code of a command that was killed because its time was over, as in timeout(1)."""
 
 MAX_TREE = 512 * 1024 * 1024
-"""The most that comes out of a sandbox where the caller sets no limit: a file inside can claim any size."""
+"""The default size limit of anything copied out of a sandbox: a file inside can claim any size."""
 
 FEATURES = frozenset({"isolation", "limits", "trees", "mounts", "ports", "expiry", "snapshots"})
 """Optional features of a backend: isolation from host and network, limits, killing whole process trees even when they
@@ -113,7 +113,7 @@ class SandboxHandle(Protocol):
         ...
 
     def exists(self, path: str) -> bool:
-        """Return whether there is such a file or folder."""
+        """Return whether a file or folder exists at the path."""
         ...
 
     def kill(self) -> None:
@@ -134,13 +134,13 @@ class SandboxBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a sandbox may use of its host."""
+    """Resources of the host that a sandbox may use."""
 
     memory_mb: int = 2048
     pids: int = 512
     cpus: float = 2.0
     disk_mb: int = 2048
-    """Size of what can be written: home, /tmp and the rest of the private file system together or each."""
+    """Size of the writable file systems: home, /tmp and the rest, together or each."""
 
     def __post_init__(self) -> None:
         for name in ("memory_mb", "pids", "cpus", "disk_mb"):
@@ -157,7 +157,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What a sandbox is like. A backend that cannot provide a part of it raises `SandboxUnsupported`."""
+    """Properties of a sandbox. A backend that cannot provide one of them raises `SandboxUnsupported`."""
 
     limits: Limits = field(default_factory=Limits)
     mounts: tuple[Mount, ...] = ()
@@ -167,16 +167,16 @@ class SandboxSpec:
     """The sandbox ends by itself after this many seconds, also when its owner is dead."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     from_snapshot: SandboxSnapshot | None = None
-    """What the sandbox begins with: the files of another one of the same backend and home."""
+    """The initial files: those of another sandbox of the same backend and home."""
     image: str | None = None
-    """The image to start, in place of the backend's own."""
+    """The image to start instead of the backend's."""
     build: Path | None = None
-    """A folder with a Dockerfile that `image` is built from where the engine does not have it."""
+    """A folder with a Dockerfile, to build `image` if the engine does not have it."""
     build_timeout_s: float = 600.0
     workdir: str | None = None
     """The folder that commands start in, which is writable; by default `workdir` in the home."""
     fills_workdir: bool = False
-    """Whether the work folder begins with what the image holds there; otherwise it begins empty."""
+    """Whether the work folder begins with the image's content at that path; otherwise it begins empty."""
     folders: tuple[str, ...] = ()
     """Further folders that can be written; they begin empty."""
     network: bool = False
@@ -205,7 +205,7 @@ class CommandSpec:
 
     def __post_init__(self) -> None:
         if not self.argv:
-            raise ValueError("An empty argument list is no command.")
+            raise ValueError("the argument list is empty; name a program")
         _check_text(self.envs, *self.argv, self.cwd or "")
 
     @property
@@ -221,7 +221,7 @@ def _check_limit(name: str, value: float) -> None:
 
 
 def check_folder(path: str) -> None:
-    """Return if a folder of its own can be mounted at a path inside.
+    """Return if a separate folder can be mounted at a path inside.
 
     Raises:
         ValueError: the path is not absolute, not in its shortest form, or one that the system needs.
@@ -247,15 +247,15 @@ def _check_text(envs: Mapping[str, str], *words: str) -> None:
 
 
 class SandboxSnapshot:
-    """What was written in a sandbox until a moment, kept in archives on the host. Also a context manager.
+    """The files of a sandbox at one moment, in archives on the host. Also a context manager.
 
     The archives are removed by `close`, at the latest when this process ends. Those of a process that was killed are
     removed when the next snapshot is taken.
 
     Args:
-        backend: The name of the backend whose sandbox it was.
+        backend: The name of the sandbox's backend.
         home: The home of its user.
-        folder: Where the archives are.
+        folder: The folder of the archives.
         archives: The archive of each tree that is not empty, by its path inside.
     """
 
@@ -312,7 +312,7 @@ def _remove_as(pid: int, folder: Path) -> None:
 
 
 class Sandbox(ABC):
-    """A place to run commands that can reach nothing except what was passed in. Also a context manager.
+    """A place to run commands that can reach only the files and sockets you pass in. Also a context manager.
 
     Paths inside are absolute, or relative to `workdir`. A backend implements the abstract methods, `_exec` and
     `_start_bg`.
@@ -385,7 +385,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     def exists(self, path: str) -> bool:
-        """Return whether there is such a file or folder."""
+        """Return whether a file or folder exists at the path."""
 
     @abstractmethod
     def pack(self, path: str, archive: Path, *, max_bytes: int = MAX_TREE) -> None:
@@ -410,7 +410,7 @@ class Sandbox(ABC):
             self.unpack(archive, path)
 
     def download(self, path: str, target: Path) -> None:
-        """Copy a file or a tree to the host. No entry lands outside `target`, whatever links the sandbox made."""
+        """Copy a file or a tree to the host. No entry lands outside `target`, even if the sandbox planted links."""
         try:
             content = self.read_bytes(path)
         except IsADirectoryError:
@@ -425,10 +425,10 @@ class Sandbox(ABC):
         target.write_bytes(content)
 
     def snapshot(self, *, max_bytes: int = MAX_TREE) -> SandboxSnapshot:
-        """Keep what was written in this sandbox so far, for a `SandboxSpec(from_snapshot=...)`.
+        """Keep the files written in this sandbox so far, for a `SandboxSpec(from_snapshot=...)`.
 
-        Files, folders, links, their modes, and the times of files to the second. Hard links become files of their own;
-        sockets are left out, as their processes are gone.
+        Keeps files, folders, links, their modes, and the times of files to the second. Hard links become separate
+        files. Sockets are left out, because their processes are gone.
 
         Args:
             max_bytes: The most that a tree (the home, /tmp, /dev/shm) may hold.
@@ -455,7 +455,7 @@ class Sandbox(ABC):
         """End the sandbox and everything in it, from any thread; calls under way raise `SandboxGone`."""
 
     def close(self) -> None:
-        """End the sandbox and free what it took of the host: processes, mounts, control groups, files."""
+        """End the sandbox and free its processes, mounts, control groups and files on the host."""
         self.kill()
 
     def __enter__(self) -> Sandbox:
@@ -475,8 +475,8 @@ def _scratch_archive(tree: str | Path) -> Iterator[Path]:
             raise SandboxError(f"{tree}: {error}") from error
 
 
-# Prints what a snapshot would not have: processes beside the first one, this shell and what started it, and the first
-# named pipe in each of the trees ($@).
+# Prints everything that a snapshot cannot keep: processes other than the first one, this shell and its parents, and the
+# first named pipe in each of the trees ($@).
 _NOT_KEPT = """
 chain=' 1 '; p=$$
 while [ "$p" -gt 1 ]; do
@@ -500,13 +500,13 @@ done
 
 
 def refuse_snapshot(spec: SandboxSpec, backend: str) -> None:
-    """Raise `SandboxUnsupported` where a spec has a snapshot; for backends without them."""
+    """Raise `SandboxUnsupported` for a spec with a snapshot; for backends without snapshots."""
     if spec.from_snapshot is not None:
         raise SandboxUnsupported(f"The backend {backend} has no snapshots; local and docker do.")
 
 
 def refuse_image(spec: SandboxSpec, backend: str) -> None:
-    """Raise `SandboxUnsupported` where a spec names an image, folders or a network; for backends without them."""
+    """Raise `SandboxUnsupported` for a spec with an image, folders or a network; for backends without images."""
     if spec.image is not None or spec.workdir is not None or spec.folders:
         raise SandboxUnsupported(
             f"The backend {backend} starts no images and has no folders of a task's own; docker and kubernetes do."
@@ -522,10 +522,10 @@ def spec_from(spec: SandboxSpec | None, snapshot: SandboxSnapshot | None) -> San
 
 
 def take_snapshot(sandbox: Sandbox, backend: str, *, max_bytes: int) -> SandboxSnapshot:
-    """Pack what can be written to in a sandbox, if that is all that its state is; for backends.
+    """Pack the writable trees of a sandbox, if it has no other state; for backends.
 
-    Archives, and no layers of an overlay: where each sandbox has a user id of its own, the next one could not change
-    their files. No `docker commit` either, which keeps no tmpfs.
+    A snapshot consists of archives. Layers of an overlay would not work: if each sandbox has a different user ID, the
+    next one could not change their files. `docker commit` would not work either, because it omits tmpfs.
     """
     places = [sandbox.home, "/tmp", "/dev/shm"]
     if not sandbox.workdir.startswith(f"{sandbox.home}/"):
@@ -584,7 +584,7 @@ class Sandboxes(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Return if this backend can run here; raise `SandboxUnavailable` with what to install if not."""
+        """Return if this backend can run here; otherwise raise `SandboxUnavailable` with the packages to install."""
 
     def require(self, spec: SandboxSpec) -> None:
         """Return if this backend opens sandboxes like that, as far as it is known before one is started.
@@ -623,7 +623,7 @@ def backend(name: str, **options: Any) -> Sandboxes:
             package adds), or a class as `module:Class`. `process` isolates nothing and requires
             `i_know_there_is_no_isolation=True`. `module:Class` imports the module: never pass a name from an
             untrusted source.
-        **options: Arguments of the backend's class.
+        **options: Arguments for the class of the backend.
 
     Raises:
         ValueError: The name is not registered, or is not the name of a backend class.
@@ -648,6 +648,6 @@ def _imported(name: str, place: str, attribute: str) -> object:
         module = importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise  # the module exists, and one of its own imports fails
+            raise  # the module exists, and one of its imports fails
         raise ValueError(f"cannot import {place!r} for the sandbox backend {name!r}: no such module") from None
     return getattr(module, attribute, None)

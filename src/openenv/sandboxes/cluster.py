@@ -1,7 +1,7 @@
 """A Kubernetes cluster through lightkube: which one, requests, errors in the cluster's own words, pods and streams.
 
-For the provider, the sandbox backend and `openenv deploy k8s`. lightkube is imported when a cluster is opened. Must not
-know what a pod is for.
+For the provider, the sandbox backend and `openenv deploy k8s`. lightkube is imported when a cluster is opened. This
+module must not know the purpose of a pod.
 
     Cluster     requests of this thread               create, apply, list, delete, log
     PodWatch    a thread with an event loop           the pods of a selector as the cluster reports them (list, watch),
@@ -64,7 +64,7 @@ _NO_CONTAINER = frozenset({"CreateContainerConfigError", "CreateContainerError",
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """Which cluster and namespace, in the words of `kubectl`'s options; what is None comes from the configuration.
+    """The cluster and the namespace, named as in `kubectl`'s options; None means the configuration's value.
 
     Without a file the service account of this pod is used, else `KUBECONFIG`, else `~/.kube/config`.
     """
@@ -85,7 +85,7 @@ class PodOptions:
         tolerations: Taints of nodes that the pod accepts, as in a manifest.
         image_pull_secrets: Names of the secrets for pulling the image.
         runtime_class: A stronger isolation that the cluster offers, such as gVisor or Kata.
-        pod_spec: Any other field of the pod's `spec`.
+        pod_spec: Any other field in the pod's `spec`.
     """
 
     cpu_request: float | str | None = None
@@ -126,7 +126,7 @@ class PodProblem:
     kind: ProblemKind
     text: str
     has_previous: bool = False
-    """Whether the log of the container's previous run is the one to read."""
+    """Whether to read the log of the container's previous run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +149,8 @@ class Cluster:
 
     Args:
         address: Which one.
-        error: What a refused request raises.
-        unavailable: What is raised where lightkube is missing, there is no configuration, or the cluster does not
+        error: The exception class for refused requests.
+        unavailable: The exception class for a missing lightkube, a missing configuration, or a cluster that does not
             answer.
     """
 
@@ -227,7 +227,7 @@ class Cluster:
         return str(made.metadata.uid)
 
     def apply(self, manifest: Mapping[str, Any]) -> None:
-        """Create an object of the namespace, or change it to what the manifest says (server-side apply)."""
+        """Create an object in the namespace, or change it to match the manifest (server-side apply)."""
         from lightkube.codecs import from_dict
         from lightkube.core.exceptions import LoadResourceError
         from lightkube.generic_resource import create_namespaced_resource
@@ -249,7 +249,7 @@ class Cluster:
         Args:
             kind: lightkube's class of it.
             name: Its name.
-            grace_s: How long its containers get; by default what their pod says.
+            grace_s: The time for its containers to end; by default the pod decides.
             waits: Whether it stays, marked, until all that it owns is gone.
         """
         from lightkube import ApiError
@@ -279,7 +279,7 @@ class Cluster:
                 return None
 
     def log(self, pod: str, *, lines: int, previous: bool = False, container: str | None = None) -> str:
-        """Return the end of what a pod has written; nothing where there is none, or no right to read it."""
+        """Return the end of a pod's output; an empty text if there is none, or no right to read it."""
         import httpx2
 
         options = {"tailLines": str(lines), "previous": str(previous).lower()}
@@ -351,7 +351,7 @@ class Cluster:
             return
 
     def exec_socket(self, pod: str, container: str, command: list[str]) -> BlockingSocket:
-        """Start a command in a container; the messages of the socket are those of `v5.channel.k8s.io` or `v4`.
+        """Start a command in a container; the socket carries messages of `v5.channel.k8s.io` or `v4`.
 
         Raises:
             RuntimeError: `error` or `unavailable`; the cluster refused it, or does not answer.
@@ -373,7 +373,7 @@ class Cluster:
                     compression=None,
                     open_timeout=_OPEN_S,
                     close_timeout=1,
-                    ping_timeout=None,  # a server whose command does not read its input answers no ping either
+                    ping_timeout=None,  # a server also leaves pings unanswered while its command reads no input
                     max_size=None,
                 )
                 return connection.__enter__()  # the caller closes it; newer versions connect only here
@@ -388,7 +388,7 @@ class Cluster:
         raise self.error(f"The cluster refused to run a command in pod {pod}: {refusal}")
 
     async def forward_socket(self, pod: str, port: int) -> AsyncSocket:
-        """Connect to a port of a pod; the messages are those of `v4.channel.k8s.io`: 0 has data, 1 has errors.
+        """Connect to a port of a pod, with messages of `v4.channel.k8s.io`: 0 has data, 1 has errors.
 
         Raises:
             OSError: The cluster refused it, or does not answer.
@@ -423,7 +423,7 @@ class Cluster:
 
 
 class StreamSocket(ssl.SSLSocket):
-    """A TLS socket that one thread may read while another writes, and whose `close` ends a read.
+    """A TLS socket that one thread reads while another writes. `close` ends a blocked read.
 
     The blocking client of websockets does both. OpenSSL forbids it: with TLS 1.3 a server sends session tickets after
     the handshake, and a write while the other thread reads them waits for a handshake that never comes. So each call
@@ -434,7 +434,7 @@ class StreamSocket(ssl.SSLSocket):
     _limit: float | None = None
 
     def do_handshake(self, block: bool = False) -> None:
-        """Finish the handshake, after which calls take turns."""
+        """Finish the handshake; afterwards, calls take turns."""
         super().do_handshake(block)
         self._limit, self._turn = self.gettimeout(), threading.Lock()
         super().settimeout(0)
@@ -511,7 +511,7 @@ def _find_config(address: ClusterAddress, unavailable: type[RuntimeError]) -> Si
     except (ConfigError, KeyError, TypeError, ValueError, OSError) as error:
         # lightkube takes the file apart without looking whether it is one
         raise unavailable(
-            f"There is no usable Kubernetes configuration ({message_of(error)}). Name a file: kubeconfig=, KUBECONFIG "
+            f"no usable Kubernetes configuration ({message_of(error)}). Name a file: kubeconfig=, KUBECONFIG "
             "or ~/.kube/config, and a context in it: context="
         ) from error
     assert config is not None
@@ -659,10 +659,10 @@ def _container_problem(container: ContainerStatus) -> PodProblem | None:
 
 
 class PodWatch:
-    """Follows the pods of a selector in a thread of its own, and forwards local ports to them. A context manager.
+    """Follows the pods of a selector in a separate thread, and forwards local ports to them. A context manager.
 
     Args:
-        cluster: Where they are.
+        cluster: The cluster of the pods.
         labels: The labels that select them.
     """
 
@@ -726,16 +726,16 @@ class PodWatch:
             self._changed.wait(timeout_s)
 
     def forward(self, port: int, *, local_port: int = 0) -> int:
-        """Listen on a port of 127.0.0.1 whose connections go to one pod, a different one for each call; return it.
+        """Listen on a port of 127.0.0.1 and return it. Its connections go to one pod; each call picks another pod.
 
-        It leads to the same pod until that is gone, so a session is resumed where it is; then to another.
+        The pod stays the same while it exists, so that a session can be resumed; then another pod replaces it.
         """
         forward = PortForward(self._cluster, self, port)
         self._forwards.append(forward)
         return self._run(forward.listen(local_port))
 
     def forwarded(self, forward: PortForward) -> PodState | None:
-        """Return the pod of a forward: the one it has had, while that exists, or one that no other forward has."""
+        """Return the pod of a forward: its previous pod if that still exists, otherwise a pod without a forward."""
         with self._changed:
             if (held := self._pods.get(forward.uid or "")) is not None:
                 return held
@@ -846,7 +846,7 @@ class PortForward:
                 writer.transport.abort() if writer.transport.is_closing() else writer.close()
 
     async def _receive(self, socket: AsyncSocket, writer: asyncio.StreamWriter, pod: str) -> None:
-        """Pass on what the pod sends. The first message of either channel repeats the port, in two bytes."""
+        """Pass on the pod's data. The first message of either channel repeats the port, in two bytes."""
         begun: set[int] = set()
         async for message in socket:
             if not isinstance(message, bytes) or not message:

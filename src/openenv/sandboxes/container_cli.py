@@ -1,6 +1,6 @@
 """`docker` and `podman` through their command line, for sandboxes, providers and `openenv build`.
 
-Knows the command line, its errors and what to install. Must not know what a container is for.
+Knows the command line, its errors and the packages to install. It must not know the purpose of a container.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ContainerCli:
         kind: Which engine it is.
         program: Path of the executable.
         host: The engine's address, as its own option takes it; by default its own settings decide.
-        error: What a failed command raises.
-        unavailable: What is raised where the engine is missing or does not answer.
+        error: The exception class for failed commands.
+        unavailable: The exception class for an engine that is missing or does not answer.
     """
 
     kind: Literal["docker", "podman"]
@@ -61,7 +61,7 @@ class ContainerCli:
         timeout: float = _ORDINARY_S,
         environ: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run an engine command to its end, whatever its exit code; `environ` replaces our variables."""
+        """Run an engine command to its end; any exit code is accepted. `environ` replaces our variables."""
         try:
             return subprocess.run(
                 self.argv(*args), input=data or b"", capture_output=True, timeout=timeout, check=False, env=environ
@@ -78,7 +78,7 @@ class ContainerCli:
         timeout: float = _ORDINARY_S,
         environ: Mapping[str, str] | None = None,
     ) -> str:
-        """Run an engine command and return its output; raise `error` with the engine's words where it fails."""
+        """Run an engine command and return its output; on failure, raise `error` with the engine's message."""
         done = self.run(*args, data=data, timeout=timeout, environ=environ)
         if done.returncode != 0:
             raise self.error(f"`{self.kind} {args[0]}` failed: {failure_of(done)}")
@@ -89,7 +89,7 @@ class ContainerCli:
         return ProcessChannel(self.argv(*args))
 
     def check(self) -> None:
-        """Return if the engine answers; raise `unavailable` with its words and what to start if not."""
+        """Return if the engine answers; otherwise raise `unavailable` with its message and a remedy."""
         form = "{{.Server.Version}}" if self.kind == "docker" else "{{.Client.Version}}"
         done = self.run("version", "--format", form, timeout=30)
         if done.returncode != 0:
@@ -101,7 +101,7 @@ class ContainerCli:
         return self.run("image", "inspect", image).returncode == 0
 
     def pull(self, image: str, *, timeout: float) -> str | None:
-        """Pull an image; where that fails, return why, with the command to try by hand."""
+        """Pull an image. On failure, return the reason and the command to try by hand."""
         done = self.run("pull", "--quiet", image, timeout=timeout)
         if done.returncode == 0:
             return None
@@ -124,12 +124,12 @@ class ContainerCli:
             time.sleep(0.05)  # it ended by itself just now, and the engine is about to remove it
 
     def sweep(self) -> list[str]:
-        """Remove the containers whose owner is dead, and return their ids; those of living owners stay."""
+        """Remove the containers of dead owners and return their IDs; containers of living owners stay."""
         form = '{{.Id}} {{index .Config.Labels "' + OWNER_LABEL + '"}}'
         return self._sweep(["ps", "-aq", "--no-trunc"], ["inspect", "--format", form], ["rm", "-f", "-v"])
 
     def sweep_services(self) -> list[str]:
-        """Remove the Swarm services whose owner is dead, and return their names; those of living owners stay."""
+        """Remove the Swarm services of dead owners and return their names; services of living owners stay."""
         form = '{{.Spec.Name}} {{index .Spec.Labels "' + OWNER_LABEL + '"}}'
         listing = ["service", "ls", "--format", "{{.Name}}"]
         return self._sweep(listing, ["service", "inspect", "--format", form], ["service", "rm"])
@@ -196,6 +196,6 @@ def bind_option(mount: Mount) -> str:
 
 
 def failure_of(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Return what a failed engine command printed."""
+    """Return the output of a failed engine command."""
     text = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
     return text.removesuffix("See 'docker run --help'.").strip() or f"exit code {done.returncode}"

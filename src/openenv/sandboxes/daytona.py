@@ -1,6 +1,6 @@
 """The backend `daytona`: sandboxes in Daytona's cloud, through the `daytona` package, imported when a backend is made.
 
-Daytona runs a command to its end and returns what it wrote, as text. A `FifoChannel` makes a shell of that:
+Daytona runs a command to its end and returns its output as text. `FifoChannel` builds a shell on top of that:
 
     launch ──> a folder with named pipes, and a holder that runs the shell between them and keeps their ends open
     read   ──> `dd | base64` of one pipe, which returns as soon as there is something; one call follows the other
@@ -42,7 +42,7 @@ _CALL_S = 30
 _READ_S = 50
 _FAILURES = 3
 _INLINE = 40_000
-_EDGE = b"\x1d"  # not that of `shell_command`, whose marks must be passed on at once
+_EDGE = b"\x1d"  # differs from `shell_command`'s, because its marks must be passed on at once
 _ENDED = 44
 
 
@@ -56,7 +56,7 @@ class DaytonaSandboxes(Sandboxes):
             override ours.
 
     Raises:
-        SandboxUnavailable: The package is not installed, or there is no key.
+        SandboxUnavailable: The package is not installed, or the key is missing.
     """
 
     name = "daytona"
@@ -95,7 +95,7 @@ class DaytonaSandboxes(Sandboxes):
             raise SandboxUnavailable(f"Daytona does not answer: {self._text(error)}") from None
 
     def open(self, spec: SandboxSpec | None = None) -> DaytonaSandbox:
-        """Start a sandbox that reaches nothing except what is exposed in it, unless `sandbox_kwargs` says otherwise."""
+        """Start a sandbox without a network except exposed ports; `sandbox_kwargs` can override that."""
         return self._open(spec or SandboxSpec(), {"network_block_all": True})
 
     def create(
@@ -111,7 +111,7 @@ class DaytonaSandboxes(Sandboxes):
             raise SandboxUnsupported("Daytona sandboxes cannot mount folders of this machine: bake them into an image.")
         if spec.limits != Limits():
             raise SandboxUnsupported(
-                "The limits of a Daytona sandbox are those of its snapshot, or sandbox_kwargs={'resources': ...}."
+                "A Daytona sandbox has the limits of its snapshot; set them by sandbox_kwargs={'resources': ...}."
             )
         start_id = secrets.token_hex(8)
         labels = {CLOUD_OWNER_LABEL: ProcessOwner.current().short, START_LABEL: start_id, USE_LABEL: "sandbox"}
@@ -147,7 +147,7 @@ class DaytonaSandboxes(Sandboxes):
         try:
             for left in self._daytona.list(self._sdk.ListSandboxesQuery(labels={START_LABEL: start_id})):
                 left.delete()
-        except Exception as error:  # the failure of the start is what the caller has to see
+        except Exception as error:  # the caller has to see why the start failed, not this error
             _log.warning("a sandbox of Daytona may be left until its time is over: %s", self._text(error))
 
     def _text(self, error: BaseException) -> str:
@@ -253,7 +253,7 @@ class FifoChannel(QueueChannel):
 
     def _launch_script(self, command: str) -> str:
         # The shell that opens the pipes passes their ends on to the holder, so that no writer or reader is missing at
-        # any time. A shell lets background commands ignore SIGINT and SIGQUIT; `env` undoes that where it can.
+        # any time. A shell lets background commands ignore SIGINT and SIGQUIT; `env` undoes that if it can.
         end = rf"\035{self._nonce} %d\035"
         source = f"{self._folder}/i" if self._has_input else "/dev/null"
         feed = "( exec 5>i 6>&- 7>&- 8>&-; read -r x <&9 ) &" if self._has_input else ":"
@@ -298,7 +298,7 @@ echo $! >pid"""
                 _log.debug("end of input", exc_info=True)
 
     def close(self) -> None:
-        """Close the channel: what the shell still writes is dropped, and the pipes go when it ends."""
+        """Close the channel: further output is dropped, and the pipes disappear when the shell ends."""
         if self._closed.is_set():
             return
         super().close()
@@ -313,7 +313,7 @@ echo $! >pid"""
 
     def _follow(self, stream: Stream, pipe: str) -> None:
         end = re.compile(_EDGE + self._nonce.encode() + rb" (\d+)" + _EDGE)
-        # The first waits for something, the second takes what is there, where `dd` knows how: up to a megabyte a call.
+        # The first waits for data, the second takes the rest if `dd` supports it: up to a megabyte per call.
         more = f"dd bs=65536 count=15 iflag=nonblock <>{pipe}"
         read = self._inside(f"{{ timeout {_READ_S} dd bs=65536 count=1 <>{pipe}; {more}; }} 2>/dev/null | base64")
         held, failures = b"", 0
@@ -347,7 +347,7 @@ echo $! >pid"""
             self._put(None)
 
     def _unfinished(self, data: bytes) -> int:
-        """Return the position from which the bytes may be the beginning of the end."""
+        """Return the first position at which an incomplete end mark may start."""
         mark = _EDGE + self._nonce.encode()
         edge = data.rfind(_EDGE, max(0, len(data) - len(mark) - 8))
         while edge > 0 and not mark.startswith(data[edge : edge + len(mark)]):

@@ -40,7 +40,7 @@ def file_limit() -> int:
 
 
 def raise_file_limit() -> int:
-    """Raise this process's limit to what its system allows without further rights, and return the limit.
+    """Raise this process's limit as far as the system allows without further rights, and return the limit.
 
     For programs: a library must not change the limits of the process that it is used in.
     """
@@ -51,7 +51,7 @@ def raise_file_limit() -> int:
 
 
 def limit_inside(processes: int) -> int:
-    """Return the limit for each process of a sandbox: all of them together get a quarter of what the machine has.
+    """Return the limit for each process of a sandbox: all of them together get a quarter of the machine's descriptors.
 
     The kernel counts open files in all (`fs.file-max`), and a sandbox has memory for millions.
     """
@@ -66,8 +66,8 @@ def limit_inside(processes: int) -> int:
 class ConnectionQuota:
     """Divides connections among holders, such as sandboxes, so that none of them keeps another out.
 
-    Every holder has `own` places that no other can take. Beyond these, places come from one pool, of which a holder
-    gets at most half. With a limit of 1,024 descriptors and 4 places each:
+    Every holder has `own` reserved places. Beyond these, places come from one pool; a holder gets at
+    most half of it. With a limit of 1,024 descriptors and 4 places each:
 
         pool of 64 (a quarter of the descriptors)       A floods: 4 + 32, then it is refused
         own places: A 4 · B 4 · C 4 · ...               B, C, ...: 4 each, and the other half of the pool

@@ -7,7 +7,7 @@ One sandbox is one hardened container; `ShellSandbox` does everything inside it 
                  ── docker run (once) ────────────> PID 1          user 0: sleeps, reaps, exits after timeout_s
                                                     no network; a port is opened from outside (`expose`)
 
-As root on the engine's machine, two jobs are done from outside instead, where a hostile container cannot slow them:
+On the engine's machine, root does two jobs from outside instead, because a hostile container cannot slow them there:
 killing the processes of a command (`kill_marked_outside`) and opening a port (`listen_in`); and limits are set that
 engines do not have (`limit_from_outside`).
 """
@@ -111,10 +111,10 @@ class DockerSandboxes(Sandboxes):
         self._open: set[str] = set()
 
     def check(self) -> None:
-        """Return when containers can be started here; raise `SandboxUnavailable` with what to do when not.
+        """Return if containers can be started here; otherwise raise `SandboxUnavailable` with a remedy.
 
-        An image that was chosen is looked for; that of no choice only once a sandbox needs it, as tasks may bring
-        images of their own.
+        Looks for an image only if one was chosen. The default image is prepared when a sandbox needs it, because tasks
+        may bring their images.
         """
         self._prepare()
         if self._is_chosen:
@@ -147,7 +147,7 @@ class DockerSandboxes(Sandboxes):
             raise
 
     def rebuild(self, image: str, folder: Path, *, timeout: float) -> None:
-        """Build an image again, without what the engine has kept of builds.
+        """Build an image again, without the engine's build cache.
 
         Raises:
             SandboxUnavailable: that fails.
@@ -171,7 +171,7 @@ class DockerSandboxes(Sandboxes):
         self._open.discard(name)
 
     def sweep(self) -> list[str]:
-        """Remove the containers whose owner is dead, and return their ids; those of living owners stay."""
+        """Remove the containers of dead owners and return their IDs; containers of living owners stay."""
         return first_engine(self._engine_name, self._host).sweep()
 
     def _prepare(self) -> _PreparedEngine:
@@ -184,7 +184,7 @@ class DockerSandboxes(Sandboxes):
             return self._ready
 
     def _image(self, spec: SandboxSpec) -> _ReadyImage:
-        """Return the image of a spec, which is built or pulled first where the engine does not have it.
+        """Return the image of a spec; build or pull it first if the engine does not have it.
 
         Raises:
             SandboxUnavailable: that fails.
@@ -199,7 +199,7 @@ class DockerSandboxes(Sandboxes):
             return self._images[wanted]
 
     def _fill(self, sandbox: DockerSandbox, image: str) -> None:
-        """Lay what an image holds at the work folder into it; the engine is asked once for each image."""
+        """Copy the image's files at the work folder into it; the engine is asked once for each image."""
         key = (image, sandbox.workdir)
         with self._image_lock:
             if self._trees is None:
@@ -256,7 +256,7 @@ class DockerSandboxes(Sandboxes):
 
 @dataclass(frozen=True, slots=True)
 class _PreparedEngine:
-    """What is known about the engine, and what its containers get."""
+    """Facts about the engine, and the options of its containers."""
 
     engine: ContainerCli
     cpus: float
@@ -266,7 +266,7 @@ class _PreparedEngine:
 
 @dataclass(frozen=True, slots=True)
 class _ReadyImage:
-    """An image that the engine has, and what its containers get."""
+    """An image that the engine has, and the options of its containers."""
 
     name: str
     mounts: tuple[Mount, ...] = ()
@@ -295,10 +295,10 @@ def build_image(engine: ContainerCli, image: str, folder: Path, *, timeout: floa
     """Build an image from a folder with a Dockerfile.
 
     Raises:
-        SandboxUnavailable: there is no Dockerfile, or the build fails; the text ends with the engine's last lines.
+        SandboxUnavailable: The Dockerfile is missing, or the build fails; the text ends with the engine's last lines.
     """
     if not (folder / "Dockerfile").is_file():
-        raise SandboxUnavailable(f"There is no Dockerfile in {folder}, so the image '{image}' cannot be built.")
+        raise SandboxUnavailable(f"the image '{image}' cannot be built: {folder} contains no Dockerfile")
     options = () if is_cached else ("--no-cache",)
     done = engine.run("build", "-t", image, *options, str(folder), timeout=timeout)
     if done.returncode != 0:
@@ -378,7 +378,7 @@ class DockerSandbox(ShellSandbox):
         self._remove(self.sandbox_id)
 
     def kill_run(self, run: ShellRun) -> None:
-        """Kill a command and every process that it started: from outside where that can be done."""
+        """Kill a command and all its descendants, from outside if possible."""
         try:
             self._kill_outside(run.mark, self._lowest)
         except OSError:
@@ -395,7 +395,7 @@ class DockerSandbox(ShellSandbox):
         pid = self._first_process()
         namespace = pid_namespace(pid)
         if namespace == pid_namespace(os.getpid()):
-            raise OSError("the container has no processes of its own")
+            raise OSError("the container shares the processes of this machine")
         kill_marked_outside(namespace, mark=mark, lowest=lowest, spare=pid)
 
     def snapshot(self, *, max_bytes: int = MAX_TREE) -> SandboxSnapshot:
@@ -411,7 +411,7 @@ class DockerSandbox(ShellSandbox):
         try:
             network = Path(f"/proc/{self._first_process()}/ns/net")
             if network.stat().st_ino == os.stat("/proc/self/ns/net").st_ino:
-                raise OSError("the container has no network of its own")
+                raise OSError("the container shares the network of this machine")
             listener = listen_in(network, host="127.0.0.1", port=port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
@@ -421,7 +421,7 @@ class DockerSandbox(ShellSandbox):
         return f"http://127.0.0.1:{port}"
 
     def limit_from_outside(self) -> None:
-        """Limit terminals, and on control groups of version 1 the memory of sockets, where this process may do that."""
+        """Limit terminals, and the memory of sockets on control groups of version 1, if this process has the rights."""
         if os.geteuid() != 0:
             return
         with contextlib.suppress(OSError):
@@ -430,13 +430,13 @@ class DockerSandbox(ShellSandbox):
             limit_sockets(pid)
 
     def _first_process(self) -> int:
-        """Return the host's pid of the container's first process; OSError where it is not of this machine."""
+        """Return the host's PID of the container's first process; raise OSError if it runs on another machine."""
         if not self._engine.is_local:
-            raise OSError("the engine runs elsewhere")
+            raise OSError("the engine runs on another machine")
         done = self._engine.run("inspect", "--format", "{{.State.Pid}} {{.Id}}", self.sandbox_id)
         pid, _, container = done.stdout.decode().strip().partition(" ")
         if not container or container not in Path(f"/proc/{pid}/cgroup").read_text():
-            raise OSError("the container is no process of this machine")
+            raise OSError("the container is not a process of this machine")
         return int(pid)
 
 
@@ -454,7 +454,7 @@ def _takes_profiles(engine: ContainerCli) -> bool:
         answer = engine.output("info", "--format", form)
     except SandboxError:
         return False
-    # podman reads the file where it runs
+    # podman reads the file on the machine that it runs on
     return "name=seccomp" in answer if engine.kind == "docker" else answer == "true" and engine.is_local
 
 
@@ -492,7 +492,7 @@ _FILES = {
 
 
 def ensure_host_image(engine: ContainerCli) -> str:
-    """Return the name of the image, which is made first where the engine does not have it."""
+    """Return the name of the image; build it first if the engine does not have it."""
     content = _rootfs()
     name = f"openenv-host:{hashlib.sha256(content).hexdigest()[:12]}"
     if not engine.has_image(name):
@@ -512,7 +512,7 @@ def host_mounts() -> tuple[Mount, ...]:
 
 
 def host_environment() -> dict[str, str]:
-    """Return the variables of containers of the image: the running Python is found first where it is not in `/usr`."""
+    """Return the variables of the image's containers. PATH begins with the running Python if it is not in `/usr`."""
     python = Path(sys.base_prefix).resolve()
     elsewhere = Path("/usr") not in [python, *python.parents]
     return {"PATH": f"{python}/bin:{_PATH}" if elsewhere else _PATH, "LANG": "C.UTF-8"}

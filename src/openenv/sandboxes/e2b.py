@@ -42,7 +42,7 @@ class E2BSandboxBackend(Sandboxes):
 
     Raises:
         ImportError: the `e2b` package is not installed.
-        RuntimeError: there is no key.
+        RuntimeError: the key is missing.
     """
 
     name = "e2b"
@@ -77,7 +77,7 @@ class E2BSandboxBackend(Sandboxes):
             raise SandboxUnavailable(f"E2B does not answer: {message_of(error)}") from error
 
     def open(self, spec: SandboxSpec | None = None) -> E2BSandbox:
-        """Start a sandbox that reaches nothing except what is exposed in it, unless `sandbox_kwargs` says otherwise."""
+        """Start a sandbox without a network except exposed ports; `sandbox_kwargs` can override that."""
         closed = {"allow_internet_access": False, "network": {"allow_public_traffic": False}}
         spec = spec or SandboxSpec()
         refuse_snapshot(spec, self.name)
@@ -94,7 +94,7 @@ class E2BSandboxBackend(Sandboxes):
         if spec.mounts:
             raise SandboxUnsupported("E2B sandboxes cannot mount folders of this machine: bake them into a template.")
         if spec.limits != Limits():
-            raise SandboxUnsupported("The limits of an E2B sandbox are those of its template; give no others.")
+            raise SandboxUnsupported("An E2B sandbox has the limits of its template; leave limits out.")
         arguments = {
             "template": self._template,
             "timeout": max(1, math.ceil(spec.timeout_s)),
@@ -135,7 +135,7 @@ class E2BSandbox(RemoteSandbox):
         long = len(script) > _INLINE  # Linux limits a single argument to 128 KB
         command = f"exec /bin/sh -c {shlex.quote(READ_SCRIPT if long else script)}"
         with self._asking("started no command in"):
-            # No time limit of E2B's: the caller enforces ours, and background jobs have none.
+            # Without E2B's time limit: the caller enforces ours, and background jobs have none.
             run = self.remote.commands.run
             handle = run(command, background=True, stdin=long or has_input, timeout=0, cwd="/", **_unretained(run))
         channel = CommandChannel(handle, has_input=long or has_input)

@@ -1,6 +1,6 @@
 """How `expose` works: connections to a port inside a sandbox reach a unix socket of the host. Two ways:
 
-1. `Relay`, where a socket that listens inside can be held outside (passed by PID 1 of a local sandbox, or opened with
+1. `Relay`, if a socket that listens inside can be held outside (passed by PID 1 of a local sandbox, or opened with
    `namespaces.listen_in`). One thread serves any number of listeners; nothing of ours runs inside.
 
        client inside ──> listener (in the sandbox's network) ──accept──> Relay ──> unix socket of the host
@@ -11,8 +11,8 @@
        client inside ──> exposed_ports_inside ══stdout/stdin of a command══> StdioTunnel ──> unix socket of the host
 
 Both pass bytes on as they come, close one half of a connection when the other half's sender is done, and let a slow
-reader slow down its writer. Both limit a sandbox's connections (`ConnectionQuota`), for each takes descriptors of the
-host: what comes beyond the limit is closed.
+reader slow down its writer. Both limit the connections of a sandbox (`ConnectionQuota`), because each uses descriptors
+of the host. Connections beyond the limit are closed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger("openenv.sandboxes")
 _CHUNK = 64 * 1024
 _CONNECT_S = 5.0
 _PLACE_S = 5.0
-"""How long a connection beyond the quota waits for one of the sandbox's connections to end."""
+"""The time that a connection beyond the quota waits for another connection to end."""
 _LOOK_S = 0.02
 _RATE, _BURST = 100.0, 256.0
 """New connections of one listener: per second, and at once. Each costs the host more than the sandbox."""
@@ -56,7 +56,7 @@ class Relay:
 
     def __init__(self, quota: ConnectionQuota | None = None) -> None:
         self.quota = quota or ConnectionQuota()
-        """What the listeners share."""
+        """The common quota of the listeners."""
         self._lock = threading.RLock()  # reentrant: the garbage collector may close an exposure at any point
         self._loop: asyncio.SelectorEventLoop | None = None
         self._exposures: set[Exposure] = set()
@@ -81,7 +81,7 @@ class Relay:
             self._exposures.discard(exposure)
             self._loop.call_soon_threadsafe(exposure.stop)
             if not self._exposures:
-                # The last call that this loop gets: the next listener starts a loop and a thread of its own.
+                # The last call of this loop: the next listener starts a new loop and a new thread.
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._loop = None
 
@@ -115,7 +115,7 @@ class _Pace:
 
 
 class Exposure:
-    """A listening socket whose connections go to a unix socket of the host."""
+    """A listening socket; its connections go to a unix socket of the host."""
 
     _serving: asyncio.Task[None]
 
@@ -128,7 +128,7 @@ class Exposure:
         self._buffer = bytearray(_CHUNK)  # one for all: the loop reads one connection at a time, and `write` copies
 
     def close(self) -> None:
-        """Stop listening and close what is connected."""
+        """Stop listening and close all connections."""
         self._relay.remove(self)
 
     def start(self) -> None:
@@ -146,7 +146,7 @@ class Exposure:
         try:
             while True:
                 if not self._pace.allows():
-                    await asyncio.sleep(1 / _RATE)  # what comes meanwhile waits in the backlog, inside
+                    await asyncio.sleep(1 / _RATE)  # new connections wait in the backlog, inside
                     continue
                 try:
                     near, _ = await loop.sock_accept(self._listener)
@@ -194,7 +194,7 @@ class Exposure:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as far:
             far.setblocking(False)
             _name(far, self)
-            if near.family == socket.AF_INET:  # asyncio does so only where the socket object knows its protocol
+            if near.family == socket.AF_INET:  # asyncio does so only if the socket object knows its protocol
                 near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._connect(far)
             # Together: both transports are made in one turn of the loop, before either of them can receive anything.
@@ -217,8 +217,8 @@ class Exposure:
                 _connect_unix(far, self._target)
                 return
             except BlockingIOError:
-                # EAGAIN: the server's backlog is full. Unlike TCP, such a connect is not under way, and no event
-                # follows it: `loop.sock_connect` would take the socket for connected.
+                # EAGAIN: the server's backlog is full. Unlike with TCP, no event follows it: `loop.sock_connect` would
+                # take the socket for connected.
                 if time.monotonic() > give_up:
                     raise
             await asyncio.sleep(_RETRY_S)
@@ -232,9 +232,9 @@ def _task(work: Coroutine[Any, Any, None], owned: socket.socket) -> asyncio.Task
 
 
 class _ConnectionEnd(asyncio.BufferedProtocol):
-    """One end of a connection: what it receives is written to the other end.
+    """One end of a connection; received bytes are written to the other end.
 
-    open ──EOF here──> half closed ──EOF at the other end──> closed, after what is buffered was written
+    open ──EOF here──> half closed ──EOF at the other end──> closed, after the buffer was written
       └──── an error at either end ────────────────────────> closed at once
     """
 
@@ -283,9 +283,9 @@ class _ConnectionEnd(asyncio.BufferedProtocol):
 
 
 def _name(far: socket.socket, origin: object) -> None:
-    """Give our end of a connection a name, by which the server can see which connections come from the same sandbox.
+    """Name our end of a connection, so that the server can see which connections come from the same sandbox.
 
-    The name is in no folder (`unix(7)`: abstract). What is before its last part is the same for all from one sandbox.
+    The name is abstract (`unix(7)`), so it is in no folder. Only its last part differs within a sandbox.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
@@ -312,7 +312,7 @@ def relay_source() -> str:
 class StdioTunnel(FrameTunnel):
     """The host's end of a tunnel: `received` takes the output of `exposed_ports_inside`, `frames` yields its input.
 
-    The other end runs as the sandbox's user, so code in the sandbox can write frames of its own: none is trusted.
+    The other end runs as the sandbox's user, so code in the sandbox can forge frames: none is trusted.
     """
 
     def __init__(self, target: Path, quota: ConnectionQuota | None = None) -> None:

@@ -110,7 +110,7 @@ class FrameTunnel:
                 self.closed(number)
 
     def closed(self, number: int) -> None:
-        """Do what is left to do after the end of a connection."""
+        """Clean up after the end of a connection."""
 
 
 def cut(end: socket.socket) -> None:

@@ -4,8 +4,8 @@
                                                                  PID 1                    that user's, unreadable: waits
     NetworkPolicy `openenv-sandboxes`: nothing in, nothing out; a port is opened over the exec stream (`expose`)
 
-The root file system is read-only; home, /tmp and /dev/shm are in memory. Where the cluster has SIG agent-sandbox's
-resources, `warm_pool` takes sandboxes from a pool that is running already.
+The root file system is read-only; home, /tmp and /dev/shm are in memory. If the cluster has the resources of SIG
+agent-sandbox, `warm_pool` takes sandboxes from a running pool.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ class KubernetesSandboxes(Sandboxes):
         """Return if pods can be like that: a cluster builds no images, and a pod of a warm pool has its template's."""
         if spec.build is not None:
             raise SandboxUnsupported(
-                f"A cluster builds no images. Build {spec.build}, push the image to a registry that the cluster pulls "
-                "from, and name it there: for a task of Harbor's, as `docker_image` in its task.toml."
+                f"A cluster cannot build {spec.build}. Build the image, push it to a registry that the cluster pulls "
+                "from, and name it; for a Harbor task, as `docker_image` in its task.toml."
             )
         if self._pods.warm_pool is not None:
             refuse_image(spec, f"{self.name} with a warm pool")
@@ -289,7 +289,7 @@ class KubernetesSandboxes(Sandboxes):
 
     def _pod(self, name: str, spec: SandboxSpec) -> dict[str, Any]:
         limits = spec.limits
-        uid = _FIRST_UID + secrets.randbelow(_UIDS)  # its own, so that no other sandbox shares its limit of processes
+        uid = _FIRST_UID + secrets.randbelow(_UIDS)  # unique, because the kernel limits processes per user
         home, rest = max(1, limits.disk_mb * 3 // 4), max(1, limits.disk_mb // 8)
         memory = f"{limits.memory_mb + limits.disk_mb + _OVERHEAD_MB}Mi"  # files lie in memory, too
         most = {"cpu": f"{limits.cpus:g}", "memory": memory}
@@ -421,9 +421,7 @@ class KubernetesSandboxes(Sandboxes):
     def _claim(self, watch: PodWatch, spec: SandboxSpec, pool: str) -> KubernetesSandbox:
         """Take a sandbox from a pool: the claim is answered with one that runs, and owns it from then on."""
         if spec.limits != Limits():
-            raise SandboxUnsupported(
-                "The limits of a sandbox of a warm pool are those of its template; give no others."
-            )
+            raise SandboxUnsupported("A sandbox of a warm pool has the limits of its template; leave limits out.")
         name = f"{_CLAIM_NAME}{secrets.token_hex(8)}"
         labels, expires = self._labels(), time_after(spec.timeout_s)
         notes = {OWNER_ANNOTATION: str(ProcessOwner.current()), EXPIRES_ANNOTATION: expires}
@@ -449,7 +447,7 @@ class KubernetesSandboxes(Sandboxes):
             raise
 
     def _await_claim(self, claims: Any, name: str) -> str:
-        """Return the pod of a claim, whose name is that of its Sandbox."""
+        """Return the pod of a claim; it has the same name as the claim's Sandbox."""
         deadline = time.monotonic() + self._pods.start_timeout_s
         words = "the claim has no status"
         while time.monotonic() < deadline:
@@ -525,16 +523,16 @@ def delete_sandbox(cluster: Cluster, name: str) -> None:
 
 
 def sweep(cluster: Cluster) -> None:
-    """Remove the sandboxes of the namespace whose owner is dead or whose time is over."""
+    """Remove the namespace's sandboxes with a dead owner or an expired time."""
     for one in sandboxes_in(cluster):
         if one.is_leftover:
             delete_sandbox(cluster, one.name)
 
 
 def _filling(container: Mapping[str, Any], workdir: str) -> dict[str, Any]:
-    """Return the container that lays what the image holds at the work folder into the volume mounted there.
+    """Return the container that copies the image's files at the work folder into the volume for it.
 
-    It mounts that volume elsewhere, because a mount hides what the image has.
+    It mounts the volume at another path, because a mount hides the image's files.
     """
     script = f'[ ! -d "$1" ] || exec cp -R "$1/." {_FILLED}/'
     return {
@@ -569,8 +567,8 @@ class KubernetesSandbox(ShellSandbox):
 
     def _channel(self, script: str, *, has_input: bool) -> Channel:
         pids = self.spec.limits.pids
-        # Kubernetes has no limit of processes for a pod. This one counts all processes of the sandbox's user, who has
-        # no other; bash calls it -u, other shells -p.
+        # Kubernetes cannot limit the processes of a pod. This limit counts all processes of the user, who has only
+        # this sandbox. bash calls it -u, other shells -p.
         limited = f"ulimit -u {pids} 2>/dev/null || ulimit -p {pids} 2>/dev/null\n{script}"
         try:
             socket = self._cluster.exec_socket(self.sandbox_id, CONTAINER, ["/bin/sh", "-c", READ_SCRIPT])
@@ -619,7 +617,7 @@ class KubernetesSandbox(ShellSandbox):
 
 
 class ExecChannel(Channel):
-    """A command in a container: the first byte of a message says what it is.
+    """A command in a container. The first byte of a message is its channel.
 
     0 input, 1 output, 2 errors, 3 the end as a `Status`; with `v5.channel.k8s.io` also 255, which ends a channel.
     """

@@ -1,6 +1,6 @@
 """What root does in the namespaces of a sandbox from outside: open a port, limit its terminals.
 
-Both enter a namespace with a thread of their own, which ends right after: the rest of the process stays where it is.
+Both enter a namespace with a short-lived thread, so that the rest of the process stays in its namespace.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def limit_terminals(pid: int, most: int = _TERMINALS) -> None:
 
     def remount() -> None:
         flags = _MS_REMOUNT | _MS_NOSUID | _MS_NOEXEC
-        # All options again: those that are not named go back to their defaults.
+        # Repeat all options: options that are not named return to their defaults.
         _check(_libc().mount(b"devpts", b"/dev/pts", b"devpts", flags, f"{options},max={most}".encode()))
 
     _inside(Path(f"/proc/{pid}/ns/mnt"), _CLONE_NEWNS, remount)

@@ -1,6 +1,6 @@
 """The backend `process`: child processes in a temporary folder, for debugging. It isolates nothing.
 
-Commands can read and write whatever this process can. Works wherever Python has POSIX processes, without /proc.
+Commands can read and write everything that this process can. Works on every POSIX system, even without /proc.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ProcessSandboxes(Sandboxes):
     """Child processes without any isolation.
 
     Args:
-        i_know_there_is_no_isolation: Must be true. Whatever runs here can do what you can do.
+        i_know_there_is_no_isolation: Must be true. Commands can do everything that you can do.
         path: The PATH of commands.
     """
 
@@ -52,7 +52,7 @@ class ProcessSandboxes(Sandboxes):
     def __init__(self, *, i_know_there_is_no_isolation: bool = False, path: str = _PATH) -> None:
         if not i_know_there_is_no_isolation:
             raise SandboxUnavailable(
-                "The backend 'process' isolates nothing: commands can do whatever you can. For debugging your own "
+                "The backend 'process' isolates nothing: commands can do everything you can. For debugging your own "
                 "code, pass i_know_there_is_no_isolation=True; otherwise use 'local' or 'docker'."
             )
         self._path = path
@@ -74,7 +74,7 @@ class ProcessSandboxes(Sandboxes):
         if spec.mounts:
             raise SandboxUnsupported("The backend 'process' cannot mount anything.")
         if spec.home != HOME:
-            raise SandboxUnsupported("The home of a 'process' sandbox is a temporary folder of its own.")
+            raise SandboxUnsupported("The home of a 'process' sandbox is a temporary folder; leave home out.")
         root = Path(tempfile.mkdtemp(prefix=_SERIALS)).resolve()
         sandbox = ProcessSandbox(f"process-{os.getpid()}-{next(self._serial)}", root, spec, self._path, self._relay)
         self._opened = [(path, one) for path, one in self._opened if path.exists()]
@@ -263,7 +263,7 @@ class _CannotStart(SandboxError):
 class ProcessJob:
     """A child process with its group, and a socket `ended` that becomes readable when it ends.
 
-    The child is not reaped before its group is killed, so that no other group can get its number in between.
+    The child is reaped after its group is killed, so that no other group can get its number in between.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], check_alive: Callable[[], None]) -> None:
@@ -297,7 +297,7 @@ class ProcessJob:
         self.wait()
 
     def free(self) -> None:
-        """Kill the whole group and free what it holds."""
+        """Kill the whole group and free its resources."""
         self.kill()
         self._waiter.join()
         self._process.wait()

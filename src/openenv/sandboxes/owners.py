@@ -1,6 +1,6 @@
 """The owner of a sandbox, container or control group: a label that names one process for good.
 
-A pid alone is no name: it is reused, and means another process in another container or on another machine. So a label
+A PID alone is not a unique name: it is reused, and means another process in another container or machine. So a label
 is `<boot id>.<pid namespace>/<pid>/<start time>`.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CLOUD_OWNER_LABEL = "openenv-owner"
-"""The label of what is made in a cloud: `ProcessOwner.short`."""
+"""The label of resources in a cloud: `ProcessOwner.short`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class ProcessOwner:
     """A process, distinct from every other that had or will have its pid."""
 
     place: str
-    """The boot of the machine and the pid namespace in which the pid means something."""
+    """The boot of the machine and the PID namespace."""
     pid: int
     started: str
 
@@ -45,7 +45,7 @@ class ProcessOwner:
 
     @classmethod
     def parse_short(cls, text: str) -> ProcessOwner | None:
-        """Parse such a label; None if it is none."""
+        """Parse a short label; None if it is malformed."""
         digest, _, rest = text.partition("-")
         pid, _, started = rest.partition("-")
         if not (pid.isdigit() and started.isdigit()):
@@ -59,7 +59,7 @@ class ProcessOwner:
         return self.place == _place()
 
     def is_dead(self) -> bool:
-        """Return whether the process has certainly ended; False also where that cannot be known from here."""
+        """Return whether the process has certainly ended; False if that cannot be determined from here."""
         if not self.is_here or self.started == "0":
             return False
         return _start_time(self.pid) != self.started

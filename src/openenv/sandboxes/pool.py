@@ -25,8 +25,8 @@ class SandboxPool:
     """Keeps sandboxes of one kind ready. Also a context manager; safe to use from many threads.
 
     Args:
-        backend: What starts them.
-        spec: What they are like. A leased sandbox has all of `spec.timeout_s` left, however long it was ready.
+        backend: The backend that starts them.
+        spec: Their properties. A leased sandbox has all of `spec.timeout_s` left, even if it waited in the pool.
         size: How many are kept ready.
         max_leases: How many may be in use at once; None for no limit.
         max_idle_s: A sandbox that was ready for this long is replaced.
@@ -106,7 +106,7 @@ class SandboxPool:
                 raise TimeoutError(self._problem or "the sandboxes are not ready in time")
 
     def close(self) -> None:
-        """Close every sandbox, also those in use."""
+        """Close every sandbox, including leased ones."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -3,7 +3,7 @@
     python3 -I -B python_worker.py OPTIONS      OPTIONS is a JSON object, see `main`
 
 Requests and replies are lines of JSON on a connection to the host. The code can do anything to this process, so the
-host believes only what the code could have printed anyway.
+host accepts only replies with output that the code could have printed anyway.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def helpers() -> dict[str, Callable[..., str]]:
 def restrict_imports(imports: Sequence[str], namespace: dict[str, Any]) -> None:
     """Let the code import only these modules and their submodules; `*` allows all.
 
-    The limit holds for the code itself; modules import what they need. It guides a model. The sandbox confines it.
+    The limit holds for the code itself; modules may import anything. It guides a model. The sandbox confines it.
     """
     original = builtins.__import__
     allowed = {name.removesuffix(".*") for name in imports}

@@ -22,7 +22,7 @@ from openenv.sandboxes.shell_command import Channel, ShellRun
 
 
 class QueueChannel(Channel):
-    """A channel whose output threads take from a package and put into a queue."""
+    """A channel with a queue. Threads put the package's output into it."""
 
     def __init__(self) -> None:
         self._events: queue.Queue[tuple[Stream, bytes] | None] = queue.Queue(maxsize=64)
@@ -63,14 +63,14 @@ class QueueChannel(Channel):
 
 
 class RemoteSandbox(ShellSandbox):
-    """A sandbox of a cloud. A subclass adds to what a `ShellSandbox` needs how files are sent and fetched."""
+    """A cloud sandbox. A subclass adds file transfer in both directions to the methods of a `ShellSandbox`."""
 
     cloud: ClassVar[str]
     """The name of the cloud in messages."""
 
     @abstractmethod
     def _send_file(self, place: str, file: IO[bytes]) -> None:
-        """Write what is left of a file of this machine to a path inside."""
+        """Write the rest of a local file to a path inside."""
 
     @abstractmethod
     def _fetch_file(self, place: str) -> Iterable[bytes]:
@@ -106,7 +106,7 @@ class RemoteSandbox(ShellSandbox):
 
     @contextlib.contextmanager
     def _asking(self, problem: str) -> Iterator[None]:
-        """Turn what the package raises into a `SandboxError`, or into `SandboxGone` if the sandbox has ended."""
+        """Turn the package's errors into a `SandboxError`, or into `SandboxGone` if the sandbox has ended."""
         try:
             yield
         except SandboxError:

@@ -15,8 +15,8 @@ that programs under test do not need. For every system call:
                                  terminal of others
     everything else              allowed                                only _ALLOWED_IN_CONTAINERS; else EPERM
 
-A profile replaces the engine's own one, so that of containers lists what is allowed: nothing that Docker refuses to a
-container without capabilities is in it, and a call that this list does not know yet is refused.
+A profile replaces the engine's profile. The profile of containers therefore lists the allowed calls. It omits every
+call that Docker refuses to a container without capabilities, and refuses unknown calls.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _DENIED = {
 }
 _ABSENT = {
     # programs have a second way when these do not exist
-    "clone3": (435, 435),  # its flags lie in memory, where no filter sees them
+    "clone3": (435, 435),  # its flags lie in memory, invisible to filters
     "io_setup": (206, 0),  # its contexts count for the whole machine (fs.aio-max-nr)
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
@@ -148,7 +148,7 @@ def supported(machine: str) -> bool:
 
 
 def forbidden(machine: str) -> dict[str, int]:
-    """Return the numbers of the calls that are refused whatever their arguments are.
+    """Return the numbers of the calls that are refused with any arguments.
 
     Raises:
         KeyError: This kind of processor is not known.

@@ -39,7 +39,7 @@ _CONTROL_S = 15.0
 _FILE_S = 600.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _FILE_TOO_LARGE = 128 + 25  # SIGXFSZ
-_NOT_THERE, _FOLDER, _NO_FILE, _FORBIDDEN = 44, 45, 46, 47  # exit codes of our own file scripts
+_NOT_THERE, _FOLDER, _NO_FILE, _FORBIDDEN = 44, 45, 46, 47  # exit codes of the file scripts below
 Input = Callable[[], Iterable[bytes]]
 """Yields the standard input of a command; called again when the command has to be started again."""
 
@@ -91,7 +91,7 @@ class ShellJob:
 
 
 class ShellSandbox(Sandbox):
-    """A sandbox of which only a shell is needed. Backends add how one is started, and how the sandbox ends."""
+    """A sandbox that requires only a shell. Backends add how to start a shell, and how to end the sandbox."""
 
     oom_counters: Sequence[str] = ()
     """Files inside that count the processes killed because memory ran out."""
@@ -124,7 +124,7 @@ class ShellSandbox(Sandbox):
 
     @abstractmethod
     def _destroy(self) -> None:
-        """End the sandbox and free what it took; calling it again does no harm."""
+        """End the sandbox and free its resources; calling it again does no harm."""
 
     # Commands
 
@@ -136,7 +136,7 @@ class ShellSandbox(Sandbox):
         return ShellJob(self, self._begin(command, None))
 
     def _begin(self, command: CommandSpec, stdin: Input | None) -> ShellRun:
-        """Start a command and wait for its start marker; `stdin` replaces that of the command."""
+        """Start a command and wait for its start marker; `stdin` replaces the command's input."""
         self._require_alive()
         with self._lock:
             mark = self._lowest = shell_command.mark_kb(next(self._numbers))
@@ -195,7 +195,7 @@ class ShellSandbox(Sandbox):
             raise
 
     def _abandon(self, run: ShellRun) -> None:
-        """Kill a command whose result is no longer wanted."""
+        """Kill a command if nobody waits for its result."""
         self.forget(run)
         if self._ended is None:
             try:
@@ -237,7 +237,7 @@ class ShellSandbox(Sandbox):
         self._control(shell_command.KILL_ALL)
 
     def _control(self, script: str, *, tries: int = 5) -> None:
-        """Run a script of our own, outside of any command, and make sure that it ran to its end."""
+        """Run an internal script, outside of any command, and make sure that it ran to its end."""
         reply = ""
         for _ in range(tries):
             self._require_alive()
@@ -335,7 +335,7 @@ class ShellSandbox(Sandbox):
     # Files
 
     def _tool(self, script: str, *, stdin: Input | None = None, on_output: OnOutput | None = None) -> ShellRun:
-        """Run a script of our own on files, as the sandbox's user, and raise what its exit code stands for."""
+        """Run an internal script on files, as the sandbox user, and raise the error of its exit code."""
         keep = None if on_output is None else 0
         command = CommandSpec(script, {"PATH": _PATH, "LC_ALL": "C"}, "/", on_output=on_output, max_output=keep)
         run = self._begin(command, stdin)
@@ -390,7 +390,7 @@ class ShellSandbox(Sandbox):
 
     def _tar_out(self, path: str, destination: str = "-") -> str:
         # The owner of a file may always make it readable. GNU tar ends with 1 or 2 for files that changed or cannot be
-        # read; what it could read is there all the same.
+        # read; the archive still contains the readable files.
         return (
             f'p={self._path(path)}; [ -e "$p" ] || exit {_NOT_THERE}\n'
             'if [ -d "$p" ]; then cd "$p" && set -- .; else cd "${p%/*}/" && set -- "./${p##*/}"; fi || exit '
@@ -429,7 +429,7 @@ def _pour(channel: Channel, parts: Iterable[bytes]) -> None:
 
 
 def archive_limit(max_bytes: int) -> int:
-    """Return how large the archive of a tree may be whose files hold at most `max_bytes`: headers and padding count."""
+    """Return the size limit of an archive of files with at most `max_bytes`: headers and padding count."""
     return max_bytes + max_bytes // 4 + (64 << 20)
 
 
@@ -440,7 +440,7 @@ def clean_archive(source: Path, archive: Path, *, max_bytes: int) -> None:
     """Copy a tar file without devices, pipes, owners, set-id bits and names that lead outside.
 
     Raises:
-        SandboxError: it is no tar file, or its files hold more than `max_bytes`.
+        SandboxError: The file is not a tar file, or its files hold more than `max_bytes`.
     """
     try:
         _copy_clean(source, archive, max_bytes)
@@ -472,7 +472,7 @@ def _clean(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         return None
     try:
         entry = tarfile.TarInfo(trees.inner_name(member.name.lstrip("/")) or ".")
-        # A symbolic link may name anything: `trees.unpack` and the tar inside decide where it may lead. A hard link
+        # A symbolic link may name anything: `trees.unpack` and the tar inside decide about its target. A hard link
         # names an entry of this archive.
         entry.linkname = trees.inner_name(member.linkname.lstrip("/")) if member.islnk() else member.linkname
     except ValueError:

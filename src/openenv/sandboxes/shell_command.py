@@ -5,8 +5,8 @@ seen even while processes left behind hold the streams open:
 
     RS nonce " S " pid RS   ...the bytes of the command...   RS nonce " E " exit-code " " oom-kills RS     (RS: 0x1e)
 
-It also marks every process of the command. The mark is the hard limit of RLIMIT_RSS, which Linux ignores: children
-inherit it whatever they do (double forks, new sessions, an empty environment), and without privileges no process can
+It also marks every process of the command. The mark is the hard limit of RLIMIT_RSS, which Linux ignores. Children
+always inherit it (double forks, new sessions, an empty environment), and without privileges no process can
 raise it again. Later commands get lower marks, so a process that lowers its own is below all marks in use.
 """
 
@@ -39,8 +39,8 @@ _LOOK_S = 0.25
 
 READ_SCRIPT = r"""IFS= read -r n; s=; while IFS= read -r l; do [ "$l" = "$n" ] && break; s="$s$l
 "; done; unset l; eval "$s" """
-"""For `sh -c`: reads a script from standard input up to the line that repeats the first, and runs it. What comes after
-that line stays unread, for the script. So neither commands nor secrets are in an argument list that others can read."""
+"""For `sh -c`: reads a script from standard input up to the line that repeats the first, and runs it. The rest of the
+input stays unread, for the script. Neither commands nor secrets appear in an argument list that others can read."""
 
 
 def framed(script: str) -> bytes:
@@ -64,7 +64,7 @@ class Invocation:
     mark: int = _HIGHEST_MARK_KB
     has_input: bool = False
     oom_counters: Sequence[str] = ()
-    """Files with a line `oom_kill N`; those that exist inside are read."""
+    """Files with a line `oom_kill N`; missing files are skipped."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def script(self) -> str:
@@ -116,7 +116,7 @@ class Invocation:
 
 
 def kill_marked(mark: int, lowest: int) -> str:
-    """Return the script that kills every process with a mark, and those that lowered theirs below all marks in use.
+    """Return the script that kills every process with a mark, and every process with a mark below all marks in use.
 
     It stops them first, until a pass over /proc finds no new one, none that is not yet stopped, and none that vanished
     before it was read (it may have left a child). A stopped process still counts under the limit of processes, so a
@@ -146,7 +146,7 @@ for p in $known; do kill -KILL $p; done 2>/dev/null
 KILL_ALL = """u=0; while read -r a b c; do [ "$a" = Uid: ] && u=$b; done </proc/self/status
 [ "$u" -gt 0 ] || { echo "refused: the user of a sandbox is not root" >&2; exit 99; }
 kill -KILL -1 2>/dev/null; :"""
-"""The script that kills every process of the sandbox's user except its own shell, in one system call.
+"""The script that kills every process of the sandbox user except its shell, in one system call.
 
 It refuses to run as root: in a sandbox that shares the process ids of its host, that would kill the whole machine.
 """
@@ -173,12 +173,12 @@ class OutputReader:
 
     @property
     def complaint(self) -> str:
-        """What came before the start marker: the message of an engine that could not start the command."""
+        """The text before the start marker: the message of an engine that could not start the command."""
         early = b"".join(held for stream, held in self._held.items() if stream not in self._started)
         return early.decode("utf-8", "replace").strip()
 
     def feed(self, stream: Stream, data: bytes) -> bytes:
-        """Take bytes of a stream and return those that are the command's output."""
+        """Take bytes of a stream and return the command's output among them."""
         if stream in self._ended:
             return b""
         data = self._held[stream] + data
@@ -201,14 +201,14 @@ class OutputReader:
         return data[:keep]
 
     def flush(self, stream: Stream) -> bytes:
-        """Return what was held back, at the end of the stream."""
+        """Return the withheld bytes, at the end of the stream."""
         if stream in self._ended or stream not in self._started:
             return b""
         held, self._held[stream] = self._held[stream], b""
         return held
 
     def _tail(self, data: bytes) -> int:
-        """Return the position from which the bytes may be the beginning of the end marker."""
+        """Return the first position at which an incomplete end marker may start."""
         from_ = max(0, len(data) - len(self._prefix) - 40)
         edge = data.find(_EDGE, from_)
         while edge >= 0:
@@ -236,7 +236,7 @@ class Channel(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection; what runs inside is not killed by this."""
+        """Close the connection. The command inside continues."""
 
     @property
     @abstractmethod
@@ -285,7 +285,7 @@ class ShellRun:
         return True
 
     def output(self, stream: Stream) -> bytes:
-        """Return what was kept of a stream."""
+        """Return the collected output of a stream."""
         return self._buffer.kept(stream)
 
     def result(self, exit_code: int, *, timed_out: bool = False) -> ExecResult:
@@ -298,7 +298,7 @@ class ProcessChannel(Channel):
     """A command of this machine that reaches a shell inside, such as `docker exec -i NAME /bin/sh`.
 
     Args:
-        argv: What to run. Its streams are the shell's; what it started inside may outlive it.
+        argv: The command line. Its streams belong to the shell; its descendants inside may outlive it.
     """
 
     def __init__(self, argv: list[str]) -> None:
@@ -319,7 +319,7 @@ class ProcessChannel(Channel):
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of the command line, which repeats that of what it ran."""
+        """The exit code of the command line, which repeats the shell's exit code."""
         try:
             code = self._process.wait(10)
         except subprocess.TimeoutExpired:
@@ -356,7 +356,7 @@ class ProcessChannel(Channel):
                 if not ready:
                     if left <= _LOOK_S and deadline is not None:
                         return None
-                    continue  # what it started may hold the streams open for ever: see whether we were closed
+                    continue  # descendants may hold the streams open forever: check whether we were closed
                 key = ready[0][0]
                 data = os.read(key.fd, _CHUNK)
                 if data:

@@ -57,7 +57,7 @@ class Pipes:
         try:
             fcntl.fcntl(pipes.stdout, _F_SETPIPE_SZ, _PIPE_SIZE)
         except OSError:
-            pass  # the default size will do
+            pass  # the default size is enough
         return pipes
 
     def close_theirs(self) -> None:
@@ -108,7 +108,7 @@ class OutputBuffer:
         self.truncated = self.truncated or room < len(data)
         if self._on_output is not None:
             self._on_output(stream, data)
-        if self._max:  # with nothing to keep it is a transfer of ours, which has a limit of its own
+        if self._max:  # 0 means an internal transfer, which has a different limit
             self._pace(len(data) - room)
 
     def _pace(self, dropped: int) -> None:
@@ -122,7 +122,7 @@ class OutputBuffer:
             time.sleep(min(ahead_s, 0.1))  # not longer, for a command may have a deadline
 
     def kept(self, stream: Stream) -> bytes:
-        """Return what was kept of a stream."""
+        """Return the collected output of a stream."""
         return bytes(self._kept[stream])
 
     def result(self, exit_code: int, *, began: float, timed_out: bool = False, oom: bool = False) -> ExecResult:
@@ -195,7 +195,7 @@ class PipePump:
                 self._read(fd, _CHUNK)
 
     def drain(self) -> None:
-        """Read what is in the pipes now, but do not wait for what a process left behind may still write."""
+        """Read the data in the pipes now; do not wait for a left-over process to write more."""
         for fd in list(self._streams):
             waiting = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0]
             while waiting > 0:
@@ -260,12 +260,12 @@ def run_to_end(
         raise
     if code is None:
         kill()
-    # A daemon that it left may hold its pipes, so their end is not waited for; what the command wrote is in them.
+    # A left-over daemon may hold its pipes open, so do not wait for their end. The command's output is in them.
     pump.drain()
     return buffer.result(TIMED_OUT if code is None else code, began=began, timed_out=code is None)
 
 
 def slices(data: bytes) -> Iterator[bytes]:
-    """Cut bytes into pieces, each of which a pipe or socket takes within its time."""
+    """Cut bytes into pieces small enough for a pipe or socket to take within its time."""
     for start in range(0, len(data), _CHUNK):
         yield data[start : start + _CHUNK]

@@ -24,7 +24,7 @@ _READABLE, _ENTERABLE = 0o400, 0o500
 def pack(root: str, stream: IO[bytes], *, force: bool = False, max_bytes: int | None = None) -> None:
     """Write the tree (or the single file) at `root`. Links stay links; devices, sockets and pipes are left out.
 
-    What vanishes in the meantime is left out; what cannot be read raises ValueError.
+    Entries that vanish in the meantime are left out; unreadable entries raise ValueError.
 
     Args:
         root: The folder or file; OSError when it is missing.
@@ -47,7 +47,7 @@ class _Packing:
         self.max_bytes = max_bytes
 
     def run(self, root: str) -> None:
-        """Add what is at `root`; folders come before what they hold."""
+        """Add the tree at `root`; folders come before their content."""
         about = os.stat(root)
         if stat.S_ISREG(about.st_mode):
             self.add(root, os.path.basename(root), about)
@@ -70,7 +70,7 @@ class _Packing:
         self.archive.addfile(entry, content)
 
     def add(self, path: str, name: str, about: os.stat_result) -> None:
-        """Add a file or a link; skip anything else, and what is gone."""
+        """Add a file or a link; skip other kinds and vanished entries."""
         if stat.S_ISLNK(about.st_mode):
             link = _header(name, about, b"2")
             try:
@@ -172,10 +172,10 @@ _KINDS = {b"0": "file", b"1": "hard link", b"2": "link", b"5": "folder"}
 
 
 def _entries(stream: IO[bytes]) -> Iterator[_Entry]:
-    """Yield the entries of a tar stream, compressed or not; what is no file, folder or link is left out.
+    """Yield the entries of a tar stream, compressed or not; other kinds than file, folder and link are left out.
 
     Raises:
-        ValueError: it is no archive, or ends too early.
+        ValueError: The stream is not an archive, or it ends too early.
     """
     while True:
         block = _read(stream, _BLOCK)
@@ -192,12 +192,12 @@ def _entries(stream: IO[bytes]) -> Iterator[_Entry]:
 
 
 def _plain_entry(block: bytes) -> _Entry | None:
-    """Read a header of the kinds that tar has always had; None for one with extensions, and for what is none."""
+    """Read a header of tar's original kinds; None for headers with extensions and for other blocks."""
     kind = _KINDS.get(block[156:157])
     mode, size, mtime, checksum = (_octal(block[start:end]) for start, end in _NUMBERS)
     if kind is None or mode is None or size is None or mtime is None or block[257:262] != b"ustar":
         return None
-    # The sum of all bytes, with those of the sum itself as blanks (POSIX 1003.1, "ustar Interchange Format").
+    # The sum of all bytes, with blanks in place of the sum itself (POSIX 1003.1, "ustar Interchange Format").
     if sum(block[:148]) + 8 * 32 + sum(block[156:]) != checksum:
         return None
     name, target, prefix = (block[start:end].split(b"\0", 1)[0] for start, end in ((0, 100), (157, 257), (345, 500)))
@@ -259,14 +259,14 @@ class _Content:
         return data
 
     def skip(self) -> None:
-        """Go to the end, over what was not read."""
+        """Skip the unread rest."""
         while self.read(_CHUNK):
             pass
         _read(self._stream, self._padding)
 
 
 class _Rest:
-    """A stream of which the beginning was read already."""
+    """A stream after its first bytes were read."""
 
     def __init__(self, start: bytes, stream: IO[bytes]) -> None:
         self._start, self._stream = start, stream
@@ -367,7 +367,7 @@ class _Unpacking:
             pass
 
     def path(self, name: str) -> str:
-        """Return where an entry lies."""
+        """Return the path of an entry."""
         return os.path.join(self.root, name) if name else self.root
 
 
@@ -378,7 +378,7 @@ class _Padded:
         self.fd, self.left = fd, size
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes, zeros where the file became shorter."""
+        """Return the next bytes; zeros if the file has become shorter."""
         wanted = self.left if size < 0 else min(size, self.left)
         data = os.read(self.fd, wanted)
         if len(data) < wanted and not data:

@@ -1,4 +1,4 @@
-"""What a check of the sandbox contract is, and what it works with. Knows no backend."""
+"""The parts of a check of the sandbox contract. Knows no backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from openenv.sandboxes.base import ExecResult, Sandbox, Sandboxes, SandboxSpec
 
 
 class NotOffered(Exception):
-    """The backend, or the image in it, does not have what a check needs."""
+    """The backend or its image lacks a feature that the check needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ContractCheck:
 
     id: str
     says: str
-    """A sentence: what is true when the check passes."""
+    """A sentence that is true if the check passes."""
     run: Callable[[CheckBench], None]
     feature: str | None = None
     """The feature of a backend that this needs, if it is optional."""
@@ -35,7 +35,7 @@ CheckFunction: TypeAlias = "Callable[[CheckBench], None]"
 
 
 class CheckGroup(list[ContractCheck]):
-    """The checks of one topic, in the order in which they are defined.
+    """The checks of one topic, in the order of their definition.
 
     Args:
         feature: The optional feature that all of them need, or None.
@@ -59,7 +59,7 @@ class CheckGroup(list[ContractCheck]):
 
 
 class CheckBench:
-    """What a check works with: a backend, a shared sandbox, sandboxes of its own, and a folder of the host.
+    """The tools of a check: a backend, a shared sandbox, new sandboxes, and a folder of the host.
 
     A context manager.
     """
@@ -120,7 +120,7 @@ class CheckBench:
         if self._has_python is None:
             self._has_python = box.exec(["python3", "-c", ""]).exit_code == 0
         if not self._has_python:
-            raise NotOffered("there is no python3 inside")
+            raise NotOffered("python3 is missing inside")
         return box.exec(["python3", "-c", code], timeout=timeout)
 
 
@@ -148,7 +148,7 @@ def raises(kind: type[BaseException] | tuple[type[BaseException], ...]) -> Itera
 
 
 def seconds() -> str:
-    """Return a time to sleep for that no other process sleeps for, so that it can be recognised."""
+    """Return a unique time to sleep, by which a process can be recognised."""
     return str(100_000_000 + secrets.randbelow(800_000_000))
 
 

@@ -190,7 +190,7 @@ def _callback_error(bench: CheckBench) -> None:
 
 # ---- timeouts of commands and sandboxes ----
 
-# The inner shell's parents end at once, and it has a session of its own.
+# The inner shell's parents end at once, and it runs in a new session.
 _DAEMON = "(setsid sh -c 'sleep {0} & sleep {0}' </dev/null >/dev/null 2>&1 &) ; "
 
 

@@ -21,7 +21,7 @@ from openenv.sandboxes import seccomp
 from openenv.sandboxes.base import Limits, Mount, Sandbox, SandboxSpec
 from openenv.sandboxes.checks.bench import CheckBench, CheckGroup, eventually, holds, raises, same
 
-# Programs that run inside. Where the sandbox refuses, they end with an exception and print nothing.
+# Programs that run inside. If the sandbox refuses, they end with an exception and print nothing.
 _CONNECT = "import socket; s = socket.socket({family}); s.settimeout(3); s.connect({address!r}); print('REACHED')"
 _SEND = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'HELLO', {address!r})"
 _RESOLVE = "import socket; socket.getaddrinfo('example.com', 443); print('RESOLVED')"
@@ -232,7 +232,7 @@ def _host_process() -> Iterator[tuple[int, str]]:
 
 
 def _own_address() -> str:
-    """Return an address of this host that is not loopback, where it has one."""
+    """Return an address of this host that is not loopback, if it has one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))

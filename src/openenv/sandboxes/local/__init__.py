@@ -1,4 +1,4 @@
-"""Local sandboxes: bubblewrap, control groups, a system call filter and a first process of our own."""
+"""Local sandboxes: bubblewrap, control groups, a system call filter and a special first process."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """How a local sandbox is started and ended: bubblewrap's command line, its processes, and why it may not run.
 
-What is seen inside:
+The view inside:
 
     /usr /bin /lib* /nix/store   the host's, read-only             /proc /dev   private, /dev read-only
-    /etc                         a few of the host's files and     /tmp         tmpfs, 1/4 of disk_mb (with /dev/shm)
+    /etc                         some of the host's files and      /tmp         tmpfs, 1/4 of disk_mb (with /dev/shm)
                                  folders; passwd, hosts and such   $HOME        tmpfs, 3/4 of disk_mb
                                  are made up                       mounts       the spec's, read-only
     /run/openenv                 init_process and trees, compiled  /            read-only in the end
 
 Started by root, the sandbox needs no user namespace: PID 1 changes to the unprivileged user itself and drops every
-capability. Otherwise bubblewrap makes a user namespace. Both ways the only network is a loopback of its own.
+capability. Otherwise bubblewrap creates a user namespace. In both cases the only network is a private loopback.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ETC_FILES = (
     "pki/tls/openssl.cnf", "protocols", "services", "shells", "ssl/cert.pem", "ssl/openssl.cnf", "timezone",
 )  # fmt: skip
 _ETC_FOLDERS = ("alternatives", "crypto-policies", "pki/ca-trust/extracted", "pki/tls/certs", "ssl/certs")
-"""The part of the host's /etc that is seen inside; the rest may hold secrets."""
+"""The visible part of the host's /etc; the rest may hold secrets."""
 _RESERVED = ("/", "/proc", "/dev", "/sys", "/usr", "/etc", "/run", *_SYSTEM)
 _INSTALL = {
     "debian": "apt-get install -y bubblewrap",
@@ -192,7 +192,7 @@ def file_system(spec: SandboxSpec, user: SandboxUser, interpreter: Interpreter, 
 
 
 def copied_etc() -> dict[str, bytes]:
-    """Return the files of the host's /etc that are seen inside, by their paths."""
+    """Return the visible files of the host's /etc, by their paths."""
     paths = (Path("/etc", name) for name in _ETC_FILES)
     return {str(path): path.read_bytes() for path in paths if path.is_file()}
 
@@ -216,7 +216,7 @@ def own_etc(user: SandboxUser) -> dict[str, bytes]:
 def checked_home(home: str) -> str:
     """Return the home folder; raise SandboxUnsupported where none can be."""
     path = PurePosixPath(home)
-    # A tmpfs there would cover what the sandbox is made of.
+    # A tmpfs there would cover the sandbox's own files.
     reserved = str(path) in _RESERVED or _below(home, ("/proc", "/dev", "/usr"))
     if reserved or not path.is_absolute() or ".." in path.parts:
         raise SandboxUnsupported(f"A local sandbox cannot have its home at {home!r}.")
@@ -224,7 +224,7 @@ def checked_home(home: str) -> str:
 
 
 def explain(output: str) -> str:
-    """Return bubblewrap's error, with the system setting that causes it where there is one."""
+    """Return bubblewrap's error, and the system setting that causes it, if known."""
     # For example "bwrap: setting up uid map: Permission denied": true, and no help to a user.
     text = output.strip() or "bubblewrap ended without a message"
     if not re.search(r"namespace|uid map|permission|not permitted|loopback|RTM_", text, re.IGNORECASE):
@@ -326,7 +326,7 @@ _ENTER = (
 )
 """A shell enters the control groups, then becomes bubblewrap: a process that moves itself is moved at no cost.
 
-Descriptors have the usual limit inside, whatever this process has; it can be raised as far as that harms no other."""
+Descriptors have the usual limit inside, independent of this process. It can be raised as far as it harms no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +356,7 @@ class LaunchKit:
 
 
 class Processes:
-    """The processes of a sandbox and what they hold of the host; freed once, from any thread."""
+    """The processes of a sandbox and their resources on the host; freed once, from any thread."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], control: Control, group: Group | None, first: int | None
@@ -377,7 +377,7 @@ class Processes:
         self._owner = os.getpid()
 
     def end(self) -> None:
-        """Kill everything inside and free what it took of the host."""
+        """Kill everything inside and free its resources on the host."""
         with self._lock:
             if self._freed or os.getpid() != self._owner:
                 return
@@ -408,7 +408,7 @@ class Processes:
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            # By its pidfd where there is one: a pid may have passed on to another process of the host.
+            # By its pidfd if possible: another process of the host may have got the PID.
             if self._handle is not None:
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
             elif self._first is not None:
@@ -497,7 +497,7 @@ def _spawn(
         stdout=subprocess.DEVNULL,
         stderr=errors,
         pass_fds=passed,
-        env={"LANG": "C.UTF-8"},  # PID 1 inherits it, and what is in ours may be secret
+        env={"LANG": "C.UTF-8"},  # PID 1 inherits it, and our variables may be secret
         cwd="/",
         start_new_session=True,  # Ctrl-C in a terminal must not end sandboxes
     )
@@ -511,7 +511,7 @@ def _config(spec: SandboxSpec, user: SandboxUser, *, limit_processes: bool) -> d
         "workdir": f"{user.home}/workdir".encode(),
         "drop": user.privileged,
         "lifetime": float(spec.timeout_s),
-        "processes": spec.limits.pids if limit_processes else 0,  # by RLIMIT_NPROC, where no control group counts
+        "processes": spec.limits.pids if limit_processes else 0,  # by RLIMIT_NPROC, if no control group counts
     }
 
 

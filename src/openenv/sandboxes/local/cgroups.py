@@ -1,9 +1,9 @@
-"""Control groups of local sandboxes, version 1 and 2: find where they can be made, make, read and remove them.
+"""Control groups of local sandboxes, version 1 and 2: find a writable place, create, read and remove groups.
 
     <parent>/openenv~<boot and pid namespace>_<pid>_<start time>~<sandbox>      one folder in version 2,
                                                                                  one per controller in version 1
 
-The middle of the name is the `ProcessOwner`, so that a later process removes what a crashed one left, and nothing else.
+The middle of the name is the `ProcessOwner`, so that a later process removes exactly the groups of crashed owners.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OVERHEAD_MB = 24
 _OVERHEAD_PIDS = 4
 _SOCKETS = 64 * 1024 * 1024
 _SOCKETS_FILE = "memory.kmem.tcp.limit_in_bytes"
-"""The buffers of sockets, which version 1 counts in no other limit; the machine has one for all (`tcp_mem`)."""
+"""The buffers of sockets. Version 1 counts them in no other limit, and the machine has one for all (`tcp_mem`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,14 @@ class Group:
         return 0
 
     def remove(self, *, within_s: float = 15.0) -> None:
-        """Kill what is left in it and remove it; the kernel may need some time after the last process."""
+        """Kill the remaining processes and remove it; the kernel may need some time after the last process."""
         for folder in self.folders:
             _remove(folder, time.monotonic() + within_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """Where this process can make groups."""
+    """The places for groups of this process."""
 
     version: int
     parents: tuple[Path, ...]
@@ -100,7 +100,7 @@ class Hierarchy:
                     yield folder.name, owner
 
     def sweep(self) -> list[str]:
-        """Remove the groups whose owners are dead and that are empty by now; return the names of those removed."""
+        """Remove the empty groups of dead owners and return their names."""
         swept = []
         for name in [name for name, owner in self.names() if owner.is_dead()]:
             try:
@@ -120,7 +120,7 @@ def find(cgroup: Path = Path("/proc/self/cgroup"), mounts: Path = _MOUNTS) -> Hi
     """Find where groups that limit memory, processes and cpu can be made.
 
     Raises:
-        SandboxUnavailable: Nowhere; the text says what to do.
+        SandboxUnavailable: This process cannot create groups; the text contains a remedy.
     """
     try:
         places, roots = _own_groups(cgroup.read_text()), _mounts(mounts.read_text())
@@ -222,9 +222,9 @@ def _can_make(parent: Path) -> bool:
 
 
 def _version_2_parent(mount: Path, own: Path) -> Path | None:
-    """Return our own group or the nearest one above it whose children can have the controllers.
+    """Return our group or the nearest ancestor whose children can have the controllers.
 
-    A group with processes of its own cannot enable controllers for its children (the "no internal processes" rule of
+    A group that contains processes cannot enable controllers for its children (the "no internal processes" rule of
     version 2), so it is mostly one above.
     """
     for parent in (own, *own.parents):

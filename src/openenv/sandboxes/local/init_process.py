@@ -1,9 +1,9 @@
-"""PID 1 of a local sandbox: takes requests from the host over one socket and runs each in a process of its own.
+"""PID 1 of a local sandbox: takes requests from the host over one socket and runs each in a new process.
 
 Loaded at every start of a sandbox, so it imports next to nothing (hence the private C modules) and nothing of this
 project. Runs as the sandbox's user, like everything below it. Processes inside cannot trace it (not dumpable), and
 cannot kill or stop it: it ignores all signals that it can (`handle_signals`; Python alone would end at SIGINT), and the
-kernel protects PID 1 from the others of its own namespace.
+kernel protects PID 1 from the other processes in its namespace.
 
     PID 1 ─┬─ supervisor (child subreaper) ── command ── its children
            │        └─ orphans: daemons, double forks; the supervisor adopts them
@@ -13,7 +13,7 @@ kernel protects PID 1 from the others of its own namespace.
 So "all processes of a command" is the tree below its supervisor, which no daemon can leave. If a process inside kills a
 supervisor, its orphans fall to PID 1, which kills them; PID 1 adopts nothing else.
 
-A request is one packet: a marshalled dict and file descriptors, the first of which is the channel for the replies.
+A request is one packet: a marshalled dict and file descriptors. The first descriptor is the channel for the replies.
 `s<pid>` started, `x<wait status>` exited, `o<bytes>` ok, `e<errno> <text>` error. EOF on the socket ends the sandbox.
 """
 
@@ -130,10 +130,10 @@ def signal_all(pids: Iterable[int], number: int) -> None:
 def kill_trees(roots: list[int], deadline: float) -> None:
     """Kill whole trees: first stop everything, so that nothing forks; the roots die last, because they adopt orphans.
 
-    A process with a stop signal pending makes no new ones, even where it does not stop yet (as the parent of a vfork).
+    A process with a pending stop signal cannot fork, even if it does not stop yet (as the parent of a vfork).
     """
     stopped = set(roots)
-    # Until a look finds nothing new: what was forked between a look and its SIGSTOP shows up in the next one.
+    # Until a look finds nothing new: a process forked between a look and its SIGSTOP shows up in the next look.
     while time.monotonic() < deadline:
         running = [pid for pid in alive_below(roots, processes()) if pid not in stopped]
         if not running:
@@ -149,7 +149,7 @@ def kill_trees(roots: list[int], deadline: float) -> None:
     signal_all(roots, _signal.SIGKILL)
 
 
-# Requests that run in a process of their own
+# Requests that run in a separate process
 
 
 def handle_signals(action: int) -> None:
@@ -186,7 +186,7 @@ def start(request: Request, fds: list[int]) -> None:
             refuse(126, b"cannot start in " + request["cwd"], error)
         run(request["argv"], environment)
     finally:
-        os._exit(126)  # whatever went wrong: a copy of this process must not go on with the supervisor's work
+        os._exit(126)  # on every error: a copy of this process must not continue the supervisor's work
 
 
 def run(argv: list[bytes], environment: dict[bytes, bytes]) -> None:
@@ -232,7 +232,7 @@ def supervise(channel: _socket.socket, request: Request, fds: list[int]) -> None
         except ChildProcessError:
             return
         if pid == main:
-            # The result goes out now. This process stays as the root of what is left of the tree, so that `kill` finds
+            # The result goes out now. This process stays as the root of the remaining tree, so that `kill` finds
             # it, and ends with the last of its processes.
             reply(channel, b"x%d" % status)
             channel.close()
@@ -288,7 +288,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def kind(channel: _socket.socket, request: Request, fds: list[int]) -> bytes:
-    """Return what is at a path: f(ile), d(irectory), o(ther)."""
+    """Return the kind of file at a path: f(ile), d(irectory), o(ther)."""
     return {0o100000: b"f", 0o040000: b"d"}.get(os.stat(request["path"]).st_mode & 0o170000, b"o")
 
 
@@ -390,7 +390,7 @@ class Init:
             self.kill_strays()
 
     def kill_strays(self) -> None:
-        """Kill what PID 1 adopted from a killed supervisor, and what that forks in the meantime."""
+        """Kill the processes that PID 1 adopted from a killed supervisor, and their new children."""
         deadline = time.monotonic() + 10
         known = set(self.jobs.values())
         while time.monotonic() < deadline:
@@ -398,7 +398,7 @@ class Init:
             strays = [pid for pid in alive_below([1], table) if table[pid][0] == 1 and pid not in known]
             if not strays:
                 return
-            signal_all(strays, _signal.SIGSTOP)  # else what they fork now would be orphaned to PID 1 as well
+            signal_all(strays, _signal.SIGSTOP)  # otherwise PID 1 would adopt the processes that they fork now
             kill_trees(strays, deadline)
             time.sleep(0.0005)
 

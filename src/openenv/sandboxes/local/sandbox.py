@@ -2,7 +2,7 @@
 
     this process (owner)                      the sandbox: own pid, mount, net, ipc, uts and cgroup namespace
     ────────────────────                      ─────────────────────────────────────────────────────────────────
-    LocalSandboxes.open ── spawns ──> sh ──exec──> bwrap ──> PID 1: init_process.py, as a user of its own
+    LocalSandboxes.open ── spawns ──> sh ──exec──> bwrap ──> PID 1: init_process.py, as a separate user
     LocalSandbox ────── control socket (requests) ─────────>   │
                  <───── one reply channel per request ──────   ├─ supervisor of command 1 ── the command, its children
                                                                └─ supervisor of command 2 ── ...
@@ -59,7 +59,7 @@ _UID = 1000
 
 
 def exit_code(status: int) -> int:
-    """Return the exit code of a wait status: that of the program, or 128 and the number of the signal."""
+    """Return the exit code of a wait status: the program's code, or 128 plus the number of the signal."""
     return 128 + (status & 0x7F) if status & 0x7F else status >> 8 & 0xFF
 
 
@@ -93,7 +93,7 @@ class LocalJob:
         finally:
             self._lock.release()
         if self.reader is not None and self.reader is not threading.current_thread():
-            self.reader.join(0.5)  # the last of its output; what it left behind may keep the pipe open
+            self.reader.join(0.5)  # for the last output; a left-over process may hold the pipe open
         return self._code
 
     def kill(self) -> None:
@@ -304,7 +304,7 @@ class LocalSandbox(Sandbox):
         """Return the exit code that a reply has; None for one that came before the end.
 
         Raises:
-            SandboxGone: There is no reply because the sandbox has ended.
+            SandboxGone: The sandbox ended before it replied.
             SandboxError: The command could not be started.
         """
         if reply is None:
@@ -330,7 +330,7 @@ class LocalSandbox(Sandbox):
         return reply.value
 
     def _copy(self, request: Mapping[str, object], path: str, copy: Callable[[sockets.socket], object]) -> None:
-        """Do a file operation whose bytes go through a socket; an error that the other side reports wins over ours."""
+        """Do a file operation through a socket. An error from the other side takes precedence over ours."""
         job = next(self._jobs)
         ours, theirs = sockets.socketpair()
         with ours:
@@ -348,7 +348,7 @@ class LocalSandbox(Sandbox):
                     if isinstance(error, TimeoutError):
                         raise SandboxError(f"{path}: the sandbox sends or takes nothing.") from error
                     raise
-                ours.close()  # the end of what is written inside
+                ours.close()  # the end of the data
                 self._reply(channel).raise_for_path(path)
                 if broken:
                     raise SandboxError(f"{path}: the sandbox did not take all of it.")
@@ -412,9 +412,9 @@ class LocalSandboxes(Sandboxes):
     Args:
         require_cgroup: Refuse to start sandboxes without limits for memory, processes and cpu. Without them, a
             sandbox can use all that the machine has.
-        uid: The user's number inside; the group's is the same. Where root starts sandboxes, a range gives each of them
-            a number of its own, so that they share none of the limits that the kernel has for users. By default
-            `OPENENV_SANDBOX_UIDS`, or 70000-99999; 1000 where root does not start them.
+        uid: The user's number inside; the group's is the same. If root starts sandboxes, a range gives each of them a
+            different number, so that they share none of the kernel's limits per user. By default
+            `OPENENV_SANDBOX_UIDS`, or 70000-99999 for root and 1000 for other users.
     """
 
     name = "local"
@@ -434,13 +434,13 @@ class LocalSandboxes(Sandboxes):
         self._tail = secrets.token_hex(3)
         self._relay = Relay()
         self._open: weakref.WeakSet[LocalSandbox] = weakref.WeakSet()
-        # Weak, because what is registered stays registered: it must not keep the backend alive.
+        # Weak, because a registration lasts: it must not keep the backend alive.
         forget = weakref.WeakMethod(self._forget)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=lambda: _call(forget))
 
     def check(self) -> None:
-        """Start a sandbox and end it again; raise `SandboxUnavailable` with what is missing."""
+        """Start a sandbox and end it again; if that fails, raise `SandboxUnavailable` with a remedy."""
         with self.open() as sandbox:
             if sandbox.exec(["true"]).exit_code != 0:
                 raise SandboxUnavailable("A local sandbox starts, but cannot run a command.")
@@ -482,7 +482,7 @@ class LocalSandboxes(Sandboxes):
         return [name for name in own if name.rpartition("~")[2] not in living]
 
     def abandoned(self) -> list[str]:
-        """List the control groups whose owners have crashed; the next backend that starts removes them."""
+        """List the control groups of crashed owners; the next backend that starts removes them."""
         if self._hierarchy is None:
             return []
         return [name for name, owner in self._hierarchy.names() if owner.is_dead()]
@@ -512,7 +512,7 @@ class LocalSandboxes(Sandboxes):
             return self._kit
 
     def _own_user_ids(self) -> UserIds | None:
-        """Return where each sandbox gets a user of its own; None where all have the same number."""
+        """Return the source of user IDs if each sandbox gets a different one; None if all share a number."""
         if isinstance(self._uid, int) or not bubblewrap.is_privileged():
             return None
         try:

@@ -1,8 +1,8 @@
-"""User ids of local sandboxes that root starts: each sandbox has one of its own while it lives.
+"""User IDs of local sandboxes that root starts: each sandbox has a unique ID while it lives.
 
 The kernel counts some things by user, for the whole machine: inotify instances and watches, memory of pipes, pending
 signals, message queues, keys, processes under RLIMIT_NPROC. With one user for all sandboxes, one of them could use up
-what the others need.
+the resources of the others.
 
 An id is free if its byte of a lock file can be locked. The kernel drops the locks of a process that ends in any way, so
 nothing has to be reclaimed.
@@ -26,7 +26,7 @@ with contextlib.suppress(ImportError):  # Windows has none, and never gets to us
 
 LOCK_FILE = Path("/run/openenv-user-ids.lock")
 _TRIES = 1000
-# Between the ids of users and services (below 65536) and those that machines hand out to containers (from 100000 on);
+# Between the IDs of users and services (below 65536) and the IDs that machines give to containers (from 100000 on);
 # small enough for the headers of old archive formats. Containers often have ids below 65536 only.
 _DEFAULTS = (range(70_000, 100_000), range(30_000, 60_000))
 
@@ -35,7 +35,7 @@ class UserIds:
     """Hands out user ids, each to one sandbox of this machine at a time.
 
     Args:
-        ids: Where they come from; by default the first of 70000-99999 and 30000-59999 that exists here.
+        ids: The range; by default the first of 70000-99999 and 30000-59999 that exists here.
         lock_file: Where the ids in use are locked. Programs that cannot see the same file may use the same ids: the
             choice is random, so that this is rare.
 
@@ -48,7 +48,7 @@ class UserIds:
         places = [ids] if ids is not None else _DEFAULTS
         exists = [place for place in places if all(any(_within(place, one) for one in kind) for kind in known)]
         if not exists:
-            raise SandboxError(f"There are no user and group ids {' or '.join(map(shown, places))} here.")
+            raise SandboxError(f"user and group ids {' or '.join(map(shown, places))} do not exist here")
         self.ids = exists[0]
         self._used: set[int] = set()
         self._lock = threading.RLock()  # reentrant: the garbage collector may end a sandbox at any point
@@ -59,7 +59,7 @@ class UserIds:
             weakref.finalize(self, os.close, self._file)
 
     def take(self) -> int:
-        """Return an id that no other sandbox has.
+        """Return an ID that no living sandbox has.
 
         Raises:
             SandboxError: All are in use.
