@@ -181,18 +181,18 @@ test-with-%: $(CLIENTS)/%/ready sandbox-packages
 conformance: $(VENV)/ready ## run the MCP conformance suite (needs npm); writes docs/topics/mcp_conformance.md
 	@$(BIN)/python scripts/mcp_conformance.py
 
-chaos: $(VENV)/ready ## 1,000 episodes through broken connections, beside the published package; writes benchmarks/CHAOS.md (CHAOS="--only server-workers --write FILE": one kind)
-	@PYTHONPATH=tests/chaos $(BIN)/python -m storm --beside --write benchmarks/CHAOS.md $(CHAOS)
+chaos: $(VENV)/ready ## 1,000 episodes through broken connections, beside the published package; writes .bench/CHAOS.md (CHAOS="--only server-workers --write FILE": one kind)
+	@PYTHONPATH=tests/chaos $(BIN)/python -m storm --beside --write .bench/CHAOS.md $(CHAOS)
 
 format: $(VENV)/ready ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/ready test-packages ## measure beside the published package and Docker; writes benchmarks/RESULTS.md and CAPTURE.md
+bench: $(VENV)/ready test-packages ## measure beside the published package and Docker; writes benchmarks/RESULTS.md and .bench/CAPTURE.md
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "matplotlib>=3.9"
 	@$(BIN)/python benchmarks/run.py --ours $(BIN)/python $(BENCH)
 	@$(BIN)/python benchmarks/sandboxes.py --into benchmarks/RESULTS.md
-	@$(BIN)/python benchmarks/capture.py --out benchmarks/CAPTURE.md
+	@$(BIN)/python benchmarks/capture.py --out .bench/CAPTURE.md
 
 docs: $(VENV)/ready ## build the documentation into site/
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "zensical>=0.0.40" "mkdocstrings-python>=2.0"

@@ -4,7 +4,7 @@
 Each server, each gateway and each load generator has a core of its own, as far as there are so many. Latency is that of
 one session that steps alone; rates are those of many sessions that step as fast as they can. Writes a table.
 
-  python benchmarks/gateway.py --out benchmarks/GATEWAY.md
+  python benchmarks/gateway.py --out gateway.md
   python benchmarks/gateway.py --servers 1 2 --generators 1 --seconds 1 --out /tmp/gateway.md        # two cores
 """
 

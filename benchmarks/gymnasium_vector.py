@@ -3,7 +3,7 @@
 Windows of a fraction of a second take turns, so that whatever else runs on the machine slows all of them alike. The
 figures are medians over the windows, and of the ratios of neighbouring ones. Actions are random and made beforehand.
 
-python benchmarks/gymnasium_vector.py --out benchmarks/GYMNASIUM.md
+python benchmarks/gymnasium_vector.py --out gymnasium.md
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What pages weigh and how long they take: ours beside the published package's page and Inspect's viewer.
 
-    python benchmarks/pages.py [--rounds 5] [--into benchmarks/PAGES.md]
+    python benchmarks/pages.py [--rounds 5] [--into FILE.md]
 
 Four pages in a real browser, in turn, each round with a browser profile that has nothing cached: the page of an echo
 environment here and in the published package (Gradio), and the viewers of 1,000 rollouts here and of one log with 1,000

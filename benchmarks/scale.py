@@ -3,11 +3,11 @@
 
 Measured: memory, descriptors and CPU of a session and a step by runner, of a connection through a gateway, and the
 requests of `KubernetesProvider` and of sandboxes to the API server, counted on the tests' double of it. All with an
-environment that does nothing, so it is the framework's part. Writes SCALE.md and scale.json.
+environment that does nothing, so it is the framework's part. Writes a report and scale.json.
 
-  python benchmarks/scale.py --out benchmarks/SCALE.md
-  python benchmarks/scale.py --no-cluster --out /tmp/SCALE.md               # on another machine: scale.json, then here
-  python benchmarks/scale.py --figures /tmp/scale.json --out benchmarks/SCALE.md     # the rest, and the tables
+  python benchmarks/scale.py --out /tmp/scale.md
+  python benchmarks/scale.py --no-cluster --out /tmp/scale.md               # on another machine: scale.json, then here
+  python benchmarks/scale.py --figures /tmp/scale.json --out /tmp/scale.md     # the rest, and the tables
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def session_table(figures: Row, way: str, every_s: float) -> list[str]:
         cells = [f"{sessions:,}", number(row["steps_per_s"]), number(row["cores"]), number(row["gb"])]
         cells += [number(row["connections"]), number(row["mbit"]), str(row["nodes"])]
         cells += [f"{number(row['open_s'])} s" if row["open_s"] else "", str(row["calls"]), row["bottleneck"]]
-        # A batch passes a gateway as one message; GATEWAY.md has its cost.
+        # A batch passes a gateway as one message; MORE_RESULTS.md has its cost.
         cells += ["" if "VectorEnv" in way else f"{row['gateways']} ({number(row['gateway_gb'])} GB)"]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -317,14 +317,14 @@ def beside_the_incumbent(figures: Row, workers: Row, options: argparse.Namespace
 
 
 def report(figures: Row, workers: Row, options: argparse.Namespace, command: str) -> str:
-    """Write SCALE.md."""
+    """Return the report."""
     machine, calls = figures["machine"], figures["control_plane"]
     counted = ", ".join(f"{row['start']} for {key}" for key, row in calls["replicas"].items())
     lines = [
         "# From a thousand sessions to a million",
         "",
         f"`{command}`, {machine['cores']} cores, Python {machine['python']}, then "
-        "`python benchmarks/scale.py --figures FOLDER/scale.json --out benchmarks/SCALE.md`. The environment does "
+        "`python benchmarks/scale.py --figures FOLDER/scale.json --out FILE.md`. The environment does "
         "nothing (echo, 100 characters per message): this is what the framework takes. Add what your environment "
         "takes; where a step of it computes for a millisecond, the framework is a few percent of the whole.",
         "",

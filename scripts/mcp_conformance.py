@@ -29,7 +29,7 @@ REVISIONS = ("2025-11-25", "2026-07-28")
 
 SAMPLING = "the server sends no requests to the client, so tools cannot sample"
 ELICITATION = "the server sends no requests to the client, so tools cannot ask the user"
-SUBSCRIPTIONS = "there are no subscriptions to resources, and none are announced"
+SUBSCRIPTIONS = "resource subscriptions are neither offered nor announced"
 INPUT = "no result asks the client for input (`input_required`)"
 NOT_OFFERED = {
     "tools-call-sampling": SAMPLING,
@@ -145,9 +145,9 @@ def page(all_results: list[Results]) -> str:
     lines = [
         "# MCP conformance",
         "",
-        "The MCP project's own suite, run against a served environment that has the tools, resources and prompts which",
-        "the suite asks for (`tests/mcp/conformance_env.py`). `make conformance` repeats it and writes this page; it",
-        "fails when anything scored changes.",
+        "The conformance suite of the MCP project runs against a served environment with all required tools, resources and",
+        "prompts (`tests/mcp/conformance_env.py`). `make conformance` repeats it and writes this page; it fails if a scored",
+        "result changes.",
         "",
         f"- Suite: `{SUITE}`, `server --requirements REVISION`",
         f"- Server: this package, with {versions}, Python {sys.version.split()[0]}",
@@ -171,9 +171,9 @@ def page(all_results: list[Results]) -> str:
 
 
 _REASONS = [
-    "Each scored scenario that fails needs something that the server does not offer and does not announce: requests",
-    "from the server to its client, results that ask for input, subscriptions. The tables say which. A few scenarios",
-    "about input pass for the same reason: what they want is that the server asks for nothing.",
+    "Each failing scored scenario needs a feature that the server neither offers nor announces: requests from the server",
+    "to its client, results that ask for input, or subscriptions. The tables name it. Some scenarios about input pass for",
+    "the same reason: they require that the server asks for nothing.",
 ]
 
 
