@@ -54,7 +54,8 @@ def test_the_threat_model_names_only_cheats_that_exist() -> None:
 
 
 def test_the_task_file_on_the_page_can_be_solved_and_not_ended(tmp_path: Path) -> None:
-    text = re.search(r"```yaml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[1]  # type: ignore[index]
+    section = PAGE.read_text("utf-8").partition("## Run and judge separately")[2]
+    text = re.search(r"```yaml\n(.*?)```", section, re.DOTALL)[1]  # type: ignore[index]
     (tmp_path / "square.yaml").write_text(text)
     task = load_task(tmp_path / "square.yaml")
     try:
