@@ -145,9 +145,9 @@ def page(all_results: list[Results]) -> str:
     lines = [
         "# MCP conformance",
         "",
-        "The conformance suite of the MCP project runs against a served environment with all required tools, resources and",
-        "prompts (`tests/mcp/conformance_env.py`). `make conformance` repeats it and writes this page; it fails if a scored",
-        "result changes.",
+        "The conformance suite of the MCP project runs against a served environment with all required tools, resources",
+        "and prompts (`tests/mcp/conformance_env.py`). `make conformance` repeats it and writes this page; it fails if a",
+        "scored result changes.",
         "",
         f"- Suite: `{SUITE}`, `server --requirements REVISION`",
         f"- Server: this package, with {versions}, Python {sys.version.split()[0]}",
@@ -171,9 +171,9 @@ def page(all_results: list[Results]) -> str:
 
 
 _REASONS = [
-    "Each failing scored scenario needs a feature that the server neither offers nor announces: requests from the server",
-    "to its client, results that ask for input, or subscriptions. The tables name it. Some scenarios about input pass for",
-    "the same reason: they require that the server asks for nothing.",
+    "Each failing scored scenario needs a feature that the server neither offers nor announces: requests from the",
+    "server to its client, results that ask for input, or subscriptions. The tables name it. Some scenarios about",
+    "input pass for the same reason: they require that the server asks for nothing.",
 ]
 
 
