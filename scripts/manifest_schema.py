@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from openenv.env.manifest_models import SCHEMA_FILE, manifest_schema
+from openenv.env.manifest import SCHEMA_FILE, manifest_schema
 
 ROOT = Path(__file__).parents[1]
 PLACES = (ROOT / "src" / "openenv" / "env" / SCHEMA_FILE, ROOT / "docs" / "reference" / SCHEMA_FILE)

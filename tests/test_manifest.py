@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from openenv.env.manifest_models import EnvManifest, ServeBlock, ValidationBlock, manifest_problems, manifest_schema
+from openenv.env.manifest import EnvManifest, ServeBlock, ValidationBlock, manifest_problems, manifest_schema
 from openenv.server.loading import ManifestSettings, TargetError, load_app, manifest_settings
 
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from openenv.cli.__main__ import build
 from openenv.cli.importers import DEFAULT_IMPORTERS, EnvironmentImporter, ImporterRegistry
 from openenv.cli.importers.base import collect_source_dependencies, import_root, module_path
-from openenv.env.manifest_models import manifest_problems
+from openenv.env.manifest import manifest_problems
 
 RUN = 'raise SystemExit("I was run")\n'
 ORS = """

@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 
 from openenv.cli.__main__ import build
 from openenv.cli.init import Names, write_package
+from openenv.packaging.validate.manifest import SignatureError
 from openenv.packaging.validate.report import CheckOutcome, source_digest
-from openenv.packaging.validate.rules import RULES
+from openenv.packaging.validate.rules import RULES, Level
 from openenv.packaging.validate.runner import run_validation
-from openenv.packaging.validate.signature import SignatureError
-from openenv.packaging.validate.types import Level
 from portable_package import RULES_WITH_STATE
 
 NOT_DONE = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from openenv.packaging.validate.rules import Level
 from openenv.packaging.validate.runner import run_validation
-from openenv.packaging.validate.types import Level
 
 ENVS = Path(__file__).resolve().parents[2] / "envs"
 

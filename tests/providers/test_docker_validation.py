@@ -14,13 +14,18 @@ import pytest
 from typer.testing import CliRunner
 
 from openenv.cli.__main__ import build
-from openenv.env.manifest_models import ExecutionDeclaration, NetworkPolicy, ResourceDeclaration
+from openenv.env.manifest import ExecutionDeclaration, NetworkPolicy, ResourceDeclaration
 from openenv.errors import ProviderError
-from openenv.packaging.validate.providers import RunningSubject, StartupError, UnsupportedCapability, ValidationProvider
-from openenv.packaging.validate.providers.docker import DockerValidationProvider
+from openenv.packaging.validate.container import DockerValidationProvider
+from openenv.packaging.validate.recording import LaunchSpec
+from openenv.packaging.validate.rules import CheckStatus, Level
 from openenv.packaging.validate.runner import run_validation
-from openenv.packaging.validate.runtime.contracts import LaunchSpec
-from openenv.packaging.validate.types import CheckStatus, Level
+from openenv.packaging.validate.served_package import (
+    RunningSubject,
+    StartupError,
+    UnsupportedCapability,
+    ValidationProvider,
+)
 from openenv.sandboxes.container_cli import ContainerCli
 
 pytestmark = pytest.mark.slow

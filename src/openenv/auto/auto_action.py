@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openenv._lazy import export_imports
 from openenv.packaging.auto.auto_action import AutoAction as AutoAction
-from openenv.packaging.auto.auto_action import AutoEnv as AutoEnv
-from openenv.packaging.auto.auto_action import get_discovery as get_discovery
+from openenv.packaging.auto.auto_env import AutoEnv as AutoEnv
+from openenv.packaging.auto.installed import get_discovery as get_discovery
 
 export_imports(__name__)

@@ -25,7 +25,7 @@ Build and inspect catalogues of environments: metadata only, nothing is installe
 @contextmanager
 def catalog_failures() -> Iterator[None]:
     """End the command where a catalogue cannot be used."""
-    from openenv.packaging.catalogue.errors import CatalogError
+    from openenv.packaging.catalogue.models import CatalogError
 
     try:
         yield

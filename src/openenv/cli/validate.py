@@ -19,9 +19,9 @@ from .command import failure, tidy_on_sigterm
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from openenv.packaging.validate.providers.docker import DockerValidationProvider
+    from openenv.packaging.validate.checks_server import Criterion, RunningReport
+    from openenv.packaging.validate.container import DockerValidationProvider
     from openenv.packaging.validate.report import CheckOutcome, ValidationReport
-    from openenv.packaging.validate.running_server import Criterion, RunningReport
 
 _LEVELS = ("static", "runtime", "semantic")
 _POLICIES = ("v1", "v2")
@@ -86,11 +86,11 @@ def validate(
     """
     from rich.console import Console  # all of this loads only for this command
 
+    from openenv.packaging.validate.checks_server import check_running
+    from openenv.packaging.validate.manifest import SignatureError, UnsupportedPackageError
     from openenv.packaging.validate.policy import PolicyError, load_policy
+    from openenv.packaging.validate.rules import Level
     from openenv.packaging.validate.runner import run_validation
-    from openenv.packaging.validate.running_server import check_running
-    from openenv.packaging.validate.signature import SignatureError, UnsupportedPackageError
-    from openenv.packaging.validate.types import Level
 
     if target is not None and target.startswith(("http://", "https://")):
         if url is not None:
@@ -145,7 +145,7 @@ def validate(
 
 
 def _docker_provider() -> DockerValidationProvider:
-    from openenv.packaging.validate.providers.docker import DockerValidationProvider
+    from openenv.packaging.validate.container import DockerValidationProvider
 
     return DockerValidationProvider()
 

@@ -1,4 +1,4 @@
-"""Facade: the published path of `openenv.packaging.catalogue.errors`. Re-exports only."""
+"""Facade: the published path of `openenv.packaging.catalogue.models`. Re-exports only."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from openenv._lazy import by_module, lazy_exports
 
 if TYPE_CHECKING:
-    from openenv.packaging.catalogue.errors import CatalogError as CatalogError
     from openenv.packaging.catalogue.models import ENVIRONMENT_MEDIA_TYPE as ENVIRONMENT_MEDIA_TYPE
     from openenv.packaging.catalogue.models import PROFILE_VERSION as PROFILE_VERSION
     from openenv.packaging.catalogue.models import CatalogChanges as CatalogChanges
+    from openenv.packaging.catalogue.models import CatalogError as CatalogError
     from openenv.packaging.catalogue.models import CatalogSnapshot as CatalogSnapshot
     from openenv.packaging.catalogue.models import DiscoveryEntry as DiscoveryEntry
     from openenv.packaging.catalogue.models import EnvironmentCard as EnvironmentCard
@@ -28,10 +28,9 @@ else:  # the same names, loaded at their first use
         __name__,
         by_module(
             {
-                "openenv.packaging.catalogue.errors": "CatalogError",
                 "openenv.packaging.catalogue.models": """
-                CatalogChanges CatalogSnapshot DiscoveryEntry ENVIRONMENT_MEDIA_TYPE EnvironmentCard
-                PROFILE_VERSION SearchMatch
+                CatalogChanges CatalogError CatalogSnapshot DiscoveryEntry ENVIRONMENT_MEDIA_TYPE
+                EnvironmentCard PROFILE_VERSION SearchMatch
             """,
                 "openenv.packaging.catalogue.producer": "build_catalog",
                 "openenv.packaging.catalogue.search": "compare_catalogs resolve_entry search_catalog",

@@ -338,7 +338,7 @@ def manifest_settings(target: str) -> ManifestSettings:
     path, data = app.folder / MANIFEST, app.manifest
     if not path.is_file():
         return ManifestSettings()
-    from openenv.env.manifest_models import EnvManifest, ServeBlock, manifest_problems  # only packages have a manifest
+    from openenv.env.manifest import EnvManifest, ServeBlock, manifest_problems  # only packages have a manifest
 
     if isinstance(port := data.get("port"), str) and port.isdecimal():
         data = {**data, "port": int(port)}

@@ -1,4 +1,4 @@
-"""Facade: the published path of `openenv.packaging.validate.graders`. Re-exports only."""
+"""Facade: the published path of `openenv.env.manifest`. Re-exports only."""
 
 from __future__ import annotations
 
@@ -7,48 +7,48 @@ from typing import TYPE_CHECKING
 from openenv._lazy import by_module, lazy_exports
 
 if TYPE_CHECKING:
+    from openenv.env.manifest import CapabilitiesSpec as CapabilitiesSpec
+    from openenv.env.manifest import JudgePin as JudgePin
+    from openenv.env.manifest import ManifestError as ManifestError
+    from openenv.env.manifest import NetworkPolicy as NetworkPolicy
+    from openenv.env.manifest import OracleDeclaration as OracleDeclaration
+    from openenv.env.manifest import ResourceDeclaration as ResourceDeclaration
+    from openenv.env.manifest import RewardDeclaration as RewardDeclaration
+    from openenv.env.manifest import TaskDistributionPin as TaskDistributionPin
+    from openenv.env.manifest import VerifierBinding as VerifierBinding
     from openenv.packaging.validate.graders import ENTRY_POINT_GROUP as ENTRY_POINT_GROUP
     from openenv.packaging.validate.graders import Grader as Grader
     from openenv.packaging.validate.graders import GraderRegistry as GraderRegistry
     from openenv.packaging.validate.graders import Subject as Subject
-    from openenv.packaging.validate.manifest import CapabilitiesSpec as CapabilitiesSpec
-    from openenv.packaging.validate.manifest import JudgePin as JudgePin
-    from openenv.packaging.validate.manifest import ManifestError as ManifestError
-    from openenv.packaging.validate.manifest import NetworkPolicy as NetworkPolicy
+    from openenv.packaging.validate.manifest import UNSUPPORTED_CATEGORIES as UNSUPPORTED_CATEGORIES
+    from openenv.packaging.validate.manifest import WELL_KNOWN_FILES as WELL_KNOWN_FILES
     from openenv.packaging.validate.manifest import NormalizedManifest as NormalizedManifest
-    from openenv.packaging.validate.manifest import OracleDeclaration as OracleDeclaration
-    from openenv.packaging.validate.manifest import ResourceDeclaration as ResourceDeclaration
-    from openenv.packaging.validate.manifest import RewardDeclaration as RewardDeclaration
-    from openenv.packaging.validate.manifest import TaskDistributionPin as TaskDistributionPin
+    from openenv.packaging.validate.manifest import Parser as Parser
+    from openenv.packaging.validate.manifest import ParserRegistry as ParserRegistry
+    from openenv.packaging.validate.manifest import SignatureError as SignatureError
     from openenv.packaging.validate.manifest import TypeSpec as TypeSpec
-    from openenv.packaging.validate.manifest import VerifierBinding as VerifierBinding
-    from openenv.packaging.validate.parsers import Parser as Parser
-    from openenv.packaging.validate.parsers import ParserRegistry as ParserRegistry
+    from openenv.packaging.validate.manifest import UnsupportedPackageError as UnsupportedPackageError
+    from openenv.packaging.validate.manifest import detect_signature as detect_signature
     from openenv.packaging.validate.policy import DeclarationBounds as DeclarationBounds
     from openenv.packaging.validate.policy import PolicyEntry as PolicyEntry
     from openenv.packaging.validate.policy import PolicyError as PolicyError
     from openenv.packaging.validate.policy import SeverityPolicy as SeverityPolicy
     from openenv.packaging.validate.policy import apply_policy as apply_policy
     from openenv.packaging.validate.policy import load_policy as load_policy
-    from openenv.packaging.validate.providers import ExecResult as ExecResult
-    from openenv.packaging.validate.providers import RunningSubject as RunningSubject
-    from openenv.packaging.validate.providers import ValidationProvider as ValidationProvider
     from openenv.packaging.validate.report import CheckResult as CheckResult
     from openenv.packaging.validate.report import ValidationReport as ValidationReport
     from openenv.packaging.validate.report import write_report as write_report
+    from openenv.packaging.validate.rules import CheckStatus as CheckStatus
+    from openenv.packaging.validate.rules import Lane as Lane
+    from openenv.packaging.validate.rules import Level as Level
+    from openenv.packaging.validate.rules import ProviderCapability as ProviderCapability
+    from openenv.packaging.validate.rules import Severity as Severity
+    from openenv.packaging.validate.rules import SignatureKind as SignatureKind
+    from openenv.packaging.validate.rules import Verdict as Verdict
     from openenv.packaging.validate.runner import run_validation as run_validation
-    from openenv.packaging.validate.signature import UNSUPPORTED_CATEGORIES as UNSUPPORTED_CATEGORIES
-    from openenv.packaging.validate.signature import WELL_KNOWN_FILES as WELL_KNOWN_FILES
-    from openenv.packaging.validate.signature import SignatureError as SignatureError
-    from openenv.packaging.validate.signature import UnsupportedPackageError as UnsupportedPackageError
-    from openenv.packaging.validate.signature import detect_signature as detect_signature
-    from openenv.packaging.validate.types import CheckStatus as CheckStatus
-    from openenv.packaging.validate.types import Lane as Lane
-    from openenv.packaging.validate.types import Level as Level
-    from openenv.packaging.validate.types import ProviderCapability as ProviderCapability
-    from openenv.packaging.validate.types import Severity as Severity
-    from openenv.packaging.validate.types import SignatureKind as SignatureKind
-    from openenv.packaging.validate.types import Verdict as Verdict
+    from openenv.packaging.validate.served_package import RunningSubject as RunningSubject
+    from openenv.packaging.validate.served_package import ValidationProvider as ValidationProvider
+    from openenv.sandboxes.base import ExecResult as ExecResult
 
     __all__: list[str]
 else:  # the same names, loaded at their first use
@@ -56,26 +56,25 @@ else:  # the same names, loaded at their first use
         __name__,
         by_module(
             {
+                "openenv.env.manifest": """
+                CapabilitiesSpec JudgePin ManifestError NetworkPolicy OracleDeclaration
+                ResourceDeclaration RewardDeclaration TaskDistributionPin VerifierBinding
+            """,
                 "openenv.packaging.validate.graders": "ENTRY_POINT_GROUP Grader GraderRegistry Subject",
                 "openenv.packaging.validate.manifest": """
-                CapabilitiesSpec JudgePin ManifestError NetworkPolicy NormalizedManifest
-                OracleDeclaration ResourceDeclaration RewardDeclaration TaskDistributionPin TypeSpec
-                VerifierBinding
+                NormalizedManifest Parser ParserRegistry SignatureError TypeSpec
+                UNSUPPORTED_CATEGORIES UnsupportedPackageError WELL_KNOWN_FILES detect_signature
             """,
-                "openenv.packaging.validate.parsers": "Parser ParserRegistry",
                 "openenv.packaging.validate.policy": """
                 DeclarationBounds PolicyEntry PolicyError SeverityPolicy apply_policy load_policy
             """,
-                "openenv.packaging.validate.providers": "ExecResult RunningSubject ValidationProvider",
                 "openenv.packaging.validate.report": "CheckResult ValidationReport write_report",
-                "openenv.packaging.validate.runner": "run_validation",
-                "openenv.packaging.validate.signature": """
-                SignatureError UNSUPPORTED_CATEGORIES UnsupportedPackageError WELL_KNOWN_FILES
-                detect_signature
-            """,
-                "openenv.packaging.validate.types": """
+                "openenv.packaging.validate.rules": """
                 CheckStatus Lane Level ProviderCapability Severity SignatureKind Verdict
             """,
+                "openenv.packaging.validate.runner": "run_validation",
+                "openenv.packaging.validate.served_package": "RunningSubject ValidationProvider",
+                "openenv.sandboxes.base": "ExecResult",
             }
         ),
     )

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner, Result
 
 from openenv.cli.__main__ import build
-from openenv.packaging.catalogue import (
+from openenv.discovery import (
     CatalogError,
     CatalogSnapshot,
     EnvironmentCard,
@@ -31,33 +31,33 @@ from openenv.packaging.catalogue.repository import GitMetadataSource, MetadataEr
 from openenv.packaging.catalogue.serialization import catalog_digest, parse_json
 
 NAMES = {
-    "openenv.packaging.catalogue.errors": "CatalogError",
-    "openenv.packaging.catalogue.metadata": """
+    "openenv.discovery.errors": "CatalogError",
+    "openenv.discovery.metadata": """
         CatalogError DiscoveryDeclaration GitMetadataSource MetadataError ProfileModel
         ToolDeclaration discovery_declaration framework_requirement license_declaration parse_json project_metadata
         readme_metadata yaml_mapping
     """,
-    "openenv.packaging.catalogue.models": """
+    "openenv.discovery.models": """
         ARD_CONTEXT AgentToolsInterface CatalogChanges CatalogIssue CatalogSnapshot DiscoveryEntry
         ENVIRONMENT_MEDIA_TYPE EnvironmentCard EnvironmentSource Generator GitArtifact Inventory MAX_CATALOG_BYTES
         OrchestrationInterface Owner PROFILE_VERSION ProfileModel RepositorySource SIMULATION_CONTROLS SearchMatch
         SupersededEntry github_repository metadata_url relative_path
     """,
-    "openenv.packaging.catalogue.producer": """
+    "openenv.discovery.producer": """
         AgentToolsInterface CatalogError CatalogIssue CatalogSnapshot DiscoveryDeclaration DiscoveryEntry
         EnvironmentCard EnvironmentSource GitArtifact GitMetadataSource Inventory MetadataError
         OrchestrationInterface Owner PROFILE_VERSION RepositorySource build_catalog catalog_digest
         discovery_declaration framework_requirement license_declaration project_metadata readme_metadata yaml_mapping
     """,
-    "openenv.packaging.catalogue.repository": """
+    "openenv.discovery.repository": """
         CatalogError GIT_TIMEOUT_SECONDS GitMetadataSource MAX_ENVIRONMENTS MAX_METADATA_BYTES MAX_TREE_BYTES
         MetadataError github_repository relative_path
     """,
-    "openenv.packaging.catalogue.search": """
+    "openenv.discovery.search": """
         CatalogChanges CatalogError CatalogSnapshot DiscoveryEntry SUPPORTED_FILTERS SearchMatch SupersededEntry
         compare_catalogs require_complete resolve_entry search_catalog
     """,
-    "openenv.packaging.catalogue.serialization": """
+    "openenv.discovery.serialization": """
         CatalogError CatalogSnapshot MAX_CATALOG_BYTES catalog_digest load_catalog parse_json require_complete
         write_catalog
     """,

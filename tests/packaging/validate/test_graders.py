@@ -10,30 +10,24 @@ from typing import Any
 
 import pytest
 
-from openenv.env.manifest_models import VALIDATION_EXAMPLE
-from openenv.packaging.validate import (
-    CheckResult,
-    CheckStatus,
+from openenv.env.manifest import VALIDATION_EXAMPLE, NetworkPolicy
+from openenv.packaging.validate.graders import (
     GraderRegistry,
-    Level,
-    NetworkPolicy,
-    NormalizedManifest,
-    PolicyError,
-    ProviderCapability,
-    Subject,
-    load_policy,
-)
-from openenv.packaging.validate.graders.runtime import (
     NetworkPolicyGrader,
     ObservationSchemaGrader,
     RewardWellFormedGrader,
     StateContractGrader,
+    StaticManifestGrader,
+    Subject,
+    execute_graders,
+    order_graders,
 )
-from openenv.packaging.validate.graders.static import StaticManifestGrader
-from openenv.packaging.validate.parsers.openenv_yaml import OpenEnvYamlParser
+from openenv.packaging.validate.manifest import NormalizedManifest, OpenEnvYamlParser
+from openenv.packaging.validate.policy import PolicyError, load_policy
+from openenv.packaging.validate.recording import RuntimeEvidence, WireExchange
+from openenv.packaging.validate.report import CheckResult
+from openenv.packaging.validate.rules import CheckStatus, Level, ProviderCapability
 from openenv.packaging.validate.runner import default_grader_registry
-from openenv.packaging.validate.runtime.contracts import RuntimeEvidence, WireExchange
-from openenv.packaging.validate.runtime.scheduler import execute_graders, order_graders
 
 PASS, FAIL, SKIP, ERROR = CheckStatus.PASS, CheckStatus.FAIL, CheckStatus.SKIP, CheckStatus.ERROR
 SCHEMA = json.dumps(
@@ -113,7 +107,7 @@ def test_without_a_whole_episode_nothing_is_judged(subject: Callable[..., Subjec
 
 
 def test_a_schema_that_takes_forever_is_ended(subject: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openenv.packaging.validate.graders.runtime.basic._SCHEMAS_S", 2.0)
+    monkeypatch.setattr("openenv.packaging.validate.graders._SCHEMAS_S", 2.0)
     schema = json.dumps({"properties": {"x": {"pattern": "^(a+)+$"}}})
     evidence = RuntimeEvidence(episode(x="a" * 40 + "!").exchanges, schema)
     result = ObservationSchemaGrader().run(subject(evidence))

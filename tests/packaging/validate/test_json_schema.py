@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from openenv.packaging.validate.json_schema import Unmakeable, make, violations
+from openenv.packaging.validate.json_schema import make, violations
+from openenv.protocol.schema import Unmakeable
 
 
 class Colour(Enum):

@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from openenv.env.manifest_models import VALIDATION_EXAMPLE
-from openenv.packaging.validate import (
-    ManifestError,
+from openenv.env.manifest import VALIDATION_EXAMPLE, ManifestError
+from openenv.packaging.validate.manifest import (
     NormalizedManifest,
+    NormalizedManifestV2,
+    OpenEnvYamlParser,
     ParserRegistry,
     SignatureError,
-    SignatureKind,
     UnsupportedPackageError,
     detect_signature,
 )
-from openenv.packaging.validate.manifest import NormalizedManifestV2
-from openenv.packaging.validate.parsers.openenv_yaml import OpenEnvYamlParser
 from openenv.packaging.validate.report import source_digest
+from openenv.packaging.validate.rules import SignatureKind
 from openenv.packaging.validate.runner import default_parser_registry
 
 MANIFEST = f"name: maze\n{VALIDATION_EXAMPLE}\n"

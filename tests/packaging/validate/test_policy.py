@@ -5,19 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from openenv.packaging.validate import (
-    CheckResult,
-    Lane,
-    Level,
-    PolicyError,
-    Severity,
-    SeverityPolicy,
-    Verdict,
-    apply_policy,
-    load_policy,
-)
-from openenv.packaging.validate.report import skipped
-from openenv.packaging.validate.rules import RULES
+from openenv.packaging.validate.policy import PolicyError, SeverityPolicy, apply_policy, load_policy
+from openenv.packaging.validate.report import CheckResult, skipped
+from openenv.packaging.validate.rules import RULES, Lane, Level, Severity, Verdict
 
 FAIL, WARN, PASS = Verdict.FAIL, Verdict.WARN, Verdict.PASS
 

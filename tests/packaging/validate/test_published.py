@@ -18,13 +18,13 @@ from openenv.testing import serve
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from openenv.packaging.validate import *
-from openenv.packaging.validate.graders.runtime import (
+from openenv.validation import *
+from openenv.validation.graders.runtime import (
     NetworkPolicyGrader, ObservationSchemaGrader, RewardWellFormedGrader, StateContractGrader,
 )
-from openenv.packaging.validate.runtime.collector import collect_runtime_evidence
-from openenv.packaging.validate.runtime.contracts import RuntimePlan, RuntimeReset
-from openenv.packaging.validate.runner import default_grader_registry, source_digest
+from openenv.validation.runtime.collector import collect_runtime_evidence
+from openenv.validation.runtime.contracts import RuntimePlan, RuntimeReset
+from openenv.validation.runner import default_grader_registry, source_digest
 
 folder, url = Path(sys.argv[1]), sys.argv[2]
 policies = {}

@@ -17,24 +17,21 @@ import pytest
 from environments import Heard, Parrot, Say
 from openenv import create_app
 from openenv.cli.init import Names, write_package
-from openenv.env.manifest_models import ExecutionDeclaration
-from openenv.packaging.validate import (
-    CheckResult,
-    CheckStatus,
-    Grader,
-    Level,
-    PolicyError,
-    Subject,
-    load_policy,
-    run_validation,
+from openenv.env.manifest import ExecutionDeclaration
+from openenv.packaging.validate.graders import Grader, Subject
+from openenv.packaging.validate.manifest import OpenEnvYamlParser
+from openenv.packaging.validate.policy import PolicyError, load_policy
+from openenv.packaging.validate.recording import (
+    LaunchSpec,
+    RuntimePlan,
+    RuntimeReset,
+    collect_runtime_evidence,
+    http_deadline,
 )
-from openenv.packaging.validate.parsers.openenv_yaml import OpenEnvYamlParser
-from openenv.packaging.validate.providers import RunningSubject, StartupError, UnsupportedCapability
-from openenv.packaging.validate.report import ValidationReport, ValidationReportV2, write_report
-from openenv.packaging.validate.runtime.collector import collect_runtime_evidence
-from openenv.packaging.validate.runtime.contracts import LaunchSpec, RuntimePlan, RuntimeReset
-from openenv.packaging.validate.runtime.transport import http_deadline
-from openenv.packaging.validate.types import ProviderCapability
+from openenv.packaging.validate.report import CheckResult, ValidationReport, ValidationReportV2, write_report
+from openenv.packaging.validate.rules import CheckStatus, Level, ProviderCapability
+from openenv.packaging.validate.runner import run_validation
+from openenv.packaging.validate.served_package import RunningSubject, StartupError, UnsupportedCapability
 from openenv.testing import serve
 
 PLAN = RuntimePlan(

@@ -21,8 +21,8 @@ from openenv.adapters.ors import ServedORS, ors_environment
 from openenv.cli.__main__ import build
 from openenv.client.task_client import TaskClient
 from openenv.errors import ExecutionError
+from openenv.packaging.validate.rules import Level
 from openenv.packaging.validate.runner import run_validation
-from openenv.packaging.validate.types import Level
 from openenv.protocol.tool_messages import CallToolAction, ListToolsAction, ToolErrorType
 from openenv.testing import serve
 

@@ -6,15 +6,10 @@ import json
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from openenv.client.driver import run_async_safely as run_async_safely
-from openenv.client.mcp_client import MCPToolClient as MCPToolClient
+from openenv.client.mcp_client import MCPToolClient
 from openenv.client.task_client import TaskClient
-from openenv.protocol.tool_messages import CallToolAction as CallToolAction
-from openenv.protocol.tool_messages import CallToolObservation as CallToolObservation
 
-from .models import HarborRolloutResult as HarborRolloutResult
-from .models import HarborState
-from .models import HarborTaskRef as HarborTaskRef
+from .models import HarborRolloutResult, HarborState, HarborTaskRef
 
 if TYPE_CHECKING:
     from openenv.client.flows import Flow

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from openenv.rollout.capture.training_trace import TrainingTrace as TrainingTrace
-from openenv.rollout.capture.training_trace import TrainingTurn as TrainingTurn
-from openenv.rollout.capture.training_trace import validate_training_turn as validate_training_turn
+from openenv.rollout.capture.training_trace import TrainingTrace, TrainingTurn, validate_training_turn
 
-from .models import HarborRolloutResult as HarborRolloutResult
-from .models import HarborTurn
+from .models import HarborRolloutResult, HarborTurn
 
 _ABOUT = (
     *("task_id", "task_name", "dataset", "harness", "sandbox", "trial_name", "session_id"),

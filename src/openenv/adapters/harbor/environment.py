@@ -12,14 +12,13 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from openenv.env.mcp_environment import MCPEnvironment as MCPEnvironment
+from openenv.env.mcp_environment import MCPEnvironment
 from openenv.errors import message_of
 from openenv.rollout.capture.sessions_api.capture_sessions import UpstreamAddress
-from openenv.types import Observation as Observation
+from openenv.types import Observation
 
 from .capabilities import capabilities
-from .models import HarborRolloutResult
-from .models import HarborState as HarborState
+from .models import HarborRolloutResult, HarborState
 from .options import HarborPermissions, HarborRun
 from .rollout import run_task
 from .runner import default_trials_dir

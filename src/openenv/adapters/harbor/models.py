@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from openenv.types import State as State
+from openenv.types import State
 
 
 class HarborTaskRef(BaseModel):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .contract import to_trace_entries as to_trace_entries
-from .models import HarborRolloutResult as HarborRolloutResult
+from .contract import to_trace_entries
+from .models import HarborRolloutResult
 
 PROVIDERS = ("openai", "anthropic", "hf", "vllm")
 STATUSES = frozenset(

@@ -36,9 +36,7 @@ from openenv.sandboxes.base import Sandboxes
 from openenv.sandboxes.docker import DockerSandboxes
 
 from . import seams
-from .models import HarborRolloutResult as HarborRolloutResult
-from .models import HarborTurn as HarborTurn
-from .models import conversations_from_document, turns_from_document
+from .models import HarborRolloutResult, conversations_from_document, turns_from_document
 from .options import HarborRun, takes_fields
 
 # Parameters that an agent may choose if the caller does not.

@@ -26,7 +26,7 @@ from .environment import HarborEnvironment
 from .models import HarborState
 from .options import HarborPermissions, HarborServing, takes_fields
 from .runner import default_trials_dir
-from .service import HarborService as HarborService
+from .service import HarborService
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

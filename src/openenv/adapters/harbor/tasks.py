@@ -16,7 +16,7 @@ from openenv.errors import message_of
 from openenv.rollout.tasks.task_folders import harbor_task_folders
 
 from .harbor_package import harbor_package_name
-from .models import HarborTaskRef as HarborTaskRef
+from .models import HarborTaskRef
 
 _WORKERS = 32
 """Downloads at once: a dataset is thousands of small files."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from openenv.client.env_client import GenericAction
-from openenv.packaging.auto.auto_env import AutoEnv as AutoEnv  # existing code imports both names from here
-from openenv.packaging.auto.hub import InstallInto, installed_from_hub, repo_of
-from openenv.packaging.auto.installed import get_discovery as get_discovery
-from openenv.packaging.auto.installed import print_table
+
+from .auto_env import AutoEnv as AutoEnv  # existing code imports both names from here
+from .hub import InstallInto, installed_from_hub, repo_of
+from .installed import get_discovery, print_table
 
 
 class AutoAction:

@@ -8,11 +8,11 @@ from typing import Any
 from openenv.client.bootstrap import Provided, provide_container, provide_process
 from openenv.client.driver import run_async_safely as run_async_safely  # existing code imports it from here
 from openenv.client.env_client import EnvClient, GenericEnvClient
-from openenv.client.network import hf_space_subdomain as hf_space_subdomain
-from openenv.packaging.auto.hub import InstallInto, installed_from_hub, repo_of
-from openenv.packaging.auto.installed import EnvironmentInfo
-from openenv.packaging.auto.installed import get_discovery as get_discovery
+from openenv.client.network import hf_space_subdomain
 from openenv.providers.health import ask_health
+
+from .hub import InstallInto, installed_from_hub, repo_of
+from .installed import EnvironmentInfo, get_discovery
 
 _ASK_S = 5.0
 

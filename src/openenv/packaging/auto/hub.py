@@ -17,7 +17,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from openenv import settings
-from openenv.packaging.auto.installed import EnvironmentInfo, get_discovery
+
+from .installed import EnvironmentInfo, get_discovery
 
 InstallInto = Literal["own", "current"]
 HUB = "https://huggingface.co"

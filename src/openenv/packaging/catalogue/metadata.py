@@ -12,9 +12,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pydantic import Field, field_validator
 
-from .errors import CatalogError
 from .models import (
     Availability,
+    CatalogError,
     NonEmpty,
     ProfileModel,
     RelativePath,

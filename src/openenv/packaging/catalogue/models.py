@@ -98,6 +98,10 @@ MetadataURL = Annotated[NonEmpty, AfterValidator(metadata_url)]
 Availability = Literal["resolvable", "external", "unknown"]
 
 
+class CatalogError(ValueError):
+    """A catalogue cannot be built, read, written or searched; the text says why."""
+
+
 class ProfileModel(BaseModel):
     """A model of the profile: no conversions, no other fields, no changes."""
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from .errors import CatalogError
 from .metadata import (
     DiscoveryDeclaration,
     discovery_declaration,
@@ -24,6 +23,7 @@ from .metadata import (
 from .models import (
     PROFILE_VERSION,
     AgentToolsInterface,
+    CatalogError,
     CatalogIssue,
     CatalogSnapshot,
     DiscoveryEntry,

@@ -9,8 +9,7 @@ from urllib.parse import quote
 
 from openenv import settings
 
-from .errors import CatalogError
-from .models import github_repository, relative_path
+from .models import CatalogError, github_repository, relative_path
 
 MAX_METADATA_BYTES = 1024 * 1024
 MAX_TREE_BYTES = 16 * 1024 * 1024

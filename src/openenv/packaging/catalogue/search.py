@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 
-from .errors import CatalogError
-from .models import CatalogChanges, CatalogSnapshot, DiscoveryEntry, SearchMatch, SupersededEntry
+from .models import CatalogChanges, CatalogError, CatalogSnapshot, DiscoveryEntry, SearchMatch, SupersededEntry
 from .serialization import require_complete
 
 SUPPORTED_FILTERS = frozenset({"name", "license", "provider", "artifact_availability", "tags", "type"})

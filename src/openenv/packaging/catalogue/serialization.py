@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from .errors import CatalogError
-from .models import MAX_CATALOG_BYTES, CatalogSnapshot
+from .models import MAX_CATALOG_BYTES, CatalogError, CatalogSnapshot
 
 _LIMIT = f"the catalogue is larger than {MAX_CATALOG_BYTES // 2**20} MiB"
 

@@ -1,9 +1,17 @@
-"""JSON schemas as pydantic writes them: which values break one (by `jsonschema`), and small values that satisfy one."""
+"""JSON schemas as pydantic writes them: violations of a value (by `jsonschema`), and small values that satisfy one.
+
+`python -m openenv.packaging.validate.json_schema` evaluates untrusted schemas in a separate process, because a pattern
+can take forever to match and only a process can be ended. It reads `[[value, schema], ...]` as JSON from standard input
+and writes a list of violations for each pair.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from openenv.protocol.schema import Unmakeable, make_example
@@ -84,3 +92,42 @@ def make(schema: Schema, variant: int = 0) -> Any:
     if problems := violations(value, schema):
         raise Unmakeable(problems[0])
     return value
+
+
+MAX_INPUT_BYTES = 32 << 20
+_MODULE = "openenv.packaging.validate.json_schema"
+
+
+def main() -> None:
+    """Read values and schemas, and write what is wrong with the values."""
+    text = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
+    if len(text) > MAX_INPUT_BYTES:
+        raise SystemExit(f"more than {MAX_INPUT_BYTES} bytes of values and schemas")
+    sys.stdout.write(json.dumps([violations(value, schema) for value, schema in json.loads(text)]))
+
+
+def violations_elsewhere(pairs: Sequence[tuple[Any, dict[str, Any]]], *, timeout_s: float) -> list[list[str]]:
+    """Return the violations of each value against its schema, found by another process.
+
+    Raises:
+        TimeoutError: It took too long, and was ended.
+        ValueError: It could not evaluate them.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", _MODULE],
+            input=json.dumps(pairs).encode(),
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"the schemas could not be evaluated within {timeout_s:g} s") from error
+    if done.returncode != 0:
+        raise ValueError(f"the schemas cannot be evaluated: {done.stderr.decode('utf-8', 'replace').strip()[-200:]}")
+    problems: list[list[str]] = json.loads(done.stdout)
+    return problems
+
+
+if __name__ == "__main__":
+    main()

@@ -9,11 +9,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from typing_extensions import Self
 
 from .report import CheckOutcome
-from .report import CheckResult as CheckResult
-from .rules import RULE, RULES
-from .types import CheckStatus, Level, ReportVerdict, Severity, ValidationLane
-from .types import Lane as Lane
-from .types import Verdict as Verdict
+from .rules import RULE, RULES, CheckStatus, Level, ReportVerdict, Severity, ValidationLane
 
 _VERSIONS = ("v1", "v2")
 _LOCAL, _HUB = ValidationLane.LOCAL, ValidationLane.HUB

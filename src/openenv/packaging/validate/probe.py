@@ -24,8 +24,8 @@ from openenv.protocol.schema import Unmakeable
 
 from .json_schema import make
 from .manifest import NormalizedManifest, NormalizedManifestV2
+from .recording import RuntimePlan, RuntimePlanError, read_runtime_plan
 from .rules import CheckFailed, CheckNotApplicable, CheckSkipped
-from .runtime.contracts import RuntimePlan, RuntimePlanError, read_runtime_plan
 from .served_package import NotServed, PackageServer
 
 PLAN = "validation/runtime.json"

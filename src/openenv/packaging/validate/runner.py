@@ -1,4 +1,4 @@
-"""Validates a package: its files, then, served by a process or a provider, its behaviour; the report follows."""
+"""Validate a package: check its files, serve it, check its behaviour, and write the report."""
 
 from __future__ import annotations
 
@@ -13,40 +13,36 @@ from openenv.env.manifest import ManifestError
 from openenv.errors import ProviderError, message_of
 from openenv.server.folders import FolderApp
 
-from . import file_checks, runtime_checks
-from .graders import Grader, GraderRegistry, Subject
-from .graders.runtime import (
+from . import checks_behaviour, checks_files
+from .graders import (
+    Grader,
+    GraderRegistry,
     NetworkPolicyGrader,
     ObservationSchemaGrader,
     RewardWellFormedGrader,
     StateContractGrader,
+    StaticManifestGrader,
+    Subject,
+    execute_graders,
 )
-from .graders.static import StaticManifestGrader
-from .manifest import NormalizedManifest, NormalizedManifestV2
-from .parsers import ParserRegistry
-from .parsers.openenv_yaml import OpenEnvYamlParser
+from .manifest import NormalizedManifest, NormalizedManifestV2, OpenEnvYamlParser, ParserRegistry, detect_signature
 from .policy import PolicyError, SeverityPolicy, apply_policy, load_policy
 from .probe import Probe, last_line
-from .providers import StartupError as StartupError
-from .providers import UnsupportedCapability as UnsupportedCapability
-from .providers import ValidationProvider
-from .report import CheckOutcome, ValidationReport, ValidationReportV2, skipped, source_digest
-from .report import CheckResult as CheckResult
-from .rules import RULE, RULES, CheckEvidence, CheckFailed, CheckSkipped, Rule
-from .runtime.artifacts import write_runtime_bundle
-from .runtime.collector import RuntimeCollectionInterrupted as RuntimeCollectionInterrupted
-from .runtime.collector import collect_runtime_evidence
-from .runtime.contracts import LaunchSpec as LaunchSpec
-from .runtime.contracts import RuntimeEvidence, RuntimePlan
-from .runtime.contracts import RuntimePlanError as RuntimePlanError
-from .runtime.contracts import load_runtime_plan as load_runtime_plan
-from .runtime.scheduler import execute_graders
-from .runtime.scheduler import order_graders as order_graders
-from .served_package import NotServed, PackageServer, ProvidedPackage, ServedPackage
-from .signature import detect_signature
-from .types import CheckStatus, Level, SignatureKind, ValidationLane
-from .types import Lane as Lane
-from .types import ProviderCapability as ProviderCapability
+from .recording import RuntimeEvidence, RuntimePlan, collect_runtime_evidence
+from .report import CheckOutcome, ValidationReport, ValidationReportV2, skipped, source_digest, write_runtime_bundle
+from .rules import (
+    RULE,
+    RULES,
+    CheckEvidence,
+    CheckFailed,
+    CheckSkipped,
+    CheckStatus,
+    Level,
+    Rule,
+    SignatureKind,
+    ValidationLane,
+)
+from .served_package import NotServed, PackageServer, ProvidedPackage, ServedPackage, ValidationProvider
 
 Listener = Callable[[CheckOutcome], None]
 REPORT_SCHEMA_VERSION: Literal["1"] = "1"
@@ -112,7 +108,7 @@ def run_validation(
     if level > Level.STATIC and _STARTUP not in known:
         raise PolicyError(f"the rules {chosen.policy_version} are for --level static; runtime and semantic need v2")
     is_file = target.is_file() and target.suffix == ".py"
-    app = None if is_file else file_checks.app_of(target)
+    app = None if is_file else checks_files.app_of(target)
     root = target if app is None else app.folder
     # An application that says of no kind what it is can be served, so its checks are made; the manifest's fails.
     is_bare = app is not None and not any((root / kind.value).is_file() for kind in SignatureKind)
@@ -215,8 +211,8 @@ class _PackageRun:
     def check_files(self) -> None:
         """Make the checks of the package's files; a file by itself is no package."""
         functions = {
-            "static.layout": lambda: file_checks.layout(self.target, self.app),
-            "static.entry_point": lambda: file_checks.entry_point(self.target, self.app),
+            "static.layout": lambda: checks_files.layout(self.target, self.app),
+            "static.entry_point": lambda: checks_files.entry_point(self.target, self.app),
         }
         for rule in self._rules(Level.STATIC):
             if not self.declares:
@@ -224,7 +220,7 @@ class _PackageRun:
             elif rule.id == _STATIC_MANIFEST:
                 self.add(self._manifest_result())
             else:
-                self.add(runtime_checks.outcome_of(rule.id, functions[rule.id]))
+                self.add(checks_behaviour.outcome_of(rule.id, functions[rule.id]))
         self._run_others(Level.STATIC)
 
     def _manifest_result(self) -> CheckOutcome:
@@ -315,9 +311,9 @@ class _PackageRun:
                 output = str(error).splitlines()
                 raise CheckFailed(last_line(str(error)), *output[-12:-1], fix=package.advice) from error
             probe.url = package.url
-            return runtime_checks.startup(probe)
+            return checks_behaviour.startup(probe)
 
-        startup = runtime_checks.outcome_of(_STARTUP, start)
+        startup = checks_behaviour.outcome_of(_STARTUP, start)
         self.add(startup)
         if startup.status is not CheckStatus.PASS:
             self._skip(ids)
@@ -332,7 +328,7 @@ class _PackageRun:
             if check_id == _NETWORK and isolated and isinstance(package, ProvidedPackage):
                 self.add(self._network_result(package))
             else:
-                self.add(runtime_checks.run_check(check_id, probe))
+                self.add(checks_behaviour.run_check(check_id, probe))
 
     def _network_result(self, package: ProvidedPackage) -> CheckOutcome:
         assert self.manifest is not None

@@ -8,11 +8,11 @@ from openenv._lazy import by_module, lazy_exports
 
 if TYPE_CHECKING:
     from openenv.errors import ProviderError as ProviderError
-    from openenv.packaging.validate.providers import ExecResult as ExecResult
-    from openenv.packaging.validate.providers import RunningSubject as RunningSubject
-    from openenv.packaging.validate.providers import StartupError as StartupError
-    from openenv.packaging.validate.providers import UnsupportedCapability as UnsupportedCapability
-    from openenv.packaging.validate.providers import ValidationProvider as ValidationProvider
+    from openenv.packaging.validate.served_package import RunningSubject as RunningSubject
+    from openenv.packaging.validate.served_package import StartupError as StartupError
+    from openenv.packaging.validate.served_package import UnsupportedCapability as UnsupportedCapability
+    from openenv.packaging.validate.served_package import ValidationProvider as ValidationProvider
+    from openenv.sandboxes.base import ExecResult as ExecResult
 
     __all__: list[str]
 else:  # the same names, loaded at their first use
@@ -21,9 +21,10 @@ else:  # the same names, loaded at their first use
         by_module(
             {
                 "openenv.errors": "ProviderError",
-                "openenv.packaging.validate.providers": """
-                ExecResult RunningSubject StartupError UnsupportedCapability ValidationProvider
+                "openenv.packaging.validate.served_package": """
+                RunningSubject StartupError UnsupportedCapability ValidationProvider
             """,
+                "openenv.sandboxes.base": "ExecResult",
             }
         ),
     )

@@ -1,10 +1,10 @@
-"""Facade: the published path of `openenv.packaging.validate.graders.runtime.basic`. Re-exports only."""
+"""Facade: the published path of `openenv.packaging.validate.graders`. Re-exports only."""
 
 from __future__ import annotations
 
 from openenv._lazy import export_imports
-from openenv.packaging.validate.graders.runtime.basic import ObservationSchemaGrader as ObservationSchemaGrader
-from openenv.packaging.validate.graders.runtime.basic import RewardWellFormedGrader as RewardWellFormedGrader
-from openenv.packaging.validate.graders.runtime.basic import StateContractGrader as StateContractGrader
+from openenv.packaging.validate.graders import ObservationSchemaGrader as ObservationSchemaGrader
+from openenv.packaging.validate.graders import RewardWellFormedGrader as RewardWellFormedGrader
+from openenv.packaging.validate.graders import StateContractGrader as StateContractGrader
 
 export_imports(__name__)

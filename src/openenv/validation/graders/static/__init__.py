@@ -1,4 +1,4 @@
-"""Facade: the published path of `openenv.packaging.validate.graders.static`. Re-exports only."""
+"""Facade: the published path of `openenv.packaging.validate.graders`. Re-exports only."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from openenv._lazy import by_module, lazy_exports
 
 if TYPE_CHECKING:
-    from openenv.packaging.validate.graders.static import StaticManifestGrader as StaticManifestGrader
+    from openenv.packaging.validate.graders import StaticManifestGrader as StaticManifestGrader
 
     __all__: list[str]
 else:  # the same names, loaded at their first use
     __getattr__, __dir__, __all__ = lazy_exports(
-        __name__, by_module({"openenv.packaging.validate.graders.static": "StaticManifestGrader"})
+        __name__, by_module({"openenv.packaging.validate.graders": "StaticManifestGrader"})
     )

@@ -1,8 +1,8 @@
-"""Facade: the published path of `openenv.packaging.validate.graders.static.manifest`. Re-exports only."""
+"""Facade: the published path of `openenv.packaging.validate.graders`. Re-exports only."""
 
 from __future__ import annotations
 
 from openenv._lazy import export_imports
-from openenv.packaging.validate.graders.static.manifest import StaticManifestGrader as StaticManifestGrader
+from openenv.packaging.validate.graders import StaticManifestGrader as StaticManifestGrader
 
 export_imports(__name__)

@@ -1,4 +1,4 @@
-"""The checks of a package's files: they read and parse, and never import the package."""
+"""Checks of a package's files. They read and parse files, and never import the package."""
 
 from __future__ import annotations
 

@@ -37,9 +37,8 @@ from .probe import (
     step,
 )
 from .report import CheckOutcome, skipped
-from .rules import RULE, CheckEvidence, CheckFailed, CheckNotApplicable, CheckSkipped
+from .rules import RULE, CheckEvidence, CheckFailed, CheckNotApplicable, CheckSkipped, CheckStatus
 from .served_package import CLOSE_FAILED, Handles
-from .types import CheckStatus
 
 _SESSIONS = 10
 _SETTLE_S = 10.0

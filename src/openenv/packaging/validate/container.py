@@ -1,9 +1,4 @@
-"""Runs packages for their checks in containers of the local Docker engine, with the network that they declare.
-
-Without a network there is no port to publish. A helper container then shares the package's network namespace, and
-`docker exec` carries each connection into it. The helper runs our own few lines, so what the image of the package does
-with its own programs changes neither the connection nor what is measured.
-"""
+"""Build and run a package in a container, and measure its network isolation: the provider `docker`."""
 
 from __future__ import annotations
 
@@ -20,17 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from openenv.env.manifest import ExecutionDeclaration
 from openenv.errors import ProviderError, ProviderUnavailable, SandboxUnavailable, message_of
 from openenv.providers.health import quoted, wait_for_ready
 from openenv.providers.local_docker import INNER_PORT, EngineWatch, Variables, new_name, options_of, owner_labels
 from openenv.sandboxes.base import ExecResult
 from openenv.sandboxes.container_cli import ContainerCli, failure_of, find_engine
 
-from ..manifest import ExecutionDeclaration
-from ..runtime.contracts import LaunchSpec, NetworkEvidence
-from ..runtime.transport import abort_socket
-from ..types import ProviderCapability
-from . import StartupError, UnsupportedCapability
+from .recording import LaunchSpec, NetworkEvidence, abort_socket
+from .rules import ProviderCapability
+from .served_package import StartupError, UnsupportedCapability
 
 HELPER_IMAGE = "python:3.12-slim"
 SINK_TCP_PORT = 8080

@@ -10,10 +10,9 @@ import httpx2
 
 from openenv.errors import message_of
 
+from .checks_behaviour import run_check
 from .probe import Probe
-from .rules import RULES
-from .runtime_checks import run_check
-from .types import CheckStatus
+from .rules import RULES, CheckStatus
 
 _UNKNOWN = "unknown"
 _CONTROLS = ("/reset", "/step", "/state")
