@@ -217,7 +217,7 @@ def test_lint_says_how_far_checks_can_be_trusted_and_how_to_write_them(tmp_path:
         "square: shared",
         "  1  isolated   grep -q x a.txt",
         "  2  shared     python3 check.py",
-        "                it imports square, which the agent may have written",
+        "                it imports square, which is neither a data module nor a verify file",
     ]
     assert "                  - python: check.py" in table
     assert '  4  judged     ./a.out => grep -q 9 "$OUTPUT/stdout"' in table

@@ -40,18 +40,7 @@ def task(*checks: str | Check, **fields: Any) -> Task:
                 "judge": '[ "$(cat "$OUTPUT/exit_code")" = 0 ] && [ "$(cat "$OUTPUT/stdout")" = 49 ]',
             },
         ),
-        (
-            'cd app && make && [ "$(cd out && ./sq 7)" -gt -3 ]',
-            {
-                "run": "{ cd app && make && cd out; } >&2 && { ./sq 7; true; }",
-                "judge": '[ "$(cat "$OUTPUT/exit_code")" = 0 ] && [ "$(cat "$OUTPUT/stdout")" -gt -3 ]',
-            },
-        ),
         ("[ $(./a.out | wc -l) -ge 3 ]", {"run": "./a.out", "judge": '[ "$(cat "$OUTPUT/stdout" | wc -l)" -ge 3 ]'}),
-        (
-            "(cd app && ./a.out) | grep -q 3",
-            {"run": "(cd app && ./a.out)", "judge": 'cat "$OUTPUT/stdout" | grep -q 3'},
-        ),
         (
             "cc -o sq sq.c && ! ./sq | grep -q error",
             {
@@ -129,7 +118,7 @@ def test_a_reading_says_what_may_run() -> None:
     assert "imports square" in reasons[0]
     assert "./a.out" in reasons[1]
     assert "only reads data" in reasons[2]
-    assert "cannot be read" in reasons[3]
+    assert "syntax that is not read" in reasons[3]
 
 
 def test_a_task_with_a_weaker_check_than_it_asks_for_is_refused_with_the_line_and_the_better_form() -> None:

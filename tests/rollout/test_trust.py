@@ -1,4 +1,4 @@
-"""How far checks can be trusted, read without running them: what is not certain is `shared`."""
+"""Trust labels: the safe forms keep theirs, everything else is `shared`."""
 
 from __future__ import annotations
 
@@ -11,113 +11,78 @@ from openenv.rollout.agents import Shell
 from openenv.rollout.tasks.trust_levels import reaches, weakest
 from openenv.rollout.verify.trust import _DATA_MODULES, only_reads, trust_of
 from openenv.sandboxes.base import Sandboxes
+from sound_checks import FILES as SOUND_FILES
+from sound_checks import JUDGES, LINES, SHORT
 
 FILES = {
     "data.py": "import json, sys\nfrom pathlib import Path\n"
     "assert json.loads(Path('a.json').read_text()) == [1]\nsys.exit(0)\n",
     "square_check.py": "from square import square\nassert square(2) == 4\n",
-    "uses_helper.py": "import helper\nhelper.compare('a.txt', 'b.txt')\n",
-    "helper.py": "def compare(a, b):\n    assert open(a).read() == open(b).read()\n",
     "uses_bad_helper.py": "import bad_helper\n",
     "bad_helper.py": "import subprocess\nsubprocess.run(['./a.out'])\n",
-    "tests/__init__.py": "",
-    "tests/tools.py": "from os import path\n",
-    "package_check.py": "from tests.tools import path\nfrom tests import tools\n",
-    "other_package_check.py": "from tests import added\n",
-    "compare.sh": 'for name in one two; do cmp "$name.txt" "expected/$name.txt" || exit 1; done\n',
     "runs.sh": "./a.out | grep -q 42\n",
-    "bash.sh": "names=(one two)\n",
-    "tests/test_output.py": "import json\n\ndef test_it():\n    assert json.load(open('a.json')) == 1\n",
+    "compare.sh": "cmp one.txt expected.txt\n",
+    "tests/__init__.py": "",
     "tests/test_imports.py": "import tools\n",
-    "tests/test_skips.py": "import pytest\nsquare = pytest.importorskip('square')\n",
-    "tests/test_plugins.py": "pytest_plugins = ['plugin']\n",
+    "tests/test_skips.py": "import pytest\nsquare = __import__('square')\n",
     "tests/test_square.py": "from square import square\n\ndef test_it():\n    assert square(2) == 4\n",
 }
+MOST_LOST = 20
+"""Of a hundred sound checks, so many may lose their label, because their form is not in the list."""
 
 
-def trust(check: str | Check, **fields: Any) -> Trust:
+def trust(check: object, **fields: Any) -> Trust:
     task = Task.model_validate({"instruction": "x", "verify": [check], "verify_files": FILES, **fields})
     return trust_of(task.verify[0], task)[0]
 
 
-ISOLATED = [
-    "grep -qx hello greeting.txt",
-    "! grep -q TODO src/*.py",
-    "test -s out.txt && [ ! -e tmp ]",
-    '[ "$(cat answer.txt)" = 42 ]',
-    "[ $(wc -l < out.txt) -eq 3 ]",
-    "[ $(grep -c x out.txt) -gt 2 ]",
-    "diff -r out expected && cmp a b",
-    "cat a.txt | sort -u | uniq -c | head -n 1 | grep -q '3 x'",
-    "sha256sum out.bin | cut -d' ' -f1 | tr -d '\\n' | wc -c > /dev/null 2>&1",
-    "if [ -e a ]; then exit 0; elif [ -e b ]; then exit 1; else false; fi",
-    'for f in *.txt; do [ -s "$f" ] || exit 1; done',
-    'while read -r line; do echo "$line"; done < a.txt',
-    "case $(cat a.txt) in yes|y) true;; *) exit 1;; esac",
-    "same() { cmp -s $1 $2; }; same a b",
-    "( cd out && ls ) | grep -qx a",
-    "find . -name '*.txt' -size +0 | grep -q .",
-    "find ./* -newer x",
-    "sed -n '1,3p' a.txt | grep x",
-    "sed -e 's/a/b/g' -e '/x/d' a.txt",
-    "sed --sandbox '/x/,$ s/a/b/' a.txt",
-    "awk -F, -v n=3 '$1 == n || $2 > 3 { print $2 }' a.csv",
-    "jq -e '.a == 1' a.json",
-    "timeout 5 grep x a.txt",
-    "command -v gcc",
-    "x=$(cat a.txt); printf '%s\\n' \"$x\" | grep -q y",
-    "set -eu; N=3; echo $((1 + 2))",
-    "python3 data.py",
-    "python3 -I data.py with arguments",
-    "cd tests && python3 ../data.py",
-    "cd out && python3 /home/user/workdir/data.py",
-    "cd out && python3 -I -c 'import json'",
-    "check() { python3 data.py; }; check; check",
-    "python3 /home/user/workdir/data.py && python3 ~/workdir/data.py",
-    "python3 uses_helper.py",
-    "python3 package_check.py",
-    "python3 -c 'import json; assert json.load(open(\"a.json\")) == [1]'",
-    "python3 - <<'EOF'\nimport csv\nprint(list(csv.reader(open('a.csv'))))\nEOF",
-    "python3 -m json.tool a.json > /dev/null",
-    "sh compare.sh && bash -c 'grep x a.txt' && . ./compare.sh",
-    "sh -eu compare.sh one",
-    "pytest -q tests/test_output.py",
-    "python3 -m pytest -x tests/test_output.py::test_it",
-    "echo 0.5 > ~/logs/verifier/reward.txt",
-    "cat <<EOF | grep x\n$(cat a.txt)\nEOF",
-]
+def test_most_sound_checks_keep_a_label_above_shared() -> None:
+    checks: list[object] = [*LINES, *JUDGES, *SHORT]
+    assert len(checks) == 100
+    lost = [check for check in checks if trust(check, verify_files=SOUND_FILES) == "shared"]
+    assert len(lost) <= MOST_LOST, lost
 
 
-@pytest.mark.parametrize("line", ISOLATED)
-def test_a_line_that_only_reads_data_is_isolated(line: str) -> None:
-    assert trust(line) == "isolated"
+def test_lines_are_isolated_and_checks_are_judged() -> None:
+    assert {trust(line, verify_files=SOUND_FILES) for line in LINES} == {"isolated", "shared"}
+    assert {trust(check, verify_files=SOUND_FILES) for check in [*JUDGES, *SHORT]} == {"judged", "shared"}
 
 
-MAY_WRITE = ("python", "pytest", "uniq", "awk", "reward.txt")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *ISOLATED,
-        *(
-            "sort -o a.txt b.txt",
-            "cat a > b",
-            "cat a >> b",
-            "cat 3<> a",
-            "echo x >| a",
-            "sh writes.sh",
-            "sh -c 'ls > a'",
-        ),
-        *("uniq a b", "xxd a b", "awk '{ print > \"b\" }' a", "sed -n 'w b' a", "tee a < b", "touch a", "./a.out"),
-    ],
-)
-def test_a_line_that_leaves_all_as_it_was_is_told_from_one_that_may_not(line: str) -> None:
-    task = Task(instruction="x", verify=(line,), verify_files={**FILES, "writes.sh": "cat a > b\n"})
-    assert only_reads(line, task) == (line in ISOLATED and not any(word in line for word in MAY_WRITE))
+def test_a_line_that_leaves_its_sandbox_as_it_was_is_told_from_one_that_may_write() -> None:
+    task = Task(instruction="x", verify=("true",), verify_files=SOUND_FILES)
+    assert only_reads("sort out.txt | cmp - expected.txt", task)
+    assert only_reads("sh compare.sh", task)
+    for line in (
+        "python3 score.py",
+        "python3 check.py",
+        "echo 1 > ~/logs/verifier/reward.txt",
+        "./a.out",
+        "echo x > a",
+    ):
+        assert not only_reads(line, task)
 
 
 SHARED = [
+    # forms outside the list: sound or not, they are `shared`
+    "if [ -e a ]; then exit 0; fi",
+    'for f in *.txt; do [ -s "$f" ] || exit 1; done',
+    "case $(cat a.txt) in yes) true;; esac",
+    "same() { cmp -s $1 $2; }; same a b",
+    "find . -name '*.txt' -size +0",
+    "sed -n '1,3p' a.txt",
+    "awk -F, '$1 > 3' a.csv",
+    "jq -e '.a == 1' a.json",
+    "timeout 5 grep x a.txt",
+    "cd out && grep x a.txt",
+    'grep "$(cat pattern.txt)" a.txt',
+    "grep -f pattern.txt a.txt",
+    'test "$(cat a.txt)" = "$x"',
+    "cat $(cat names.txt)",
+    "ls *",
+    "[ -f a.txt -o -f b.txt ]",
+    "xxd a.txt b.txt",
+    "echo x > a.txt",
+    "tee a.txt < b.txt",
     # the agent's programs and modules
     "./a.out",
     '[ "$(./a.out)" = 3 ]',
@@ -192,6 +157,11 @@ SHARED = [
     "python3 -c 'import json; json.__loader__'",
     "python3 -c 'getattr(1, \"x\")'",
     "python3 -c 'import json, importlib'",
+    "python3 -c 'import os as o; o.system(1)'",
+    "python3 -c 'import os.path; os.system(1)'",
+    'python3 -c \'open("data.py", "w").write(open("a.py").read())\'',
+    'python3 -c \'from pathlib import Path; Path("data.py").write_text("x")\'',
+    'python3 -c \'from pathlib import Path; Path("data.py").open("w")\'',
     "python3 -c 'from . import x'",
     "pytest tests/test_skips.py",
     "pytest tests/test_plugins.py",
@@ -237,52 +207,59 @@ SHARED = [
     "((x++))",
     "echo 'no end",
     "if true; then",
-    "true &&",
     "a ) b",
     "cat <<EOF\nno end",
 ]
 
 
 @pytest.mark.parametrize("line", SHARED)
-def test_a_line_that_may_run_something_of_the_agents_is_shared(line: str) -> None:
+def test_a_line_outside_the_safe_forms_is_shared(line: str) -> None:
     assert trust(line) == "shared"
 
 
 def test_deep_nesting_is_not_read_and_does_not_crash() -> None:
     assert trust("(" * 500 + "ls" + ")" * 500) == "shared"
-    assert trust("echo " + "$(" * 300 + "ls" + ")" * 300) == "shared"
     assert trust("`" * 999) == "shared"
     assert trust("python3 -c '" + "(" * 5000 + "'") == "shared"
+    assert trust("python3 -c '" + "x." * 5000 + "y'") == "shared"
+    assert trust("sh loop.sh", verify_files={"loop.sh": "sh loop.sh\n"}) == "shared"
 
 
-def test_pytest_is_shared_where_a_setup_may_have_left_its_configuration() -> None:
-    line = "pytest tests/test_output.py"
-    assert trust(line) == "isolated"
-    assert trust(line, setup=["git clone x ."]) == "shared"
-    assert trust(line, files={"conftest.py": "import app"}) == "shared"
-
-
-JUDGED = [
-    Check(run="python3 add.py < 1.in", judge='diff "$OUTPUT/stdout" 1.out'),
-    Check(run="./a.out", judge='[ "$(cat "$OUTPUT/stdout")" = 42 ]'),
-    Check(run="./a.out", judge='python3 data.py "$OUTPUT/stdout"'),
-    Check(run="./a.out", judge="python3 -m pytest -q tests/test_output.py"),
-    Check(run="./a.out", judge='cat "$OUTPUT/stdout" | python3 data.py'),
-    Check(run="./a.out", judge='sh compare.sh "$OUTPUT/files"', keep=("x",)),
-    Check(run="./a.out bad.json", judge='[ "$(cat "$OUTPUT/exit_code")" = 1 ]'),
-    Check(run="pytest", judge='[ "$(cat "$OUTPUT/exit_code")" = 0 ] && grep -q 42 "$OUTPUT/stdout"'),
-    Check(run="true", judge="node judge.js"),
-    Check(run="node app.js", judge='sh -c "curl -sf $URL/health" | grep -qx ok && python3 data.py $URL', port=3000),
-    Check(run="node app.js", judge='curl -sf "$URL/health" | grep -qx ok', port=3000),
-]
-
-
-@pytest.mark.parametrize("check", JUDGED, ids=str)
-def test_a_check_is_judged(check: Check) -> None:
-    assert trust(check) == "judged"
+def test_pytest_is_shared_if_a_setup_may_have_left_its_configuration() -> None:
+    line, files = "pytest tests/test_output.py", {"tests/test_output.py": SOUND_FILES["tests/test_output.py"]}
+    assert trust(line, verify_files=files) == "isolated"
+    assert trust(line, verify_files=files, setup=["git clone x ."]) == "shared"
+    assert trust(line, verify_files=files, files={"conftest.py": "import app"}) == "shared"
+    assert trust(line, verify_files={**files, "conftest.py": "import app"}) == "shared"
 
 
 RUNS_OUTPUT = [
+    # evaluate, load, import or copy the agent's data
+    "python3 -c 'from sympy import sympify; assert sympify(open(\"x\").read()) == 4'",
+    "python3 -c 'import pandas; pandas.read_pickle(\"x\")'",
+    "python3 -c 'import numpy; numpy.load(\"x\", allow_pickle=True)'",
+    "python3 -c 'import yaml; yaml.load(open(\"x\"), yaml.Loader)'",
+    'python3 -c \'import ast; compile(open("x").read(), "x", "exec")\'',
+    'python3 -c \'import shutil; shutil.copy("x", "y")\'',
+    'python3 -c \'import sqlite3; sqlite3.connect("x").executescript(open("y").read())\'',
+    'awk -f "$OUTPUT/files/check.awk" expected.txt',
+    'awk "$(cat "$OUTPUT/stdout")"',
+    'x=$(cat "$OUTPUT/stdout"); [ $((x)) -eq 4 ]',
+    '[ $(cat "$OUTPUT/stdout") -eq 4 ]',
+    'sqlite3 db < "$OUTPUT/files/query.sql"',
+    'sed -f "$OUTPUT/files/x.sed" expected.txt',
+    'jq -f "$OUTPUT/files/x.jq" data.json',
+    'bc < "$OUTPUT/stdout"',
+    'xargs -a "$OUTPUT/stdout" echo',
+    'grep -f "$OUTPUT/files/patterns" expected.txt',
+    'grep -q "$(cat "$OUTPUT/stdout")" expected.txt',
+    'unzip "$OUTPUT/files/a.zip"',
+    'tee data.py < "$OUTPUT/stdout"',
+    'cat "$OUTPUT/stdout" > data.py; python3 data.py',
+    # believe what a test runner beside the agent's code wrote
+    '[ "$(cat "$OUTPUT/exit_code")" = 0 ]',
+    'grep -qx 0 "$OUTPUT/exit_code"',
+    "node judge.js",
     'sh "$OUTPUT/files/x.sh"',
     '"$OUTPUT/files/a.out"',
     'python3 "$OUTPUT/files/a.py"',
@@ -314,19 +291,28 @@ RUNS_OUTPUT = [
 
 
 @pytest.mark.parametrize("judge", RUNS_OUTPUT)
-def test_a_judge_that_runs_what_the_agent_left_is_shared(judge: str) -> None:
+def test_a_judge_that_runs_evaluates_or_believes_the_agents_output_is_shared(judge: str) -> None:
     files = {
         "runs_argument.sh": '"$1" | grep x',
         "loads.py": "import os\nexec(open(os.environ['OUTPUT'] + '/stdout').read())",
         "starts.py": "import os, subprocess\nsubprocess.run([os.environ['OUTPUT'] + '/files/a.out'])",
+        "junit.py": "import xml.etree.ElementTree as tree\nassert tree.parse('x').getroot().get('failures') == '0'\n",
     }
     check = Check(run="./a.out", judge=judge, keep=("x",))
     assert trust(check, verify_files={**FILES, **files}) == "shared"
     assert trust(check.model_copy(update={"files": files})) == "shared"
 
 
-@pytest.mark.parametrize("run", ["pytest tests", "python3 -m unittest", "make check", "python3 square_check.py"])
-def test_the_exit_code_of_tests_beside_the_agents_code_is_the_agents_word(run: str) -> None:
+def test_a_changed_judge_of_cases_is_not_ours() -> None:
+    task = Task.model_validate({"instruction": "x", "verify": [SHORT[0]]})
+    check = task.verify[0]
+    assert isinstance(check, Check)
+    changed = {**check.files, ".checks/judge.sh": check.files[".checks/judge.sh"] + 'sh "$results/x"\n'}
+    assert (trust(check), trust(check.model_copy(update={"files": changed}))) == ("judged", "shared")
+
+
+@pytest.mark.parametrize("run", ["pytest tests", "python3 -m unittest", "make check", "./a.out"])
+def test_an_exit_code_alone_is_the_agents_choice(run: str) -> None:
     assert trust(Check(run=run, judge='[ "$(cat "$OUTPUT/exit_code")" = 0 ]')) == "shared"
 
 
@@ -344,7 +330,7 @@ CANARY = "import os\nos.write(2, b'CANARY')\n"
 
 
 @pytest.mark.slow
-def test_lines_that_are_isolated_run_nothing_of_an_agent_that_plants_code_everywhere(local: Sandboxes) -> None:
+def test_isolated_lines_run_nothing_of_an_agent_that_plants_code_everywhere(local: Sandboxes) -> None:
     names = {"helper", "tools", "pytest", "conftest", "sitecustomize", "usercustomize", "posixpath", "encodings"}
     names |= {module.partition(".")[0] for module in _DATA_MODULES} - {"os", "sys"}
     program = "#!/bin/sh\necho CANARY >&2\n"
@@ -357,11 +343,12 @@ def test_lines_that_are_isolated_run_nothing_of_an_agent_that_plants_code_everyw
         "for d in helper json out/json tests/json tests/tests xml; do mkdir -p $d; cp canary.py $d/__init__.py; done",
         "for p in a.out grep cat python3 sh sort jq; do for d in . out bin; do cp program $d/$p; done; done",
         "chmod -R 755 .; printf '[pytest]\\naddopts = -p canary\\n' | tee pytest.ini out/pytest.ini > tests/pytest.ini",
-        "echo '[1]' > a.json; touch a.txt b.txt one.txt answer.txt out.txt -- -delete -exec",
+        "echo '[1]' > out.json; touch a.txt b.txt one.txt answer.txt out.txt -- -delete -exec",
         "ln -s tests link; ln -s data.py greeting.txt; ln -s . here",
     ]
     agent = Shell(["cat > canary.py <<'END'\n" + CANARY + "END", f"cat > program <<'END'\n{program}END", *plant])
-    task = Task(instruction="x", verify=tuple(ISOLATED), verify_files=FILES, verify_timeout_s=60)
+    lines = tuple(line for line in LINES if trust(line, verify_files=SOUND_FILES) == "isolated")
+    task = Task(instruction="x", verify=lines, verify_files=SOUND_FILES, verify_timeout_s=60)
     outcome = run_rollout(task, agent=agent, sandbox=local)
     assert outcome.status == "ok"
     assert {result.trust for result in outcome.verify_results} == {"isolated"}

@@ -164,10 +164,13 @@ def case_check(
         files[f"{_CASES}/{number}.in"] = case.stdin
         if case.stdout is not None:
             files[f"{_CASES}/{number}.out"] = case.stdout
-    files[f"{_CASES}/judge.sh"] = _judge_script(cases, compare, partial=partial)
+    codes = ("any" if case.exit_code is None else str(case.exit_code) for case in cases)
+    files[f"{_CASES}/expected"] = "".join(f"{number} {code}\n" for number, code in enumerate(codes, 1))
+    files[f"{_CASES}/options"] = f"{compare} {'partial' if partial else 'all'}\n"
+    files[f"{_CASES}/judge.sh"] = JUDGE_SCRIPT
     return Check(
         run=f"sh {_CASES}/run.sh",
-        judge=f"sh {_CASES}/judge.sh",
+        judge=CASES_JUDGE,
         keep=(f"{_CASES}/results",),
         needs=(f"{_CASES}/run.sh", f"{_CASES}/*.in"),
         files=files,
@@ -188,36 +191,38 @@ def _run_script(run: str, cases: tuple[Case, ...], build: str | None, case_timeo
     return "\n".join([*lines, "exit 0", ""])
 
 
-_SAME = {
-    "exact": 'cmp -s "$1" "$2"',
-    "lines": '[ "$(sed \'s/[[:space:]]*$//\' "$1")" = "$(sed \'s/[[:space:]]*$//\' "$2")" ]',
-    "words": "[ \"$(tr -s '[:space:]' '\\n' < \"$1\" | sed '/^$/d')\" = "
-    "\"$(tr -s '[:space:]' '\\n' < \"$2\" | sed '/^$/d')\" ]",
+CASES_JUDGE = f"sh {_CASES}/judge.sh"
+JUDGE_SCRIPT = r"""# Compares the outputs of all cases. Cases and options are data: all tasks have this very script.
+results=$OUTPUT/files/.checks/results
+read -r compare partial < .checks/options
+passed=0 count=0
+same() {
+  [ -f "$1" ] || return 1
+  case $compare in
+  exact) cmp -s "$1" "$2" ;;
+  lines) [ "$(sed 's/[[:space:]]*$//' "$1")" = "$(sed 's/[[:space:]]*$//' "$2")" ] ;;
+  words) [ "$(tr -s '[:space:]' '\n' < "$1" | sed '/^$/d')" = "$(tr -s '[:space:]' '\n' < "$2" | sed '/^$/d')" ] ;;
+  *) return 1 ;;
+  esac
 }
-
-
-def _judge_script(cases: tuple[Case, ...], compare: Compare, *, partial: bool) -> str:
-    lines = [
-        f'results="$OUTPUT/files/{_CASES}/results"',
-        "passed=0",
-        f'same() {{ [ -f "$1" ] && {_SAME[compare]}; }}',
-        "judge() {",
-        '  code=$(cat "$results/$1.exit_code" 2> /dev/null)',
-        '  if [ "$2" != any ] && [ "$code" != "$2" ]; then',
-        '    echo "case $1: exit code ${code:-none}, expected $2"',
-        f'  elif [ -e "{_CASES}/$1.out" ] && ! same "$results/$1.stdout" "{_CASES}/$1.out"; then',
-        '    echo "case $1: unexpected output"',
-        "  else",
-        "    passed=$((passed + 1))",
-        "  fi",
-        "}",
-    ]
-    for number, case in enumerate(cases, 1):
-        lines.append(f"judge {number} {'any' if case.exit_code is None else case.exit_code}")
-    lines.append(f'echo "$passed of {len(cases)} cases are right"')
-    if partial:
-        lines.append(f'awk "BEGIN {{ print $passed / {len(cases)} }}" > "$HOME/logs/verifier/reward.txt"')
-    return "\n".join([*lines, f'[ "$passed" = {len(cases)} ]', ""])
+while read -r number expected; do
+  count=$((count + 1))
+  code=$(cat "$results/$number.exit_code" 2> /dev/null)
+  if [ "$expected" != any ] && [ "$code" != "$expected" ]; then
+    echo "case $number: exit code ${code:-none}, expected $expected"
+  elif [ -e ".checks/$number.out" ] && ! same "$results/$number.stdout" ".checks/$number.out"; then
+    echo "case $number: unexpected output"
+  else
+    passed=$((passed + 1))
+  fi
+done < .checks/expected
+echo "$passed of $count cases are right"
+if [ "$partial" = partial ]; then
+  awk "BEGIN { print $passed / $count }" > "$HOME/logs/verifier/reward.txt"
+fi
+[ "$count" -gt 0 ] && [ "$passed" = "$count" ]
+"""
+"""The judge of every `case_check`. A judge with exactly this text is `judged`, see `verify/trust.py`."""
 
 
 @validate_call
