@@ -198,7 +198,7 @@ def run(
     """
     from openenv.providers.ray_cluster import RayCluster
     from openenv.rollout.agents.base import agent as driver
-    from openenv.rollout.capture.model_call import check_endpoint
+    from openenv.rollout.capture.endpoint_check import check_endpoint
     from openenv.rollout.run.batch import run_many
     from openenv.rollout.tasks.task_folders import load_tasks
 

@@ -12,7 +12,7 @@ import pytest
 
 from openenv.rollout.capture import CaptureServer
 from openenv.rollout.capture.captured_rollout import EXHAUSTED
-from openenv.rollout.capture.model_call import plausible_tokens
+from openenv.rollout.capture.stream_tap import plausible_tokens
 from openenv.rollout.tasks.task import Budget
 
 STOPPED = {"role": "assistant", "content": EXHAUSTED}

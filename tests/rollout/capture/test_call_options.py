@@ -138,7 +138,7 @@ def test_an_engine_with_ids_for_whole_answers_only_is_asked_for_those_and_the_ag
 def test_an_agent_that_waits_for_such_a_stream_gets_comments(
     agent: Any, engine: Any, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openenv.rollout.capture.model_call.PING_S", 0.05)
+    monkeypatch.setattr("openenv.rollout.capture.answer_relay.PING_S", 0.05)
     good = fake.vllm([5])
 
     def respond(request: Any) -> Any:

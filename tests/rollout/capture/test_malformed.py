@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from openenv.rollout.capture import export, read
 from openenv.rollout.capture.dialects import BRIDGES, DIALECTS
 from openenv.rollout.capture.dialects.dialect import MALFORMED
-from openenv.rollout.capture.model_call import StreamTap
 from openenv.rollout.capture.records import Recorder
+from openenv.rollout.capture.stream_tap import StreamTap
 
 KEYS = [
     "choices",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from openenv.rollout import Check, Task
-from openenv.rollout.capture import model_call
+from openenv.rollout.capture import call_request
 from openenv.rollout.run.engine import EngineOptions
 from openenv.rollout.run.phases import ModelAccess, PhaseFailed, RolloutRun
 from openenv.rollout.verify import judged_checks, lookups, verify_lines, worktree, worktree_guard
@@ -150,12 +150,12 @@ def no_control_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def every_parameter_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    allow = model_call.allow
+    allow = call_request.allow
     every = frozenset({"grammar"})
     monkeypatch.setattr(
-        model_call, "allow", lambda name, body, *, engine, may_set: allow(name, body, engine=engine, may_set=every)
+        call_request, "allow", lambda name, body, *, engine, may_set: allow(name, body, engine=engine, may_set=every)
     )
-    monkeypatch.setattr(model_call, "steering", lambda *args: [])
+    monkeypatch.setattr(call_request, "steering", lambda *args: [])
 
 
 def the_network_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,12 +24,15 @@ import contextlib
 from openenv.errors import CaptureError
 
 from ..tasks.model_parameters import asked_limit
+from .answer_relay import send_final_answer
+from .call_parts import Services
+from .call_request import CallRequest
 from .captured_rollout import CapturedRollout, RolloutRegistry
 from .dialects import BRIDGES, DIALECTS, Route, route
 from .dialects.dialect import MALFORMED, AgentDialect
 from .encoding import Json, loads
 from .inbound import AgentReply, AgentRequest, RequestRefused
-from .model_call import CallRequest, ProxiedCall, Services, send_final_answer
+from .model_call import ProxiedCall
 from .records import ITEM_LISTS, JournalFull, RecordsTooLarge
 
 MAX_ACTIVE_CALLS = 64

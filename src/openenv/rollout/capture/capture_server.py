@@ -36,11 +36,12 @@ from ..scratch import scratch
 from ..tasks.task import Budget, Model
 from . import export
 from .agent_routes import AgentRoutes
+from .call_parts import Services
 from .captured_rollout import CapturedRollout, EndpointTraits, RolloutRegistry, Spending, Stats, key_digest
 from .control_routes import AdminRoutes, ControlRoutes, is_admin_path
+from .endpoint_check import ask_endpoint
 from .inbound import AgentReply, AgentRequest, InboundLimits
 from .listener import ProxyListener
-from .model_call import Services, ask_endpoint
 from .outbound import Endpoints
 from .records import FILE, Call, JournalFull, Recorder, Recording, read
 from .training_trace import RolloutTurn, Sequence

@@ -1,6 +1,6 @@
-"""What an endpoint's error says about a parameter of the request, as the one change with which to ask again.
+"""Repairs of refused requests: the one change that an endpoint's error asks for.
 
-Providers turn down parameters that others need, model by model, and say so in texts of their own:
+Providers refuse parameters that others require, model by model, each with its own error text:
 
     Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.
     Unsupported value: 'temperature' does not support 0 with this model.      (code: unsupported_value)
@@ -9,22 +9,37 @@ Providers turn down parameters that others need, model by model, and say so in t
     `temperature` is deprecated for this model.
     Setting 'max_tokens' and 'max_completion_tokens' at the same time is not supported.
 
-A parameter counts only where the text names it as one: a request must not be changed on a guess.
+A parameter counts only if the text clearly names it as one: a request must not be changed on a guess.
+
+Decides what to change; `call_request`, `engine_client` and `engine_probe` apply it and send again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from .encoding import Json
 
-KEPT = frozenset({"model", "messages", "input", "stream", "tools", "tool_choice"})
-"""What a request cannot do without: an error about these is one that the caller must see."""
+REQUIRED = frozenset({"model", "messages", "input", "stream", "tools", "tool_choice"})
+"""Parameters that are never changed: the caller must see an error about them."""
 MAX_FIXES = 6
-"""How many changes are worth trying."""
+"""The number of changes to try."""
+
+# Engines differ in the parameters that they accept, and there is no way to ask. The proxy sends what the capture needs,
+# and leaves out a parameter that an error names. For example, vLLM with `--max-logprobs 0`:
+#     400 {"message": "Requested sample logprobs of 5, which is greater than max allowed: 0"}
+# This has the word "logprobs": `top_logprobs` goes first, because `logprobs` alone may be accepted.
+_FORCED = (
+    ("return_token_ids", ("return_token_ids",)),
+    ("logprobs", ("top_logprobs", "logprobs")),
+    ("stream_options", ("stream_options",)),
+    ("chat_template_kwargs", ("chat_template_kwargs",)),
+    ("max_completion_tokens", ("max_tokens",)),
+)
+"""A word in a complaint, and the parameters to leave out then, in this order."""
 _NAME = r"([A-Za-z0-9_.]+)"
 _IN_QUOTES = rf"['`]{_NAME}['`]"
 _UNKNOWN = re.compile(rf"unrecognized request argument supplied:\s*{_NAME}", re.IGNORECASE)
@@ -36,10 +51,10 @@ _BOTH = re.compile(rf"setting {_IN_QUOTES} and {_IN_QUOTES}.*?(?:not supported|c
 _CODES = ("unsupported_parameter", "unsupported_value", "unknown_parameter")
 _OPENINGS = ("Unsupported parameter", "Unsupported value", "Unknown parameter")
 _OLDER = {"max_tokens": "max_completion_tokens", "functions": "tools", "function_call": "tool_choice"}
-"""Parameters with a newer name: of the two, the older one goes."""
+"""Parameters with a newer name; the older one is dropped if the endpoint refuses both together."""
 NO_LOGPROBS = "you are not allowed to request logprobs from this model"
 _CONSEQUENCES = {
-    "reasoning_effort": "the model's reasoning is off, which this endpoint demands for tools: agents may stop early",
+    "reasoning_effort": "the model's reasoning is off, which this endpoint requires for tools: agents may stop early",
     "temperature": "the agent's temperature does not reach the model: the endpoint's default counts",
     "top_p": "the agent's top_p does not reach the model: the endpoint's default counts",
     "top_k": "the agent's top_k does not reach the model: the endpoint's default counts",
@@ -54,15 +69,17 @@ class ParamFix:
     replacement: str = ""
     """Its new name."""
     value: str | None = None
-    """What it is set to."""
+    """Its new value."""
 
     @property
     def action(self) -> str:
         """Return `set`, `rename` or `drop`."""
-        return "set" if self.value is not None else "rename" if self.replacement else "drop"
+        if self.value is not None:
+            return "set"
+        return "rename" if self.replacement else "drop"
 
     def apply(self, body: Json) -> bool:
-        """Change a request in place; False where that makes no difference."""
+        """Change a request in place; return whether that makes a difference."""
         if self.value is not None:
             changes = body.get(self.param) != self.value
             body[self.param] = self.value
@@ -84,10 +101,10 @@ class ParamFix:
 
 
 def diagnose(body: Any) -> ParamFix | None:
-    """Return the change that an error asks for; None where it asks for none.
+    """Return the change that an error asks for; None if it asks for none.
 
     Args:
-        body: The error's body: an object as OpenAI has it, or text.
+        body: The error's body: an object in OpenAI's form, or text.
     """
     error = body.get("error", body) if isinstance(body, dict) else body
     if isinstance(error, str):
@@ -102,7 +119,7 @@ def diagnose(body: Any) -> ParamFix | None:
         older = next((name for name, other in (both.groups(), both.groups()[::-1]) if _OLDER.get(name) == other), None)
         return None if older is None else ParamFix(older)
     demanded = _SET_TO.search(message)
-    if demanded is not None and demanded[1] not in KEPT:
+    if demanded is not None and demanded[1] not in REQUIRED:
         return ParamFix(demanded[1], value=demanded[2])
     unknown = _UNKNOWN.search(message)
     if unknown is not None:
@@ -114,20 +131,44 @@ def diagnose(body: Any) -> ParamFix | None:
     return None if turned_down is None else _change(turned_down[1], message)
 
 
+def next_fix(status: int, error: Any, request: Json, *, applied: Collection[ParamFix]) -> ParamFix | None:
+    """Return the change to try after a refusal; None if the caller must see the error.
+
+    Args:
+        status: The status of the refusal.
+        error: Its body, as for `diagnose`.
+        request: The refused request, which stays as it is.
+        applied: The changes that are in the request already.
+    """
+    # 403 is about the key, with one exception: an endpoint that gives log-probabilities to some keys only.
+    is_refusal = status == 400 or (status == 403 and NO_LOGPROBS in str(error).lower())
+    if not is_refusal or len(applied) >= MAX_FIXES:
+        return None
+    fix = diagnose(error)
+    return fix if fix is not None and fix not in applied and fix.apply(dict(request)) else None
+
+
+def forced_parameters_named(complaint: str) -> Iterator[str]:
+    """Yield the parameters of the capture that an error may be about, in the order in which to leave them out."""
+    for word, parameters in _FORCED:
+        if word in complaint:
+            yield from parameters
+
+
 def _change(name: str, message: str) -> ParamFix | None:
-    if not name or name in KEPT:
+    if not name or name in REQUIRED:
         return None
     instead = _INSTEAD.search(message)
     # "use 'temperature' instead" in an error about `temperature` means another value.
-    replacement = instead[1] if instead is not None and instead[1] not in KEPT | {name} else ""
+    replacement = instead[1] if instead is not None and instead[1] not in REQUIRED | {name} else ""
     return ParamFix(name, replacement)
 
 
 def behaviour_warnings(fixes: Iterable[Any] | None) -> list[str]:
-    """Return what changes mean for what the model does; those that only rename mean nothing.
+    """Return a warning for each change that affects the model's behaviour.
 
     Args:
-        fixes: `ParamFix`es, or their texts.
+        fixes: `ParamFix` objects, or their texts.
     """
     warnings = []
     for fix in fixes or ():

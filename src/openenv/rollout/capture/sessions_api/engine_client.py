@@ -6,22 +6,21 @@ For code that asks an endpoint itself. The capture server's calls go through `mo
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import logging
 import weakref
 from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from openenv.protocol.backoff import Backoff
-
 from ...tasks.model_parameters import NEUTRAL_SAMPLING, finite_number
+from ..answer_relay import RESPONSE_LIMIT
 from ..dialects.chat_over_anthropic import NATIVE_REQUEST, anthropic_request, anthropic_response
 from ..dialects.dialect import as_dict, as_list, dicts_in
 from ..encoding import Json, dumps, load_object, loads
-from ..model_call import ATTEMPTS, RESPONSE_LIMIT
 from ..outbound import EndpointError, EndpointResponse, Endpoints
-from ..parameter_fixes import MAX_FIXES, NO_LOGPROBS, ParamFix, diagnose
+from ..parameter_fixes import ParamFix, next_fix
+from ..retries import RetryPolicy
 from ..upstream_errors import UpstreamHTTPError, UpstreamTimeoutError, UpstreamTransportError
 
 log = logging.getLogger("openenv.rollout.capture")
@@ -29,8 +28,7 @@ log = logging.getLogger("openenv.rollout.capture")
 PROVIDERS = ("openai", "anthropic", "hf", "vllm")
 CAPTURE_LEVELS = ("tokens", "logprobs", "text")
 TIMEOUT_S = 900.0
-RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})
-RETRY_AFTER_LIMIT_S = 60.0
+_RETRIES = RetryPolicy(first_pause_s=2.0, longest_wait_s=60.0)
 _ID_PREFIX = "token_id:"
 
 
@@ -179,17 +177,11 @@ class InferenceClient:
             try:
                 return normalize_response(await self._post("/chat/completions", body))
             except UpstreamHTTPError as exc:
-                change = self._fix(exc)
-                if change is None or not change.apply(body):
+                change = next_fix(exc.status_code, exc.body, body, applied=self.param_fixes)
+                if change is None:
                     raise
+                change.apply(body)
                 self.param_fixes.append(change)
-
-    def _fix(self, error: UpstreamHTTPError) -> ParamFix | None:
-        is_refusal = error.status_code == 400 or (error.status_code == 403 and NO_LOGPROBS in str(error.body).lower())
-        if not is_refusal or len(self.param_fixes) >= MAX_FIXES:
-            return None
-        fix = diagnose(error.body)
-        return None if fix in self.param_fixes else fix
 
     def note_refused(self, parameters: Collection[str]) -> None:
         """Leave out what the endpoint was found to turn down.
@@ -220,17 +212,15 @@ class InferenceClient:
             endpoints.close()
 
     async def _post(self, path: str, body: Json) -> Json:
-        """Ask, again where that may help."""
-        backoff = Backoff(first_pause_s=2.0)
-        for attempt in range(1, ATTEMPTS + 1):
+        """Send a request, again if that may help."""
+        for attempt in itertools.count(1):
             response, data = await self._send("POST", path, dumps(body))
-            if response.status not in RETRIED or attempt == ATTEMPTS:
-                break
-            delay_s = backoff.pause_s(attempt - 1)
-            with contextlib.suppress(ValueError):
-                delay_s = max(0.0, float(response.headers.get("retry-after", "")))
-            await asyncio.sleep(min(delay_s, RETRY_AFTER_LIMIT_S))
-        return _parsed(response, data)
+            retry_after = response.headers.get("retry-after", "")
+            pause_s = _RETRIES.pause_s(attempt, status=response.status, retry_after=retry_after)
+            if 200 <= response.status < 300 or pause_s is None:
+                return _parsed(response, data)
+            await asyncio.sleep(pause_s)
+        raise AssertionError("unreachable")
 
     async def _send(self, method: str, path: str, body: bytes) -> tuple[EndpointResponse, bytes]:
         endpoints = self._endpoints.setdefault(asyncio.get_running_loop(), Endpoints())

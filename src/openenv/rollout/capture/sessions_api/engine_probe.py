@@ -23,7 +23,7 @@ from openenv import settings
 from ...tasks.model_parameters import finite_number
 from ..dialects.dialect import as_dict, as_list, dicts_in
 from ..encoding import Json, load_object
-from ..parameter_fixes import MAX_FIXES, NO_LOGPROBS, ParamFix, behaviour_warnings, diagnose
+from ..parameter_fixes import ParamFix, behaviour_warnings, next_fix
 from .capture_checks import check_upstream_response
 from .engine_client import PROVIDERS, auth_headers, normalise_engine_base, normalize_response, openai_api_base
 
@@ -126,10 +126,10 @@ class _Endpoint:
                 return self.ask("/chat/completions", body)
             except urllib.error.HTTPError as exc:
                 text = exc.read()[:2000].decode("utf-8", "replace")
-                is_refusal = exc.code == 400 or (exc.code == 403 and NO_LOGPROBS in text.lower())
-                change = diagnose(load_object(text) or text) if is_refusal and len(fixes) < MAX_FIXES else None
-                if change is None or not change.apply(body):
+                change = next_fix(exc.code, load_object(text) or text, body, applied=fixes)
+                if change is None:
                     raise OSError(f"HTTP {exc.code}: {text[:300]}") from None
+                change.apply(body)
                 fixes.append(change)
 
 

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Iterable
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from ..answer_relay import PING_S
 from ..dialects import AGENT_DIALECTS
 from ..dialects.dialect import as_dict, dicts_in
 from ..encoding import STREAM_DONE, Json, event_bytes, load_object
-from ..model_call import PING_S
 from .detection import APIType
 from .transformers import BaseTransformer
 

@@ -31,13 +31,13 @@ from typing import Any
 
 from ...tasks.task import Budget, Model
 from ..agent_routes import AgentRoutes
+from ..call_parts import Services
 from ..capture_server import Capture, CaptureOptions, CaptureServer
 from ..captured_rollout import CapturedRollout, EndpointTraits, RolloutRegistry
 from ..control_routes import is_admin_path
 from ..dialects import AGENT_DIALECTS, Route
 from ..encoding import Json
 from ..inbound import AgentReply, AgentRequest, RequestRefused
-from ..model_call import Services
 from ..upstream_errors import UpstreamError
 from .capture_sessions import CaptureSession, SessionRegistry
 from .detection import detect

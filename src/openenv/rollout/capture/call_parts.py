@@ -1,0 +1,111 @@
+"""What the steps of one model call share: `CallParts`, with the call's account and records in `CallLedger`.
+
+Knows the rollout's budget and its records. Knows nothing of the endpoint's answers or of the agent's connection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .call_request import CallRequest, PreparedRequest
+from .captured_rollout import CapturedRollout
+from .encoding import Json
+from .inbound import AgentReply
+from .outbound import EndpointResponse, Endpoints
+from .records import CallRecorder, JournalFull
+from .retries import RetryPolicy
+
+PASSED_HEADERS = frozenset({"retry-after", "retry-after-ms", "x-request-id", "request-id"})
+"""The endpoint's headers that the agent may see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What all calls of a capture server share."""
+
+    endpoints: Endpoints
+    policy_header: str
+    backoff_s: float = 0.5
+
+    @property
+    def retries(self) -> RetryPolicy:
+        """When a call is sent again."""
+        return RetryPolicy(first_pause_s=self.backoff_s)
+
+
+class CallLedger:
+    """The account of one call: its tokens in the rollout's budget, its attempts, and its end in the records.
+
+    Raises:
+        JournalFull: The request could not be recorded.
+        RecordsTooLarge: The records have no room for the request.
+    """
+
+    def __init__(self, rollout: CapturedRollout, request: CallRequest, prepared: PreparedRequest) -> None:
+        self._rollout = rollout
+        self._prepared = prepared
+        self.recorder: CallRecorder = rollout.recorder.begin(prepared.facts(), request.body, prepared.body)
+        self.tokens = 0
+        """The number of tokens that were sampled so far."""
+        self.attempts = 0
+        self.policy: str | None = None
+        """The version of the policy that answered."""
+        self.is_settled = False
+
+    @property
+    def unspent(self) -> int:
+        """Return how many more tokens the call may sample; 0 if it has no limit."""
+        return max(0, (self._prepared.limit or 0) - self.tokens)
+
+    def count(self, tokens: int) -> None:
+        """Set the number of sampled tokens, in the rollout's account as well."""
+        self._rollout.spending.completion_tokens += tokens - self.tokens
+        self.tokens = tokens
+
+    def settle(self, how: str, error: Json | None = None) -> None:
+        """Record the call's end, before the agent can see it; only the first time counts.
+
+        Raises:
+            JournalFull: The end could not be recorded.
+        """
+        if self.is_settled:
+            return
+        self.is_settled = True
+        rollout = self._rollout
+        # The endpoint was asked for a whole answer, and the call ended before it came. The endpoint sampled, and nobody
+        # knows how much: the full limit is charged, so that agents gain nothing from hanging up.
+        is_unseen = not self._prepared.is_streamed and self.attempts and not self.tokens
+        if how in ("agent_gone", "budget", "revoked") and is_unseen:
+            rollout.spending.unseen_tokens += self._prepared.limit or 0
+        facts: Json = {"attempts": self.attempts, "tokens": self.tokens}
+        if error is not None and how not in ("agent_gone", "cancelled"):
+            facts["error"] = error
+        if self.policy is not None:
+            facts["policy"] = self.policy
+        try:
+            self.recorder.end(how, facts)
+        except JournalFull:
+            how = "record_failed"
+            raise
+        finally:
+            rollout.call_ended(how)
+
+
+@dataclass(frozen=True, slots=True)
+class CallParts:
+    """The parts of one call, for the steps that it passes."""
+
+    services: Services
+    rollout: CapturedRollout
+    request: CallRequest
+    prepared: PreparedRequest
+    ledger: CallLedger
+    reply: AgentReply
+
+    def redacted(self, text: str) -> str:
+        """Return a text without the endpoint's secrets."""
+        return self.rollout.redactor.text(text)
+
+    def passed_headers(self, response: EndpointResponse) -> list[tuple[str, str]]:
+        """Return the headers of a response that the agent may see."""
+        return [(name, self.redacted(value)) for name, value in response.headers.items() if name in PASSED_HEADERS]

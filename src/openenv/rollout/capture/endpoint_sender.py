@@ -1,0 +1,223 @@
+"""The send of a model call: `EndpointSender` gets an answer from the endpoint, with retries and repairs.
+
+Knows addresses, headers and errors of endpoints. Knows nothing of the agent: the answer's body is `answer_relay`'s.
+"""
+
+# The attempts of one call:
+#
+#   send ---- 2xx ------------------------------------------> the response; its body was not read yet
+#     ^  \
+#     |   +-- an error that names a parameter ----> repair the request ----+
+#     |   +-- 429, 5xx, connection refused -------> pause, at most 3 times +---> send again
+#     |   +-- any other error ------------------------------> CallFailed
+#     |                                                                    |
+#     +--------------------------------------------------------------------+
+#
+# Nothing is sent again after the first byte of an answer: the agent may have seen it.
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping
+from urllib.parse import parse_qsl, urlencode
+
+from ..tasks.task import Model
+from .call_parts import CallParts
+from .encoding import Json, dumps, load_object
+from .outbound import EndpointError, EndpointResponse, Endpoints
+from .upstream_errors import REFUSALS, CallFailed, error_message
+
+log = logging.getLogger("openenv.rollout.capture")
+
+POLICY_S = 2.0
+PROMPT_IDS_S = 5.0
+PROMPT_IDS_LIMIT = 64 * 1024 * 1024
+ERROR_LIMIT = 256 * 1024
+SENT_HEADERS = frozenset({"accept", "anthropic-version", "anthropic-beta", "openai-beta"})
+"""The agent's headers that the endpoint may see."""
+SENT_QUERY = frozenset({"beta", "api-version"})
+"""The parameters of the agent's query that the endpoint may see."""
+_VERSION = re.compile(r"v\d+\w*")
+
+
+class EndpointSender:
+    """Sends one call until the endpoint answers without an error."""
+
+    def __init__(self, call: CallParts) -> None:
+        self._call = call
+        self._response: EndpointResponse | None = None
+        self._base_url = ""  # of the last attempt
+
+    async def answer(self) -> EndpointResponse:
+        """Return the first response without an error.
+
+        Raises:
+            CallFailed: No attempt succeeded.
+        """
+        call, ledger, prepared = self._call, self._call.ledger, self._call.prepared
+        while True:
+            ledger.attempts += 1
+            status: int | None = None
+            try:
+                response = self._response = await self._send()
+            except EndpointError as exc:
+                failure = self._no_response(exc)
+                # After a timeout the endpoint may still be sampling: another request would double its load.
+                if exc.kind != "connect":
+                    raise failure from None
+                retry_after = ""
+            else:
+                status = response.status
+                if 200 <= status < 300:
+                    prepared.accepted()
+                    return response
+                failure = await self._error_of(response)
+                if prepared.repair(status, failure.error):
+                    ledger.attempts -= 1  # the endpoint works, so this attempt does not count
+                    ledger.recorder.resent(call.request.body, prepared.body)
+                    ledger.recorder.tried(status, failure.error)
+                    continue
+                retry_after = response.headers.get("retry-after", "")
+            pause_s = call.services.retries.pause_s(ledger.attempts, status=status, retry_after=retry_after)
+            if pause_s is None:
+                raise failure
+            ledger.recorder.tried(status, failure.error)
+            await asyncio.sleep(pause_s)
+
+    async def look_for_outage(self, failure: CallFailed) -> None:
+        """Note that nothing listens at the endpoint, before the agent ends: it may be back when the rollout is judged.
+
+        A refused connection answers no request, so no agent can have caused it.
+        """
+        if failure.how not in ("unreachable", "broken") or not self._base_url:
+            return
+        if await self._call.services.endpoints.is_gone(self._base_url):
+            self._call.rollout.outage = f"nothing listened there when a call failed: {failure}"
+
+    async def prompt_ids(self, count: int) -> list[int] | None:
+        """Ask llama.cpp for the IDs of the prompt, of which there are `count`; None if it does not know them."""
+        call = self._call
+        return await ask_prompt_ids(
+            call.services.endpoints, call.rollout.base_url, call.prepared.body, self._headers(), count=count
+        )
+
+    async def policy_version(self, url: str) -> str | None:
+        """Ask an address for the version of the endpoint's policy; None if it does not answer."""
+        try:
+            headers = {"accept-encoding": "identity"}
+            response = await self._call.services.endpoints.send("GET", url, b"", headers, timeout_s=POLICY_S)
+            body = await response.read(64 * 1024)
+        except EndpointError as exc:
+            log.warning("the policy's version is not available: %s", self._call.redacted(str(exc)))
+            return None
+        if response.status != 200:
+            return None
+        parsed = load_object(body)
+        if parsed is None:
+            return body.decode("utf-8", "replace").strip()[:200] or None
+        values = (parsed.get(name) for name in ("policy_version", "weight_version", "version"))
+        return next((str(value) for value in values if value is not None), None)
+
+    def close(self) -> None:
+        """Return the connection, or close it if the response was not read to its end."""
+        if self._response is not None:
+            self._response.close()
+
+    def _headers(self) -> dict[str, str]:
+        """Return the headers for the endpoint, with the real key."""
+        agents = self._call.request.headers.items()
+        return endpoint_headers(
+            self._call.rollout.model, {name: value for name, value in agents if name in SENT_HEADERS}
+        )
+
+    async def _send(self) -> EndpointResponse:
+        rollout, request = self._call.rollout, self._call.request
+        base_url = self._base_url = rollout.base_url
+        url = endpoint_url(base_url, request.endpoint.path)
+        # A query has a meaning in the agent's dialect only.
+        query = [pair for pair in parse_qsl(request.query) if pair[0] in SENT_QUERY and request.bridge is None]
+        if query:
+            url += f"?{urlencode(query)}"
+        body, timeout_s = dumps(self._call.prepared.body), rollout.model.request_timeout_s
+        try:
+            return await self._call.services.endpoints.send("POST", url, body, self._headers(), timeout_s=timeout_s)
+        except EndpointError as exc:
+            if exc.kind == "connect":
+                rollout.leave_replica(base_url)  # the next attempt goes to the next replica
+            raise
+
+    def _no_response(self, exc: EndpointError) -> CallFailed:
+        how = "timeout" if exc.kind == "timeout" else "unreachable"
+        message = self._call.redacted(str(exc))
+        self._call.rollout.endpoint_failed(status=None, kind=how, message=message)
+        error = {"message": message, "kind": exc.kind, "status": None}
+        return CallFailed(how, 504 if how == "timeout" else 502, message, error=error)
+
+    async def _error_of(self, response: EndpointResponse) -> CallFailed:
+        """Read an error that the endpoint answered with."""
+        call, status = self._call, response.status
+        try:
+            body = await response.read(ERROR_LIMIT)
+        except EndpointError as exc:
+            body = str(exc).encode()
+        text = call.redacted(body.decode("utf-8", "replace"))
+        parsed = load_object(text)
+        parsed = None if parsed is None else call.rollout.redactor.value(parsed)
+        message = error_message(parsed) or text[:2000] or f"status {status}"
+        kind = "refused" if status in REFUSALS else "failed"
+        call.rollout.endpoint_failed(status=status, kind=kind, message=message)
+        error: Json = {"message": message, "status": status, "kind": "failed"}
+        if parsed is not None:
+            error["body"] = parsed
+        if status in (401, 403):  # about the real key, of which the agent must learn nothing
+            message = "the endpoint does not accept the key of the capture proxy"
+            return CallFailed("failed", status, message, error=error)
+        failure = CallFailed("failed", status if 400 <= status < 600 else 502, message, error=error)
+        failure.headers = call.passed_headers(response)
+        if parsed is not None and call.request.bridge is None:
+            failure.native_body = dumps(parsed)
+        return failure
+
+
+def endpoint_url(base_url: str, path: str) -> str:
+    """Return the address of a call: the base, with `/v1` if it has no version, and the dialect's path."""
+    base = base_url.rstrip("/")
+    return f"{base}{path}" if _VERSION.fullmatch(base.rpartition("/")[2]) else f"{base}/v1{path}"
+
+
+def endpoint_headers(model: Model, passed_on: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of a request to a model's endpoint: the real key, and headers of the agent."""
+    # `identity`: compressed events would come in blocks, later than they were sampled.
+    headers = {"content-type": "application/json", "accept-encoding": "identity", **passed_on}
+    key = model.api_key.get_secret_value()
+    if model.dialect == "anthropic":
+        headers["x-api-key"] = key
+        headers.setdefault("anthropic-version", "2023-06-01")
+    elif key:  # without one, the key is in `extra_headers`, or the endpoint needs none
+        headers["authorization"] = f"Bearer {key}"
+    headers.update({name.lower(): value for name, value in model.extra_headers.items()})
+    return headers
+
+
+async def ask_prompt_ids(
+    endpoints: Endpoints, base_url: str, body: Json, headers: Mapping[str, str], *, count: int
+) -> list[int] | None:
+    """Ask llama.cpp for the IDs of a request's prompt; None if it has no such routes, or reports other IDs."""
+    # llama.cpp has the IDs of a prompt on separate routes only: its template, then its tokeniser. The proxy never
+    # tokenises, and accepts the IDs only if they are as many as the engine reported with the answer.
+    root = base_url.rstrip("/").removesuffix("/v1")
+
+    async def post(path: str, value: Json) -> Json:
+        response = await endpoints.send("POST", f"{root}{path}", dumps(value), headers, timeout_s=PROMPT_IDS_S)
+        data = await response.read(PROMPT_IDS_LIMIT)
+        return (load_object(data) or {}) if response.status == 200 else {}
+
+    try:
+        prompt = (await post("/apply-template", body)).get("prompt")
+        ids = (await post("/tokenize", {"content": prompt, "add_special": True, "parse_special": True})).get("tokens")
+    except EndpointError:
+        return None
+    fits = isinstance(ids, list) and len(ids) == count and all(isinstance(token, int) for token in ids)
+    return ids if fits else None
