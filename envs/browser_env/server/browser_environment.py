@@ -15,17 +15,20 @@ from browser_env.server.site import Site
 from browser_env.server.tasks import Goal, Task
 from openenv import Environment
 from openenv.core.env_server.types import EnvironmentMetadata
+from openenv.env.tasks import TaskCatalogue
 
 MAX_STEPS = 30
 _CLICKABLE = re.compile(r'- (?:link|button) "([^"]+)"(?: \[[^]]*\])*? \[ref=((?:f\d+)?e\d+)\]')
 
 
-class BrowserEnvironment(Environment[BrowserAction, BrowserObservation, BrowserState]):
+class BrowserEnvironment(TaskCatalogue[Task], Environment[BrowserAction, BrowserObservation, BrowserState]):
     """Use a real browser on a small site, and do a task there.
 
     Args:
         chromium: The browser, which environments may share; each has a profile of its own.
     """
+
+    SPLITS = tasks.SPLITS
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     HAS_EXTERNAL_STATE = True  # pages are in the browser
@@ -164,25 +167,13 @@ class BrowserEnvironment(Environment[BrowserAction, BrowserObservation, BrowserS
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    def list_splits(self) -> list[str]:
-        """Name the splits."""
-        return list(tasks.SPLITS)
-
     def num_tasks(self, split: str) -> int:
         """Count the tasks of a split."""
         return tasks.count_tasks(split)
 
-    def list_tasks(self, split: str) -> list[Task]:
-        """List the tasks of a split."""
-        return self.get_task_range(split)
-
     def get_task(self, split: str, index: int) -> Task:
         """Return one task."""
         return tasks.find_task(split, index)
-
-    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[Task]:
-        """Return the tasks from `start` up to but without `stop`."""
-        return [tasks.find_task(split, index) for index in range(self.num_tasks(split))[start:stop]]
 
 
 _STYLE = """<style>

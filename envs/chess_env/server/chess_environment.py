@@ -18,6 +18,7 @@ from chess_env.models import ChessAction, ChessObservation, ChessState, Color
 from chess_env.server.opponents import Opponent, make_opponent
 from openenv import Environment
 from openenv.core.env_server.types import EnvironmentMetadata
+from openenv.env.tasks import TaskCatalogue
 
 ILLEGAL_REWARD = -0.1
 MAX_MOVES = 150
@@ -34,12 +35,14 @@ class Task(TypedDict):
     goal: str
 
 
-class ChessEnvironment(Environment[ChessAction, ChessObservation, ChessState]):
+class ChessEnvironment(TaskCatalogue[Task], Environment[ChessAction, ChessObservation, ChessState]):
     """Play chess against an engine, or find the mate in one move.
 
     Args:
         engine: The path of a UCI engine; by default Stockfish where it is installed.
     """
+
+    SPLITS = SPLITS
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -245,25 +248,13 @@ class ChessEnvironment(Environment[ChessAction, ChessObservation, ChessState]):
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    def list_splits(self) -> list[str]:
-        """Name the splits."""
-        return list(SPLITS)
-
     def num_tasks(self, split: str) -> int:
         """Count the tasks of a split."""
         return len(_puzzles(split))
 
-    def list_tasks(self, split: str) -> list[Task]:
-        """List the tasks of a split."""
-        return self.get_task_range(split)
-
     def get_task(self, split: str, index: int) -> Task:
         """Return one task."""
         return _task(split, index)
-
-    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[Task]:
-        """Return the tasks from `start` up to but without `stop`."""
-        return [_task(split, index) for index in range(self.num_tasks(split))[start:stop]]
 
 
 @cache

@@ -13,6 +13,7 @@ from openenv import Environment
 from openenv.core.env_server.interfaces import Transform
 from openenv.core.env_server.types import EnvironmentMetadata
 from openenv.core.rubrics import Rubric
+from openenv.env.tasks import TaskCatalogue
 from openenv.sandboxes import Sandboxes, backend
 
 _EXAMPLES = ("import sys; sys.version", "[n * n for n in range(10)]", "1 / 0")
@@ -26,7 +27,7 @@ class SolvedShare(Rubric):
         return observation.score or 0.0
 
 
-class PythonCodeActEnv(Environment[CodeAction, CodeObservation, CodeState]):
+class PythonCodeActEnv(TaskCatalogue[Task], Environment[CodeAction, CodeObservation, CodeState]):
     """Run Python in a sandbox, a new one for each episode, and solve an exercise if it has one.
 
     Names and files stay from step to step, and are gone with the episode.
@@ -37,6 +38,8 @@ class PythonCodeActEnv(Environment[CodeAction, CodeObservation, CodeState]):
         sandbox: The name of a sandbox backend, or a backend.
         limits: Resources for the code of an episode.
     """
+
+    SPLITS = exercises.SPLITS
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     HAS_EXTERNAL_STATE = True  # names and files are in the sandbox
@@ -147,25 +150,13 @@ class PythonCodeActEnv(Environment[CodeAction, CodeObservation, CodeState]):
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    def list_splits(self) -> list[str]:
-        """Name the splits."""
-        return list(exercises.SPLITS)
-
     def num_tasks(self, split: str) -> int:
         """Count the tasks of a split."""
         return len(exercises.exercises(split))
 
-    def list_tasks(self, split: str) -> list[Task]:
-        """List the tasks of a split."""
-        return self.get_task_range(split)
-
     def get_task(self, split: str, index: int) -> Task:
         """Return one task."""
         return exercises.task(split, index)
-
-    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[Task]:
-        """Return the tasks from `start` up to but without `stop`."""
-        return [exercises.task(split, index) for index in range(self.num_tasks(split))[start:stop]]
 
 
 def _find_backend(sandbox: str | Sandboxes) -> Sandboxes:

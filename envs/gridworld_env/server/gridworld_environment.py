@@ -24,6 +24,7 @@ from gridworld_env.server.rubric import gridworld_rubric
 from gridworld_env.server.world import World, make_world
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import EnvironmentMetadata
+from openenv.env.tasks import TaskCatalogue
 
 DEFAULT_SIZE = 8
 SIZES = range(4, 33)
@@ -35,7 +36,7 @@ def _random_seed() -> int:
     return secrets.randbelow(2**31)
 
 
-class GridworldEnvironment(Environment[GridworldAction, GridworldObservation, GridworldState]):
+class GridworldEnvironment(TaskCatalogue[Task], Environment[GridworldAction, GridworldObservation, GridworldState]):
     """Find the goal, stay out of the pits.
 
     An episode is terminated by the goal or a pit and truncated after `4 * size` moves (twice the
@@ -44,6 +45,8 @@ class GridworldEnvironment(Environment[GridworldAction, GridworldObservation, Gr
     Args:
         draw_seed: Gives the seed of an episode that is begun without one.
     """
+
+    SPLITS = catalogue.SPLITS
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     RUNS_INLINE = True  # a move takes some 50 microseconds
@@ -166,22 +169,10 @@ class GridworldEnvironment(Environment[GridworldAction, GridworldObservation, Gr
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    def list_splits(self) -> list[str]:
-        """Name the splits."""
-        return list(catalogue.SPLITS)
-
     def num_tasks(self, split: str) -> int:
         """Count the tasks of a split."""
         return len(catalogue.seeds(split))
 
-    def list_tasks(self, split: str) -> list[Task]:
-        """List the tasks of a split."""
-        return self.get_task_range(split)
-
     def get_task(self, split: str, index: int) -> Task:
         """Return one task."""
         return catalogue.task(split, index)
-
-    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[Task]:
-        """Return the tasks from `start` up to but without `stop`."""
-        return [catalogue.task(split, index) for index in range(len(catalogue.seeds(split)))[start:stop]]

@@ -23,6 +23,7 @@ from openenv.adapters.gymnasium import gymnasium_environment
 from openenv.adapters.gymnasium.served_gymnasium import RENDER_KEY, ServedGymnasium
 from openenv.adapters.gymnasium.spaces import describe
 from openenv.core.env_server.types import EnvironmentMetadata
+from openenv.env.tasks import TaskCatalogue
 
 DEFAULT_ENV_ID = "CartPole-v1"
 SPLITS = {"train": range(1000), "test": range(1_000_000, 1_000_100)}
@@ -41,12 +42,14 @@ class Task(TypedDict):
     seed: int
 
 
-class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, GymnasiumState]):
+class GymnasiumEnvironment(TaskCatalogue[Task], Environment[GymnasiumAction, GymnasiumObservation, GymnasiumState]):
     """Play any Gymnasium environment.
 
     Args:
         env_id: The environment of episodes that name none. It may be `module:Id`, which imports a module.
     """
+
+    SPLITS = SPLITS
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -178,25 +181,13 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    def list_splits(self) -> list[str]:
-        """Name the splits."""
-        return list(SPLITS)
-
     def num_tasks(self, split: str) -> int:
         """Count the tasks of a split."""
         return len(_seeds(split))
 
-    def list_tasks(self, split: str) -> list[Task]:
-        """List the tasks of a split."""
-        return self.get_task_range(split)
-
     def get_task(self, split: str, index: int) -> Task:
         """Return one task."""
         return _task(split, index)
-
-    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[Task]:
-        """Return the tasks from `start` up to but without `stop`."""
-        return [_task(split, index) for index in range(self.num_tasks(split))[start:stop]]
 
 
 @lru_cache(maxsize=64)

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from openenv import Environment
 from openenv.core.env_server.types import EnvironmentMetadata
+from openenv.env.tasks import TaskCatalogue
 from reasoning_gym_env.models import ReasoningGymAction, ReasoningGymObservation, ReasoningGymState
 from reasoning_gym_env.server.questions import DatasetChoice, make_dataset, score_of
 
@@ -29,13 +30,17 @@ class Task(TypedDict):
     question: str
 
 
-class ReasoningGymEnvironment(Environment[ReasoningGymAction, ReasoningGymObservation, ReasoningGymState]):
+class ReasoningGymEnvironment(
+    TaskCatalogue[Task], Environment[ReasoningGymAction, ReasoningGymObservation, ReasoningGymState]
+):
     """Answer a question that a program has made; the answer is scored by that program.
 
     Args:
         dataset_name: The dataset of episodes that name none, and of the tasks.
         size: How many questions it has.
     """
+
+    SPLITS = SPLITS
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -149,17 +154,9 @@ class ReasoningGymEnvironment(Environment[ReasoningGymAction, ReasoningGymObserv
             raise ValueError(f"there is no split {split!r}: choose one of {', '.join(SPLITS)}")
         return DatasetChoice(self._default.name, seed=SPLITS[split], size=self._default.size)
 
-    def list_splits(self) -> list[str]:
-        """Name the splits."""
-        return list(SPLITS)
-
     def num_tasks(self, split: str) -> int:
         """Count the tasks of a split."""
         return self._of_split(split).size
-
-    def list_tasks(self, split: str) -> list[Task]:
-        """List the tasks of a split."""
-        return self.get_task_range(split)
 
     def get_task(self, split: str, index: int) -> Task:
         """Return one task."""

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 
 from openenv import Environment
 from openenv.core.env_server.types import EnvironmentMetadata
+from openenv.env.tasks import TaskCatalogue
 from textarena_env.models import TextArenaAction, TextArenaMessage, TextArenaObservation, TextArenaState
 from textarena_env.server.game import TextArenaGame
 
@@ -37,7 +38,7 @@ class Task(TypedDict):
     seed: int
 
 
-class TextArenaEnvironment(Environment[TextArenaAction, TextArenaObservation, TextArenaState]):
+class TextArenaEnvironment(TaskCatalogue[Task], Environment[TextArenaAction, TextArenaObservation, TextArenaState]):
     """Play a game in words, alone or against others.
 
     Args:
@@ -45,6 +46,8 @@ class TextArenaEnvironment(Environment[TextArenaAction, TextArenaObservation, Te
         num_players: How many play it; by default as few as it takes.
         opponent: Plays the other players where a reset asks for `opponent="server"`, its default then.
     """
+
+    SPLITS = SPLITS
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     REQUIRES_SINGLE_THREAD_EXECUTOR = True  # games share the global generators of `random`
@@ -206,25 +209,13 @@ class TextArenaEnvironment(Environment[TextArenaAction, TextArenaObservation, Te
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    def list_splits(self) -> list[str]:
-        """Name the splits."""
-        return list(SPLITS)
-
     def num_tasks(self, split: str) -> int:
         """Count the tasks of a split."""
         return len(_seeds(split))
 
-    def list_tasks(self, split: str) -> list[Task]:
-        """List the tasks of a split."""
-        return self.get_task_range(split)
-
     def get_task(self, split: str, index: int) -> Task:
         """Return one task."""
         return Task(split=split, index=index, env_id=self._default_id, seed=_seed(split, index))
-
-    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[Task]:
-        """Return the tasks from `start` up to but without `stop`."""
-        return [self.get_task(split, index) for index in range(self.num_tasks(split))[start:stop]]
 
 
 def _seeds(split: str) -> range:
