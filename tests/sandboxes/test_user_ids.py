@@ -15,8 +15,9 @@ import pytest
 
 from openenv.errors import SandboxError, SandboxUnavailable
 from openenv.sandboxes import LocalSandboxes, Mount, Sandbox, SandboxSpec
-from openenv.sandboxes.local import bubblewrap, user_ids
-from openenv.sandboxes.local.user_ids import UserIds
+from openenv.sandboxes.local import bubblewrap
+from openenv.sandboxes.local import sandbox as local_sandbox
+from openenv.sandboxes.local.sandbox import UserIds
 
 pytestmark = pytest.mark.skipif(not bubblewrap.is_privileged(), reason="only root gives sandboxes users of their own")
 
@@ -76,7 +77,7 @@ def test_files_can_be_mounted_packed_and_unpacked_whoever_the_user_is(local: Loc
 
 
 def test_a_user_is_free_again_when_its_sandbox_has_ended(monkeypatch: pytest.MonkeyPatch, lock_file: Path) -> None:
-    monkeypatch.setattr(user_ids, "LOCK_FILE", lock_file)
+    monkeypatch.setattr(local_sandbox, "LOCK_FILE", lock_file)
     backend = LocalSandboxes(uid=range(70_000, 70_002))
     one, two = backend.open(), backend.open()
     assert {uid(one), uid(two)} == {70_000, 70_001}
@@ -95,7 +96,7 @@ def test_a_user_is_free_again_when_its_sandbox_has_ended(monkeypatch: pytest.Mon
 def test_a_sandbox_that_does_not_start_leaves_no_user_behind(
     local: LocalSandboxes, tmp_path: Path, lock_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(user_ids, "LOCK_FILE", lock_file)
+    monkeypatch.setattr(local_sandbox, "LOCK_FILE", lock_file)
     backend = LocalSandboxes(uid=range(70_000, 70_001))
     for _ in range(2):
         with pytest.raises(SandboxError):
@@ -106,7 +107,7 @@ def test_a_sandbox_that_does_not_start_leaves_no_user_behind(
 HOLDER = """
 import sys
 from pathlib import Path
-from openenv.sandboxes.local.user_ids import UserIds
+from openenv.sandboxes.local.sandbox import UserIds
 ids = UserIds(range(70_000, 70_003), lock_file=Path(sys.argv[1]))
 print(ids.take(), flush=True)
 sys.stdin.read()

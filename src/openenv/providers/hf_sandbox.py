@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from typing_extensions import Self
 
 from openenv.errors import ProviderUnavailable
+from openenv.protocol.backoff import Backoff
 from openenv.providers.cloud import (
     PORT,
     START_LABEL,
@@ -41,7 +42,8 @@ Send: TypeAlias = "Callable[[Message], Awaitable[None]]"
 _OWN_COMMAND = "server"
 _START_S = 300.0
 _ACTIVE = ("RUNNING", "SCHEDULING", "UPDATING")
-_TRIES, _PAUSE_S = 5, 0.5
+_TRIES = 5
+_PAUSES = Backoff(first_pause_s=0.5, longest_pause_s=1.0)
 _ANSWER_S = 300.0
 _HOP_BY_HOP = frozenset(
     {
@@ -252,7 +254,7 @@ class AuthProxy:
         from websockets.exceptions import InvalidStatus
 
         url = f"ws{self._address(scope, path).removeprefix('http')}"
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(_TRIES):
             try:
                 return await connect(
                     url,
@@ -265,9 +267,9 @@ class AuthProxy:
                     proxy=None,
                 )
             except (OSError, InvalidStatus):  # the Hub's own proxy may not know the port yet
-                if attempt == _TRIES:
+                if attempt == _TRIES - 1:
                     raise
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(_PAUSES.pause_s(attempt))
         raise AssertionError
 
 

@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported, message_of
+from openenv.protocol.backoff import Backoff
 from openenv.sandboxes import shell_command
 from openenv.sandboxes.base import Limits, Sandboxes, SandboxSpec, Stream, refuse_image, refuse_snapshot
 from openenv.sandboxes.descriptors import ConnectionQuota
@@ -41,6 +42,7 @@ _CREATE_S = 300.0
 _CALL_S = 30
 _READ_S = 50
 _FAILURES = 3
+_PAUSES = Backoff(first_pause_s=0.3, longest_pause_s=1.5)
 _INLINE = 40_000
 _EDGE = b"\x1d"  # differs from `shell_command`'s, because its marks must be passed on at once
 _ENDED = 44
@@ -324,7 +326,7 @@ echo $! >pid"""
                 failures += 1
                 if failures == _FAILURES:
                     break
-                time.sleep(0.2 * failures)
+                time.sleep(_PAUSES.pause_s(failures - 1))
                 continue
             failures = 0
             if done.exit_code == _ENDED:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported, message_of
+from openenv.protocol.backoff import Backoff
 from openenv.sandboxes.base import (
     FEATURES,
     IMAGES,
@@ -68,6 +69,7 @@ _CLAIMS = "extensions.agents.x-k8s.io"
 _CLAIM_VERSION = "v1beta1"
 _POD_NAME, _CLAIM_NAME = "openenv-sandbox-", "openenv-claim-"
 _DOUBTS = 5
+_DOUBT_PAUSES = Backoff(first_pause_s=0.3, longest_pause_s=5.0)
 _OVERHEAD_MB = 16
 _CPU_REQUEST, _MEMORY_REQUEST = "100m", "256Mi"
 _FIRST_UID, _UIDS = 200_000, 1_000_000_000
@@ -596,7 +598,7 @@ class KubernetesSandbox(ShellSandbox):
             if time.monotonic() > self._expires:
                 return "expired"
             # It is too full for another command, or the cluster has not noticed for seconds that it is dead.
-            time.sleep(0.2 * 2**doubt)
+            time.sleep(_DOUBT_PAUSES.pause_s(doubt))
         return None
 
     def _answers(self) -> bool:

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxUnsupported
+from openenv.protocol.backoff import Backoff
 from openenv.sandboxes import shell_command, trees
 from openenv.sandboxes.base import MAX_TREE, TIMED_OUT, CommandSpec, ExecResult, OnOutput, Sandbox, SandboxSpec, Stream
 from openenv.sandboxes.descriptors import ConnectionQuota
@@ -35,6 +36,7 @@ _KILLED = 137
 _GRACE_S = 3.0
 _CHUNK = 1 << 20
 _STARTS = 5
+_PAUSES = Backoff(first_pause_s=0.15, longest_pause_s=0.5)
 _CONTROL_S = 15.0
 _FILE_S = 600.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -148,17 +150,15 @@ class ShellSandbox(Sandbox):
             has_input=stdin is not None,
             oom_counters=self.oom_counters,
         )
-        for attempt in itertools.count(1):
+        for attempt in range(_STARTS):
             channel = self._channel(call.script(), has_input=stdin is not None)
             run = ShellRun(channel, call)
             if self._starts(run, stdin):
                 return run
             self._raise_if_gone()
-            if attempt == _STARTS:
-                reason = run.reader.complaint or f"its shell ended with {run.channel.exit_code}"
-                raise SandboxError(f"Sandbox '{self.sandbox_id}' could not start a command: {reason}")
-            time.sleep(0.1 * attempt)  # it may be full of processes that were just killed
-        raise AssertionError
+            time.sleep(_PAUSES.pause_s(attempt))  # it may be full of processes that were just killed
+        reason = run.reader.complaint or f"its shell ended with {run.channel.exit_code}"
+        raise SandboxError(f"Sandbox '{self.sandbox_id}' could not start a command: {reason}")
 
     def _starts(self, run: ShellRun, stdin: Input | None) -> bool:
         """Wait until a command has begun; False when its shell ended before."""
@@ -239,13 +239,13 @@ class ShellSandbox(Sandbox):
     def _control(self, script: str, *, tries: int = 5) -> None:
         """Run an internal script, outside of any command, and make sure that it ran to its end."""
         reply = ""
-        for _ in range(tries):
+        for attempt in range(tries):
             self._require_alive()
             reply = self._control_once(script)
             if reply.endswith("done"):
                 return
             self._raise_if_gone()
-            time.sleep(0.1)
+            time.sleep(_PAUSES.pause_s(attempt))
         raise SandboxError(f"Processes of sandbox '{self.sandbox_id}' could not be killed: {reply}")
 
     def _control_once(self, script: str) -> str:
