@@ -135,8 +135,8 @@ def test_a_package_names_its_image_port_and_variables(tmp_path: Path) -> None:
         (("maze", "--env", "x"), "'x' is not NAME=VALUE"),
         (("maze", "--env", "a-b=1"), "'a-b' cannot be an environment variable"),
         (("maze", "--egress", "some"), "'some' is not one of dns, all"),
-        (("maze", "--registry", "r"), "write it into the image's name"),
-        (("42",), "no name can be made of the image '42'"),
+        (("maze", "--registry", "r"), "put it into the image's name"),
+        (("42",), "the image '42' gives no valid name"),
         ((".",), "is a folder without an openenv.yaml"),
     ],
 )

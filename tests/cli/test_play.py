@@ -49,7 +49,7 @@ def test_the_summary_and_the_store(door: str, tmp_path: Path) -> None:
     result = played(door, "open", "-n", "3", "--samples", "2", "--store", str(tmp_path))
     assert result.exit_code == 0, result.output
     assert "mean reward  1.000 ± 0.000 (from 1 to 1)" in result.output
-    assert "episodes     6, 2.0 answers each; 0 were not over at the end" in result.output
+    assert "episodes     6, 2.0 replies each; 0 truncated" in result.output
     with RolloutStore(tmp_path, create=False) as store:
         assert len(list(store.find())) == 6
 
@@ -64,7 +64,7 @@ def test_an_object_per_episode(door: str) -> None:
 def test_a_broken_environment_is_no_reward(door: str) -> None:
     result = played(door, "crash", "-n", "1")
     assert result.exit_code == 1
-    assert "failed       1, not by the model; the last one" in result.output
+    assert "failed       1 without a reward; the last reason" in result.output
     assert "the door fell out" in result.output
 
 

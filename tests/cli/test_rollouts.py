@@ -185,7 +185,7 @@ def test_rollouts_are_listed_with_their_age_since_a_time_and_counted(call: Call,
         row["rollout_id"] for row in call("ls", "--since", "2020-01-01", "--model", "m1", "--json")["rollouts"]
     ] == ["r1"]
     assert "since '2999-01-01'" in call("ls", "--since", "2999-01-01")
-    assert "is no time" in call("ls", "--since", "yesterday", code=2)
+    assert "is not a time" in call("ls", "--since", "yesterday", code=2)
     counted = call("stats", "--json")
     assert [(row["name"], row["rollouts"], row["scored"], row["pass_rate"]) for row in counted["rows"]] == [
         ("a", 3, 2, 0.5)
@@ -196,7 +196,7 @@ def test_rollouts_are_listed_with_their_age_since_a_time_and_counted(call: Call,
     assert "3 (2 scored)" in lines[-1]
     assert "50.0%" in lines[-1]
     assert "is not one of" in call("stats", "--by", "colour", code=2)
-    assert "No such rollouts" in call("stats", "--task", "none")
+    assert "No rollouts match" in call("stats", "--task", "none")
 
 
 def lint(*arguments: str, code: int = 0) -> str:

@@ -288,7 +288,7 @@ def test_the_banner_notes_what_a_newcomer_has_left_out(started: Start, folder: P
     served = started("bare.py", "--port", "0")
     served.wait_for(lambda: "Try it:" in served.output)
     assert "one session at a time, the web page's included: instances of Bare share seen;" in served.output
-    assert "actions have no fields, since Bare names no action class" in served.output
+    assert "actions have no fields: declare them with Bare(Environment" in served.output
     other = started("walk.py", "--port", "0")
     other.wait_for(lambda: "Try it:" in other.output)
     assert "Note:" not in other.output

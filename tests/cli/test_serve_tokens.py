@@ -123,7 +123,7 @@ def test_with_reload_the_token_is_printed_and_valid(started: Callable[..., Any])
 def test_no_token_and_a_token_do_not_go_together(started: Callable[..., Any]) -> None:
     served = started("walk.py", "--no-token", "--token", "x")
     assert served.process.wait(30) == 2
-    served.finds(r"(contradicts the tokens)")
+    served.finds(r"(contradicts the other token)")
 
 
 # -- which tokens count ---------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from openenv import settings
 from openenv.cli.__main__ import build
-from openenv.cli.rollouts import STATUSES, rollouts
+from openenv.cli.rollouts import rollouts
+from openenv.cli.rollouts.selection import STATUSES
 from openenv.rollout import Outcome, RolloutStore, Task
 from openenv.rollout.store.outcome import Status
 

@@ -476,7 +476,7 @@ def test_ps_and_gc_find_what_a_killed_process_left(
     assert f"removed kubernetes server {orphan}" in call("gc", *options).stdout
     until(lambda: not any(orphan in one for one in space.left()), what="the end of the leftover")
     assert any(str(mine.name) in one for one in space.left())
-    assert "Nothing is left over." in call("gc", *options).stdout
+    assert "No leftovers." in call("gc", *options).stdout
 
 
 def test_the_snippet_of_the_documentation(kubeconfig: Path, space: Space) -> None:

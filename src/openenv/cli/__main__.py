@@ -67,6 +67,10 @@ def _commands(arguments: Sequence[str]) -> dict[str, Any]:
 
     `openenv ps` imports `ps` only; `openenv --help` and a mistyped name import every command.
     """
+    if list(arguments[:1]) == ["doctor"]:  # it must also run if the installation's metadata is damaged
+        from .doctor import doctor
+
+        return {"doctor": doctor}
     with contextlib.suppress(LookupError):
         return {name: load_plugin(GROUP, name) for name in arguments[:1] if not name.startswith("-")} or _all_commands()
     return _all_commands()

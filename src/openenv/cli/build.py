@@ -16,17 +16,18 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from openenv.env.manifest import MANIFEST, ManifestError
 from openenv.server.folders import ABOVE, FolderApp, FolderError, find_app
 
-from .command import failure, tidy_on_sigterm
+from .command import failure, name_values, tidy_on_sigterm
+from .options import options_of
 
 if TYPE_CHECKING:
     from openenv.sandboxes.container_cli import ContainerCli
@@ -72,29 +73,43 @@ _ARRAY = re.compile(r"(?ms)^dependencies\s*=\s*\[(.*?)\]\s*$")
 _STRING = re.compile(r"""(["'])([^\n]*?)\1""")
 
 
-def build(
-    env_path: Path = typer.Argument(Path(), metavar="FOLDER", help="The package; by default the folder you are in."),
-    tag: str | None = typer.Option(
-        None, "--tag", "-t", metavar="TAG", help="Name of the image; by default openenv-NAME."
-    ),
-    context: Path | None = typer.Option(
-        None, "--context", "-c", metavar="FOLDER", help="The folder that the engine gets; by default the package."
-    ),
-    dockerfile: Path | None = typer.Option(
-        None, "--dockerfile", "-f", metavar="FILE", help="The Dockerfile; by default server/Dockerfile or Dockerfile."
-    ),
-    no_cache: bool = typer.Option(False, "--no-cache", help="Build every step again."),
-    build_arg: list[str] = typer.Option(
-        [], "--build-arg", metavar="NAME=VALUE", help="For the Dockerfile; may be repeated."
-    ),
-    base_image: str | None = typer.Option(
-        None,
-        "--base-image",
-        "-b",
-        metavar="IMAGE",
-        help="What takes the place of openenv-base in the Dockerfile; by default an image that is built once.",
-    ),
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildFlags:
+    """Options of `openenv build`."""
+
+    env_path: Annotated[Path, typer.Argument(metavar="FOLDER", help="The package; by default the current folder.")] = (
+        Path()
+    )
+    tag: Annotated[
+        str | None, typer.Option("--tag", "-t", metavar="TAG", help="The image's name; by default openenv-NAME.")
+    ] = None
+    context: Annotated[
+        Path | None,
+        typer.Option("--context", "-c", metavar="FOLDER", help="The build context; by default the package."),
+    ] = None
+    dockerfile: Annotated[
+        Path | None,
+        typer.Option(
+            "--dockerfile", "-f", metavar="FILE", help="The Dockerfile; by default server/Dockerfile or Dockerfile."
+        ),
+    ] = None
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Build every step again.")] = False
+    build_arg: Annotated[
+        list[str], typer.Option(metavar="NAME=VALUE", help="A build argument of the Dockerfile; repeatable.")
+    ] = field(default_factory=list)
+    base_image: Annotated[
+        str | None,
+        typer.Option(
+            "--base-image",
+            "-b",
+            metavar="IMAGE",
+            help="Replaces openenv-base in the Dockerfile; by default an image that is built once.",
+        ),
+    ] = None
+
+
+@options_of(BuildFlags)
+def build(flags: BuildFlags) -> None:
     """Build an image of an environment package, with Docker or Podman.
 
       openenv build                           the package in this folder
@@ -105,26 +120,30 @@ def build(
 
       docker run -p 8000:8000 openenv-maze
 
-    The engine gets a copy of the folder, without .git, .venv and caches; the copy is removed afterwards. The
-    Dockerfile is server/Dockerfile, or one beside openenv.yaml; it gets the build arguments BUILD_MODE and
-    ENV_NAME. A folder that has none gets one that serves it with `openenv serve`.
+    The engine gets a temporary copy of the folder, without .git, .venv and caches. The Dockerfile is server/Dockerfile,
+    or one beside openenv.yaml; it gets the build arguments BUILD_MODE and ENV_NAME. A folder without a Dockerfile gets
+    one that runs `openenv serve`.
 
-    Where the Dockerfile starts FROM openenv-base, of any registry, an image of this openenv takes its place. It
-    is built from python:3.12-slim when it is first needed; --base-image names another one.
+    If the Dockerfile starts FROM openenv-base, of any registry, an image of this version replaces it. That image is
+    built once, from python:3.12-slim; --base-image names another one.
     """
-    app = _app(env_path)
+    app = _app(flags.env_path)
     name = _name(app)
-    for pair in build_arg:
-        if not pair.partition("=")[0] or "=" not in pair:
-            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--build-arg")
+    name_values("--build-arg", flags.build_arg)
     stem = name.removesuffix("_env").strip("_") or name
-    tag = tag or f"openenv-{re.sub(r'[^a-z0-9._-]+', '-', stem.lower()).strip('._-') or 'env'}"
+    tag = flags.tag or f"openenv-{re.sub(r'[^a-z0-9._-]+', '-', stem.lower()).strip('._-') or 'env'}"
     with tidy_on_sigterm():
         engine = container_engine()
         try:
-            with staged(app.folder, context=context, dockerfile=dockerfile) as package:
-                arguments = [*build_arg, f"ENV_NAME={stem}"]
-                build_image(engine, package, tag, build_args=arguments, no_cache=no_cache, base_image=base_image)
+            with staged(app.folder, context=flags.context, dockerfile=flags.dockerfile) as package:
+                build_image(
+                    engine,
+                    package,
+                    tag,
+                    build_args=[*flags.build_arg, f"ENV_NAME={stem}"],
+                    no_cache=flags.no_cache,
+                    base_image=flags.base_image,
+                )
         except (StagingError, OSError) as error:
             raise failure(error) from error
     typer.secho(f"Built {tag}.", fg="green")

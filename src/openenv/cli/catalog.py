@@ -1,18 +1,21 @@
-"""`openenv catalog`: builds the catalogue of a repository's environments, and shows entries of it."""
+"""`openenv catalog`: build the catalogue of a repository's environments, and print its entries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from .command import HelpCommand, command_group, failure, printable
+from .options import options_of
 
 catalog = command_group(
     """
-Build and inspect catalogues of environments: metadata only, nothing is installed or run.
+Build and inspect catalogues of environments: metadata only, without installing or running anything.
 
   openenv catalog build --repository . --publisher example.org \\
       --repository-uri https://github.com/me/envs.git --output catalog.json
@@ -24,7 +27,7 @@ Build and inspect catalogues of environments: metadata only, nothing is installe
 
 @contextmanager
 def catalog_failures() -> Iterator[None]:
-    """End the command where a catalogue cannot be used."""
+    """End the command with one line if a catalogue is unusable."""
     from openenv.packaging.catalogue.models import CatalogError
 
     try:
@@ -33,41 +36,46 @@ def catalog_failures() -> Iterator[None]:
         raise failure(printable(error)) from None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogFlags:
+    """Options of `openenv catalog build`."""
+
+    repository: Annotated[Path, typer.Option(metavar="FOLDER", help="A local Git repository.")]
+    repository_uri: Annotated[
+        str, typer.Option(metavar="URL", help="Its public address: https://github.com/OWNER/NAME.git.")
+    ]
+    publisher: Annotated[str, typer.Option(metavar="DOMAIN", help="The publisher of the catalogue.")]
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The JSON file to write.")]
+    revision: Annotated[str, typer.Option(metavar="REVISION", help="A commit, branch or tag.")] = "HEAD"
+    root: Annotated[str, typer.Option(metavar="FOLDER", help="The folder with the environments.")] = "envs"
+    namespace: Annotated[str, typer.Option(metavar="NAME", help="A part of each identifier.")] = "openenv"
+
+
 @catalog.command("build", cls=HelpCommand)
-def build(
-    repository: Path = typer.Option(..., "--repository", metavar="FOLDER", help="A local Git repository."),
-    repository_uri: str = typer.Option(
-        ..., "--repository-uri", metavar="URL", help="Where others find it: https://github.com/OWNER/NAME.git."
-    ),
-    publisher: str = typer.Option(..., "--publisher", metavar="DOMAIN", help="Who publishes the catalogue."),
-    output: Path = typer.Option(..., "--output", metavar="FILE", help="The JSON file to write."),
-    revision: str = typer.Option("HEAD", "--revision", metavar="REVISION", help="A commit, branch or tag."),
-    root: str = typer.Option("envs", "--root", metavar="FOLDER", help="The folder with the environments."),
-    namespace: str = typer.Option("openenv", "--namespace", metavar="NAME", help="A part of each identifier."),
-) -> None:
+@options_of(CatalogFlags)
+def build(flags: CatalogFlags) -> None:
     """Write the catalogue of the environments in a Git repository.
 
       openenv catalog build --repository . --publisher example.org \\
           --repository-uri https://github.com/me/envs.git --output catalog.json
 
-    Each folder in envs/ with an openenv.yaml is an environment. Its name, description, tags, license and requirement
-    come from openenv.yaml, pyproject.toml, the front matter of README.md and discovery.json, as they are committed:
-    changes that are not committed do not count. An environment with wrong metadata is named; the catalogue is then
-    incomplete, cannot be searched, and the exit code is 1.
+    Each folder in envs/ with an openenv.yaml is an environment. Name, description, tags, license and requirement come
+    from the committed versions of openenv.yaml, pyproject.toml, the front matter of README.md and discovery.json. If
+    an environment has wrong metadata, the catalogue is incomplete and cannot be searched, and the exit code is 1.
     """
     from openenv.packaging.catalogue.producer import build_catalog
     from openenv.packaging.catalogue.serialization import write_catalog
 
     with catalog_failures():
         snapshot = build_catalog(
-            repository,
-            repository_uri=repository_uri,
-            publisher=publisher,
-            namespace=namespace,
-            revision=revision,
-            root=root,
+            flags.repository,
+            repository_uri=flags.repository_uri,
+            publisher=flags.publisher,
+            namespace=flags.namespace,
+            revision=flags.revision,
+            root=flags.root,
         )
-        write_catalog(snapshot, output)
+        write_catalog(snapshot, flags.output)
     is_complete = str(snapshot.complete).lower()
     typer.echo(f"{len(snapshot.entries)} records, snapshot {snapshot.digest}, complete={is_complete}", err=True)
     for issue in snapshot.issues:
@@ -79,10 +87,10 @@ def build(
 
 @catalog.command("inspect", cls=HelpCommand)
 def inspect(
-    identifier: str = typer.Argument(..., metavar="IDENTIFIER", help="The whole identifier of an entry."),
+    identifier: str = typer.Argument(..., metavar="IDENTIFIER", help="The complete identifier of an entry."),
     catalog: Path = typer.Option(..., "--catalog", metavar="FILE", help="A complete catalogue."),
 ) -> None:
-    """Print everything that a catalogue says of one environment, as JSON.
+    """Print the catalogue's entry of one environment, as JSON.
 
       openenv catalog inspect urn:air:example.org:openenv:... --catalog catalog.json
 

@@ -1,4 +1,4 @@
-"""`openenv deploy k8s`: the manifests of a server that stays, printed or applied."""
+"""`openenv deploy k8s`: print or apply the Kubernetes manifests of a permanent server."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .command import HelpCommand, check_choice, command_group, failure, name_values, tidy_on_sigterm
+from .options import ClusterFlags, Panel, options_of
 
 if TYPE_CHECKING:
-    from openenv.providers.kubernetes_objects import Manifest
+    from openenv.providers.kubernetes_objects import Manifest, ServerPods
     from openenv.sandboxes.cluster import Cluster, PodState, PodWatch
 
 deploy = command_group(
     """
-Deploy an environment where it stays: on a Kubernetes cluster.
+Deploy an environment permanently, on a Kubernetes cluster.
 
   openenv deploy k8s registry/maze:2 --replicas 3 --apply
 """
@@ -28,80 +28,160 @@ Deploy an environment where it stays: on a Kubernetes cluster.
 METRIC = "openenv_session_slots_used"
 _FILL = 0.75
 _LOOK_S = 1.0
-# What older clusters have instead; the fields that are used are the same.
+# API versions for older clusters; they have the same fields as far as we use them.
 _OLDER = {"policy/v1": "policy/v1beta1", "autoscaling/v2": "autoscaling/v2beta2"}
 
-_of_pods = partial(typer.Option, rich_help_panel="Pods")
-_of_network = partial(typer.Option, rich_help_panel="Network")
-_of_cluster = partial(typer.Option, None, rich_help_panel="Cluster")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFlags:
+    """Options of the pods."""
+
+    env: Annotated[list[str], typer.Option("--env", "-e", metavar="NAME=VALUE", help="Set a variable; repeatable.")] = (
+        field(default_factory=list)
+    )
+    secret: Annotated[
+        list[str],
+        typer.Option(metavar="NAME", help="A Secret whose keys become variables (OPENENV_TOKEN); repeatable."),
+    ] = field(default_factory=list)
+    port: Annotated[int | None, typer.Option(metavar="PORT", help="The server's port; by default 8000.")] = None
+    cpu: Annotated[str | None, typer.Option(metavar="N", help="Requested processors of a pod.")] = None
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Requested and maximum memory of a pod, such as 2Gi.")
+    ] = None
+    gpus: Annotated[int, typer.Option(metavar="N", min=0, help="GPUs of a pod.")] = 0
+    node_selector: Annotated[
+        list[str], typer.Option(metavar="NAME=VALUE", help="A required label of the node; repeatable.")
+    ] = field(default_factory=list)
+    image_pull_secret: Annotated[list[str], typer.Option(metavar="NAME", help="The registry's secret; repeatable.")] = (
+        field(default_factory=list)
+    )
+    service_account: Annotated[str | None, typer.Option(metavar="NAME", help="The pods' account.")] = None
+    runtime_class: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The pods' runtime, such as gVisor's or Kata's.")
+    ] = None
+    ready_path: Annotated[
+        str, typer.Option(metavar="PATH", help="Path of the readiness probe; /health for the published package.")
+    ] = "/ready"
+
+    def pods(self, package: _Package, *, max_sessions: int | None, drain_s: float) -> ServerPods:
+        """Return the pods of a package with these options.
+
+        Raises:
+            BadParameter: A value does not fit.
+        """
+        from openenv.providers.kubernetes_objects import ServerPods
+
+        variables = {**package.variables, **name_values("--env", self.env)}
+        if max_sessions is not None:
+            variables["OPENENV_MAX_SESSIONS"] = str(max_sessions)
+        port = self.port or package.port
+        # Prometheus finds the pods by these annotations.
+        scrape = {"scrape": "true", "port": str(port), "path": "/metrics"}
+        try:
+            return ServerPods(
+                image=package.image,
+                container_port=port,
+                plain_variables=variables,
+                secrets=self.secret,
+                cpu_request=self.cpu,
+                # The limit equals the request: a pod above its request is the first that a full node evicts.
+                memory_request=self.memory,
+                memory_limit=self.memory,
+                gpus=self.gpus,
+                node_selector=name_values("--node-selector", self.node_selector),
+                image_pull_secrets=self.image_pull_secret,
+                service_account=self.service_account,
+                runtime_class=self.runtime_class,
+                annotations={f"prometheus.io/{name}": value for name, value in scrape.items()},
+                ready_path=self.ready_path,
+                drain_s=drain_s,
+            )
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkFlags:
+    """Options of the network: who connects to the pods, and the pods' own connections."""
+
+    allow_from: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Accept connections only from pods with this label, and from --allow-namespace; repeatable. By "
+            "default all pods of the namespace may connect.",
+        ),
+    ] = field(default_factory=list)
+    allow_namespace: Annotated[
+        list[str], typer.Option(metavar="NAME", help="A namespace whose pods may connect; repeatable.")
+    ] = field(default_factory=list)
+    egress: Annotated[str, typer.Option(metavar="WHAT", help="Allowed connections of the pods: dns, or all.")] = "dns"
+    ingress_host: Annotated[str | None, typer.Option(metavar="HOST", help="Add an Ingress for this host.")] = None
+    ingress_class: Annotated[str | None, typer.Option(metavar="NAME", help="The Ingress's controller.")] = None
+    tls_secret: Annotated[str | None, typer.Option(metavar="NAME", help="The host's certificate.")] = None
+
+    def check(self) -> None:
+        """Raise for options that do not fit together."""
+        check_choice("--egress", self.egress, ("dns", "all"))
+        if self.ingress_host is None and (self.ingress_class or self.tls_secret):
+            raise typer.BadParameter("these need --ingress-host", param_hint="--ingress-class, --tls-secret")
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Return the allowed clients, as in `ingress.from` of a NetworkPolicy."""
+        labels = name_values("--allow-from", self.allow_from)
+        pods: list[dict[str, Any]] = [{"podSelector": {"matchLabels": {name: value}}} for name, value in labels.items()]
+        others = [
+            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
+            for name in self.allow_namespace
+        ]
+        return [*(pods or [{"podSelector": {}}]), *others]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployFlags:
+    """Options of `openenv deploy k8s`."""
+
+    target: Annotated[str, typer.Argument(metavar="IMAGE|FOLDER", help="The image, or a package with an openenv.yaml.")]
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of all objects; by default that of the image or package.")
+    ] = None
+    registry: Annotated[
+        str | None, typer.Option(metavar="HOST/PATH", help="Prefix of the image's name, for a package.")
+    ] = None
+    replicas: Annotated[int, typer.Option(metavar="N", min=1, help="Minimum number of pods.")] = 1
+    max_replicas: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Start more pods when sessions fill them, up to this number.")
+    ] = None
+    max_sessions: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Maximum sessions of each pod (OPENENV_MAX_SESSIONS).")
+    ] = None
+    drain_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.0, help="How long an update waits for a pod's sessions.")
+    ] = 600.0
+    pods: Annotated[PodFlags, Panel("Pods")]
+    network: Annotated[NetworkFlags, Panel("Network")]
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Apply the manifests and wait for the pods, instead of printing.")
+    ] = False
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="How long to wait for the pods.")] = 900.0
+    cluster: Annotated[ClusterFlags, Panel("Cluster")]
+
+    def check(self) -> None:
+        """Raise for options that do not fit together."""
+        self.network.check()
+        if self.max_replicas is None:
+            return
+        if self.max_sessions is None:
+            raise typer.BadParameter(
+                "this needs --max-sessions, which decides when a pod is full", param_hint="--max-replicas"
+            )
+        if self.max_replicas < self.replicas:
+            raise typer.BadParameter(f"must not be below --replicas, {self.replicas}", param_hint="--max-replicas")
 
 
 @deploy.command("k8s", cls=HelpCommand)
-def k8s(
-    target: str = typer.Argument(..., metavar="IMAGE|FOLDER", help="The image, or a package with an openenv.yaml."),
-    name: str | None = typer.Option(
-        None, "--name", metavar="NAME", help="Name of all objects; by default that of the image or package."
-    ),
-    registry: str | None = typer.Option(
-        None, "--registry", metavar="HOST/PATH", help="Put before the image's name, for a package."
-    ),
-    replicas: int = typer.Option(1, "--replicas", metavar="N", min=1, help="How many pods run, at least."),
-    max_replicas: int | None = typer.Option(
-        None, "--max-replicas", metavar="N", min=1, help="Start more pods when sessions fill them, up to so many."
-    ),
-    max_sessions: int | None = typer.Option(
-        None, "--max-sessions", metavar="N", min=1, help="Sessions that each pod may hold (OPENENV_MAX_SESSIONS)."
-    ),
-    drain_timeout: float = typer.Option(
-        600.0, "--drain-timeout", metavar="SECONDS", min=0.0, help="How long an update waits for a pod's sessions."
-    ),
-    env: list[str] = _of_pods([], "--env", "-e", metavar="NAME=VALUE", help="A variable; may be repeated."),
-    secret: list[str] = _of_pods(
-        [], "--secret", metavar="NAME", help="A Secret whose keys become variables (OPENENV_TOKEN); may be repeated."
-    ),
-    port: int | None = _of_pods(None, "--port", metavar="PORT", help="Where the server listens; by default 8000."),
-    cpu: str | None = _of_pods(None, "--cpu", metavar="N", help="Processors that a pod asks for."),
-    memory: str | None = _of_pods(
-        None, "--memory", metavar="SIZE", help="Memory that a pod asks for and may use: 2Gi."
-    ),
-    gpus: int = _of_pods(0, "--gpus", metavar="N", min=0, help="Graphics processors of a pod."),
-    node_selector: list[str] = _of_pods(
-        [], "--node-selector", metavar="NAME=VALUE", help="A label that nodes must have; may be repeated."
-    ),
-    image_pull_secret: list[str] = _of_pods(
-        [], "--image-pull-secret", metavar="NAME", help="The secret of the registry; may be repeated."
-    ),
-    service_account: str | None = _of_pods(None, "--service-account", metavar="NAME", help="The pods' account."),
-    runtime_class: str | None = _of_pods(None, "--runtime-class", metavar="NAME", help="Such as gVisor's or Kata's."),
-    ready_path: str = _of_pods(
-        "/ready", "--ready-path", metavar="PATH", help="The readiness probe; /health for the published package."
-    ),
-    allow_from: list[str] = _of_network(
-        [],
-        "--allow-from",
-        metavar="NAME=VALUE",
-        help="Only pods with this label may connect, and namespaces that are named; may be repeated. By default all "
-        "pods of the namespace may.",
-    ),
-    allow_namespace: list[str] = _of_network(
-        [], "--allow-namespace", metavar="NAME", help="A namespace whose pods may connect; may be repeated."
-    ),
-    egress: str = _of_network("dns", "--egress", metavar="WHAT", help="What pods may connect to: dns, or all."),
-    ingress_host: str | None = _of_network(
-        None, "--ingress-host", metavar="HOST", help="Add an Ingress for this host."
-    ),
-    ingress_class: str | None = _of_network(None, "--ingress-class", metavar="NAME", help="Its controller."),
-    tls_secret: str | None = _of_network(None, "--tls-secret", metavar="NAME", help="The certificate of that host."),
-    apply: bool = typer.Option(
-        False, "--apply", help="Apply the manifests and wait for the pods, instead of printing."
-    ),
-    timeout: float = typer.Option(
-        900.0, "--timeout", metavar="SECONDS", min=1.0, help="How long to wait for the pods."
-    ),
-    kubeconfig: Path | None = _of_cluster("--kubeconfig", metavar="FILE", help="By default what kubectl would use."),
-    context: str | None = _of_cluster("--context", metavar="NAME", help="The context in that file."),
-    namespace: str | None = _of_cluster("--namespace", metavar="NAME", help="By default the context's."),
-) -> None:
+@options_of(DeployFlags)
+def k8s(flags: DeployFlags) -> None:
     """Print the manifests of a server, or apply them and wait until it runs.
 
       openenv deploy k8s registry/maze:1 > maze.yaml
@@ -109,82 +189,55 @@ def k8s(
       openenv deploy k8s registry/maze:2 --max-sessions 64 --max-replicas 20
       openenv deploy k8s envs/maze_env --registry registry
 
-    There are a Deployment, a Service, a PodDisruptionBudget, a NetworkPolicy, with --max-replicas a
-    HorizontalPodAutoscaler and with --ingress-host an Ingress. An update starts a new pod before it ends an old one,
-    which takes no new sessions and ends when its last session has, or when --drain-timeout is over. The autoscaler
-    needs an adapter that offers the pods' openenv_session_slots_used as a custom metric. The image is built and
-    pushed before: openenv build.
+    The manifests are a Deployment, a Service, a PodDisruptionBudget and a NetworkPolicy; --max-replicas adds a
+    HorizontalPodAutoscaler, --ingress-host an Ingress. An update starts a new pod before it ends an old one. The old
+    pod accepts no new sessions and ends after its last session, or after --drain-timeout. The autoscaler needs an
+    adapter that offers openenv_session_slots_used as a custom metric. Build and push the image first: openenv build.
     """
-    from openenv.providers.kubernetes_objects import IngressRoute, ServerManifests, ServerPods
-
-    check_choice("--egress", egress, ("dns", "all"))
-    if max_replicas is not None and max_sessions is None:
-        raise typer.BadParameter(
-            "this needs --max-sessions: pods are full when their sessions are", param_hint="--max-replicas"
-        )
-    if max_replicas is not None and max_replicas < replicas:
-        raise typer.BadParameter(f"must not be below --replicas, {replicas}", param_hint="--max-replicas")
-    if ingress_host is None and (ingress_class or tls_secret):
-        raise typer.BadParameter("these need --ingress-host", param_hint="--ingress-class, --tls-secret")
-    if ingress_host is not None and max(replicas, max_replicas or 0) > 1:
+    flags.check()
+    if flags.network.ingress_host is not None and max(flags.replicas, flags.max_replicas or 0) > 1:
         typer.secho(
-            "Note: behind one host, a client that lost its connection may reach another pod, and its session is lost.",
+            "Note: behind one host, a reconnecting client may reach another pod, and its session is lost.",
             fg="yellow",
             err=True,
         )
-    package = _package(target, registry)
-    variables = {**package.variables, **name_values("--env", env)}
-    if max_sessions is not None:
-        variables["OPENENV_MAX_SESSIONS"] = str(max_sessions)
-    port = port or package.port
-    try:
-        pods = ServerPods(
-            image=package.image,
-            container_port=port,
-            plain_variables=variables,
-            secrets=secret,
-            cpu_request=cpu,
-            memory_request=memory,
-            memory_limit=memory,
-            gpus=gpus,
-            node_selector=name_values("--node-selector", node_selector),
-            image_pull_secrets=image_pull_secret,
-            service_account=service_account,
-            runtime_class=runtime_class,
-            annotations={
-                "prometheus.io/scrape": "true",
-                "prometheus.io/port": str(port),
-                "prometheus.io/path": "/metrics",
-            },
-            ready_path=ready_path,
-            drain_s=drain_timeout,
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    made = ServerManifests(name=name or package.name, pods=pods, replicas=replicas)
-    manifests = [
-        made.service(),
-        made.network_policy(clients=_clients(allow_from, allow_namespace), egress="all" if egress == "all" else "dns"),
-        made.disruption_budget(),
-        made.deployment(),
-    ]
-    if max_sessions is not None and max_replicas is not None:
-        # The autoscaler sets the number from now on: applied once more, the manifest must not take it back.
-        del manifests[-1]["spec"]["replicas"]
-        manifests.append(made.autoscaler(most=max_replicas, metric=METRIC, per_pod=max(1.0, _FILL * max_sessions)))
-    if ingress_host is not None:
-        route = IngressRoute(host=ingress_host, class_name=ingress_class, tls_secret=tls_secret)
-        manifests.append(made.ingress(route))
-    if not apply:
-        _print(manifests, namespace)
+    package = _package(flags.target, flags.registry)
+    name = flags.name or package.name
+    manifests = _manifests(flags, name, package)
+    if not flags.apply:
+        _print(manifests, flags.cluster.namespace)
         return
     with tidy_on_sigterm():
-        _apply(manifests, made.name, timeout, kubeconfig, context, namespace)
+        _apply(manifests, name, flags.cluster, flags.timeout)
+
+
+def _manifests(flags: DeployFlags, name: str, package: _Package) -> list[Manifest]:
+    """Return the manifests, in the order in which to apply them; the Service is the first."""
+    from openenv.providers.kubernetes_objects import IngressRoute, ServerManifests
+
+    network = flags.network
+    pods = flags.pods.pods(package, max_sessions=flags.max_sessions, drain_s=flags.drain_timeout)
+    server = ServerManifests(name=name, pods=pods, replicas=flags.replicas)
+    manifests = [
+        server.service(),
+        server.network_policy(clients=network.clients(), egress="all" if network.egress == "all" else "dns"),
+        server.disruption_budget(),
+        server.deployment(),
+    ]
+    if flags.max_sessions is not None and flags.max_replicas is not None:
+        # The autoscaler sets the number of pods from now on; applying the manifest again must not reset it.
+        del manifests[-1]["spec"]["replicas"]
+        per_pod = max(1.0, _FILL * flags.max_sessions)
+        manifests.append(server.autoscaler(most=flags.max_replicas, metric=METRIC, per_pod=per_pod))
+    if network.ingress_host is not None:
+        route = IngressRoute(host=network.ingress_host, class_name=network.ingress_class, tls_secret=network.tls_secret)
+        manifests.append(server.ingress(route))
+    return manifests
 
 
 @dataclass(frozen=True, slots=True)
 class _Package:
-    """What is deployed."""
+    """The image to deploy, with its name, port and variables."""
 
     name: str
     image: str
@@ -193,17 +246,17 @@ class _Package:
 
 
 def _package(target: str, registry: str | None) -> _Package:
-    """Read the manifest of a package, or take the target for an image."""
+    """Read the package's `openenv.yaml`, or use the target as an image."""
     folder = Path(target)
     if not (folder / "openenv.yaml").is_file():
         if folder.is_dir():
             raise failure(f"{target} is a folder without an openenv.yaml; name a package or an image")
         if registry is not None:
-            raise typer.BadParameter("this is for a package; write it into the image's name", param_hint="--registry")
+            raise typer.BadParameter("this is for a package; put it into the image's name", param_hint="--registry")
         base = target.rpartition("/")[2].partition("@")[0].partition(":")[0].lower()
         name = re.sub(r"[^a-z0-9]+", "-", base).strip("-")[:50].strip("-")
         if not name[:1].isalpha():
-            raise failure(f"no name can be made of the image {target!r}; give --name")
+            raise failure(f"the image {target!r} gives no valid name; set --name")
         return _Package(name, target)
     import yaml
 
@@ -220,15 +273,6 @@ def _package(target: str, registry: str | None) -> _Package:
     return _Package(stem.replace("_", "-"), image, int(manifest.get("port") or 8000), variables)
 
 
-def _clients(labels: Sequence[str], namespaces: Sequence[str]) -> list[dict[str, Any]]:
-    """Return who may connect, as in `ingress.from`."""
-    pods: list[dict[str, Any]] = [
-        {"podSelector": {"matchLabels": {name: value}}} for name, value in name_values("--allow-from", labels).items()
-    ]
-    others = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}} for name in namespaces]
-    return [*(pods or [{"podSelector": {}}]), *others]
-
-
 def _print(manifests: Sequence[Manifest], namespace: str | None) -> None:
     import yaml
 
@@ -238,21 +282,15 @@ def _print(manifests: Sequence[Manifest], namespace: str | None) -> None:
     typer.echo(yaml.safe_dump_all(manifests, sort_keys=False), nl=False)
 
 
-def _apply(
-    manifests: Sequence[Manifest],
-    name: str,
-    timeout_s: float,
-    kubeconfig: Path | None,
-    context: str | None,
-    namespace: str | None,
-) -> None:
+def _apply(manifests: Sequence[Manifest], name: str, chosen: ClusterFlags, timeout_s: float) -> None:
+    """Apply the manifests and wait until every pod of this version is ready."""
     from openenv.errors import ProviderError, ProviderUnavailable
-    from openenv.sandboxes.cluster import Cluster, ClusterAddress, PodWatch
+    from openenv.sandboxes.cluster import Cluster, PodWatch
 
     try:
-        address = ClusterAddress(kubeconfig, context, namespace)
-        cluster = Cluster(address, error=ProviderError, unavailable=ProviderUnavailable)
+        cluster = Cluster(chosen.address(), error=ProviderError, unavailable=ProviderUnavailable)
         with PodWatch(cluster, {"app.kubernetes.io/instance": name}) as watch:
+            # Pods from before: an old pod that fails says nothing about the new version.
             watch.wait(lambda pods: True, 30.0)
             before = {pod.uid for pod in watch.pods}
             for manifest in manifests:
@@ -269,7 +307,7 @@ def _apply(
 
 
 def _await_rollout(cluster: Cluster, watch: PodWatch, name: str, before: set[str], timeout_s: float) -> None:
-    """Return when every pod is of the new version and ready; raise at once when a new one cannot become it."""
+    """Wait until every pod has the new version and is ready; raise at once if a new one can never be."""
     from openenv.errors import ServerNotReady
     from openenv.providers.kubernetes import pod_failure, raise_if_refused, read_deployment
 
@@ -280,15 +318,17 @@ def _await_rollout(cluster: Cluster, watch: PodWatch, name: str, before: set[str
         raise_if_refused(deployment)
         status, wanted = deployment.status, deployment.spec.replicas if deployment.spec.replicas is not None else 1
         updated, ready = (status and status.updatedReplicas) or 0, (status and status.availableReplicas) or 0
+        # Until the controller has seen our change, the counts describe the version before.
         current = status is not None and (status.observedGeneration or 0) >= (deployment.metadata.generation or 0)
         if current and updated >= wanted and ready >= wanted and (status.replicas or 0) <= updated:
             return
-        line = f"{updated} of {wanted} pods are of this version, {ready} are ready"
+        line = f"{updated} of {wanted} pods have this version, {ready} are ready"
         if line != shown:
             typer.echo(line)
             shown = line
         new: list[PodState] = [pod for pod in watch.pods if pod.uid not in before and not pod.is_ending]
         for pod in new:
+            # An autoscaler of nodes may still make room for an unschedulable pod; other problems stay.
             if pod.problem is not None and pod.problem.kind != "unschedulable":
                 raise pod_failure(cluster, pod)
         if time.monotonic() > deadline:

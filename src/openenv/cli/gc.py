@@ -1,42 +1,46 @@
-"""`openenv gc`: remove the servers and sandboxes that nothing owns any more."""
+"""`openenv gc`: remove servers and sandboxes without an owner."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
 from openenv.errors import message_of
 
 from .command import failure, printable
-from .ps import ALL_NAMESPACES, CONTEXT, KUBECONFIG, NAMESPACE, ONLY, age, inventory_of
+from .options import options_of
+from .ps import InventoryFlags, age
 
 
-def gc(
-    only: list[str] = ONLY,
-    kubeconfig: Path | None = KUBECONFIG,
-    context: str | None = CONTEXT,
-    namespace: str | None = NAMESPACE,
-    all_namespaces: bool = ALL_NAMESPACES,
-    dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be removed, and remove nothing."),
-) -> None:
-    """Remove what servers and sandboxes left: the process that started them has ended, or their time is over.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcFlags:
+    """Options of `openenv gc`."""
+
+    places: InventoryFlags
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the leftovers and remove nothing.")] = False
+
+
+@options_of(GcFlags)
+def gc(flags: GcFlags) -> None:
+    """Remove leftover servers and sandboxes: their process has ended, or their time limit is over.
 
       openenv gc --dry-run
       openenv gc
       openenv gc --only kubernetes --all-namespaces
 
-    What belongs to a living process stays, and so does what another machine started, unless its `ttl_s` is over.
-    Exits with 1 if something could not be removed.
+    Resources of a living process stay. Resources of another machine stay until their `ttl_s` is over. Exits with 1 if
+    some could not be removed.
     """
-    found = inventory_of(only, kubeconfig, context, namespace, all_namespaces)
-    for note in found.notes:
+    inventory = flags.places.inventory()
+    for note in inventory.notes:
         typer.secho(f"Note: {printable(note)}", fg="yellow", err=True)
-    leftovers = [one for one in found.items if one.is_leftover]
+    leftovers = [one for one in inventory.items if one.is_leftover]
     failed = 0
     for one in leftovers:
         name = f"{one.place} {one.use} {printable(one.name)} ({age(one.created) or 'unknown age'})"
-        if dry_run:
+        if flags.dry_run:
             typer.echo(f"would remove {name}")
             continue
         try:
@@ -47,6 +51,6 @@ def gc(
         else:
             typer.echo(f"removed {name}")
     if not leftovers:
-        typer.echo("Nothing is left over.")
+        typer.echo("No leftovers.")
     if failed:
         raise failure(f"{failed} of {len(leftovers)} could not be removed")

@@ -1,4 +1,4 @@
-"""`openenv harbor`: run and serve Harbor's tasks, say what can run them here, and put a server on a Space."""
+"""`openenv harbor`: run and serve Harbor's tasks, check the prerequisites, and push a server to a Space."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -14,9 +16,10 @@ from openenv import settings
 from openenv.errors import OpenEnvError, message_of
 
 from .command import HelpCommand, check_choice, command_group, failure
+from .options import options_of
 
 _EXAMPLES = """
-Run Harbor's task folders with token capture, serve them, and see what can run them here.
+Run Harbor's task folders with token capture, serve them, and check what this machine can run.
 
   openenv harbor info --dataset tasks
   openenv harbor rollout --dataset tasks --harness oracle --n-tasks 5
@@ -29,62 +32,93 @@ name@version of Harbor's registry, which needs the package harbor.
 
 harbor = command_group(_EXAMPLES)
 
-_LLM_URL = typer.Option(None, "--llm-url", metavar="URL", help="The model's endpoint, OpenAI's API.")
-_MODEL = typer.Option(None, "--model", metavar="MODEL", help="The model's id; by default the only one served there.")
-_DATASETS = typer.Option(
-    [],
-    "--dataset",
-    metavar="DATASET",
-    help="A folder, a dataset repository of the Hub, or name@version. May be repeated.",
-)
-_API_KEY = typer.Option(
-    None,
-    "--api-key",
-    metavar="KEY",
-    help="The endpoint's key. Better set OPENENV_LLM_API_KEY, which others on this machine cannot see. "
-    "No sandbox gets it.",
-)
-_AUTH_HEADER = typer.Option(
-    "Authorization", "--auth-header", metavar="NAME", help="The header that has the key; Authorization adds Bearer."
-)
-_ENV_FILE = typer.Option(None, "--env-file", metavar="FILE", help="A file of variables (NAME=value) to set first.")
-_EXPOSE = typer.Option(
-    "direct",
-    "--expose",
-    metavar="HOW",
-    help="How machines elsewhere reach the capture proxy: direct, gradio or cloudflare. Sandboxes need none of it.",
-)
-_SHARE = typer.Option(
-    None,
-    "--share-endpoint/--no-share-endpoint",
-    help="Let callers run rollouts on this server's endpoint and key; by default yes.",
-)
-_VISITORS = typer.Option(
-    None,
-    "--visitor-endpoints/--no-visitor-endpoints",
-    help="Let callers name an endpoint of their own; by default yes.",
-)
-_VISIBILITY = typer.Option(
-    None,
-    "--run-visibility",
-    metavar="WHO",
-    help="Who sees stored rollouts on the page: all, or own for none but the results of one's own calls. By default "
-    "all on this machine, own on a Space.",
-)
-_HISTORY = typer.Option(
-    None, "--run-history/--no-run-history", help="Keep rollouts on disk; by default yes, but not on a Space."
-)
-_ADD = typer.Option(
-    None,
-    "--add-datasets/--no-add-datasets",
-    help="Let callers add datasets of the Hub; by default only on this machine.",
-)
-_ROLLOUTS = typer.Option(
-    None, "--rollouts/--no-rollouts", help="Let callers run rollouts; without, tasks can only be looked at."
-)
-_REWARD_KEY = typer.Option(
-    "", "--reward-key", metavar="KEY", help="Which of several rewards counts; or several keys, the first that is there."
-)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointFlags:
+    """Options of the model's endpoint and of the datasets, for every command."""
+
+    llm_url: Annotated[str | None, typer.Option(metavar="URL", help="The model's endpoint, with OpenAI's API.")] = None
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The model's ID; by default the only one at the endpoint.")
+    ] = None
+    dataset: Annotated[
+        list[str],
+        typer.Option(metavar="DATASET", help="A folder, a dataset repository of the Hub, or name@version; repeatable."),
+    ] = field(default_factory=list)
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="The endpoint's key; sandboxes never get it. Prefer OPENENV_LLM_API_KEY: other users of this machine "
+            "can read options.",
+        ),
+    ] = None
+    auth_header: Annotated[
+        str, typer.Option(metavar="NAME", help="The header that contains the key; Authorization adds Bearer.")
+    ] = "Authorization"
+    env_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A file of variables (NAME=value) to set first; push makes them secrets."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisitorFlags:
+    """Options of what callers of a server may do, for `serve` and `push`."""
+
+    share_endpoint: Annotated[
+        bool | None,
+        typer.Option(
+            "--share-endpoint/--no-share-endpoint",
+            help="Let callers run rollouts on this server's endpoint and key; on by default, off on a Space.",
+        ),
+    ] = None
+    visitor_endpoints: Annotated[
+        bool | None,
+        typer.Option(
+            "--visitor-endpoints/--no-visitor-endpoints", help="Let callers use their own endpoints; on by default."
+        ),
+    ] = None
+    run_visibility: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHO",
+            help="Who sees stored rollouts on the page: all, or own for callers' own results only. By default all on "
+            "this machine, own on a Space.",
+        ),
+    ] = None
+    run_history: Annotated[
+        bool | None,
+        typer.Option("--run-history/--no-run-history", help="Keep rollouts on disk; on by default, off on a Space."),
+    ] = None
+    add_datasets: Annotated[
+        bool | None,
+        typer.Option(
+            "--add-datasets/--no-add-datasets",
+            help="Let callers add datasets of the Hub; by default only on this machine.",
+        ),
+    ] = None
+    rollouts: Annotated[
+        bool | None,
+        typer.Option("--rollouts/--no-rollouts", help="Let callers run rollouts; otherwise they can only read tasks."),
+    ] = None
+    reward_key: Annotated[
+        str,
+        typer.Option(metavar="KEY", help="The reward to report if a task has several; or several keys, in order."),
+    ] = ""
+
+    def check(self) -> None:
+        """Raise for a visibility that does not exist."""
+        check_choice("--run-visibility", self.run_visibility, ("all", "own"))
+
+
+_Expose = Annotated[
+    str,
+    typer.Option(
+        metavar="HOW",
+        help="How other machines reach the capture proxy: direct, gradio or cloudflare. Local sandboxes need none.",
+    ),
+]
 
 
 @contextmanager
@@ -95,18 +129,21 @@ def _failures() -> Iterator[None]:
         raise failure(message_of(exc)) from exc
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfoFlags:
+    """Options of `openenv harbor info`."""
+
+    endpoint: EndpointFlags
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show every agent, and every finding about the endpoint.")
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+
+
 @harbor.command("info", cls=HelpCommand)
-def info(
-    llm_url: str | None = _LLM_URL,
-    model: str | None = _MODEL,
-    dataset: list[str] = _DATASETS,
-    api_key: str | None = _API_KEY,
-    auth_header: str = _AUTH_HEADER,
-    env_file: str | None = _ENV_FILE,
-    verbose: bool = typer.Option(False, "--verbose", help="Show every agent, and every finding about the endpoint."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
-) -> None:
-    """Show the endpoint, sandboxes, datasets and agents that can run tasks here, and what is missing.
+@options_of(InfoFlags)
+def info(flags: InfoFlags) -> None:
+    """Show the endpoint, sandboxes, datasets and agents that can run tasks here, and missing prerequisites.
 
     Examples:
 
@@ -115,50 +152,56 @@ def info(
     """
     from openenv.adapters.harbor.capabilities import prepare
 
+    endpoint = flags.endpoint
     with _failures():
         found = prepare(
-            llm_url=llm_url,
-            model=model,
-            datasets=dataset or None,
-            env_file=env_file,
+            llm_url=endpoint.llm_url,
+            model=endpoint.model,
+            datasets=endpoint.dataset or None,
+            env_file=endpoint.env_file,
             require_llm=False,
             quiet=True,
-            api_key=api_key,
-            auth_header=auth_header,
+            api_key=endpoint.api_key,
+            auth_header=endpoint.auth_header,
         )
-    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else found.render(verbose=verbose))
+    typer.echo(json.dumps(found.to_dict(), indent=2) if flags.as_json else found.render(verbose=flags.verbose))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutFlags:
+    """Options of `openenv harbor rollout`."""
+
+    endpoint: EndpointFlags
+    task_index: Annotated[int, typer.Option(metavar="N", min=0, help="The number of the first task.")] = 0
+    harness: Annotated[str, typer.Option(metavar="AGENT", help="An agent, or module:Class of one.")] = "opencode"
+    sandbox: Annotated[str, typer.Option(metavar="BACKEND", help="docker, kubernetes, or module:Class.")] = "docker"
+    n_tasks: Annotated[int, typer.Option("--n-tasks", "-n", metavar="N", min=1, help="Number of tasks to run.")] = 1
+    port: Annotated[int, typer.Option(metavar="PORT", help="Port of the capture proxy; 0 takes any free one.")] = 0
+    expose: _Expose = "direct"
+    trials_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Store of the rollouts; by default OPENENV_HARBOR_TRIALS_DIR, else the store of all rollouts.",
+        ),
+    ] = None
+    reward_key: Annotated[
+        str,
+        typer.Option(metavar="KEY", help="The reward to report if a task has several; or several keys, in order."),
+    ] = ""
+    keep_sandbox: Annotated[bool, typer.Option("--keep-sandbox", hidden=True)] = False
+    force_build: Annotated[
+        bool, typer.Option("--force-build", help="Build images again, without the engine's cache.")
+    ] = False
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the results to this file, as JSON.")] = None
 
 
 @harbor.command("rollout", cls=HelpCommand)
-def rollout(
-    llm_url: str | None = _LLM_URL,
-    model: str | None = _MODEL,
-    dataset: list[str] = _DATASETS,
-    task_index: int = typer.Option(0, "--task-index", metavar="N", min=0, help="The first task, by its number."),
-    harness: str = typer.Option("opencode", "--harness", metavar="AGENT", help="An agent, or module:Class of one."),
-    sandbox: str = typer.Option("docker", "--sandbox", metavar="BACKEND", help="docker, kubernetes, or module:Class."),
-    n_tasks: int = typer.Option(1, "--n-tasks", "-n", metavar="N", min=1, help="How many tasks to run."),
-    port: int = typer.Option(0, "--port", metavar="PORT", help="Port of the capture proxy; 0 takes any free one."),
-    expose: str = _EXPOSE,
-    trials_dir: Path | None = typer.Option(
-        None,
-        "--trials-dir",
-        metavar="FOLDER",
-        help="Where rollouts are stored; by default OPENENV_HARBOR_TRIALS_DIR, else the store of all rollouts.",
-    ),
-    reward_key: str = _REWARD_KEY,
-    keep_sandbox: bool = typer.Option(
-        False, "--keep-sandbox", hidden=True, help="Refused: the store keeps the work tree."
-    ),
-    force_build: bool = typer.Option(False, "--force-build", help="Build images again, without the engine's cache."),
-    api_key: str | None = _API_KEY,
-    auth_header: str = _AUTH_HEADER,
-    env_file: str | None = _ENV_FILE,
-    out: Path | None = typer.Option(None, "--out", metavar="FILE", help="Write the results there, as JSON."),
-) -> None:
-    """Run tasks of a dataset one after another, and print what came of each.
+@options_of(RolloutFlags)
+def rollout(flags: RolloutFlags) -> None:
+    """Run tasks of a dataset one after another, and print their results.
 
-    oracle and nop need no model. Exits with 1 if a rollout failed, whatever its reward.
+    The agents oracle and nop need no model. Exits with 1 if a rollout failed, regardless of its reward.
 
     Examples:
 
@@ -168,71 +211,75 @@ def rollout(
     """
     from openenv.adapters.harbor.runner import run_batch
 
+    endpoint = flags.endpoint
     with _failures():
-        if len(dataset) != 1:
-            raise ValueError("give one --dataset")
+        if len(endpoint.dataset) != 1:
+            raise ValueError("give exactly one --dataset")
+        # Published runners keep a sandbox for debugging; ours closes it after storing its files.
+        if flags.keep_sandbox:
+            raise ValueError(
+                "sandboxes are always closed: leave --keep-sandbox out, and read the files that the agent changed with "
+                "openenv rollouts show ID"
+            )
         results = asyncio.run(
             run_batch(
-                llm_url=llm_url or "",
-                dataset=dataset[0],
-                task_indices=range(task_index, task_index + n_tasks),
-                harness=harness,
-                sandbox=sandbox,
-                model=model,
-                port=port,
-                expose=expose,
-                trials_dir=trials_dir,
-                reward_key=reward_key,
-                keep_sandbox=keep_sandbox,
-                force_build=force_build,
-                env_file=env_file,
-                api_key=api_key,
-                auth_header=auth_header,
+                llm_url=endpoint.llm_url or "",
+                dataset=endpoint.dataset[0],
+                task_indices=range(flags.task_index, flags.task_index + flags.n_tasks),
+                harness=flags.harness,
+                sandbox=flags.sandbox,
+                model=endpoint.model,
+                port=flags.port,
+                expose=flags.expose,
+                trials_dir=flags.trials_dir,
+                reward_key=flags.reward_key,
+                force_build=flags.force_build,
+                env_file=endpoint.env_file,
+                api_key=endpoint.api_key,
+                auth_header=endpoint.auth_header,
                 report=lambda line: typer.echo(line, err=True),
             )
         )
-        if out is not None:
-            out.write_text(json.dumps([result.model_dump() for result in results], indent=2))
+        if flags.out is not None:
+            flags.out.write_text(json.dumps([result.model_dump() for result in results], indent=2))
     for result in results:
         typer.echo(f"{result.task_name}\t{'-' if result.reward is None else f'{result.reward:g}'}\t{result.trial_name}")
     if not all(result.ok for result in results):
         raise typer.Exit(1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarborServeFlags:
+    """Options of `openenv harbor serve`."""
+
+    endpoint: EndpointFlags
+    max_output_tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Maximum tokens of a reply, even if an agent asks for more.")
+    ] = 8192
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(metavar="PORT", help="Port for callers; 0 takes any free one.")] = 8000
+    capture_port: Annotated[
+        int,
+        typer.Option(metavar="PORT", help="Port of the capture proxy, on this machine; 0 takes any free one."),
+    ] = 8100
+    expose: _Expose = "direct"
+    visitors: VisitorFlags
+    private_urls: Annotated[
+        bool | None,
+        typer.Option(
+            "--private-urls/--no-private-urls",
+            help="Let callers use endpoints on private or local addresses; by default only on this machine.",
+        ),
+    ] = None
+
+
 @harbor.command("serve", cls=HelpCommand)
-def serve(
-    llm_url: str | None = _LLM_URL,
-    model: str | None = _MODEL,
-    dataset: list[str] = _DATASETS,
-    max_output_tokens: int = typer.Option(
-        8192, "--max-output-tokens", metavar="N", min=1, help="The most tokens of one answer, whatever an agent asks."
-    ),
-    host: str = typer.Option("127.0.0.1", "--host", metavar="ADDRESS", help="Address to listen on."),
-    port: int = typer.Option(8000, "--port", metavar="PORT", help="Port for callers; 0 takes any free one."),
-    capture_port: int = typer.Option(
-        8100, "--capture-port", metavar="PORT", help="Port of the capture proxy, on this machine; 0 takes any free one."
-    ),
-    expose: str = _EXPOSE,
-    api_key: str | None = _API_KEY,
-    auth_header: str = _AUTH_HEADER,
-    env_file: str | None = _ENV_FILE,
-    share_endpoint: bool | None = _SHARE,
-    visitor_endpoints: bool | None = _VISITORS,
-    run_visibility: str | None = _VISIBILITY,
-    run_history: bool | None = _HISTORY,
-    add_datasets: bool | None = _ADD,
-    rollouts: bool | None = _ROLLOUTS,
-    private_urls: bool | None = typer.Option(
-        None,
-        "--private-urls/--no-private-urls",
-        help="Let callers name an endpoint on a private or local address; by default only on this machine.",
-    ),
-    reward_key: str = _REWARD_KEY,
-) -> None:
+@options_of(HarborServeFlags)
+def serve(flags: HarborServeFlags) -> None:
     """Serve Harbor's tasks: the Task API lists them, the tool run_rollout runs an agent on one.
 
-    Callers use openenv.harbor.client.HarborEnv, any MCP client, or the page. On an address that others reach, a token
-    is made and printed unless OPENENV_TOKEN has one.
+    Callers use openenv.harbor.client.HarborEnv, any MCP client, or the page. If other machines can reach the address,
+    a token is created and printed, unless OPENENV_TOKEN contains one.
 
     Examples:
 
@@ -244,73 +291,79 @@ def serve(
     from openenv.adapters.harbor.serving import serve_harbor
     from openenv.protocol.addresses import is_loopback
 
-    check_choice("--run-visibility", run_visibility, ("all", "own"))
-    datasets = dataset or list(settings.harbor_datasets())
+    endpoint, visitors = flags.endpoint, flags.visitors
+    visitors.check()
+    datasets = endpoint.dataset or list(settings.harbor_datasets())
     with _failures():
         if not datasets:
             raise ValueError("give at least one --dataset")
         serve_harbor(
-            llm_url=llm_url or "",
+            llm_url=endpoint.llm_url or "",
             datasets=datasets,
-            model=model,
-            host=host,
-            port=port,
-            capture_port=capture_port,
-            expose=expose,
-            env_file=env_file,
-            api_key=api_key,
-            auth_header=auth_header,
-            max_output_tokens=max_output_tokens,
+            model=endpoint.model,
+            host=flags.host,
+            port=flags.port,
+            capture_port=flags.capture_port,
+            expose=flags.expose,
+            env_file=endpoint.env_file,
+            api_key=endpoint.api_key,
+            auth_header=endpoint.auth_header,
+            max_output_tokens=flags.max_output_tokens,
             options=HarborPermissions.of(
-                is_local=is_loopback(host),
-                shares_endpoint=share_endpoint,
-                takes_endpoints=visitor_endpoints,
-                shows_rollouts=None if run_visibility is None else run_visibility == "all",
-                keeps_rollouts=run_history,
-                adds_datasets=add_datasets,
-                runs_rollouts=rollouts,
-                takes_private_urls=private_urls,
-                reward_key=reward_key,
+                is_local=is_loopback(flags.host),
+                shares_endpoint=visitors.share_endpoint,
+                takes_endpoints=visitors.visitor_endpoints,
+                shows_rollouts=None if visitors.run_visibility is None else visitors.run_visibility == "all",
+                keeps_rollouts=visitors.run_history,
+                adds_datasets=visitors.add_datasets,
+                runs_rollouts=visitors.rollouts,
+                takes_private_urls=flags.private_urls,
+                reward_key=visitors.reward_key,
             ),
         )
 
 
-@harbor.command("push", cls=HelpCommand)
-def push(
-    llm_url: str | None = _LLM_URL,
-    repo_id: str | None = typer.Option(None, "--repo-id", metavar="OWNER/NAME", help="The Space to make or change."),
-    model: str | None = _MODEL,
-    dataset: list[str] = _DATASETS,
-    private: bool = typer.Option(False, "--private", help="Make the Space private."),
-    hardware: str | None = typer.Option(None, "--hardware", metavar="NAME", help="The Space's hardware: cpu-basic."),
-    api_key: str | None = _API_KEY,
-    auth_header: str = _AUTH_HEADER,
-    env_file: str | None = typer.Option(
-        None, "--env-file", metavar="FILE", help="A file of variables that become the Space's secrets."
-    ),
-    bucket: str | None = typer.Option(
-        None, "--bucket", metavar="NAME", hidden=True, help="Refused: the Space downloads its datasets."
-    ),
-    public_bucket: bool | None = typer.Option(
-        None, "--public-bucket/--private-bucket", hidden=True, help="Refused: the Space downloads its datasets."
-    ),
-    hf_login: bool = typer.Option(
-        False, "--hf-login/--no-hf-login", hidden=True, help="Refused: callers send their key."
-    ),
-    recreate: bool = typer.Option(False, "--recreate", help="Delete the Space first, with its variables and secrets."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be pushed, and stop."),
-    share_endpoint: bool | None = _SHARE,
-    visitor_endpoints: bool | None = _VISITORS,
-    run_visibility: str | None = _VISIBILITY,
-    run_history: bool | None = _HISTORY,
-    add_datasets: bool | None = _ADD,
-    rollouts: bool | None = _ROLLOUTS,
-    reward_key: str = _REWARD_KEY,
-) -> None:
-    """Put a server of Harbor's tasks on a Hugging Face Space.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarborPushFlags:
+    """Options of `openenv harbor push`."""
 
-    The Space serves the catalogue. It has no container engine: rollouts need a Kubernetes cluster, whose configuration
-    is a secret of the Space. The endpoint's key, and the variables of --env-file, become secrets; nothing prints them.
+    endpoint: EndpointFlags
+    repo_id: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="The Space to create or update.")] = None
+    private: Annotated[bool, typer.Option("--private", help="Make the Space private.")] = False
+    hardware: Annotated[str | None, typer.Option(metavar="NAME", help="The Space's hardware, such as cpu-basic.")] = (
+        None
+    )
+    # The published command has these options; our Space works without a bucket and without signing in.
+    bucket: Annotated[str | None, typer.Option(metavar="NAME", hidden=True)] = None
+    public_bucket: Annotated[bool | None, typer.Option("--public-bucket/--private-bucket", hidden=True)] = None
+    hf_login: Annotated[bool, typer.Option("--hf-login/--no-hf-login", hidden=True)] = False
+    recreate: Annotated[
+        bool, typer.Option("--recreate", help="Delete the Space first, with its variables and secrets.")
+    ] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and push nothing.")] = False
+    visitors: VisitorFlags
+
+    def check(self) -> None:
+        """Raise for options that the Space does not support, with the alternative."""
+        self.visitors.check()
+        if self.bucket not in (None, "none") or self.public_bucket is not None:
+            raise ValueError(
+                "the Space uses no bucket: leave --bucket and --public-bucket out; it downloads its datasets itself"
+            )
+        if self.hf_login:
+            raise ValueError("the page has no sign-in: leave --hf-login out; callers send their own key")
+        if self.repo_id is None or self.repo_id.count("/") != 1:
+            raise ValueError("name the Space with --repo-id OWNER/NAME")
+
+
+@harbor.command("push", cls=HelpCommand)
+@options_of(HarborPushFlags)
+def push(flags: HarborPushFlags) -> None:
+    """Push a server of Harbor's tasks to a Hugging Face Space.
+
+    The Space serves the catalogue. It has no container engine, so rollouts need a Kubernetes cluster; its
+    configuration is a secret of the Space. The endpoint's key and the variables of --env-file become secrets and are
+    never printed.
 
     Examples:
 
@@ -319,36 +372,32 @@ def push(
     """
     from openenv.packaging.hub.harbor_space import SpacePlan, push_space
 
-    check_choice("--run-visibility", run_visibility, ("all", "own"))
-    switches = {
-        "share-endpoint": bool(share_endpoint),
-        "visitor-endpoints": visitor_endpoints,
-        "run-history": bool(run_history),
-        "add-datasets": bool(add_datasets),
-        "rollouts": rollouts,
-    }
+    endpoint, visitors = flags.endpoint, flags.visitors
     with _failures():
-        if bucket not in (None, "none") or public_bucket is not None:
-            raise ValueError("the Space downloads its datasets itself: leave --bucket and --public-bucket out")
-        if hf_login:
-            raise ValueError("the page has no sign-in with Hugging Face: leave --hf-login out")
-        if repo_id is None or repo_id.count("/") != 1:
-            raise ValueError("name the Space with --repo-id OWNER/NAME")
+        flags.check()
+        assert flags.repo_id is not None
+        switches = {
+            "share-endpoint": bool(visitors.share_endpoint),
+            "visitor-endpoints": visitors.visitor_endpoints,
+            "run-history": bool(visitors.run_history),
+            "add-datasets": bool(visitors.add_datasets),
+            "rollouts": visitors.rollouts,
+        }
         plan = SpacePlan(
-            repo_id=repo_id,
-            datasets=tuple(dataset),
-            llm_url=llm_url or "",
-            model=model or "",
-            auth_header=auth_header,
-            private=private,
-            hardware=hardware,
-            reward_key=reward_key,
-            visibility=run_visibility or "own",
+            repo_id=flags.repo_id,
+            datasets=tuple(endpoint.dataset),
+            llm_url=endpoint.llm_url or "",
+            model=endpoint.model or "",
+            auth_header=endpoint.auth_header,
+            private=flags.private,
+            hardware=flags.hardware,
+            reward_key=visitors.reward_key,
+            visibility=visitors.run_visibility or "own",
             switches={name: value for name, value in switches.items() if value is not None},
-            api_key=api_key or settings.llm_api_key(),
-            env_file=None if env_file is None else Path(env_file),
+            api_key=endpoint.api_key or settings.llm_api_key(),
+            env_file=None if endpoint.env_file is None else Path(endpoint.env_file),
         )
-        if dry_run:
+        if flags.dry_run:
             typer.echo(plan.describe())
             return
-        typer.echo(push_space(plan, recreate=recreate, report=lambda line: typer.echo(line, err=True)))
+        typer.echo(push_space(plan, recreate=flags.recreate, report=lambda line: typer.echo(line, err=True)))

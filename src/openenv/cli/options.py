@@ -12,18 +12,59 @@ next function, and as a field of the object that travels on. Here the declaratio
     def hello(flags: HelloFlags) -> None: ...
 
 A field may itself be such a dataclass: its options become options of the command, and several commands can share them.
+`Annotated[GROUP, Panel("Title")]` lists them below a title of their own in the help.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
+
+import typer
+
+if TYPE_CHECKING:
+    from openenv.sandboxes.cluster import ClusterAddress
 
 _FlagsT = TypeVar("_FlagsT")
 _ResultT = TypeVar("_ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """The title in the help of a group of options."""
+
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFlags:
+    """Options that choose a Kubernetes cluster, for every command that reads one."""
+
+    kubeconfig: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The cluster's configuration; kubectl's by default.")
+    ] = None
+    context: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The context in that file; the current one by default.")
+    ] = None
+    namespace: Annotated[str | None, typer.Option(metavar="NAME", help="The namespace; the context's by default.")] = (
+        None
+    )
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the user named a cluster or a part of one."""
+        return any(value is not None for value in (self.kubeconfig, self.context, self.namespace))
+
+    def address(self) -> ClusterAddress:
+        """Return the cluster's address."""
+        from openenv.sandboxes.cluster import ClusterAddress
+
+        return ClusterAddress(self.kubeconfig, self.context, self.namespace)
 
 
 def options_of(flags: type[_FlagsT]) -> Callable[[Callable[[_FlagsT], _ResultT]], Callable[..., _ResultT]]:
@@ -49,44 +90,55 @@ def options_of(flags: type[_FlagsT]) -> Callable[[Callable[[_FlagsT], _ResultT]]
     return decorate
 
 
-def _parameters(flags: type) -> Iterator[inspect.Parameter]:
+def _parameters(flags: type, panel: str | None = None) -> Iterator[inspect.Parameter]:
     """Yield a keyword-only parameter for each option, in the order of the fields, groups in their place."""
-    for field, annotation in _fields(flags):
-        if _is_group(annotation):
-            yield from _parameters(annotation)
-        else:
-            yield inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=annotation
-            )
+    for field, kind, declaration in _fields(flags):
+        if _is_group(kind):
+            yield from _parameters(kind, declaration.title if isinstance(declaration, Panel) else panel)
+            continue
+        if panel is not None and declaration.rich_help_panel is None:
+            declaration = copy.copy(declaration)  # another command may list the same group without a title
+            declaration.rich_help_panel = panel
+        yield inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=_default(field),
+            annotation=Annotated[kind, declaration],
+        )
 
 
 def _instance(flags: type[_FlagsT], values: Mapping[str, Any]) -> _FlagsT:
     """Build the dataclass, with its groups, from the values of all options."""
     arguments: dict[str, Any] = {}
-    for field, annotation in _fields(flags):
-        if _is_group(annotation):
-            arguments[field.name] = _instance(annotation, values)
+    for field, kind, _ in _fields(flags):
+        if _is_group(kind):
+            arguments[field.name] = _instance(kind, values)
         elif field.name in values:
             arguments[field.name] = values[field.name]
     return flags(**arguments)
 
 
-def _fields(flags: type) -> Iterator[tuple[Field[Any], Any]]:
+def _fields(flags: type) -> Iterator[tuple[Field[Any], Any, Any]]:
+    """Yield each field with its type and the `typer.Option`, `typer.Argument` or `Panel` that annotates it."""
     # With `from __future__ import annotations`, `Field.type` is a text; the hints are the objects.
     hints = get_type_hints(flags, include_extras=True)
     for field in fields(flags):
-        yield field, hints[field.name]
+        hint = hints[field.name]
+        if get_origin(hint) is Annotated:
+            kind, declaration = get_args(hint)[:2]
+            yield field, kind, declaration
+        else:
+            yield field, hint, None
 
 
-def _is_group(annotation: Any) -> bool:
-    if get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    return isinstance(annotation, type) and is_dataclass(annotation)
+def _is_group(kind: object) -> TypeGuard[type]:
+    return isinstance(kind, type) and is_dataclass(kind)
 
 
 def _default(field: Field[Any]) -> Any:
+    """Return the default as a signature has it; without one, Typer asks for the option."""
     if field.default is not MISSING:
         return field.default
     if field.default_factory is not MISSING:
         return field.default_factory()
-    return inspect.Parameter.empty  # Typer asks for it
+    return inspect.Parameter.empty

@@ -1,4 +1,4 @@
-"""`openenv play`: a model plays a served environment; rewards as they come, then a summary."""
+"""`openenv play`: a model plays a served environment; prints rewards during the run and a summary."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from openenv import settings
 from openenv.errors import OpenEnvError, RolloutError
 
 from .command import failure
-from .rollouts import endpoint_model
+from .model_flags import ModelFlags
+from .options import options_of
 
 if TYPE_CHECKING:
     from openenv.rollout.store.store import RolloutStore
@@ -24,63 +25,63 @@ if TYPE_CHECKING:
     from openenv.train.groups import EpisodeSample, SampleGroup
 
 
-def play(
-    url: list[str] = typer.Argument(..., metavar="URL...", help="The server, or several that share the episodes."),
-    base_url: str = typer.Option(..., metavar="URL", help="The model's endpoint, ending in /v1."),
-    model: str = typer.Option(..., metavar="MODEL", help="The model's id at that endpoint."),
-    api_key: str | None = typer.Option(
-        None,
-        metavar="KEY",
-        help="The endpoint's key. Better set OPENENV_MODEL_KEY, which others on this machine cannot see.",
-    ),
-    sampling: str | None = typer.Option(None, metavar="JSON", help='How the model samples: {"temperature": 1.0}.'),
-    episodes: int = typer.Option(16, "--episodes", "-n", metavar="N", min=1, help="How many different starts."),
-    samples: int = typer.Option(1, metavar="N", min=1, help="How many episodes from each start."),
-    seed: int = typer.Option(1, metavar="SEED", help="The seed of the first start; the others follow it."),
-    concurrency: int = typer.Option(16, metavar="N", min=1, help="How many are played at once."),
-    system: str = typer.Option("", metavar="TEXT", help="What the model is asked to do."),
-    max_turns: int = typer.Option(20, metavar="N", min=1, help="How many answers an episode has at most."),
-    max_tokens: int | None = typer.Option(None, metavar="N", min=1, help="How many tokens an answer has at most."),
-    token: str | None = typer.Option(None, metavar="TOKEN", help="A token of the server; see openenv serve --help."),
-    store: Path | None = typer.Option(
-        None, metavar="FOLDER", help="Keep episodes here, with every token, for openenv rollouts ls, show and export."
-    ),
-    as_json: bool = typer.Option(False, "--json", help="Print a JSON object per episode instead."),
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayFlags:
+    """Options of `openenv play`."""
+
+    url: Annotated[list[str], typer.Argument(metavar="URL...", help="The server, or several that share the episodes.")]
+    model: ModelFlags
+    episodes: Annotated[
+        int, typer.Option("--episodes", "-n", metavar="N", min=1, help="Number of different starts.")
+    ] = 16
+    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Episodes from each start.")] = 1
+    seed: Annotated[int, typer.Option(metavar="SEED", help="Seed of the first start; each next one adds 1.")] = 1
+    concurrency: Annotated[int, typer.Option(metavar="N", min=1, help="Number of parallel episodes.")] = 16
+    system: Annotated[str, typer.Option(metavar="TEXT", help="The model's system prompt.")] = ""
+    max_turns: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum replies per episode.")] = 20
+    max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum tokens of a reply.")] = None
+    token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="The server's token; see openenv serve --help.")
+    ] = None
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Store episodes here, with every token, for openenv rollouts ls, show and export."
+        ),
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per episode instead.")] = False
+
+
+@options_of(PlayFlags)
+def play(flags: PlayFlags) -> None:
     """Let a model play a served environment, many episodes at once.
 
-    An environment with tools is played by tool calls, any other by texts or JSON. A failure of the server or the
-    endpoint is played again and is no reward. Exits with 1 if an episode has none in the end.
+    If the environment has tools, the model calls them; otherwise it answers with text or JSON. Failures of the server
+    or the endpoint are retried and never scored. Exits with 1 if an episode ends without a reward.
 
       openenv serve maze.py --max-sessions 64
       openenv play http://localhost:8000 --base-url http://localhost:8001/v1 \\
           --model NAME -n 64 --concurrency 64 --system "Find the way out."
     """
+    for option, value in (("--base-url", flags.model.base_url), ("--model", flags.model.model)):
+        if value is None:
+            raise typer.BadParameter("give the model that plays", param_hint=option)
     try:
-        endpoint = endpoint_model(base_url, model, api_key or settings.model_key(), sampling)
+        endpoint = flags.model.endpoint()
         assert endpoint is not None
-        options: dict[str, Any] = {
-            "samples": samples,
-            "concurrency": min(concurrency, episodes * samples),
-            "system": system,
-            "max_turns": max_turns,
-            "max_tokens": max_tokens,
-            "client_options": {} if token is None else {"token": token},
-        }
-        with _kept_in(store) as kept:
-            starts = range(seed, seed + episodes)
-            played = asyncio.run(_play(url, endpoint, starts, {**options, "store": kept}, as_json=as_json))
+        with _open_store(flags.store) as store:
+            played = asyncio.run(_play(flags, endpoint, store))
     except (OpenEnvError, ValueError) as exc:
         raise failure(exc) from None
-    if not as_json:
+    if not flags.as_json:
         _print_summary(played)
     if any(sample.reward is None for sample in played):
         raise typer.Exit(1)
 
 
 @contextlib.contextmanager
-def _kept_in(folder: Path | None) -> Iterator[RolloutStore | None]:
-    """Open the store, where there is to be one."""
+def _open_store(folder: Path | None) -> Iterator[RolloutStore | None]:
+    """Open the store, if the user named one."""
     if folder is None:
         yield None
         return
@@ -90,34 +91,47 @@ def _kept_in(folder: Path | None) -> Iterator[RolloutStore | None]:
         yield store
 
 
-async def _play(
-    urls: Sequence[str], model: Model, starts: range, options: dict[str, Any], *, as_json: bool
-) -> list[EpisodeSample]:
+async def _play(flags: PlayFlags, model: Model, store: RolloutStore | None) -> list[EpisodeSample]:
+    """Play all episodes, with a progress bar on a terminal; return those that ended, with or without a reward."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from openenv.train.episodes import play as play_episodes
 
+    count = flags.episodes * flags.samples
     played: list[EpisodeSample] = []
     console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("mean reward {task.fields[mean]}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=len(starts) * options["samples"], mean="-")
+        bar = progress.add_task("", total=count, mean="-")
 
         def show(group: SampleGroup) -> None:
             played.extend(group.samples)
-            if as_json:
+            if flags.as_json:
                 for sample in group.samples:
                     typer.echo(json.dumps(_row(sample)))
-            known = [sample.reward for sample in played if sample.reward is not None]
-            progress.update(bar, completed=len(played), mean=f"{fmean(known):.3f}" if known else "-")
+            rewards = [sample.reward for sample in played if sample.reward is not None]
+            progress.update(bar, completed=len(played), mean=f"{fmean(rewards):.3f}" if rewards else "-")
 
-        async with play_episodes(list(urls), model, starts, on_failed=show, **options) as stream:
+        starts = range(flags.seed, flags.seed + flags.episodes)
+        async with play_episodes(
+            flags.url,
+            model,
+            starts,
+            samples=flags.samples,
+            concurrency=min(flags.concurrency, count),
+            system=flags.system,
+            max_turns=flags.max_turns,
+            max_tokens=flags.max_tokens,
+            client_options={} if flags.token is None else {"token": flags.token},
+            store=store,
+            on_failed=show,
+        ) as stream:
             try:
                 async for group in stream:
                     show(group)
             except RolloutError:
-                if not played:  # else what failed is in the summary, with its reason
+                if not played:  # otherwise the summary shows the failure
                     raise
     return played
 
@@ -145,6 +159,6 @@ def _print_summary(played: Sequence[EpisodeSample]) -> None:
     if rewards:
         spread = f" ± {stdev(rewards):.3f}" if len(rewards) > 1 else ""
         typer.echo(f"mean reward  {fmean(rewards):.3f}{spread} (from {min(rewards):g} to {max(rewards):g})")
-    typer.echo(f"episodes     {len(played)}, {turns:.1f} answers each; {truncated} were not over at the end")
+    typer.echo(f"episodes     {len(played)}, {turns:.1f} replies each; {truncated} truncated")
     if failed:
-        typer.echo(f"failed       {len(failed)}, not by the model; the last one: {failed[-1].outcome.reason}")
+        typer.echo(f"failed       {len(failed)} without a reward; the last reason: {failed[-1].outcome.reason}")

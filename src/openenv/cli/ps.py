@@ -1,91 +1,96 @@
-"""`openenv ps`: the servers and sandboxes that run on this machine and in a cluster."""
+"""`openenv ps`: list the running servers and sandboxes, on this machine and in a cluster."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .command import check_choice, printable
+from .options import ClusterFlags, options_of
 
 if TYPE_CHECKING:
     from openenv.providers.inventory import InventoryItem, ResourceInventory
 
-ONLY = typer.Option(
-    [], "--only", metavar="PLACE", help="docker, podman, swarm, process, local, kubernetes or a cloud; may be repeated."
-)
-KUBECONFIG = typer.Option(None, "--kubeconfig", metavar="FILE", help="The cluster; by default what kubectl would use.")
-CONTEXT = typer.Option(None, "--context", metavar="NAME", help="The context in that file; by default its current one.")
-NAMESPACE = typer.Option(None, "--namespace", metavar="NAME", help="The namespace; by default the context's.")
-ALL_NAMESPACES = typer.Option(False, "--all-namespaces", help="Look into all namespaces.")
 _WIDEST = 60
 
 
-def ps(
-    only: list[str] = ONLY,
-    kubeconfig: Path | None = KUBECONFIG,
-    context: str | None = CONTEXT,
-    namespace: str | None = NAMESPACE,
-    all_namespaces: bool = ALL_NAMESPACES,
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
-) -> None:
-    """List the servers and sandboxes that providers and rollouts run, whichever process started them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InventoryFlags:
+    """Options that choose the places to look at, for `ps` and `gc`."""
+
+    only: Annotated[
+        list[str],
+        typer.Option(metavar="PLACE", help="docker, podman, swarm, process, local, kubernetes or a cloud; repeatable."),
+    ] = field(default_factory=list)
+    cluster: ClusterFlags
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", help="Include all namespaces.")] = False
+
+    def inventory(self) -> ResourceInventory:
+        """Return the resources in the chosen places."""
+        from openenv.providers.inventory import PLACES, take_inventory
+
+        for place in self.only:
+            check_choice("--only", place, PLACES)
+        places = tuple(place for place in PLACES if not self.only or place in self.only)
+        # Without a configured cluster, plain `ps` leaves it out; if the user asked for one, that is an error.
+        needs_cluster = self.cluster.is_set or self.all_namespaces or "kubernetes" in self.only
+        return take_inventory(
+            places, self.cluster.address(), everywhere=self.all_namespaces, needs_cluster=needs_cluster
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PsFlags:
+    """Options of `openenv ps`."""
+
+    places: InventoryFlags
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+
+
+@options_of(PsFlags)
+def ps(flags: PsFlags) -> None:
+    """List running servers and sandboxes of all providers and rollouts, whichever process started them.
 
       openenv ps                       here, and in your cluster if there is one
       openenv ps --only docker --only local
       openenv ps --only kubernetes --all-namespaces
 
-    The owner is the process that started it. One whose owner is dead, or whose time is over, is a leftover, which
-    `openenv gc` removes. Processes of other users are not seen.
+    The owner is the process that started the resource. If the owner is dead or the time limit is over, the resource is
+    a leftover; `openenv gc` removes it. Processes of other users are not listed.
     """
-    found = inventory_of(only, kubeconfig, context, namespace, all_namespaces)
-    if as_json:
-        items = [_as_json(one) for one in found.items]
-        typer.echo(json.dumps({"items": items, "notes": found.notes}, indent=2))
+    inventory = flags.places.inventory()
+    if flags.as_json:
+        items = [_as_json(one) for one in inventory.items]
+        typer.echo(json.dumps({"items": items, "notes": inventory.notes}, indent=2))
         return
-    show(found)
-    if not found.items:
+    show(inventory)
+    if not inventory.items:
         typer.echo("Nothing runs.")
 
 
-def inventory_of(
-    only: list[str], kubeconfig: Path | None, context: str | None, namespace: str | None, everywhere: bool
-) -> ResourceInventory:
-    """Take the inventory that the options ask for."""
-    from openenv.providers.inventory import PLACES, take_inventory
-    from openenv.sandboxes.cluster import ClusterAddress
-
-    for place in only:
-        check_choice("--only", place, PLACES)
-    places = tuple(place for place in PLACES if not only or place in only)
-    named = any(option is not None for option in (kubeconfig, context, namespace)) or everywhere
-    address = ClusterAddress(kubeconfig, context, namespace)
-    asked = named or "kubernetes" in only
-    return take_inventory(places, address, everywhere=everywhere, needs_cluster=asked)
-
-
-def show(found: ResourceInventory) -> None:
-    """Print a table, and what could not be asked."""
+def show(inventory: ResourceInventory) -> None:
+    """Print a table, and notes about places that did not answer."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
-    if found.items:
+    if inventory.items:
         table = Table("place", "use", "name", "what", "address", "age", "owner", box=None, pad_edge=False)
-        for one in found.items:
+        for one in inventory.items:
             cells = (one.place, one.use, one.name, _short(one.what), one.address, age(one.created), owner_of(one))
             table.add_row(*(Text(printable(cell), style="red" if one.is_leftover else "") for cell in cells))
         console.print(table)
-    for note in found.notes:
+    for note in inventory.notes:
         console.print(f"Note: {printable(note)}", style="yellow", markup=False)
 
 
 def owner_of(item: InventoryItem) -> str:
-    """Say who owns it."""
+    """Return the owner as text."""
     if item.owner is None:
         text = "unknown"
     elif item.owner.is_dead():
@@ -96,7 +101,7 @@ def owner_of(item: InventoryItem) -> str:
 
 
 def age(created: datetime | None) -> str:
-    """Return how long ago that was, in one unit."""
+    """Write an age in one unit; empty if the creation time is unknown."""
     if created is None:
         return ""
     seconds = max(0.0, (datetime.now(timezone.utc) - created).total_seconds())

@@ -1,118 +1,170 @@
-"""`openenv push`: a package becomes a Docker Space of the Hugging Face Hub, or an image in a registry."""
+"""`openenv push`: push a package as a Docker Space of the Hugging Face Hub, or as an image to a registry."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .build import StagingError, build_image, container_engine, run_engine, staged
 from .command import failure, name_values, printable, secret_values, tidy_on_sigterm
+from .options import Panel, options_of
 
 if TYPE_CHECKING:
     from openenv.packaging.hub.spaces import Spaces, SpaceSettings, Upload
     from openenv.packaging.hub.staging import SpacePackage
 
-_of_space = partial(typer.Option, rich_help_panel="Spaces")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceFlags:
+    """Options of the Space; none of them applies to an image for a registry."""
+
+    repo_id: Annotated[
+        str | None,
+        typer.Option(
+            "--repo-id",
+            "-r",
+            metavar="ID",
+            help="NAME or OWNER/NAME; by default the name in openenv.yaml, in your namespace.",
+        ),
+    ] = None
+    private: Annotated[bool, typer.Option("--private", help="Make the Space private, even an existing one.")] = False
+    create_pr: Annotated[
+        bool, typer.Option("--create-pr", help="Open a pull request to the Space; its settings do not change.")
+    ] = False
+    exclude: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Exclude the patterns in this file, in .gitignore syntax.")
+    ] = None
+    delete: Annotated[
+        list[str],
+        typer.Option(metavar="GLOB", help="Remove matching files that this push does not contain; repeatable."),
+    ] = field(default_factory=list)
+    hardware: Annotated[
+        str | None, typer.Option("--hardware", "-H", metavar="NAME", help="Such as cpu-basic or t4-medium.")
+    ] = None
+    count: Annotated[
+        int, typer.Option("--count", "-n", metavar="N", min=1, help="Deploy N Spaces: ID-1, ID-2, and so on.")
+    ] = 1
+    env_var: Annotated[
+        list[str],
+        typer.Option("--env-var", "-e", metavar="NAME=VALUE", help="A variable; wins over openenv.yaml; repeatable."),
+    ] = field(default_factory=list)
+    secret: Annotated[
+        list[str],
+        typer.Option(metavar="NAME[=VALUE]", help="A secret; without a value, the environment variable's. Repeatable."),
+    ] = field(default_factory=list)
+
+    def check(self, registry: str | None) -> None:
+        """Raise for options that have no effect with `--registry` or `--create-pr`."""
+        settings = {
+            "--private": self.private,
+            "--hardware": self.hardware,
+            "--count": self.count > 1,
+            "--env-var": self.env_var,
+            "--secret": self.secret,
+        }
+        files = {
+            "--repo-id": self.repo_id,
+            "--create-pr": self.create_pr,
+            "--exclude": self.exclude,
+            "--delete": self.delete,
+        }
+        if registry is not None:
+            _refuse({**files, **settings}, "--registry", "which makes an image and no Space")
+        elif self.create_pr:
+            _refuse(settings, "--create-pr", "which changes no settings of the Space")
+        if self.repo_id is not None:
+            _check_repo_id(self.repo_id)
 
 
-def push(
-    directory: Path = typer.Argument(Path(), metavar="FOLDER", help="The package; by default the folder you are in."),
-    repo_id: str | None = _of_space(
-        None, "--repo-id", "-r", metavar="ID", help="NAME or OWNER/NAME; by default the name in openenv.yaml, yours."
-    ),
-    base_image: str | None = typer.Option(
-        None, "--base-image", "-b", metavar="IMAGE", help="Start from this image instead of the Dockerfile's."
-    ),
-    interface: bool = typer.Option(False, "--interface", help="With the web page; the default but for --registry."),
-    no_interface: bool = typer.Option(False, "--no-interface", help="Without the web page."),
-    registry: str | None = typer.Option(
-        None, "--registry", metavar="HOST/PATH", help="Push an image to this registry instead of a Space."
-    ),
-    private: bool = _of_space(False, "--private", help="Make the Space private, also one that exists."),
-    create_pr: bool = _of_space(False, "--create-pr", help="Open a pull request to the Space; settings stay."),
-    exclude: Path | None = _of_space(
-        None, "--exclude", metavar="FILE", help="Leave out what this file lists, in the syntax of .gitignore."
-    ),
-    delete: list[str] = _of_space(
-        [], "--delete", metavar="GLOB", help="Remove such files from the Space, unless they are pushed; repeatable."
-    ),
-    hardware: str | None = _of_space(None, "--hardware", "-H", metavar="NAME", help="Such as cpu-basic or t4-medium."),
-    count: int = _of_space(1, "--count", "-n", metavar="N", min=1, help="Deploy N Spaces: ID-1, ID-2, and so on."),
-    env_var: list[str] = _of_space(
-        [], "--env-var", "-e", metavar="NAME=VALUE", help="A variable, before those in openenv.yaml; repeatable."
-    ),
-    secret: list[str] = _of_space(
-        [], "--secret", metavar="NAME[=VALUE]", help="A secret; without a value that of the variable. Repeatable."
-    ),
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushFlags:
+    """Options of `openenv push`."""
+
+    directory: Annotated[Path, typer.Argument(metavar="FOLDER", help="The package; by default the current folder.")] = (
+        Path()
+    )
+    base_image: Annotated[
+        str | None,
+        typer.Option("--base-image", "-b", metavar="IMAGE", help="Start from this image instead of the Dockerfile's."),
+    ] = None
+    interface: Annotated[
+        bool, typer.Option("--interface", help="With the web page; the default, except with --registry.")
+    ] = False
+    no_interface: Annotated[bool, typer.Option("--no-interface", help="Without the web page.")] = False
+    registry: Annotated[
+        str | None, typer.Option(metavar="HOST/PATH", help="Push an image to this registry instead of a Space.")
+    ] = None
+    space: Annotated[SpaceFlags, Panel("Spaces")]
+
+    @property
+    def page(self) -> bool | None:
+        """Whether to serve the web page; None leaves it to the kind of push."""
+        if self.interface and self.no_interface:
+            raise failure("--interface and --no-interface exclude each other")
+        return self.interface if self.interface or self.no_interface else None
+
+
+@options_of(PushFlags)
+def push(flags: PushFlags) -> None:
     """Push an environment package to the Hugging Face Hub as a Space, or as an image to a registry.
 
       openenv push                                  the package in this folder
       openenv push envs/maze_env -r team/maze --private
       openenv push -e MAZE_SIZE=9 --secret API_KEY  $API_KEY becomes a secret
-      openenv push --delete '*'                     keep no files of before
-      openenv push --create-pr -r team/maze         propose it to others
+      openenv push --delete '*'                     remove stale files
+      openenv push --create-pr -r team/maze         open a pull request
       openenv push --registry registry.example.org/team
 
-    The package is checked and copied. The copy has no hidden files, caches, build/ and *.egg-info, its Dockerfile is in
+    The package is checked and copied. The copy has no hidden files, caches, build/ and *.egg-info; its Dockerfile is in
     the root, and its README has the front matter of a Space. The variables of openenv.yaml become variables of the
-    Space. Log in before, with `hf auth login` or HF_TOKEN. Needs pip install 'openenv[hub]'; a registry needs Docker
+    Space. Log in first, with `hf auth login` or HF_TOKEN. Needs pip install 'openenv[hub]'; a registry needs Docker
     or Podman instead.
     """
-    if interface and no_interface:
-        raise failure("--interface and --no-interface exclude each other")
-    page = True if interface else False if no_interface else None
-    variables, secrets = name_values("--env-var", env_var), secret_values("--secret", secret)
-    changes = {
-        "--private": private,
-        "--hardware": hardware,
-        "--count": count > 1,
-        "--env-var": variables,
-        "--secret": secrets,
-    }
-    files = {"--repo-id": repo_id, "--create-pr": create_pr, "--exclude": exclude, "--delete": delete}
-    if registry is not None:
-        _refuse({**files, **changes}, "--registry", "which makes an image and no Space")
-    elif create_pr:
-        _refuse(changes, "--create-pr", "which changes no settings of the Space")
-    if repo_id is not None:
-        _check_repo_id(repo_id)
-    package = _package(directory)
-    if package.variables and (registry is not None or create_pr):
-        _note("the variables of openenv.yaml are set when a Space is pushed: set them yourself, where it runs")
-    if registry is not None:
-        _push_image(package, registry, base_image, page)
-        return
+    page = flags.page
+    flags.space.check(flags.registry)
+    package = _package(flags.directory)
+    if package.variables and (flags.registry is not None or flags.space.create_pr):
+        _note("only a push to a Space sets the variables of openenv.yaml; set them where the image runs")
+    if flags.registry is not None:
+        _push_image(package, flags.registry, flags.base_image, page)
+    else:
+        with tidy_on_sigterm():
+            _push_space(package, flags, page)
+
+
+def _push_space(package: SpacePackage, flags: PushFlags, page: bool | None) -> None:
+    """Copy the package in the form of a Space, then deploy it or open a pull request."""
     from openenv.packaging.hub.spaces import HubError, Spaces, SpaceSettings, Upload
     from openenv.packaging.hub.staging import PackageStructureError, staged_space
 
-    settings = SpaceSettings(private, hardware, {**package.variables, **variables}, secrets)
-    with tidy_on_sigterm():
-        try:
-            ignore = _ignore_lines(package.folder, exclude)
-            spaces = Spaces()
-            target = spaces.full_id(repo_id or _name_on_hub(package.name))
-            typer.echo(f"Logged in as {spaces.username}; copying {package.name}", err=True)
-            with staged_space(package, ignore=ignore, base_image=base_image, interface=page) as folder:
-                upload = Upload(folder, delete)
-                if create_pr:
-                    request = spaces.open_pull_request(target, upload)
-                    typer.secho(f"Pull request: {request or 'none, no file differs'}", fg="green")
-                else:
-                    _deploy(spaces, target, upload, settings, count)
-        except PackageStructureError as error:
-            raise typer.BadParameter(printable(error)) from error
-        except HubError as error:
-            raise failure(printable(error)) from error
+    options = flags.space
+    variables = {**package.variables, **name_values("--env-var", options.env_var)}
+    settings = SpaceSettings(options.private, options.hardware, variables, secret_values("--secret", options.secret))
+    try:
+        ignore = _ignore_lines(package.folder, options.exclude)
+        spaces = Spaces()
+        target = spaces.full_id(options.repo_id or _name_on_hub(package.name))
+        typer.echo(f"Logged in as {spaces.username}; copying {package.name}", err=True)
+        with staged_space(package, ignore=ignore, base_image=flags.base_image, interface=page) as folder:
+            upload = Upload(folder, options.delete)
+            if options.create_pr:
+                request = spaces.open_pull_request(target, upload)
+                typer.secho(f"Pull request: {request or 'none, because no file differs'}", fg="green")
+            else:
+                _deploy(spaces, target, upload, settings, options.count)
+    except PackageStructureError as error:
+        raise typer.BadParameter(printable(error)) from error
+    except HubError as error:
+        raise failure(printable(error)) from error
 
 
 def _deploy(spaces: Spaces, target: str, upload: Upload, settings: SpaceSettings, count: int) -> None:
-    """Deploy one Space, or several with a number each; print where they are."""
+    """Deploy one Space, or several with numbered names; print their addresses."""
     from openenv.packaging.hub.spaces import HubError
 
     names = [target] if count == 1 else [f"{target}-{number}" for number in range(1, count + 1)]
@@ -132,11 +184,11 @@ def _deploy(spaces: Spaces, target: str, upload: Upload, settings: SpaceSettings
         typer.secho(f"All {count} instances deployed", fg="green")
     for page in pages:
         typer.secho(f"Space: {page}", fg="green")
-    typer.echo("It starts when the Hub has built it. Its page shows the build.", err=True)
+    typer.echo("The Hub builds it now; its page shows the build log.", err=True)
 
 
 def _push_image(package: SpacePackage, registry: str, base_image: str | None, page: bool | None) -> None:
-    """Build an image of a package and push it; the engine has to be logged in."""
+    """Build an image of a package and push it; the engine must be logged in."""
     from openenv.packaging.hub.staging import docker_file, edit_file
 
     tag = f"{registry.rstrip('/')}/{package.name.lower()}"
@@ -160,9 +212,9 @@ def _package(folder: Path) -> SpacePackage:
         hint = ""
         if re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):
             hint = f". Did you mean the Space: openenv push --repo-id {folder}?"
-        raise typer.BadParameter(f"there is no folder {folder}{hint}", param_hint="FOLDER")
+        raise typer.BadParameter(f"folder {folder} does not exist{hint}", param_hint="FOLDER")
     if not (folder / MANIFEST).is_file():
-        raise failure(f"{folder.resolve()} is no environment package: it has no {MANIFEST}")
+        raise failure(f"{folder.resolve()} is not an environment package: {MANIFEST} is missing")
     try:
         package = read_package(folder)
     except PackageStructureError as error:
@@ -182,12 +234,12 @@ def _check_repo_id(repo_id: str) -> None:
 
 
 def _name_on_hub(name: str) -> str:
-    """Return the name of a package as a repository may have it."""
+    """Return a package's name in characters that the Hub allows."""
     return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.")
 
 
 def _ignore_lines(folder: Path, exclude: Path | None) -> list[str]:
-    """Read a file of patterns: a relative path is meant from the package, or else from the folder you are in."""
+    """Read a file of patterns; a relative path starts at the package, or else at the current folder."""
     from openenv.packaging.hub.staging import read_ignore_file
 
     if exclude is None:
@@ -199,7 +251,7 @@ def _ignore_lines(folder: Path, exclude: Path | None) -> list[str]:
 def _refuse(options: Mapping[str, object], beside: str, reason: str) -> None:
     for option, value in options.items():
         if value:
-            raise typer.BadParameter(f"it cannot be used with {beside}, {reason}", param_hint=option)
+            raise typer.BadParameter(f"cannot be used with {beside}, {reason}", param_hint=option)
 
 
 def _note(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -23,6 +23,23 @@ sandboxes = command_group("List the sandboxes that can run here, and check that 
 _MARKS = {"passed": "[green]✓[/]", "failed": "[red]✗[/]", "not offered": "[dim]–[/]"}
 _UNSAFE = "i_know_there_is_no_isolation"
 _Name = TypeVar("_Name", str, "str | None")
+
+
+def import_from_here(name: _Name) -> _Name:
+    """Let a backend written as `module:Class` be imported from the current folder."""
+    if name is not None and ":" in name and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return name
+
+
+Sandbox = Annotated[
+    str,
+    typer.Option(
+        metavar="BACKEND",
+        callback=import_from_here,
+        help="Where commands run: local, docker, kubernetes, e2b, daytona, or module:Class.",
+    ),
+]
 
 
 @sandboxes.command("ls", cls=HelpCommand)
@@ -121,13 +138,6 @@ def _try_backend(name: str) -> tuple[str, str, str]:
     except (RuntimeError, ImportError, ValueError) as error:  # each of these means that the backend cannot run here
         return "[red]no[/]", "", _escaped(message_of(error))
     return "[green]yes[/]", f"{seconds * 1000:.0f} ms", ", ".join(sorted(chosen.features))
-
-
-def import_from_here(name: _Name) -> _Name:
-    """Let a backend written as `module:Class` be imported from the current folder."""
-    if name is not None and ":" in name and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    return name
 
 
 def _backend(name: str) -> Sandboxes:

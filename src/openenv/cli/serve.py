@@ -10,10 +10,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -21,136 +20,225 @@ from openenv import settings
 from openenv.protocol.addresses import is_loopback
 
 from .command import check_choice, target_failures
+from .options import Panel, options_of
 
 if TYPE_CHECKING:
     from openenv.server.app import HTTPEnvServer
+    from openenv.server.loading import ManifestSettings
+    from openenv.server.options import ServerOverrides
 
 _OptionT = TypeVar("_OptionT")
-_of_sessions = partial(typer.Option, None, rich_help_panel="Sessions")
-_of_episodes = partial(typer.Option, None, rich_help_panel="Episodes")
-_of_access = partial(typer.Option, rich_help_panel="Access")
-_of_logs = partial(typer.Option, rich_help_panel="Logs")
 
 
-def serve(
-    target: str = typer.Argument(".", metavar="TARGET", help="What to serve: a folder, a file or a module."),
-    host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on."),
-    port: int | None = typer.Option(
-        None,
-        "--port",
-        "-p",
-        metavar="PORT",
-        min=0,
-        max=65535,
-        help="Port; 0 takes any free one. By default what openenv.yaml says, else 8000.",
-    ),
-    workers: str | None = typer.Option(
-        None,
-        metavar="N",
-        help="Server processes that share the port and all limits; auto is one per core. By default 1.",
-    ),
-    pin_workers: bool = typer.Option(
-        False, "--pin-workers", help="Keep each worker on a core of its own; for environments without own threads."
-    ),
-    reload: bool = typer.Option(False, "--reload", help="Restart when a source file changes."),
-    web: bool | None = typer.Option(
-        None, "--web/--no-web", help="Whether there is a web page at /web; by default there is."
-    ),
-    max_message_mb: float | None = typer.Option(
-        None,
-        metavar="MB",
-        min=0.001,
-        help="The largest request that is accepted; by default 100, or what the application says.",
-    ),
-    max_batch: int | None = typer.Option(
-        None,
-        metavar="N",
-        min=1,
-        help="How many requests one batch of a vector client may hold; by default 10000, or what the application says.",
-    ),
-    max_unread_mb: float | None = typer.Option(
-        None,
-        metavar="MB",
-        min=0.001,
-        help="How much all clients together may leave unread; beyond that, those that read least are disconnected. By "
-        "default 1024, or what the application says.",
-    ),
-    max_sessions: int | None = _of_sessions(
-        metavar="N",
-        min=1,
-        help="Sessions held at once; by default what the application says. A bare class gets 256, or 1 if its "
-        "instances share something.",
-    ),
-    runner: str | None = _of_sessions(
-        metavar="NAME",
-        help="Where environment code runs: thread, inline (on the event loop, for steps of microseconds), process "
-        "(in worker processes, for code that needs all cores or may crash), or auto, which is thread.",
-    ),
-    env_processes: int | None = _of_sessions(
-        metavar="N",
-        min=1,
-        help="With --runner process: how many processes share the sessions; by default one per core.",
-    ),
-    sessions_per_process: int | None = _of_sessions(
-        metavar="N", min=1, help="With --runner process: how many sessions one process may hold; by default any number."
-    ),
-    session_timeout: float | None = _of_sessions(
-        metavar="SECONDS", min=0.001, help="How long an unused HTTP session is kept; by default 900."
-    ),
-    grace: float | None = _of_sessions(
-        metavar="SECONDS",
-        min=0.0,
-        help="How long a session waits for a client whose connection broke; by default 60. 0: it ends at once.",
-    ),
-    close_timeout: float | None = _of_sessions(
-        metavar="SECONDS",
-        min=0.001,
-        help="How long the close of an environment may take before its slot is given to others; by default 30.",
-    ),
-    drain_timeout: float | None = _of_sessions(
-        metavar="SECONDS",
-        min=0.0,
-        help="How long sessions may go on after SIGTERM, while new ones are refused; by default 0: only running calls "
-        "end.",
-    ),
-    max_agent_sessions: int | None = _of_sessions(
-        metavar="N", min=0, help="How many of the sessions agents may open; by default all but one."
-    ),
-    record: str | None = _of_episodes(
-        metavar="WHOSE",
-        help="Whose episodes are kept on disk, for the Episodes tab and openenv replay: page (those played on the web "
-        "page, the default), all, or off.",
-    ),
-    record_dir: Path | None = _of_episodes(
-        metavar="FOLDER",
-        help="Where; by default OPENENV_EPISODES, else a folder of the environment in your data folder.",
-    ),
-    record_episodes: int | None = _of_episodes(metavar="N", min=1, help="How many are kept; by default 1000."),
-    record_mb: float | None = _of_episodes(
-        metavar="MB", min=0.001, help="How much disk they may take; by default 256. The oldest are deleted."
-    ),
-    token: str | None = _of_access(
-        None,
-        metavar="TOKEN",
-        help="Ask clients for this token. Better set OPENENV_TOKEN, which others on this machine cannot see.",
-    ),
-    agent_token: str | None = _of_access(
-        None, metavar="TOKEN", help="A second token, for agents: it may call tools and nothing else."
-    ),
-    observer_token: str | None = _of_access(
-        None, metavar="TOKEN", help="A third token, for observers: it may read and change nothing."
-    ),
-    no_token: bool = _of_access(
-        False, "--no-token", help="Never make a token, not even on an address that others can reach."
-    ),
-    log_level: str = _of_logs("info", metavar="LEVEL", help="critical, error, warning, info, debug or trace."),
-    log_format: str | None = _of_logs(
-        None, metavar="FORMAT", help="text, or json: one object per line, with session and request."
-    ),
-) -> None:
-    """Serve an environment over WebSocket, HTTP and MCP, on one port. A web page to play it by hand is at /web.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFlags:
+    """Options of sessions; None leaves a decision to the variables, `openenv.yaml` and the application."""
 
-    TARGET is one of these, by default the folder you are in:
+    max_sessions: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Maximum number of sessions; by default the application's. A bare class gets 256, or 1 if its "
+            "instances share state.",
+        ),
+    ] = None
+    runner: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Where environment code runs: thread, inline (on the event loop, for steps of microseconds), process "
+            "(in worker processes, for code that needs all cores or may crash), or auto, which is thread.",
+        ),
+    ] = None
+    env_processes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="With --runner process: number of worker processes; one per core by default."
+        ),
+    ] = None
+    sessions_per_process: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="With --runner process: maximum sessions per process; unlimited by default."
+        ),
+    ] = None
+    session_timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.001, help="End unused HTTP sessions after this time; by default 900."),
+    ] = None
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            help="How long a session waits for a client that lost its connection; by default 60. With 0 it ends at "
+            "once.",
+        ),
+    ] = None
+    close_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.001,
+            help="Time limit for closing an environment; then its slot becomes free. By default 30.",
+        ),
+    ] = None
+    drain_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            help="How long sessions may continue after SIGTERM, while new ones are refused. By default 0: only running "
+            "calls finish.",
+        ),
+    ] = None
+    max_agent_sessions: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Maximum number of sessions that agents open; by default all but one."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeFlags:
+    """Options of recorded episodes."""
+
+    record: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHOSE",
+            help="Which episodes to keep on disk, for the Episodes tab and openenv replay: page (played on the web "
+            "page, the default), all, or off.",
+        ),
+    ] = None
+    record_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Their folder; by default OPENENV_EPISODES, else one in your data folder."),
+    ] = None
+    record_episodes: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Maximum number of episodes; by default 1000.")
+    ] = None
+    record_mb: Annotated[
+        float | None,
+        typer.Option(metavar="MB", min=0.001, help="Maximum disk space; by default 256. The oldest are deleted."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessFlags:
+    """Options of authentication."""
+
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="Require this token. Prefer OPENENV_TOKEN: other users of this machine can read options.",
+        ),
+    ] = None
+    agent_token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="A second token, for agents: it can only call tools.")
+    ] = None
+    observer_token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="A third token, for observers: it can only read.")
+    ] = None
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Never create a token, not even for an address that others can reach.")
+    ] = False
+
+    def spare_token(self, host: str) -> str | None:
+        """Create an orchestrator's token if the server needs one and the options have none.
+
+        A server needs one if other machines reach it, or if another role has a token: without it, everybody could do
+        more than that role may.
+        """
+        if self.no_token and (self.token or self.agent_token or self.observer_token):
+            raise typer.BadParameter("it contradicts the other token options", param_hint="--no-token")
+        has_roles = self.agent_token is not None or self.observer_token is not None
+        needs_token = not self.no_token and (not is_loopback(host) or has_roles)
+        return secrets.token_urlsafe(24) if needs_token and self.token is None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeFlags:
+    """Options of `openenv serve`."""
+
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="What to serve: a folder, a file or a module.")] = "."
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            "-p",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Port; 0 takes any free one. By default the one in openenv.yaml, else 8000.",
+        ),
+    ] = None
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Server processes that share the port and all limits; auto is one per core. By default 1.",
+        ),
+    ] = None
+    pin_workers: Annotated[
+        bool,
+        typer.Option("--pin-workers", help="Pin each worker to a core; for environments that start no threads."),
+    ] = False
+    reload: Annotated[bool, typer.Option("--reload", help="Restart when a source file changes.")] = False
+    web: Annotated[bool | None, typer.Option("--web/--no-web", help="Serve a web page at /web; on by default.")] = None
+    max_message_mb: Annotated[
+        float | None,
+        typer.Option(metavar="MB", min=0.001, help="Largest accepted request; by default 100, or the application's."),
+    ] = None
+    max_batch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Maximum requests in one batch of a vector client; by default 10000, or the application's.",
+        ),
+    ] = None
+    max_unread_mb: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MB",
+            min=0.001,
+            help="Maximum unread data of all clients together; beyond that, the slowest readers are disconnected. By "
+            "default 1024, or the application's.",
+        ),
+    ] = None
+    sessions: Annotated[SessionFlags, Panel("Sessions")]
+    episodes: Annotated[EpisodeFlags, Panel("Episodes")]
+    access: Annotated[AccessFlags, Panel("Access")]
+    log_level: Annotated[
+        str,
+        typer.Option(metavar="LEVEL", help="critical, error, warning, info, debug or trace.", rich_help_panel="Logs"),
+    ] = "info"
+    log_format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="text, or json: one object per line, with session and request.",
+            rich_help_panel="Logs",
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Raise for choices that do not exist and for options that contradict each other."""
+        check_choice("--log-format", self.log_format, ("text", "json"))
+        check_choice("--log-level", self.log_level, ("critical", "error", "warning", "info", "debug", "trace"))
+        check_choice("--record", self.episodes.record, ("page", "all", "off"))
+        if self.web is False and self.episodes.record in ("page", "all"):
+            raise typer.BadParameter("the web page shows recorded episodes", param_hint="--record, --no-web")
+
+
+@options_of(ServeFlags)
+def serve(flags: ServeFlags) -> None:
+    """Serve an environment over WebSocket, HTTP and MCP, on one port. Play it by hand on the web page at /web.
+
+    TARGET is one of these, by default the current folder:
 
       a folder                          openenv serve envs/gridworld_env
       a Python file                     openenv serve my_env.py
@@ -158,9 +246,10 @@ def serve(
       a module                          openenv serve my_package.server.app:app
       a Gymnasium environment           openenv serve gymnasium:CartPole-v1
 
-    A folder is served as uvicorn server.app:app inside it would be: its openenv.yaml names another application, and
-    the folder becomes the working folder. A class needs nothing else: its models are read from its annotations.
-    While you write one:
+    A folder is served like uvicorn server.app:app inside it, unless its openenv.yaml names another application. The
+    folder becomes the working folder. For a class, the annotations name the models.
+
+    During development:
 
       openenv serve my_env.py --reload --log-level debug
 
@@ -168,85 +257,90 @@ def serve(
 
       openenv serve my_env.py --workers auto
 
-    For other machines, with a token that is made and printed:
+    For other machines, with a token that is created and printed:
 
       openenv serve my_env.py --host 0.0.0.0
     """
     gc.disable()  # nothing is garbage while everything loads; `run` turns it on again
     import_fastapi()
     from openenv.server.loading import enter_folder, manifest_settings  # servers load only for this command
-    from openenv.server.options import ServerOverrides, in_bytes
     from openenv.server.run import AccessOptions, ServeOptions, serve_reloading
     from openenv.server.run import serve as run
 
+    flags.check()
+    access = flags.access
     with target_failures():
-        declared = manifest_settings(target)
-        record_dir = None if record_dir is None else record_dir.resolve()
-        target = enter_folder(target)
-    for note in declared.notes:
+        manifest = manifest_settings(flags.target)
+        overrides = _overrides(flags, manifest)
+        target = enter_folder(flags.target)
+    for note in manifest.notes:
         typer.secho(f"Note: {note}", fg="yellow", err=True)
-    port = declared.port if port is None else port
-    runner = _unless_set(runner, settings.runner_name, declared.runner)
-    workers = _unless_set(workers, settings.workers, declared.workers)
-    max_sessions = _unless_set(max_sessions, settings.max_sessions, declared.max_sessions)
-    session_timeout = _unless_set(session_timeout, settings.session_timeout, declared.session_timeout)
+    runner = _unless_set(flags.sessions.runner, settings.runner_name, manifest.runner) or settings.runner_name()
     check_choice("--runner", runner, ("auto", "thread", "inline", "process"))
-    if (env_processes or sessions_per_process) and (runner or settings.runner_name()) != "process":
+    if (flags.sessions.env_processes or flags.sessions.sessions_per_process) and runner != "process":
         raise typer.BadParameter("these need --runner process", param_hint="--env-processes, --sessions-per-process")
-    log_format = log_format or settings.log_format() or "text"
-    check_choice("--log-format", log_format, ("text", "json"))
-    check_choice("--log-level", log_level, ("critical", "error", "warning", "info", "debug", "trace"))
-    check_choice("--record", record, ("page", "all", "off"))
-    if web is False and record in ("page", "all"):
-        raise typer.BadParameter("recorded episodes are shown on the web page", param_hint="--record, --no-web")
-    count = _worker_count(workers)
-    if reload and count > 1:
+    log_format = flags.log_format or settings.log_format() or "text"
+    check_choice("OPENENV_LOG_FORMAT", log_format, ("text", "json"))
+    workers = _worker_count(_unless_set(flags.workers, settings.workers, manifest.workers))
+    if flags.reload and workers > 1:
         raise typer.BadParameter("--reload serves with one process", param_hint="--workers")
-    _check_pinning(count, runner or settings.runner_name(), is_wanted=pin_workers)
-    if no_token and (token or agent_token or observer_token):
-        raise typer.BadParameter("this contradicts the tokens that are given", param_hint="--no-token")
-    needs_token = not no_token and (not is_loopback(host) or agent_token is not None or observer_token is not None)
-    spare = secrets.token_urlsafe(24) if needs_token and token is None else None
-    overrides: ServerOverrides = {
-        "sessions": max_sessions,
-        "session_timeout_s": session_timeout,
-        "session_grace_s": grace,
-        "close_timeout_s": close_timeout,
-        "drain_timeout_s": drain_timeout,
-        "max_agent_sessions": max_agent_sessions,
-        "runner": runner,
-        "env_processes": env_processes,
-        "sessions_per_process": sessions_per_process,
-        "max_message_bytes": in_bytes(max_message_mb),
-        "max_batch": max_batch,
-        "max_unread_bytes": in_bytes(max_unread_mb),
-        "record": record,
-        "record_dir": record_dir,
-        "record_episodes": record_episodes,
-        "record_bytes": in_bytes(record_mb),
-    }
+    if flags.pin_workers:
+        _check_pinning(workers, runner)
+    spare = access.spare_token(flags.host)
+    port = manifest.port if flags.port is None else flags.port
     options = ServeOptions(
-        host,
+        flags.host,
         port,
-        log_level,
+        flags.log_level,
         log_format,
-        web=_has_page(web),
-        workers=count,
-        pin_workers=pin_workers,
-        access=AccessOptions(token, agent_token, observer_token, spare),
+        web=_has_page(flags.web),
+        workers=workers,
+        pin_workers=flags.pin_workers,
+        access=AccessOptions(access.token, access.agent_token, access.observer_token, spare),
         server=overrides,
     )
-    introduction = Introduction(target, host, port, spare, log_level, log_format, watches=reload, workers=count)
+    introduction = Introduction(
+        target, flags.host, port, spare, flags.log_level, log_format, watches=flags.reload, workers=workers
+    )
     try:
         with target_failures():
-            (serve_reloading if reload else run)(target, options, introduction)
+            (serve_reloading if flags.reload else run)(target, options, introduction)
     finally:
         gc.enable()
 
 
+def _overrides(flags: ServeFlags, manifest: ManifestSettings) -> ServerOverrides:
+    """Return the server's options: the command line wins over variables, and those over `openenv.yaml`.
+
+    A value of None leaves the decision to the variable, or else to the application.
+    """
+    from openenv.server.options import in_bytes
+
+    sessions, episodes = flags.sessions, flags.episodes
+    return {
+        "sessions": _unless_set(sessions.max_sessions, settings.max_sessions, manifest.max_sessions),
+        "session_timeout_s": _unless_set(sessions.session_timeout, settings.session_timeout, manifest.session_timeout),
+        "session_grace_s": sessions.grace,
+        "close_timeout_s": sessions.close_timeout,
+        "drain_timeout_s": sessions.drain_timeout,
+        "max_agent_sessions": sessions.max_agent_sessions,
+        "runner": _unless_set(sessions.runner, settings.runner_name, manifest.runner),
+        "env_processes": sessions.env_processes,
+        "sessions_per_process": sessions.sessions_per_process,
+        "max_message_bytes": in_bytes(flags.max_message_mb),
+        "max_batch": flags.max_batch,
+        "max_unread_bytes": in_bytes(flags.max_unread_mb),
+        "record": episodes.record,
+        # Absolute, because the target's folder becomes the working folder next.
+        "record_dir": None if episodes.record_dir is None else episodes.record_dir.resolve(),
+        "record_episodes": episodes.record_episodes,
+        "record_bytes": in_bytes(episodes.record_mb),
+    }
+
+
 @dataclass(frozen=True)
 class Introduction:
-    """Announces on the terminal that the server is up: a banner, or in quiet modes only the address and the token."""
+    """Announces the server on the terminal: with a banner, or in quiet modes with address and token only."""
 
     target: str
     host: str
@@ -263,7 +357,7 @@ class Introduction:
         self.announce(app, actual)
 
     def announce(self, app: Any, actual: int) -> None:
-        """Print what a user needs: addresses, token, a quick start."""
+        """Print addresses, token and a quick start."""
         from openenv.server.access import Role
         from openenv.server.run import environment_server
 
@@ -315,10 +409,10 @@ class Introduction:
         console.print(Panel(table, title=f"[bold]{escape(name)}[/] is served", subtitle="Ctrl-C stops", expand=False))
         for note in () if server is None else _notes(server):
             console.print(f"Note: {note}", style="yellow", markup=False, highlight=False)
-        # What follows is outside of the frame and never wrapped, so that it can be copied.
+        # These lines are outside of the frame and never wrapped, so that users can copy them.
         lines = []
         if has_page and token is not None:
-            # The token stands behind a '#', which no browser sends to any server; the page takes it from there.
+            # Browsers never send the part behind '#' to a server; the page's script reads the token there.
             lines += ["Open the page:", f"http://{place}/web/#token={token}"]
         if server is not None and server.service.mode is ServerMode.SIMULATION:
             argument = "" if is_open else f', token="{token or "..."}"'
@@ -331,8 +425,8 @@ class Introduction:
 def _leave_on_second_interrupt(app: Any) -> None:
     """Let the first Ctrl-C shut the server down, and the second end the process at once.
 
-    A running call of an environment cannot be interrupted, so a gentler second step would wait for it. What is not
-    closed then is named.
+    A running call of an environment cannot be interrupted, so a gentler second step would wait for it. The process
+    names the sessions whose environments it could not close.
     """
     from openenv.server.run import environment_server
 
@@ -357,11 +451,11 @@ def _leave_on_second_interrupt(app: Any) -> None:
 
 
 def import_fastapi() -> None:
-    """Import FastAPI without what only the page of an API's documentation needs, so that a server starts sooner.
+    """Import FastAPI without the parts for its documentation page, so that a server starts sooner.
 
-    While it is imported, FastAPI builds the validators of 40 OpenAPI models and loads email-validator for one field of
-    them: a tenth to a fifth of the CPU time until a server listens. Here the models are built on first use. For the
-    main thread of a program that has just started: imports in other threads are affected too.
+    FastAPI's import builds the validators of 40 OpenAPI models and loads email-validator for one of their fields: 10 to
+    20 % of the CPU time until a server listens. Here the models are built on first use. Call this only in the main
+    thread of a program that has just started, because it affects imports in other threads.
     """
     if "fastapi" in sys.modules:
         return
@@ -383,12 +477,12 @@ def import_fastapi() -> None:
 
 
 def _unless_set(option: _OptionT | None, setting: Callable[[], object], declared: _OptionT | None) -> _OptionT | None:
-    """Return an option, or else what the manifest declares, unless a variable says it."""
+    """Return the option; without it the manifest's value, unless a variable is set, which the server reads later."""
     return declared if option is None and setting() is None else option
 
 
 def _worker_count(option: str | None) -> int:
-    """Return how many processes to start, from the option or `OPENENV_WORKERS`."""
+    """Return the number of server processes, from the option or `OPENENV_WORKERS`."""
     from openenv.server.runners import cores
 
     text, source = (option, "--workers") if option is not None else (settings.workers() or "1", "OPENENV_WORKERS")
@@ -403,14 +497,12 @@ def _worker_count(option: str | None) -> int:
     return count
 
 
-def _check_pinning(workers: int, runner: str | None, *, is_wanted: bool) -> None:
-    """Refuse `--pin-workers` where it would slow the server down, or do nothing."""
+def _check_pinning(workers: int, runner: str | None) -> None:
+    """Refuse `--pin-workers` if it would slow the server down or have no effect."""
     from openenv.server.runners import cores, has_affinity
 
-    if not is_wanted:
-        return
     if not has_affinity():
-        raise typer.BadParameter("this system does not bind processes to cores", param_hint="--pin-workers")
+        raise typer.BadParameter("this system cannot pin processes to cores", param_hint="--pin-workers")
     if not 1 < workers <= cores():
         raise typer.BadParameter(f"needs --workers from 2 to {cores()}, one per core", param_hint="--pin-workers")
     if runner == "process":
@@ -420,7 +512,7 @@ def _check_pinning(workers: int, runner: str | None, *, is_wanted: bool) -> None
 
 
 def _has_page(web: bool | None) -> bool:
-    """Return whether the page is wanted; the variable stops applications that add the page themselves."""
+    """Return whether to serve the page; the variable also stops applications that add the page themselves."""
     if web is False:
         settings.export({"ENABLE_WEB_INTERFACE": "false"})
     return web if web is not None else settings.web_interface_setting() is not False
@@ -448,4 +540,4 @@ def _notes(server: HTTPEnvServer) -> Iterator[str]:
             reason = f"{name} sets SUPPORTS_CONCURRENT_SESSIONS = False"
         yield f"one session at a time, the web page's included: {reason}"
     if server.action_cls is Action and declared_action(env_cls) is None:
-        yield f"actions have no fields, since {name} names no action class: Environment[MyAction, MyObservation, State]"
+        yield f"actions have no fields: declare them with {name}(Environment[MyAction, MyObservation, State])"

@@ -1,4 +1,4 @@
-"""`openenv skills`: teach this command line to coding agents, as a SKILL.md that they read when they need it.
+"""`openenv skills`: teach this command line to coding agents, with a SKILL.md that they load on demand.
 
 The overview of commands is made from the commands themselves, so it is never older than the program.
 """
@@ -9,18 +9,20 @@ import os
 import re
 import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from .command import HelpCommand, command_group, failure, first_sentence, usage_of
+from .options import options_of
 
 SKILL = "openenv-cli"
 AGENTS = ("claude", "codex", "cursor", "opencode")
 _SHARED = Path(".agents/skills")
 _HOME_FOLDERS = {"opencode": Path(".config/opencode/skills")}
-"""Where agents look in the home folder, if that differs from where they look in a project."""
+"""The agents' folders in the home folder, if they differ from those in a project."""
 
 _GUIDE = """\
 ---
@@ -34,8 +36,8 @@ description: >-
 # The openenv command line
 
 `openenv` serves an environment (a Python class with `reset` and `step`) over WebSocket, HTTP and MCP, lets models and
-coding agents work in it, and keeps what they did. This file was written by openenv {version}; after an upgrade run
-`openenv skills add --force` with the options of the first time. If the command is missing: `pip install openenv`.
+coding agents work in it, and stores their episodes. openenv {version} wrote this file; after an upgrade, run
+`openenv skills add --force` with the same options again. If the command is missing: `pip install openenv`.
 
 ## How to work
 
@@ -43,8 +45,8 @@ coding agents work in it, and keeps what they did. This file was written by open
    Dockerfile. For a first try one file is enough (below).
 2. Serve it while you write: `openenv serve maze_env --reload`. Use port 0 in scripts (`--port 0`) and read the port
    from the banner. It listens on this machine only; another `--host` needs the token that it prints.
-3. Check it before you say that it works: `openenv validate maze_env`. Exit code 0 is a pass, 1 lists what is wrong with
-   a hint each; `--json` prints the report for programs.
+3. Check it before you say that it works: `openenv validate maze_env`. Exit code 0 is a pass; 1 lists the problems, each
+   with a hint. `--json` prints the report for programs.
 4. Step it: in tests with `openenv.LocalEnv` (no server), else with a client. `openenv client URL` writes a typed one.
 5. Let something play it: `openenv collect URL -o FOLDER` plays without a model first; then name one. `openenv play`
    plays many episodes at once and keeps every token for training.
@@ -58,14 +60,14 @@ An environment in one file, `guess.py`; serve it with `openenv serve guess.py`:
 
 ## Rules that save time
 
-- A failure of a server or an endpoint is never a reward. Look at the reason that the command prints, fix that, and run
-  the same command again: collecting and rollouts go on where they stopped.
+- Infrastructure failures are retried and never scored. Fix the reason that the command prints and run the same command
+  again: collecting and rollouts continue.
 - Rewards belong to the environment or to the checks of a task, never to the agent. `openenv rollouts lint` says how far
   the reward of a task can be trusted.
 - Sessions are separate: an environment must not keep state in module globals. Say `SUPPORTS_CONCURRENT_SESSIONS = True`
   once instances share nothing.
-- Something does not start? `openenv doctor` says what this machine misses, `openenv ps` what still runs, `openenv gc`
-  removes what dead processes left.
+- If something does not start: `openenv doctor` shows missing prerequisites, `openenv ps` lists running servers and
+  sandboxes, `openenv gc` removes the leftovers of dead processes.
 - Every command explains itself with examples: `openenv COMMAND --help`. Errors are one line on standard error and exit
   code 1; a wrong option exits with 2, Ctrl-C with 130.
 - Never print tokens or keys; pass them as environment variables (`OPENENV_TOKEN`, `OPENENV_MODEL_KEY`).
@@ -123,23 +125,33 @@ Teach this command line to coding agents: a skill that Claude Code, Codex, Curso
 def skills_preview() -> None:
     """Print the skill that `openenv skills add` writes.
 
-    Its overview of commands is made from the commands of this very version.
+    Its overview of commands describes this version.
 
       openenv skills preview
     """
     typer.echo(skill_text(), nl=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkillFlags:
+    """Options of `openenv skills add`."""
+
+    claude: Annotated[bool, typer.Option("--claude", help="Link it for Claude Code.")] = False
+    codex: Annotated[bool, typer.Option("--codex", help="Link it for Codex.")] = False
+    cursor: Annotated[bool, typer.Option("--cursor", help="Link it for Cursor.")] = False
+    opencode: Annotated[bool, typer.Option("--opencode", help="Link it for OpenCode.")] = False
+    global_: Annotated[bool, typer.Option("--global", "-g", help="For all your projects, not only this folder.")] = (
+        False
+    )
+    dest: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write it into this folder of skills instead.")
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace a skill that is there.")] = False
+
+
 @skills.command("add", cls=HelpCommand)
-def skills_add(
-    claude: bool = typer.Option(False, "--claude", help="Link it for Claude Code."),
-    codex: bool = typer.Option(False, "--codex", help="Link it for Codex."),
-    cursor: bool = typer.Option(False, "--cursor", help="Link it for Cursor."),
-    opencode: bool = typer.Option(False, "--opencode", help="Link it for OpenCode."),
-    global_: bool = typer.Option(False, "--global", "-g", help="For all your projects, not only for this folder."),
-    dest: Path | None = typer.Option(None, metavar="FOLDER", help="Write it into this folder of skills instead."),
-    force: bool = typer.Option(False, "--force", help="Replace a skill that is there."),
-) -> None:
+@options_of(SkillFlags)
+def skills_add(flags: SkillFlags) -> None:
     """Write the skill to .agents/skills, and link it into the folders where agents look.
 
     Without --global these are folders of the current one, so that the skill can be committed with a project.
@@ -148,15 +160,19 @@ def skills_add(
       openenv skills add --codex --opencode --global
       openenv skills add --dest ~/skills --force
     """
-    chosen = [agent for agent, is_on in zip(AGENTS, (claude, codex, cursor, opencode), strict=True) if is_on]
-    if dest is not None and (chosen or global_):
+    chosen = [
+        agent
+        for agent, is_on in zip(AGENTS, (flags.claude, flags.codex, flags.cursor, flags.opencode), strict=True)
+        if is_on
+    ]
+    if flags.dest is not None and (chosen or flags.global_):
         raise failure("--dest cannot be combined with --claude, --codex, --cursor, --opencode or --global")
-    base = Path.home() if global_ else Path.cwd()
-    folder = (base / _SHARED if dest is None else dest.expanduser().absolute()) / SKILL
-    links = [base / _agent_folder(agent, is_global=global_) / SKILL for agent in chosen]
+    base = Path.home() if flags.global_ else Path.cwd()
+    folder = (base / _SHARED if flags.dest is None else flags.dest.expanduser().absolute()) / SKILL
+    links = [base / _agent_folder(agent, is_global=flags.global_) / SKILL for agent in chosen]
     try:
         for path in (folder, *links):  # all are checked before the first is written
-            _check_free(path, force=force)
+            _check_free(path, force=flags.force)
         if folder.is_symlink():
             folder.unlink()
         folder.mkdir(parents=True, exist_ok=True)
@@ -175,13 +191,13 @@ def _agent_folder(agent: str, *, is_global: bool) -> Path:
 
 
 def _check_free(path: Path, *, force: bool) -> None:
-    """Raise where something is in the way that may not be replaced; a folder with files of others never is."""
+    """Raise if the path exists and must not be replaced; a folder with foreign files is never replaced."""
     if not (path.exists() or path.is_symlink()):
         return
     if not force:
-        raise failure(f"{path} is there already; --force replaces it")
+        raise failure(f"{path} exists already; replace it with --force")
     if path.is_dir() and not path.is_symlink() and {one.name for one in path.iterdir()} - {"SKILL.md"}:
-        raise failure(f"{path} has files that this command did not write: move them away first")
+        raise failure(f"{path} contains files that this command did not write; move them away first")
 
 
 def _link(link: Path, folder: Path) -> None:
@@ -196,7 +212,7 @@ def _link(link: Path, folder: Path) -> None:
 
 
 def skill_text() -> str:
-    """Return the SKILL.md: what to know, and an overview of every command that this program has."""
+    """Return the SKILL.md: the guide, and an overview of every command."""
     import openenv
 
     from .__main__ import build
@@ -207,7 +223,7 @@ def skill_text() -> str:
 
 
 def _sections(group: Any, path: tuple[str, ...]) -> Iterator[str]:
-    """Make a section of each command: its usage, what it does, its examples and the names of its options."""
+    """Yield a section for each command: usage, first sentence, examples and the names of its options."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield f"### {' '.join((*path, name))}\n\n{first_sentence(command.help or '')}\n"

@@ -1,4 +1,4 @@
-"""`openenv validate`: the options, what is printed, exit codes, where a report goes; `validation/` makes the checks."""
+"""`openenv validate`: options, printed results, exit codes and report files; `packaging.validate` runs the checks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +16,7 @@ from openenv import settings
 from openenv.errors import message_of
 
 from .command import failure, tidy_on_sigterm
+from .options import options_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,41 +30,86 @@ _POLICIES = ("v1", "v2")
 _PROVIDERS = ("process", "docker")
 
 
-def validate(
-    target: str | None = typer.Argument(
-        None,
-        metavar="TARGET",
-        help="A package's folder, by default the one you are in, a Python file, or a server's URL.",
-    ),
-    url: str | None = typer.Option(None, metavar="URL", help="The running server to check."),
-    level: str = typer.Option(
-        "semantic", metavar="LEVEL", help="The last level of checks: static (files), runtime or semantic."
-    ),
-    skip_build: bool = typer.Option(False, "--skip-build", help="Do not run the package: skip checks that need it."),
-    local: bool = typer.Option(
-        False, "--local", help="Check a package, which is the default; not together with a URL."
-    ),
-    policy: str | None = typer.Option(
-        None,
-        metavar="VERSION",
-        help="The version of the rules: v1 (files only) or v2; by default the one that the level needs.",
-    ),
-    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON, and nothing else."),
-    output: Path | None = typer.Option(None, metavar="FILE", help="Write the report, as JSON, to a file too."),
-    timeout: float = typer.Option(
-        5.0, metavar="SECONDS", min=0.1, help="With a URL: how long a reply over HTTP may take."
-    ),
-    token: str | None = typer.Option(None, metavar="TOKEN", help="The server's token; by default OPENENV_TOKEN."),
-    provider: str = typer.Option(
-        "process",
-        metavar="NAME",
-        help="What runs the package: a process of this machine, or docker, which builds its image.",
-    ),
-    artifacts: Path | None = typer.Option(
-        None, metavar="FOLDER", help="Keep the report, the plan and every message of an episode here."
-    ),
-    verbose: bool = typer.Option(False, "--verbose", "-v", help="Show the evidence of all checks."),
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidateFlags:
+    """Options of `openenv validate`."""
+
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TARGET", help="A package's folder (by default the current one), a Python file, or a server's URL."
+        ),
+    ] = None
+    url: Annotated[str | None, typer.Option(metavar="URL", help="The running server to check.")] = None
+    level: Annotated[
+        str, typer.Option(metavar="LEVEL", help="The last level of checks: static (files), runtime or semantic.")
+    ] = "semantic"
+    skip_build: Annotated[
+        bool, typer.Option("--skip-build", help="Do not run the package; skip the checks that need it.")
+    ] = False
+    local: Annotated[
+        bool, typer.Option("--local", help="Check a package, which is the default; not together with a URL.")
+    ] = False
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION", help="The version of the rules: v1 (files only) or v2; by default the level's."
+        ),
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the report, as JSON.")] = False
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the report to this file, as JSON.")
+    ] = None
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Time limit of an HTTP reply, with a URL.")
+    ] = 5.0
+    token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="The server's token; by default OPENENV_TOKEN.")
+    ] = None
+    provider: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Where to run the package: process (on this machine), or docker (in its own image)."
+        ),
+    ] = "process"
+    artifacts: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Store the report, the plan and every message of an episode here."),
+    ] = None
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the evidence of all checks.")] = False
+
+    @property
+    def server(self) -> str | None:
+        """The URL of the server to check, which may also be the target; None for a package."""
+        if self.target is not None and self.target.startswith(("http://", "https://")):
+            return self.target
+        return self.url
+
+    @property
+    def rules(self) -> str:
+        """The version of the rules."""
+        return self.policy or ("v1" if self.level == "static" else "v2")
+
+    def check(self) -> None:
+        """End the command if options contradict each other (1) or a choice does not exist (3)."""
+        if self.server is not None:
+            if self.server == self.target and self.url is not None:
+                raise failure("give one URL, not two", 1)
+            if self.local or self.target not in (None, self.server):
+                raise failure("give a package or a URL, not both", 1)
+        for name, choices, noun in (
+            (self.level, _LEVELS, "level"),
+            (self.rules, _POLICIES, "version of the rules"),
+            (self.provider, _PROVIDERS, "provider"),
+        ):
+            if name not in choices:
+                raise failure(f"unknown {noun} {name!r}; choose from {', '.join(choices)}", 3)
+        if self.server is not None and (self.provider != "process" or self.artifacts is not None):
+            raise failure("--provider and --artifacts are for packages; a server at a URL already runs", 1)
+
+
+@options_of(ValidateFlags)
+def validate(flags: ValidateFlags) -> None:
     """Check an environment: its files, its rewards, schemas, seeds and sessions.
 
       openenv validate                         the package in this folder
@@ -72,7 +119,7 @@ def validate(
       openenv validate --level static          without running anything
       openenv validate --provider docker       in its own image
 
-    For the checks a process serves the package, with your rights: validate only code that you would run, or in Docker.
+    A process with your rights serves the package, so validate only code that you trust, or use --provider docker.
 
     Actions are generated from the schema of the action class. To use others, write validation/runtime.json:
 
@@ -80,68 +127,65 @@ def validate(
        "reset": {"seed": 1, "episode_id": "a"},
        "actions": [{"message": "hello"}]}
 
-    Of a running server, six endpoints decide the verdict; checks of its sessions only warn.
+    For a running server, six endpoints decide the verdict; checks of its sessions only warn.
 
-    Exit codes: 0 passed, or only warnings; 1 failed; 2 no package; 3 the checks themselves could not be run.
+    Exit codes: 0 passed, perhaps with warnings; 1 failed; 2 no package; 3 the checks themselves could not run.
     """
-    from rich.console import Console  # all of this loads only for this command
-
-    from openenv.packaging.validate.checks_server import check_running
     from openenv.packaging.validate.manifest import SignatureError, UnsupportedPackageError
-    from openenv.packaging.validate.policy import PolicyError, load_policy
-    from openenv.packaging.validate.rules import Level
-    from openenv.packaging.validate.runner import run_validation
+    from openenv.packaging.validate.policy import PolicyError  # all of this loads only for this command
 
-    if target is not None and target.startswith(("http://", "https://")):
-        if url is not None:
-            raise failure("give one URL, not two", 1)
-        target, url = None, target
-    if url is not None and (target is not None or local):
-        raise failure("give a package or a URL, not both", 1)
-    chosen = policy or ("v1" if level == "static" else "v2")
-    for name, kinds, what in (
-        (level, _LEVELS, "level"),
-        (chosen, _POLICIES, "version of the rules"),
-        (provider, _PROVIDERS, "provider"),
-    ):
-        if name not in kinds:
-            raise failure(f"{name!r} is no {what}: {', '.join(kinds)}", 3)
-    if url is not None and (provider != "process" or artifacts is not None):
-        raise failure("--provider and --artifacts are for packages: a server at a URL runs already", 1)
-    token = token or settings.client_token()
+    flags.check()
     try:
-        display = _Display(Console(highlight=False, quiet=as_json), verbose=verbose)
-        if url is not None:
-            running = check_running(
-                url, timeout_s=timeout, token=token, with_episodes=level != "static", listen=display.criterion
-            )
-            display.running_summary(running)
-            passed = running.passed
-            _deliver(running.json(), as_json, output)
-        else:
-            started = time.monotonic()
-            with tidy_on_sigterm():  # else the server of the package would outlive us
-                report = run_validation(
-                    Path(target or ".").resolve(),
-                    max_level=Level[level.upper()],
-                    skip_build=skip_build,
-                    policy=load_policy(chosen),
-                    provider=_docker_provider() if provider == "docker" and not skip_build else None,
-                    artifacts_dir=artifacts,
-                    token=token,
-                    listen=display.result,
-                )
-            display.summary(report, time.monotonic() - started)
-            passed = report.passed
-            _deliver(report.model_dump(mode="json"), as_json, output)
+        passed = _check_package(flags) if flags.server is None else _check_server(flags, flags.server)
     except (SignatureError, UnsupportedPackageError) as error:
         raise failure(error, 2) from error
     except PolicyError as error:
         raise failure(error, 3) from error
     except (OSError, ValueError, RuntimeError) as error:
-        raise failure(f"the checks could not be run: {type(error).__name__}: {message_of(error)}", 3) from error
+        raise failure(f"the checks could not run: {type(error).__name__}: {message_of(error)}", 3) from error
     if not passed:
         raise typer.Exit(1)
+
+
+def _check_server(flags: ValidateFlags, url: str) -> bool:
+    """Check a running server; print and write the report, return the verdict."""
+    from openenv.packaging.validate.checks_server import check_running
+
+    display = _Display.of(flags)
+    report = check_running(
+        url,
+        timeout_s=flags.timeout,
+        token=flags.token or settings.client_token(),
+        with_episodes=flags.level != "static",
+        listen=display.criterion,
+    )
+    display.running_summary(report)
+    _deliver(report.json(), flags)
+    return report.passed
+
+
+def _check_package(flags: ValidateFlags) -> bool:
+    """Check a package; print and write the report, return the verdict."""
+    from openenv.packaging.validate.policy import load_policy
+    from openenv.packaging.validate.rules import Level
+    from openenv.packaging.validate.runner import run_validation
+
+    display = _Display.of(flags)
+    started = time.monotonic()
+    with tidy_on_sigterm():  # otherwise the package's server would outlive us
+        report = run_validation(
+            Path(flags.target or ".").resolve(),
+            max_level=Level[flags.level.upper()],
+            skip_build=flags.skip_build,
+            policy=load_policy(flags.rules),
+            provider=_docker_provider() if flags.provider == "docker" and not flags.skip_build else None,
+            artifacts_dir=flags.artifacts,
+            token=flags.token or settings.client_token(),
+            listen=display.result,
+        )
+    display.summary(report, time.monotonic() - started)
+    _deliver(report.model_dump(mode="json"), flags)
+    return report.passed
 
 
 def _docker_provider() -> DockerValidationProvider:
@@ -150,12 +194,13 @@ def _docker_provider() -> DockerValidationProvider:
     return DockerValidationProvider()
 
 
-def _deliver(report: dict[str, Any], as_json: bool, output: Path | None) -> None:
+def _deliver(report: dict[str, Any], flags: ValidateFlags) -> None:
+    """Write the report to the file of `--output` and, with `--json`, to standard output."""
     text = json.dumps(report, indent=2, ensure_ascii=False)
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text + "\n", encoding="utf-8", newline="\n")
-    if as_json:
+    if flags.output is not None:
+        flags.output.parent.mkdir(parents=True, exist_ok=True)
+        flags.output.write_text(text + "\n", encoding="utf-8", newline="\n")
+    if flags.as_json:
         sys.stdout.write(text + "\n")
 
 
@@ -172,7 +217,7 @@ _VERDICTS = {"pass": "[green]pass[/]", "warn": "[yellow]warn[/]", "fail": "[red]
 
 
 class _Display:
-    """Prints results as they come, and then the verdict."""
+    """Prints each result at once, and the verdict at the end."""
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         from openenv.packaging.validate.rules import RULE
@@ -182,9 +227,16 @@ class _Display:
         self._rules = RULE
         self._width = max(len(check_id) for check_id in RULE)
 
+    @classmethod
+    def of(cls, flags: ValidateFlags) -> _Display:
+        """Return the display that the options ask for."""
+        from rich.console import Console
+
+        return cls(Console(highlight=False, quiet=flags.as_json), verbose=flags.verbose)
+
     def result(self, result: CheckOutcome) -> None:
         """Print the result of a check of a package."""
-        rule = self._rules.get(result.check_id)  # None: a grader of another package
+        rule = self._rules.get(result.check_id)  # None for a grader of another package
         kind: str = result.status.value
         if kind == "fail" and rule is not None and rule.severity.value == "warn":
             kind = "warn"
@@ -195,19 +247,21 @@ class _Display:
 
     def criterion(self, one: Criterion) -> None:
         """Print the result of a check of a running server."""
-        kind = "pass" if one.passed else "fail" if one.required else "warn"
+        kind = "pass"
+        if not one.passed:
+            kind = "fail" if one.required else "warn"
         self._line(kind, one.id, one.description, (one.details,) if one.details else (), one.fix)
 
     def summary(self, report: ValidationReport, seconds: float) -> None:
         """Print the verdict on a package."""
-        words = {"pass": "passed", "fail": "failed", "error": "could not be made", "skip": "skipped"}
+        words = {"pass": "passed", "fail": "failed", "error": "could not run", "skip": "skipped"}
         counts = {name: sum(one.status.value == name and one.applies for one in report.results) for name in words}
         tally = ", ".join(f"{counts[name]} {words[name]}" for name in counts if counts[name] or name == "fail")
         if aside := sum(not one.applies for one in report.results):
             tally += f", {aside} not applicable"
         note = ""
         if report.verdict.value == "warn" and not counts["fail"] and not counts["error"]:
-            note = "; nothing failed, but skipped checks prove nothing"
+            note = "; no check failed, but skipped checks prove nothing"
         verdict = _VERDICTS[report.verdict.value]
         self._console.print(f"\n{tally} in {seconds:.1f} s. Verdict: {verdict}{note}", soft_wrap=True)
 
@@ -215,7 +269,9 @@ class _Display:
         """Print the verdict on a running server."""
         failed = [one for one in report.criteria if not one.passed]
         tally = f"{len(report.criteria) - len(failed)} passed, {len(failed)} failed"
-        verdict = "fail" if not report.passed else "warn" if failed else "pass"
+        verdict = "warn" if failed else "pass"
+        if not report.passed:
+            verdict = "fail"
         where = f"{report.mode} mode, {report.profile}"
         self._console.print(f"\n{tally} ({where}). Verdict: {_VERDICTS[verdict]}", soft_wrap=True)
 

@@ -179,7 +179,7 @@ def test_the_command_line_says_what_is_wrong(dataset: Path, tmp_path: Path) -> N
     assert run("rollout", "--dataset", str(dataset))[1].startswith("Error: no LLM URL given")
     code, text = run("rollout", "--dataset", str(dataset), "--harness", "oracle", "--task-index", "9")
     assert (code, "none of index 9" in text) == (1, True)
-    assert "give one --dataset" in run("rollout", "--harness", "oracle")[1]
+    assert "give exactly one --dataset" in run("rollout", "--harness", "oracle")[1]
     assert "give at least one --dataset" in run("serve")[1]
     assert "leave --hf-login out" in run("push", "--hf-login")[1]
     assert "a Space has no folders" in run("push", "--repo-id", "a/b", "--dataset", str(dataset), "--dry-run")[1]

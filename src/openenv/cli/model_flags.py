@@ -1,0 +1,62 @@
+"""Options of a model's endpoint, for the commands that let a model act: `rollouts run` and `play`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from openenv import settings
+
+if TYPE_CHECKING:
+    from openenv.rollout.tasks.task import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFlags:
+    """Options of the model's endpoint."""
+
+    base_url: Annotated[str | None, typer.Option(metavar="URL", help="The model's endpoint, ending in /v1.")] = None
+    model: Annotated[str | None, typer.Option(metavar="MODEL", help="The model's ID at that endpoint.")] = None
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="The endpoint's key. Prefer OPENENV_MODEL_KEY: other users of this machine can read options.",
+        ),
+    ] = None
+    sampling: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help='Sampling parameters, instead of the agent\'s: {"temperature": 1.0}.'),
+    ] = None
+
+    def endpoint(self) -> Model | None:
+        """Return the model, or None if the options name none.
+
+        Raises:
+            ValueError: The options do not fit together.
+        """
+        from pydantic import ValidationError
+
+        from openenv.rollout.tasks.task import Model
+
+        if self.base_url is None and self.model is None:
+            return None
+        if self.base_url is None or self.model is None:
+            raise ValueError("--base-url and --model go together")
+        fields: dict[str, object] = {"base_url": self.base_url, "name": self.model}
+        api_key = self.api_key or settings.model_key()
+        if api_key is not None:
+            fields["api_key"] = api_key
+        if self.sampling is not None:
+            try:
+                fields["sampling"] = json.loads(self.sampling)
+            except ValueError as exc:
+                raise ValueError(f"--sampling is not JSON: {exc}") from None
+        try:
+            return Model.model_validate(fields)
+        except ValidationError as exc:
+            # Without the input, which the error's own text repeats: it contains the key.
+            raise ValueError("; ".join(str(error["msg"]) for error in exc.errors())) from None

@@ -1,0 +1,38 @@
+"""`openenv rollouts`: run and lint tasks; list, show, export and re-verify stored rollouts; cheats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..command import HelpCommand, command_group
+from .cheats import cheats
+from .exchange import export, import_logs
+from .listing import list_rollouts, show_stats
+from .run import run
+from .show import show_rollout
+from .verify import lint, verify_again
+
+_EXAMPLES = """
+Run agents on tasks; lint tasks; list, show, count, export and re-verify stored rollouts.
+
+  openenv rollouts lint task.yaml
+  openenv rollouts run task.yaml --base-url URL --model MODEL
+  openenv rollouts ls --since 2h
+  openenv rollouts stats --by model
+  openenv rollouts export good.parquet --status ok
+"""
+
+rollouts = command_group(_EXAMPLES)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "run": run,
+    "ls": list_rollouts,
+    "show": show_rollout,
+    "export": export,
+    "import": import_logs,
+    "stats": show_stats,
+    "reverify": verify_again,
+    "lint": lint,
+    "cheats": cheats,
+}
+for _name, _command in _COMMANDS.items():
+    rollouts.command(_name, cls=HelpCommand)(_command)

@@ -1,0 +1,114 @@
+"""`openenv rollouts export` and `import`: files for training and for other programs, and logs of Inspect AI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from ..command import check_choice, failure
+from ..options import options_of
+from .selection import SelectionFlags, Store, open_store
+
+if TYPE_CHECKING:
+    from openenv.rollout.store.store import Format
+
+FORMATS = ("jsonl", "parquet", "inspect")
+
+
+def _checked_format(kind: str | None) -> str | None:
+    check_choice("--to", kind, FORMATS)
+    return kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportFlags:
+    """Options of `openenv rollouts export`."""
+
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="The file to write; .parquet for training sequences, .eval for a log of Inspect AI, else JSONL.",
+        ),
+    ]
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            callback=_checked_format,
+            help=f"The format, if the file's name does not decide: {', '.join(FORMATS)}.",
+        ),
+    ] = None
+    store: Store = None
+    selection: SelectionFlags
+    messages: Annotated[bool, typer.Option("--messages", help="Include complete requests and responses (JSONL).")] = (
+        False
+    )
+
+
+@options_of(ExportFlags)
+def export(flags: ExportFlags) -> None:
+    """Write rollouts, with their tokens and log-probabilities, to a file.
+
+    Task, group, agent, model, status, reward, trust and verdict are top-level keys, or columns. A log of Inspect AI has
+    one agent and one model; for several, --to inspect writes a log each into a folder.
+
+    Examples:
+
+      openenv rollouts export all.jsonl --messages
+      openenv rollouts export good.parquet --status ok --min-trust judged
+      openenv rollouts export logs --to inspect && inspect view --log-dir logs
+    """
+    from openenv.rollout.store.store import export_rollouts
+
+    target = flags.target
+    kind = flags.to or {".parquet": "parquet", ".eval": "inspect"}.get(target.suffix, "jsonl")
+    if flags.messages and kind != "jsonl":
+        raise failure(f"--messages is for JSONL; {kind} stores messages in its own form")
+
+    with open_store(flags.store) as store:
+        where = flags.selection.filter(store)
+        if kind == "inspect":
+            count = _inspect_logs().write_inspect_logs(store, target, where)
+        else:
+            count = export_rollouts(store, target, kind=cast("Format", kind), messages=flags.messages, where=where)
+        noun = "row" if kind == "parquet" else "rollout"
+        typer.echo(f"{count} {noun}{'' if count == 1 else 's'} in {target}")
+
+
+def import_logs(
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Logs of Inspect AI: .eval or .json.")],
+    scorer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The score to use as reward; by default the first.")
+    ] = None,
+    store: Store = None,
+) -> None:
+    """Add the samples of Inspect AI's logs as rollouts; `openenv view` shows them.
+
+    An error in Inspect becomes a rollout without a reward, not with a reward of 0. Stored samples are skipped, so you
+    can import a log again.
+
+    Examples:
+
+      openenv rollouts import logs/2026-11-17T05-23-13_served-env.eval
+      openenv rollouts import logs/*.eval --scorer includes
+    """
+    module = _inspect_logs()
+    with open_store(store, create=True) as opened:
+        for log in logs:
+            done = module.import_inspect_log(log, opened, scorer=scorer)
+            skipped = f", {done.known} known already" if done.known else ""
+            typer.echo(f"{log}: {done.added} rollout{'' if done.added == 1 else 's'} added{skipped}")
+
+
+def _inspect_logs() -> ModuleType:
+    """Return the module for Inspect's logs; inspect-ai is an extra."""
+    try:
+        from openenv.adapters.inspect import logs as inspect_logs
+    except ModuleNotFoundError as exc:
+        raise failure(str(exc)) from exc
+    return inspect_logs

@@ -1,0 +1,159 @@
+"""`openenv rollouts run`: run an agent on tasks, store the outcomes, print status and reward."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from ..command import printable
+from ..model_flags import ModelFlags
+from ..options import options_of
+from ..sandboxes import import_from_here
+from .selection import (
+    TASKS_HELP,
+    Json,
+    Store,
+    checked_trust,
+    one_line_failures,
+    open_store,
+    print_outcomes,
+    reward_text,
+)
+
+if TYPE_CHECKING:
+    from openenv.rollout.store.outcome import Outcome, Progress
+    from openenv.rollout.tasks.task import Task
+    from openenv.rollout.tasks.trust_levels import Trust
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFlags:
+    """Options of `openenv rollouts run`."""
+
+    tasks: Annotated[list[Path], typer.Argument(metavar="TASK...", help=TASKS_HELP)]
+    agent: Annotated[str, typer.Option(metavar="AGENT", help="The agent; a version may follow after @.")] = "opencode"
+    model: ModelFlags
+    repeat: Annotated[int, typer.Option(metavar="N", min=1, help="How often to run each task.")] = 1
+    concurrency: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Parallel rollouts; by default 1, with --ray one per free CPU."),
+    ] = None
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Run on the nodes of a Ray cluster: HOST:PORT of its head, or auto for this machine's cluster.",
+        ),
+    ] = None
+    no_share_setup: Annotated[
+        bool, typer.Option("--no-share-setup", help="Run the setup for each rollout, even if several have the same.")
+    ] = False
+    sandbox: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BACKEND",
+            callback=import_from_here,
+            help="Where commands run: local, docker, kubernetes, e2b, or module:Class. By default local, or docker if "
+            "a task has an image.",
+        ),
+    ] = None
+    min_trust: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRUST",
+            callback=checked_trust,
+            help="Refuse tasks with a weaker check: shared, isolated, judged.",
+        ),
+    ] = None
+    store: Store = None
+    as_json: Json = False
+
+
+@options_of(RunFlags)
+def run(flags: RunFlags) -> None:
+    """Run tasks, store their outcomes and print them.
+
+    Exits with 1 if the infrastructure (not the agent) failed in a rollout. A task is a file such as
+
+      instruction: Write the word hello into greeting.txt.
+      verify:
+        - grep -qx hello greeting.txt
+
+    A folder of Harbor's tasks, such as Terminal-Bench, runs in containers:
+
+      openenv rollouts run harbor:tasks/hello --agent oracle
+
+    To try it without a real model, serve a scripted one in another terminal:
+
+      python -m openenv.testing.scripted opencode:binary_search --port 8001
+      openenv rollouts run task.yaml --base-url http://localhost:8001/v1 \\
+          --model scripted/binary_search
+    """
+    from openenv.providers.ray_cluster import RayCluster
+    from openenv.rollout.agents.base import agent as driver
+    from openenv.rollout.capture.endpoint_check import check_endpoint
+    from openenv.rollout.run.batch import run_many
+    from openenv.rollout.tasks.task_folders import load_tasks
+
+    with one_line_failures():
+        tasks = [each for path in flags.tasks for task in load_tasks(path) for each in _repeated(task, flags.repeat)]
+        sandbox = flags.sandbox or ("docker" if any(task.image is not None for task in tasks) else "local")
+        endpoint = flags.model.endpoint()
+        needs_model = driver(flags.agent).dialect is not None
+        if endpoint is None and needs_model:
+            raise ValueError(f"{flags.agent} needs a model: give its endpoint with --base-url and its id with --model")
+        cluster = None if flags.ray is None else RayCluster(flags.ray)
+        # Probe the endpoint before an agent is downloaded and a rollout fails. With a cluster, this machine may not
+        # reach what the nodes reach.
+        if endpoint is not None and needs_model and cluster is None:
+            check_endpoint(endpoint)
+    with open_store(flags.store, create=True) as store:
+        outcomes = run_many(
+            tasks,
+            agent=flags.agent,
+            sandbox=sandbox,
+            model=endpoint,
+            store=store,
+            min_trust=cast("Trust | None", flags.min_trust),
+            concurrency=flags.concurrency or (1 if cluster is None else None),
+            on=cluster,
+            share_setup=not flags.no_share_setup,
+            on_progress=_print_progress,
+            on_outcome=_countdown(len(tasks)),
+            on_install=lambda message: typer.echo(message, err=True),
+        )
+        print_outcomes(outcomes, as_json=flags.as_json)
+        # A failed verifier may still leave a reward from the checks before it; then the rollout counts.
+        if any(outcome.status.endswith("_failed") and outcome.reward is None for outcome in outcomes):
+            raise typer.Exit(1)
+
+
+def _repeated(task: Task, count: int) -> list[Task]:
+    """Return a task `count` times; the repetitions form a group, unless the task names one."""
+    if count > 1 and "group" not in task.metadata:
+        group = f"{task.task_id or 'task'}-{secrets.token_hex(4)}"
+        task = task.model_copy(update={"metadata": {**task.metadata, "group": group}})
+    return [task] * count
+
+
+def _print_progress(event: Progress) -> None:
+    line = f"{event.rollout_id} {event.elapsed_s:7.1f} s  {event.phase:8} {event.message}"
+    typer.echo(printable(line), err=True)
+
+
+def _countdown(count: int) -> Callable[[int, Outcome], None]:
+    """Return a callback that prints after each of several rollouts how many are done."""
+    done = itertools.count(1)
+
+    def show(number: int, outcome: Outcome) -> None:
+        if count > 1:
+            line = f"{next(done)} of {count} done: {outcome.status}, reward {reward_text(outcome.reward)}"
+            typer.echo(f"{outcome.rollout_id} {line}", err=True)
+
+    return show

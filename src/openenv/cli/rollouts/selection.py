@@ -1,0 +1,172 @@
+"""Options and texts that several commands share: the store, filters for its rollouts, tables, rewards."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from openenv import settings
+from openenv.errors import OpenEnvError
+
+from ..command import check_choice, failure, printable
+
+if TYPE_CHECKING:
+    from openenv.rollout.store.outcome import Outcome
+    from openenv.rollout.store.rollout_index import RolloutFilter
+    from openenv.rollout.store.store import RolloutStore
+    from openenv.rollout.tasks.trust_levels import Trust
+
+# Copies of the names in `openenv.rollout`, because showing help must not load it; tests compare both.
+STATUSES = ("ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled")
+TRUSTS = ("shared", "isolated", "judged")
+TASKS_HELP = "Task files, YAML or JSON; folders of them; or harbor:FOLDER for Harbor's tasks."
+_PIPED_WIDTH = 400
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+Store = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        metavar="FOLDER",
+        help="The folder of stored rollouts; by default OPENENV_ROLLOUTS, else one in your data folder.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Verdict = Annotated[
+    str,
+    typer.Option(
+        metavar="VERDICT",
+        help="The verdict to report: first (of the rollout itself), last, or the name of a later one.",
+    ),
+]
+
+
+def checked_trust(trust: str | None) -> str | None:
+    """Refuse an unknown level of trust."""
+    check_choice("--min-trust", trust, TRUSTS)
+    return trust
+
+
+def _checked_status(status: str | None) -> str | None:
+    check_choice("--status", status, STATUSES)
+    return status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionFlags:
+    """Options that select stored rollouts, for `ls`, `stats` and `export`."""
+
+    status: Annotated[
+        str | None,
+        typer.Option(metavar="STATUS", callback=_checked_status, help=f"Only this status: {', '.join(STATUSES)}."),
+    ] = None
+    task: Annotated[str | None, typer.Option(metavar="ID", help="Only rollouts of this task.")] = None
+    agent: Annotated[str | None, typer.Option(metavar="AGENT", help="Only rollouts of this agent.")] = None
+    model: Annotated[str | None, typer.Option(metavar="MODEL", help="Only rollouts of this model.")] = None
+    group: Annotated[str | None, typer.Option(metavar="GROUP", help="Only rollouts of this group.")] = None
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHEN",
+            help="Only rollouts stored since: 90s, 30m, 2h, 3d, 1w ago, or a date such as 2026-11-16T08:30.",
+        ),
+    ] = None
+    min_trust: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRUST",
+            callback=checked_trust,
+            help=f"Only rewards with at least this level of trust: {', '.join(TRUSTS)}.",
+        ),
+    ] = None
+    verdict: Verdict = "first"
+
+    def filter(self, store: RolloutStore) -> RolloutFilter:
+        """Return the filter for a store, which resolves the verdict's name."""
+        from openenv.rollout.store.rollout_index import RolloutFilter
+
+        return RolloutFilter(
+            status=self.status,
+            task_id=self.task,
+            agent=self.agent,
+            model=self.model,
+            group=self.group,
+            since=None if self.since is None else _time_of(self.since, now=time.time()),
+            min_trust=cast("Trust | None", self.min_trust),
+            verdict=store.resolve_verdict(self.verdict),
+        )
+
+    def described(self) -> str:
+        """Return the filters that are set, for the message about an empty list: `, status 'ok', agent 'noop'`."""
+        filters = {name: getattr(self, name) for name in ("status", "task", "agent", "model", "group", "since")}
+        filters |= {"min. trust": self.min_trust, "verdict": None if self.verdict == "first" else self.verdict}
+        return "".join(f", {name} {value!r}" for name, value in filters.items() if value is not None)
+
+
+def _time_of(text: str, now: float) -> float:
+    """Return the time of `2h` (ago), or of a date in local time.
+
+    Raises:
+        BadParameter: The text is neither.
+    """
+    number, unit = text[:-1], text[-1:]
+    if unit in _UNITS and number.replace(".", "", 1).isdigit():
+        return now - float(number) * _UNITS[unit]
+    try:
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a time; use 90s, 30m, 2h, 3d, 1w (ago), or a date such as 2026-11-16",
+            param_hint="--since",
+        ) from None
+
+
+@contextmanager
+def open_store(store: Path | None, *, create: bool = False) -> Iterator[RolloutStore]:
+    """Open the store; only `run` and `import` create one, because a mistyped path is not an empty store."""
+    from openenv.rollout.store.store import RolloutStore
+
+    with one_line_failures(), RolloutStore(store or settings.rollout_store(), create=create) as opened:
+        yield opened
+
+
+@contextmanager
+def one_line_failures() -> Iterator[None]:
+    """End the command with one line if our errors are raised."""
+    try:
+        yield
+    except (OpenEnvError, ValueError) as exc:
+        raise failure(exc) from None
+
+
+def reward_text(reward: float | None) -> str:
+    """Write a reward, or `-` without one."""
+    return "-" if reward is None else f"{reward:g}"
+
+
+def print_table(table: object) -> None:
+    """Print a rich table; without a terminal, print whole lines for the program that reads them."""
+    from rich.console import Console  # other commands do not need it
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPED_WIDTH)
+    console.print(table, highlight=False)
+
+
+def print_outcomes(outcomes: list[Outcome], *, as_json: bool) -> None:
+    """Print a line for each rollout, or all of them as JSON."""
+    if as_json:
+        typer.echo(json.dumps([outcome.model_dump(mode="json") for outcome in outcomes], indent=2))
+        return
+    for outcome in outcomes:
+        why = f"  ({outcome.phase}: {outcome.reason})" if outcome.reason else ""
+        typer.echo(printable(f"{outcome.rollout_id}  {outcome.status}  reward {reward_text(outcome.reward)}{why}"))
