@@ -5,10 +5,10 @@ trainer decides how answers are sampled: requests keep the parameters in `AGENT_
 a remaining parameter forces or forbids tokens, the turn is excluded from training.
 
     the agent's request      messages  tools  temperature=0  n_predict=9999   tool_choice="required"
-    what the endpoint gets   messages  tools                 max_tokens=4096  tool_choice="required"
+    the endpoint's request   messages  tools                 max_tokens=4096  tool_choice="required"
     in the call's record     removed: temperature, n_predict          not_trainable: "tool_choice: forced tool"
 
-Values only. The names are those of the APIs of OpenAI and Anthropic, and of the servers of vLLM, SGLang and llama.cpp.
+Values only. The names come from the APIs of OpenAI and Anthropic, and from the servers vLLM, SGLang and llama.cpp.
 """
 
 from __future__ import annotations

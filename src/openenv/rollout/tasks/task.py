@@ -127,7 +127,7 @@ class Task(BaseModel):
     """A folder with a Dockerfile. Docker builds `image` with it if the image is missing."""
     build_timeout_s: Seconds = 600.0
     verify_image: str | None = None
-    """The image of the verifier's sandboxes, if it differs from `image`."""
+    """The image for verifier sandboxes, if it differs from `image`."""
     verify_build: str | None = None
     """A folder with a Dockerfile for `verify_image`."""
     workdir: str | None = None

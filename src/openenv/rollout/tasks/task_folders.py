@@ -1,20 +1,20 @@
 """Tasks from folders: `load_tasks`, which reads task files and Harbor's task folders.
 
-Knows the layout of a Harbor task folder and turns it into a `Task`. Must not know sandboxes' engines or agents.
+Knows the layout of a Harbor task folder and turns it into a `Task`. Must not know backends or agents.
 """
 
-# A Harbor task folder, and what becomes of it:
+# The files of a Harbor task folder, and the fields of `Task` that they become:
 #
 #   task.toml                      timeouts, resources, images, variables -> fields of Task; [metadata] -> metadata
 #   instruction.md                 instruction
 #   environment/Dockerfile         build, image (named after the folder's content) and workdir (its last WORKDIR)
 #   tests/test.sh and others       verify_files below /tests: only the verifier's sandbox has them
-#   tests/Dockerfile               verify_build, verify_image, where `[verifier] environment_mode = "separate"`
+#   tests/Dockerfile               verify_build, verify_image, if `[verifier] environment_mode = "separate"`
 #   solution/solve.sh and others   solution_files below /solution: only the oracle's sandbox has them
 #   /logs/verifier/reward.txt      reward_path; reward.json beside it
 #
-# In Harbor, tests run where the agent worked. Here they run in a fresh sandbox that gets the work folder and nothing
-# else of the agent's, without a network: what tests need has to be in the image.
+# Harbor runs tests in the agent's container. Here they run in a fresh sandbox that gets only the agent's work folder
+# and has no network: the image must contain everything that the tests need.
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ else:
 
 HARBOR_PREFIX = "harbor:"
 MAX_DEPTH = 6
-"""How deep below a folder its tasks may lie."""
+"""The number of folder levels that are searched for tasks."""
 _TASK_FILES = (".yaml", ".yml", ".json")
 _WORKDIR = re.compile(r"^\s*WORKDIR\s+(.+?)\s*$", re.IGNORECASE | re.MULTILINE)
 _SIZE = re.compile(r"\s*([0-9.]+)\s*([KMG])B?\s*", re.IGNORECASE)
@@ -102,13 +102,13 @@ def load_tasks(path: str | Path) -> list[Task]:
             task folders, which may be grouped in subfolders. `harbor:PATH` takes only Harbor task folders.
 
     Raises:
-        RolloutError: there are no tasks, or one cannot be read; the text says which and why.
+        RolloutError: the path has no tasks, or a task cannot be read; the text names it and the reason.
     """
     text = str(path)
     only_harbor = text.startswith(HARBOR_PREFIX)
     place = Path(text.removeprefix(HARBOR_PREFIX)).expanduser()
     if not place.exists():
-        raise RolloutError(f"The task {place} cannot be read: there is no such file or folder")
+        raise RolloutError(f"The task {place} cannot be read: no such file or folder")
     if place.is_file() and not only_harbor:
         return [load_task(place)]
     folders = harbor_task_folders(place)
@@ -117,12 +117,12 @@ def load_tasks(path: str | Path) -> list[Task]:
     files = [] if only_harbor else sorted(file for file in place.glob("*") if file.suffix in _TASK_FILES)
     if not files:
         wanted = "task.toml" if only_harbor else "task.toml, *.yaml or *.json"
-        raise RolloutError(f"There are no tasks in {place}: no {wanted} there or in its folders")
+        raise RolloutError(f"Found no tasks in {place}: it needs {wanted}, or folders with them")
     return [load_task(file) for file in files]
 
 
 def harbor_task_folders(place: Path) -> list[Path]:
-    """Return the Harbor task folders at a path: itself, or those below it, or below its `tasks`, by their names.
+    """Return the Harbor task folders at a path by name: the path itself, or folders below it or below its `tasks`.
 
     Links to folders are not followed: they may lead out of the dataset, or back into it.
     """
@@ -186,7 +186,7 @@ def load_harbor_task(folder: str | Path) -> Task:
 
 
 def read_task_config(folder: Path) -> HarborTaskConfig:
-    """Return what a folder's `task.toml` says.
+    """Return the configuration in a folder's `task.toml`.
 
     Raises:
         RolloutError: there is none, or it cannot be read.
@@ -195,7 +195,7 @@ def read_task_config(folder: Path) -> HarborTaskConfig:
     try:
         return HarborTaskConfig.model_validate(tomllib.loads(path.read_text("utf-8")))
     except FileNotFoundError:
-        raise RolloutError(f"{folder} is no Harbor task: there is no task.toml") from None
+        raise RolloutError(f"{folder} is not a Harbor task: task.toml is missing") from None
     except ValidationError as exc:
         raise RolloutError(f"{path} is not valid: {problems_of(exc)}") from exc
     except (OSError, ValueError) as exc:
@@ -213,40 +213,39 @@ def _instruction(folder: Path) -> str:
 def _require_supported(folder: Path, config: HarborTaskConfig) -> None:
     missing = [name for name in ("tests/test.sh",) if not (folder / name).is_file()]
     if missing and not config.steps:
-        raise RolloutError(f"{folder} is no Harbor task that can be verified: there is no {', '.join(missing)}")
+        raise RolloutError(f"The Harbor task {folder} cannot be verified: {', '.join(missing)} is missing")
     unsupported = {
         "several steps": bool(config.steps),
         "Windows": config.environment.os.lower() != "linux",
         "GPUs": bool(config.environment.gpus),
         "several containers (docker-compose.yaml)": (folder / "environment" / "docker-compose.yaml").is_file(),
     }
-    needs = [what for what, is_needed in unsupported.items() if is_needed]
+    needs = [feature for feature, is_needed in unsupported.items() if is_needed]
     if needs:
         raise RolloutError(
-            f"The Harbor task {folder} needs {' and '.join(needs)}, which rollouts do not have; leave it out"
+            f"The Harbor task {folder} needs {' and '.join(needs)}, which rollouts do not support; remove the task"
         )
 
 
 def _shell(script: Path) -> str:
-    """Return the shell that a script's first line names: small images have no bash."""
+    """Return the shell in the first line of a script; small images lack bash."""
     first = script.read_text("utf-8", "replace").partition("\n")[0]
     return "sh" if re.fullmatch(r"#!\s*(/\S*/)?(env\s+)?(/\S*/)?sh\b.*", first) else "bash"
 
 
 def _image(folder: Path, context: Path, section: _EnvironmentSection, *, kind: str = "task") -> tuple[str, str | None]:
-    """Return the name of an image, and the folder that it is built from if it is; tasks with equal folders share it."""
+    """Return the name of an image and its build folder, if any. Tasks with equal folders share an image."""
     if section.docker_image is not None:
         return section.docker_image, None
     if not (context / "Dockerfile").is_file():
         raise RolloutError(
-            f"The Harbor task {folder} has no image: there is no {context.name}/Dockerfile, and no docker_image in its "
-            "task.toml"
+            f"The Harbor task {folder} has no image; add {context.name}/Dockerfile, or docker_image in task.toml"
         )
     return f"openenv-{kind}:{_digest(context)}", str(context)
 
 
 def _digest(context: Path) -> str:
-    """Return a name for the content of a folder: an image is built again when a file of it changes."""
+    """Return a hash of the content of a folder, so that a changed file builds a new image."""
     content = hashlib.sha256()
     for path in sorted(context.rglob("*")):
         if path.is_file() or path.is_symlink():
@@ -257,7 +256,7 @@ def _digest(context: Path) -> str:
 
 
 def _workdir(environment: Path, section: _EnvironmentSection) -> str:
-    """Return the folder that the agent works in: as task.toml or the Dockerfile say, or `/app`."""
+    """Return the work folder of the agent: from task.toml, the Dockerfile, or `/app`."""
     if section.workdir is not None:
         return posixpath.normpath(section.workdir)
     recipe = environment / "Dockerfile"
@@ -285,18 +284,18 @@ def _megabytes(folder: Path, size: str | None) -> int | None:
         return None
     match = _SIZE.fullmatch(size)
     if match is None:
-        raise RolloutError(f"{size!r} in {folder / 'task.toml'} is no size such as 2G or 512M")
+        raise RolloutError(f"{size!r} in {folder / 'task.toml'} is not a size; write one such as 2G or 512M")
     return max(1, int(float(match[1]) * {"K": 1 / 1024, "M": 1, "G": 1024}[match[2].upper()]))
 
 
 def _variables(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """Fill in `${NAME:-default}`; a variable of the host is never read, because the agent's code may see it."""
+    """Replace `${NAME:-default}` by the default. Host variables are never read: the agent's code may see them."""
 
     def fill(match: re.Match[str]) -> str:
         if match[2] is None:
             raise RolloutError(
-                f"{folder / 'task.toml'} asks for the variable {match[1]} of the host, which no sandbox gets; write a "
-                f"default there: ${{{match[1]}:-...}}"
+                f"{folder / 'task.toml'} asks for the host variable {match[1]}, which no sandbox gets; add a default: "
+                f"${{{match[1]}:-...}}"
             )
         return match[2]
 

@@ -1,7 +1,17 @@
-"""What the checks of a task can be trusted for, and how to write a weak one as a `Check`.
+"""The trust levels of a task's checks, and suggestions for weak ones: the same check as a `Check`.
 
-Knows tasks and `trust`, the reading of single checks. Must not know sandboxes: a task is read before it runs.
+Knows tasks and `trust`, which reads single checks. Must not know sandboxes: a task is read before it runs.
 """
+
+# A suggestion is made from the text of a shell line, by the first form that fits:
+#
+#   pytest tests                               {pytest: tests, of: square}              `_of_python`
+#   ./prog > out.txt && diff out.txt want      {run: ..., judge: diff ..., keep: [...]}  `_of_written`
+#   [ "$(sh square.sh 7)" = 49 ]               {run: sh square.sh 7, judge: [ ... ]}     `_of_compared`
+#   ./prog < 1.in | diff - 1.out               {run: ./prog < 1.in, judge: diff ...}     `_of_pipeline`
+#   grep -qx 42 answer.txt                     {run: true, judge: grep ..., keep: [...]} `_of_reading`
+#
+# A suggestion that is not `judged` when it is read again is dropped.
 
 from __future__ import annotations
 
@@ -21,21 +31,21 @@ from openenv.rollout.tasks.trust_levels import Trust, reaches, weakest
 from openenv.rollout.verify.trust import line_problem, trust_of
 
 Suggestion = Mapping[str, object]
-"""A check as a task file has it."""
+"""A check in the form of a task file."""
 ADVICE = "Write it as a check with `run`, which runs the agent's part, and `judge`, which compares what it printed"
-"""How to write a line for which no better form can be derived."""
+"""The advice for a line without a suggestion."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrustReading:
-    """How far one check can be trusted, and why."""
+    """The trust level of one check, and the reason."""
 
     check: str | Check
     trust: Trust
     reason: str
-    """For a reader: which command decides, and what of the agent's it may run."""
+    """For a reader: the command that decides, and the agent's code that it may run."""
     suggestion: Suggestion | None = None
-    """The same check in a form that is `judged`; None where it is already, or where none can be derived."""
+    """The same check in a `judged` form; None if it is judged already, or no form fits."""
 
 
 def read_task(task: Task) -> tuple[TrustReading, ...]:
@@ -54,20 +64,20 @@ def _read(task: Task, check: str | Check) -> TrustReading:
 
 
 def task_trust(task: Task) -> Trust | None:
-    """Return how far the reward of a task can be trusted: as far as its weakest check."""
+    """Return the trust level of a task's reward: the level of its weakest check."""
     return weakest(trust_of(check, task)[0] for check in task.verify)
 
 
 def require_trust(task: Task, minimum: Trust | None, *, isolated: bool = True) -> None:
-    """Return if every check can be trusted so far, and as far as the task's own `min_trust` says.
+    """Check that every check of a task reaches `minimum` and the task's `min_trust`.
 
     Args:
         task: The task.
-        minimum: What the caller wants of every task; None for nothing.
-        isolated: Whether the sandboxes isolate. Where they do not, every check is `shared`.
+        minimum: The lowest level for the caller, or None.
+        isolated: Whether the sandboxes isolate. If not, every check is `shared`.
 
     Raises:
-        TrustError: a check cannot be trusted so far; the text names it and says how to write it.
+        TrustError: a check is below the required level; the text names it and suggests a better form.
     """
     asked = [trust for trust in (minimum, task.min_trust) if trust is not None and trust != "shared"]
     if not asked:
@@ -209,7 +219,7 @@ def _of_written(task: Task, steps: list[str]) -> Suggestion | None:
 
 
 def _of_reading(task: Task, line: str) -> Suggestion | None:
-    """`grep -qx 42 answer.txt`, which is isolated: the same over files that are kept."""
+    """`grep -qx 42 answer.txt`, which is isolated: the same line over files in `keep`."""
     paths = [path for path in dict.fromkeys(_FILE.findall(line)) if posixpath.normpath(path) not in task.verify_sources]
     return {"run": "true", "judge": _with_kept(line, paths), "keep": paths} if paths else None
 

@@ -1,4 +1,4 @@
-"""Checks whose two parts run at the same time: connections of the judge to a port reach the agent's server.
+"""Checks with a port: both parts run at the same time, and the judge connects to the agent's server.
 
 Knows sandboxes and bytes. The bytes are opaque: neither the verifier nor the host reads them.
 """
@@ -10,10 +10,14 @@ Knows sandboxes and bytes. The bytes are opaque: neither the verifier nor the ho
 #                                  run.sock  ───┘  <══  127.0.0.1:OUT  <──  connector ┘   (`openenv_calls connect`)
 #                                                       (`Sandbox.expose`)
 #
-# Both sandboxes connect outwards, as an agent does to the capture proxy: neither can reach anything but its own port.
-# The connector keeps a few connections open. For one that the judge makes, the splice sends a byte on one of them; the
-# connector connects to the server, sends the byte back, and both sides are joined. The connector runs where the
-# agent's code runs, and is trusted with nothing: it can only answer the judge with other bytes.
+# Both sandboxes connect outwards, as an agent does to the capture proxy: each reaches only one port. One connection:
+#
+#   connector   opens a few connections to run.sock and waits on each
+#   judge       connects to PORT; the splice takes a waiting connection of the connector and sends a byte on it
+#   connector   connects to the agent's server, then sends the byte back
+#   splice      joins both sides; bytes flow until both directions have ended
+#
+# The connector shares a sandbox with the agent's code, and is not trusted: it can only send other bytes to the judge.
 
 from __future__ import annotations
 
@@ -34,13 +38,13 @@ from openenv.sandboxes.base import BgJob, Sandbox, Stream
 
 CALLS = "openenv_calls.py"
 _START_S = 30.0
-"""How long connections of the judge wait for the agent's server to listen, at most half of the judge's time."""
+"""How long a connection of the judge waits for the agent's server to start; at most half of its time limit."""
 _GRACE_S = 1.0
-"""The same after `run` has ended, which may have left a server in the background."""
+"""The same after `run` has ended; it may have left a server in the background."""
 _FOLDER = ".openenv-live"
 _OUT_PORT = 7001
 _SPARE = 8
-"""Connections of the connector that wait; code in its sandbox could open any number."""
+"""The limit of waiting connections; code in the sandbox could open any number."""
 _CONNECTIONS = 32
 _CHUNK = 64 * 1024
 _MAX_PATH = 100
@@ -53,7 +57,7 @@ class Splice:
     """Joins connections of two unix sockets of the host. A context manager.
 
     Args:
-        folder: Where the sockets are.
+        folder: The folder of the sockets.
         start_s: How long a connection of the judge may wait for one of the other side.
         is_over: Returns whether `run` has ended.
     """
@@ -87,7 +91,7 @@ class Splice:
         self.close()
 
     def close(self) -> None:
-        """Break every connection and wait for the threads."""
+        """Close every connection and wait for the threads."""
         with self._lock:
             self._closed = True
             sockets = list(self._sockets)
@@ -96,7 +100,7 @@ class Splice:
                 each.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads or accepts
         while alive := [thread for thread in self._threads if thread.is_alive()]:
             alive[0].join()
-        self._drop(*sockets)  # not before: the number of a closed socket may belong to another one
+        self._drop(*sockets)  # last: another socket could reuse the number of a closed one
         for path in (self.judge, self.run):
             path.unlink(missing_ok=True)
 
@@ -127,7 +131,7 @@ class Splice:
             except OSError:
                 if self._closed:
                     return
-                time.sleep(0.01)  # no descriptor is free
+                time.sleep(0.01)  # the process has no free descriptor
                 continue
             if self._keep(connection):
                 take(connection)
@@ -143,7 +147,7 @@ class Splice:
         self._start(self._carry, connection)
 
     def _carry(self, judge: socket.socket) -> None:
-        """Join a connection of the judge to one of the connector's, until both directions have ended."""
+        """Join a connection of the judge to one of the connector, until both directions have ended."""
         run: socket.socket | None = None
         try:
             run = self._answered()
@@ -157,7 +161,7 @@ class Splice:
             self._slots.release()
 
     def _answered(self) -> socket.socket | None:
-        """Return a connection behind which the agent's server has accepted, or None."""
+        """Return a connection that the agent's server has accepted, or None."""
         run: socket.socket | None = None
         until = max(self._until, time.monotonic() + _GRACE_S)
         while not self._closed and time.monotonic() < until:
@@ -182,7 +186,7 @@ class Splice:
 
 
 def _bind(listener: socket.socket, path: Path) -> None:
-    """Bind a unix socket, also where its path is longer than sockaddr_un can hold."""
+    """Bind a unix socket, even if its path is too long for sockaddr_un."""
     if len(os.fsencode(path)) <= _MAX_PATH:
         listener.bind(str(path))
         return
@@ -194,7 +198,7 @@ def _bind(listener: socket.socket, path: Path) -> None:
 
 
 def _pass_on(source: socket.socket, target: socket.socket) -> None:
-    """Carry bytes until their sender is done; a slow reader slows down the writer."""
+    """Copy bytes until the sender closes; a slow reader slows down the writer."""
     try:
         while data := source.recv(_CHUNK):
             target.sendall(data)
@@ -211,7 +215,7 @@ class LiveOptions:
 
     Args:
         line: The line of `run`.
-        port: The port of the agent's server.
+        port: The port that the agent's server listens on.
         envs: The environment of both parts.
         seconds: The time limit of the judge.
         isolated: Whether each sandbox has its own network; if not, they share this machine's ports.
@@ -257,7 +261,7 @@ class LiveRun:
                 sandbox.write_text(f"{_place(sandbox)}/{CALLS}", calls)
             self._judging.expose(self._splice.judge, port=self._judge_port)
             self._running.expose(self._splice.run, port=self._out)
-            self._start_connector()  # before any code of the agent runs here: it failing is not the agent's failure
+            self._start_connector()  # before the agent's code runs, which then cannot cause a failure here
             self._job = self._running.start_bg(
                 self._line,
                 envs={**self._envs, "PYTHONPATH": _place(self._running), "PORT": str(self._port)},
@@ -282,13 +286,15 @@ class LiveRun:
         while not ready.wait(_POLL_S):
             with contextlib.suppress(TimeoutError):
                 exit_code = job.wait(0)
-                raise SandboxError(f"Checks with a port need `python3` in the sandbox (exit code {exit_code}).")
+                raise SandboxError(
+                    f"A check with a port needs `python3` in the sandbox (exit code {exit_code}); add it to the image."
+                )
             if time.monotonic() > until:
-                raise SandboxError("What connects the sandboxes of a check with a port did not start.")
+                raise SandboxError("The connector of a check with a port did not start.")
 
     @property
     def judge_environment(self) -> dict[str, str]:
-        """What the judge finds the agent's server by."""
+        """The judge's variables, with the address of the agent's server."""
         return {
             **self._envs,
             "PYTHONPATH": _place(self._judging),
@@ -298,7 +304,7 @@ class LiveRun:
         }
 
     def result(self) -> CommandResult:
-        """Return what `run` has done up to now."""
+        """Return the result of `run` so far."""
         exit_code = self._exit_code()
         note = "it was stopped when the judge had ended" if exit_code is None else "it ended before the judge"
         stdout, stderr = (bytes(self._output[name]).decode("utf-8", "replace") for name in ("stdout", "stderr"))
@@ -308,14 +314,14 @@ class LiveRun:
         )
 
     def _exit_code(self) -> int | None:
-        """Return the exit code of `run`, None while it runs."""
+        """Return the exit code of `run`, or None while it runs."""
         if self._job is None:
             return None
         try:
             return self._job.wait(0)
         except TimeoutError:
             return None
-        except SandboxError:  # it took its sandbox with it
+        except SandboxError:  # `run` killed its sandbox
             return 137
 
     def _feed(self, stream: Stream, chunk: bytes) -> None:

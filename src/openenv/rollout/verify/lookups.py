@@ -33,7 +33,7 @@ class ToolFamily:
         tools: Words in a check that use a tool of this family.
         project: Files that make a folder a project. A tool reads them in its start folder, or in the next one above.
         overrides: Files that change the behaviour of a tool, and that only the tool reads.
-        hides: Names of the tool's files that a file of the same name would hide.
+        hides: Files of the tool that a file with the same name would hide.
         folders: Folders of programs and libraries that a tool runs.
     """
 
@@ -152,7 +152,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class _Project:
-    """The project files of one family, the folders that contain such a project, and whether a check uses it."""
+    """The project files of one family, the folders that contain one, and whether a check uses it."""
 
     pattern: re.Pattern[str]
     provided: set[str]
@@ -174,8 +174,8 @@ class Lookups:
     Args:
         texts: The texts of the task.
         files: Files and folders of the setup and of the verifier, relative to the work folder.
-        runners: The contents of the setup's files that start tools (`RUNNERS`).
-        verify_files: The texts of the verifier's files, by their paths relative to the work folder.
+        runners: The contents of setup files that start tools (`RUNNERS`).
+        verify_files: The texts of verifier files, by their paths relative to the work folder.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ def _make_targets(texts: Texts, runners: Mapping[str, str]) -> dict[str, set[str
 
 
 def _built_files(verify_files: Mapping[str, str]) -> set[str]:
-    """Return the targets of the verifier's makefiles, beside them (`make -C`) and at the top (`make -f`)."""
+    """Return the targets of verifier makefiles, beside them (`make -C`) and at the top (`make -f`)."""
     built: set[str] = set()
     for name, text in verify_files.items():
         if RUNNERS.fullmatch(name) and ("makefile" in name.lower() or name.endswith(".mk")):

@@ -1,19 +1,23 @@
-"""Calls from a test in one sandbox to the agent's modules in another: what runs on either side.
+"""Calls from a test in one sandbox to the agent's modules in another: the programs of both sides.
 
     python3 -m openenv_calls judge square -- -m pytest -q tests     in the judge's sandbox: `import square` is a proxy
-    python3 -m openenv_calls serve                                  in the agent's: imports and calls what it is asked
+    python3 -m openenv_calls serve                                  in the agent's: imports and calls on request
     python3 -m openenv_calls connect OUT PORT SECONDS               in the agent's: carries connections to its server
 
 The verifier copies this file alone into both sandboxes. Standard library only: it runs on the sandbox's Python.
 """
 
-# Values cross as data: None, bool, int, float, complex, str, bytes, and list, tuple, set, frozenset and dict of them; a
-# subclass crosses as the builtin that it extends. Anything else stays where it is and crosses as a reference, on which
-# the test can call methods, read and set attributes, index and iterate; comparing it is an error, because the agent's
-# `__eq__` would decide. Arguments are copies, so that the agent's code cannot change what the test compares with. An
-# exception crosses as the nearest builtin class, with its arguments. The only thing that the
-# agent's side can send is an answer to a question, and the only thing that an answer can do is to be right or wrong:
-# nothing of it is executed, its size, depth and digits are limited, and whatever breaks that raises `CallFailed`.
+# How values cross between the sandboxes:
+#
+#   data          None, bool, int, float, complex, str, bytes, and list, tuple, set, frozenset and dict of them.
+#                 A subclass crosses as the builtin that it extends.
+#   reference     everything else stays in its process. The test can call it, read and set attributes, index and
+#                 iterate. Comparing it is an error, because the agent's `__eq__` would decide.
+#   arguments     are copies, so the agent's code cannot change the values that the test compares with.
+#   exceptions    cross as the nearest builtin class, with their arguments.
+#
+# The agent's side only answers questions, and an answer can only be right or wrong: nothing in it is executed. Its
+# size, depth and digits are limited, and every violation raises `CallFailed`.
 #
 # A frame is its length in four bytes, and JSON:
 #
@@ -37,7 +41,7 @@ import threading
 import time
 import types
 
-TYPE_CHECKING = False  # the name that type checkers know; `typing` is slow to import
+TYPE_CHECKING = False  # type checkers treat it as True; `typing` is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
     from importlib.machinery import ModuleSpec
@@ -46,7 +50,7 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct(">I")
 MAX_FRAME = 4 * 1024 * 1024
 MAX_RECEIVED = 64 * 1024 * 1024
-"""How much a test process takes from the agent's side in all."""
+"""Bytes that a test process accepts from the agent's side in total."""
 MAX_DEPTH = 64
 MAX_DIGITS = 100_000
 """Hexadecimal digits of an integer."""
@@ -57,9 +61,9 @@ _HOST = "127.0.0.1"
 
 
 class CallFailed(BaseException):
-    """The agent's side crashed, did not answer, or sent what is no answer; or a value cannot cross.
+    """The agent's side crashed, did not answer, or sent an invalid answer; or a value cannot cross.
 
-    No `Exception`: a test that expects one must not take a crash for it.
+    Not an `Exception`: a test that expects one must not accept a crash.
     """
 
 
@@ -67,10 +71,10 @@ class CallFailed(BaseException):
 
 
 def encode(value: object, refer: Callable[[object], Any], depth: int = 0) -> Any:
-    """Return a value as JSON has it; `refer` makes a reference to what is no data.
+    """Return a value as JSON; `refer` makes a reference for values that are not data.
 
     Raises:
-        ValueError: it is nested too deeply, or its integers are too long.
+        ValueError: the value is nested too deeply, or an integer is too long.
     """
     if depth > MAX_DEPTH:
         raise ValueError("a value is nested too deeply to cross")
@@ -108,10 +112,10 @@ def _encode_int(value: int) -> Any:
 
 
 def decode(value: Any, resolve: Callable[[list[Any]], object], depth: int = 0) -> object:
-    """Return a value from JSON; `resolve` returns what a reference stands for.
+    """Return a value from JSON; `resolve` returns the object of a reference.
 
     Raises:
-        ValueError, TypeError, KeyError: it is no value of ours.
+        ValueError, TypeError, KeyError: the JSON is not an encoded value.
     """
     if depth > 2 * MAX_DEPTH:
         raise ValueError("a value is nested too deeply")
@@ -122,7 +126,7 @@ def decode(value: Any, resolve: Callable[[list[Any]], object], depth: int = 0) -
             return value
         raise ValueError("an integer is too long")
     if not isinstance(value, list) or not value or not isinstance(value[0], str):
-        raise ValueError("it is no value")
+        raise ValueError("it is not an encoded value")
     mark, *rest = value
     if mark == "o":
         return resolve(rest)
@@ -133,7 +137,7 @@ def decode(value: Any, resolve: Callable[[list[Any]], object], depth: int = 0) -
     if isinstance(content, str):
         return _decode_text(mark, content)
     if not isinstance(content, list):
-        raise ValueError("it is no value")
+        raise ValueError("it is not an encoded value")
     if mark == "d":
         return {decode(key, resolve, depth + 1): decode(item, resolve, depth + 1) for key, item in content}
     return _BY_MARK[mark]([decode(item, resolve, depth + 1) for item in content])
@@ -146,12 +150,12 @@ def _decode_text(mark: str, text: str) -> object:
         return base64.b64decode(text, validate=True)
     if mark == "i" and len(text) <= MAX_DIGITS + 1:
         return int(text, 16)
-    raise ValueError("it is no value")
+    raise ValueError("it is not an encoded value")
 
 
 def _decode_float(text: object) -> float:
     if not isinstance(text, str) or len(text) > 32:
-        raise ValueError("it is no number")
+        raise ValueError("it is not a number")
     return float(text)
 
 
@@ -159,14 +163,14 @@ def _parse(frame: bytes) -> dict[str, Any]:
     """Return the message of a frame.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the frame is not a message.
     """
     try:
         message = json.loads(frame)
     except RecursionError:
         raise ValueError("a frame is nested too deeply") from None
     if not isinstance(message, dict):
-        raise ValueError("a frame is no message")
+        raise ValueError("a frame is not a message")
     return message
 
 
@@ -186,7 +190,7 @@ def _receive(connection: socket.socket, length: int) -> bytes:
 class Remote:
     """The agent's side, as a test process sees it. One connection per thread.
 
-    After a first failure every call fails at once: what comes after it could belong to another question.
+    After a failure every call fails at once: a late answer could belong to another question.
     """
 
     def __init__(self, port: int, seconds: float) -> None:
@@ -200,7 +204,7 @@ class Remote:
         """Send a question and return the answer.
 
         Raises:
-            CallFailed: there is none.
+            CallFailed: no valid answer came.
         """
         if self._failure is not None:
             raise CallFailed(self._failure)
@@ -211,7 +215,7 @@ class Remote:
         except OSError as exc:
             self._failure = f"the agent's code ended, or its connection broke: {exc}"
         except (ValueError, TypeError) as exc:
-            self._failure = f"the agent's side sent what is no answer: {exc}"
+            self._failure = f"the agent's side sent an invalid answer: {exc}"
         raise CallFailed(self._failure)
 
     def _ask(self, frame: bytes) -> dict[str, Any]:
@@ -232,13 +236,13 @@ class Remote:
     def _take(self, connection: socket.socket, length: int) -> bytes:
         self._received += length
         if self._received > MAX_RECEIVED:
-            raise ValueError("too much in all")
+            raise ValueError("it sent too many bytes in total")
         received = bytearray()
-        while len(received) < length:  # the time is for the whole answer: byte by byte it would never be over
+        while len(received) < length:  # one limit for the whole answer: sent byte by byte, it would never end
             connection.settimeout(self._left())
             chunk = connection.recv(min(1 << 16, length - len(received)))
             if not chunk:
-                raise ConnectionError("it was closed")
+                raise ConnectionError("the agent's side closed it")
             received += chunk
         return bytes(received)
 
@@ -252,8 +256,8 @@ class Remote:
         """Ask for a value; raise the exception that the agent's code raised.
 
         Raises:
-            CallFailed: there is no answer.
-            StopIteration: an iterator is at its end.
+            CallFailed: no valid answer came.
+            StopIteration: an iterator ended.
         """
         answer = self.ask(message)
         try:
@@ -265,13 +269,13 @@ class Remote:
         except (ValueError, TypeError, KeyError, IndexError, RecursionError) as exc:
             if getattr(exc, "openenv_remote", False):
                 raise
-            self._failure = f"the agent's side sent what is no answer: {exc}"
+            self._failure = f"the agent's side sent an invalid answer: {exc}"
             raise CallFailed(self._failure) from None
 
     def _resolve(self, rest: list[Any]) -> object:
         number, kind, name = rest
         if not (isinstance(number, int) and isinstance(kind, str) and isinstance(name, str)):
-            raise ValueError("it is no reference")
+            raise ValueError("it is not a reference")
         return RemoteObject(self, number, kind, name[:100])
 
     def _exception(self, error: Any) -> BaseException:
@@ -282,7 +286,7 @@ class Remote:
                 values = [decode(each, self._resolve) for each in arguments]
                 try:
                     exception = kind(*values)
-                except TypeError:  # UnicodeDecodeError and others take arguments of their own
+                except TypeError:  # UnicodeDecodeError and others take special arguments
                     exception = Exception(*values)
                 exception.openenv_remote = True  # type: ignore[attr-defined]
                 return exception
@@ -290,7 +294,7 @@ class Remote:
 
 
 _NOT_RAISED = frozenset({"StopIteration", "StopAsyncIteration", "ExceptionGroup"})
-"""Raised here, the first two would end a loop of the test early, and without a failure."""
+"""The first two would silently end a loop of the test."""
 
 
 def _refer(value: object) -> Any:
@@ -309,7 +313,7 @@ def _encoded(values: Iterable[object]) -> list[Any]:
 
 
 class RemoteObject:
-    """What is no data: a function, a class, an instance or an iterator of the agent's, on its side."""
+    """A reference to a function, a class, an instance or an iterator on the agent's side."""
 
     __slots__ = ("_kind", "_name", "_number", "_remote")
 
@@ -322,7 +326,7 @@ class RemoteObject:
 
     def __getattr__(self, name: str) -> object:
         kind = object.__getattribute__(self, "_kind")
-        # What pytest and mock look for on everything that a test module imports is not the agent's to answer.
+        # pytest and mock look for these names on every import of a test module; the agent must not answer them.
         if name.startswith("__") or name == "pytestmark" or (kind != "object" and name.startswith("_")):
             raise AttributeError(name)
         message = {"op": "get", "of": object.__getattribute__(self, "_number"), "name": name}
@@ -346,7 +350,7 @@ class RemoteObject:
         return remote.evaluate(message)
 
     def _compare(self, other: object) -> bool:
-        raise CallFailed(f"{self!r} cannot be compared: the agent's code would decide. Compare data of it")
+        raise CallFailed(f"{self!r} cannot be compared: the agent's code would decide. Compare its data")
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compare
     __hash__ = object.__hash__
@@ -357,13 +361,13 @@ async def _later(call: Callable[[], object]) -> object:
 
 
 def _applied(name: str, kind: type = object) -> Callable[..., object]:
-    """Return a special method that the agent's side carries out; its result is of a certain type."""
+    """Return a special method that runs on the agent's side and returns a `kind`."""
 
     def method(self: RemoteObject, *args: object) -> object:
         remote = object.__getattribute__(self, "_remote")
         value = remote.evaluate({"op": "apply", "name": name, "args": _encoded((self, *args))})
         if not isinstance(value, kind):
-            raise CallFailed(f"{name} of {self!r} gave no {kind.__name__}")
+            raise CallFailed(f"{name} of {self!r} did not return a {kind.__name__}")
         return value
 
     return method
@@ -399,7 +403,7 @@ for _name in _APPLIED:
 
 
 class RemoteModule(types.ModuleType):
-    """A module of the agent's, on its side."""
+    """A proxy of a module on the agent's side."""
 
     def __init__(self, name: str, module: RemoteObject) -> None:
         super().__init__(name)
@@ -420,24 +424,24 @@ class RemoteModule(types.ModuleType):
 
 
 class RemoteFinder:
-    """Finds the agent's modules, and what is in their packages, on its side; first in `sys.meta_path`."""
+    """Finds the agent's modules and packages on its side; first in `sys.meta_path`."""
 
     def __init__(self, remote: Remote, modules: Sequence[str]) -> None:
         self._remote, self._modules = remote, tuple(modules)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return a spec for a module of the agent's."""
-        from importlib.machinery import ModuleSpec  # loaded by now; the other sides do not need it
+        """Return a spec for a module of the agent."""
+        from importlib.machinery import ModuleSpec  # loaded by now; `serve` and `connect` do not need it
 
         if name not in self._modules and not name.startswith(tuple(f"{module}." for module in self._modules)):
             return None
         return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> RemoteModule:
-        """Import it on the agent's side."""
+        """Import the module on the agent's side."""
         try:
             module = self._remote.evaluate({"op": "import", "name": spec.name})
-        except Exception as exc:  # a test that skips itself on an ImportError must not: the agent could raise one
+        except Exception as exc:  # the agent could raise an ImportError to make a test skip itself
             raise CallFailed(
                 f"the agent's module {spec.name} cannot be imported: {type(exc).__name__}: {exc}"
             ) from None
@@ -446,11 +450,11 @@ class RemoteFinder:
         return RemoteModule(spec.name, module)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Do nothing: it runs on the agent's side."""
+        """Do nothing: the module runs on the agent's side."""
 
 
 def judge(modules: Sequence[str], command: Sequence[str]) -> None:
-    """Run Python as the command line says (`-m NAME`, `-c CODE` or a file), with proxies for some modules."""
+    """Run Python with a command line (`-m NAME`, `-c CODE` or a file), and with proxies for some modules."""
     import runpy
 
     remote = Remote(int(os.environ["PORT"]), float(os.environ.get(_TIME, _DEFAULT_S)))
@@ -481,7 +485,7 @@ class Server:
         self._lock = threading.Lock()
 
     def run(self, port: int) -> None:
-        """Serve connections; the first in the main thread, which some code needs."""
+        """Serve connections; the first one in the main thread, which some code requires."""
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((_HOST, port))
@@ -520,7 +524,7 @@ class Server:
             return {"value": encode(self._value(message, arguments), self._refer)}
         except StopIteration as exc:
             return {"end": True} if message.get("name") == "next" else self._error(exc)
-        except BaseException as exc:  # the test decides what it means, also of a SystemExit
+        except BaseException as exc:  # the test decides about every exception, even SystemExit
             return self._error(exc)
 
     def _value(self, message: dict[str, Any], arguments: list[Any]) -> object:
@@ -557,7 +561,7 @@ class Server:
         with self._lock:
             number = self._numbers.setdefault(id(value), len(self._objects))
             if number == len(self._objects):
-                self._objects.append(value)  # kept, so that no other object gets its id
+                self._objects.append(value)  # keep it alive, so that its id stays unique
         if isinstance(value, types.ModuleType):
             kind = "module"
         elif callable(value):
@@ -578,15 +582,15 @@ def _run_coroutine(value: Coroutine[Any, Any, object]) -> object:
 
 
 class Connector:
-    """Keeps connections to the host open, and joins one to the local server for each that the judge makes.
+    """Keeps connections to the host open, and joins one to the local server for each connection of the judge.
 
-    The host sends a byte on one of them when a connection is there; the byte goes back once the server has accepted.
+    The host announces the judge with a byte; the connector returns the byte once the server has accepted.
     """
 
     def __init__(self, out: int, port: int, seconds: float) -> None:
         self._out, self._port = out, port
         self._until = time.monotonic() + seconds
-        """When the server must have started."""
+        """The deadline for the start of the server."""
         self._ready = threading.Event()
 
     def run(self, spare: int) -> None:
@@ -627,7 +631,7 @@ class Connector:
 
 
 def _pass_on(source: socket.socket, target: socket.socket) -> None:
-    """Carry bytes until their sender is done."""
+    """Copy bytes until the sender closes."""
     try:
         while True:
             data = source.recv(1 << 16)
@@ -641,12 +645,12 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Be one of the three."""
-    what, *rest = arguments
-    if what == "judge":
+    """Run one of the three programs."""
+    program, *rest = arguments
+    if program == "judge":
         split = rest.index("--")
         judge(rest[:split], rest[split + 1 :])
-    elif what == "connect":
+    elif program == "connect":
         Connector(int(rest[0]), int(rest[1]), float(rest[2])).run(4)
     else:
         sys.path[:0] = [os.path.abspath(folder) for folder in rest]

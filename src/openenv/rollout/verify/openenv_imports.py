@@ -1,22 +1,22 @@
-"""Which module an import finds, in a verifier's sandbox: one that is installed comes before one of the agent's.
+"""The import guard in a verifier's sandbox: an installed module comes before a module of the agent.
 
-The verifier lays this file into a read-only place of its own and makes every Python of a check run it first, as
-`sitecustomize`. From then on a folder of the agent's work tree is not searched for a top-level module that is found
-without it, unless the setup left a module of that name there or the task asks for it. Standard library only, no more
-modules than Python has loaded by then, no work but `install`: it runs at every start of Python, from 3.8 on.
+Every Python of a check runs this file first, as `sitecustomize` in the verifier's read-only place. From then on a
+folder of the agent is skipped for a top-level module that is installed as well, unless the setup put a module of that
+name there, or the task asks for it. Standard library only, and only modules that Python has loaded by then: `install`
+runs at every start of Python, from 3.8 on.
 """
 
-# How Python finds `import yaml` in `cd app && python3 -c 'import yaml'`, and where this comes in:
+# How Python finds `import yaml` in `cd app && python3 -c 'import yaml'`, with the guard:
 #
-#   sys.meta_path     builtins, frozen modules, then PathFinder (pytest puts a finder of its own in front, which also
-#                     calls PathFinder; so a finder of ours in `sys.meta_path` could be passed by)
-#   PathFinder        asks one finder per folder of `sys.path`, made by the first of `sys.path_hooks` that wants it
-#   sys.path[0]=app   ours: `_AgentFolder`. It sees app/yaml.py and looks whether `yaml` is found without the agent's
-#                     folders. It is: so it answers "not here"
+#   sys.meta_path     builtins, frozen modules, then PathFinder. pytest puts its finder in front, which also calls
+#                     PathFinder, so a guard in `sys.meta_path` could be bypassed
+#   PathFinder        asks one finder per folder of `sys.path`, made by the first hook in `sys.path_hooks` that accepts
+#   sys.path[0]=app   the guard's `_AgentFolder`. It sees app/yaml.py and searches `yaml` without the agent's folders.
+#                     The search succeeds, so it answers "not here"
 #   site-packages     answers
 #
-# `yaml` that is nowhere else is found in app/, unless an import statement in the standard library or an installed
-# package asks for it: those try optional modules (`try: import pygments`), which the agent could provide.
+# If `yaml` is not installed, it is found in app/, with one exception: the standard library and installed packages try
+# optional modules (`try: import pygments`), and the agent must not provide them.
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from importlib.machinery import (
     SourcelessFileLoader,
 )
 
-TYPE_CHECKING = False  # the name that type checkers know; importing it from typing would cost milliseconds
+TYPE_CHECKING = False  # type checkers treat it as True; importing it from typing would cost milliseconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from importlib.machinery import ModuleSpec
@@ -48,14 +48,14 @@ _LOADERS = (
 
 
 class ImportGuard:
-    """The agent's folders, and the names that they may answer to.
+    """The agent's folders, and the modules that may be imported from them.
 
     Args:
         root: The work folder.
-        more: Other folders that hold what the agent wrote.
-        trusted: Folders below it that hold what the setup installed, such as a virtual environment.
-        known: Reads the names that the setup left: `folder/name` relative to the work folder, and `*/name` for those
-            that may be anywhere. Called when it is first needed.
+        more: Other folders with the agent's files.
+        trusted: Folders below `root` that the setup installed, such as a virtual environment.
+        known: Reads the names of the setup's modules: `folder/name` relative to the work folder, or `*/name` for any
+            folder. Called when it is first needed.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class ImportGuard:
         self._standard_library = os.path.dirname(os.__file__) + os.sep
 
     def folder(self, path: str) -> str | None:
-        """Return a folder of the agent's relative to the work folder; None for one that is not the agent's."""
+        """Return a folder of the agent relative to the work folder; None for any other folder."""
         real = os.path.realpath(path or os.curdir) + os.sep
         if self.more and real.startswith(self.more):
-            return real  # nothing is known of it
+            return real  # the setup has no modules there
         if not real.startswith(self.root + os.sep) or real.startswith(self.trusted):
             return None
         return real[len(self.root) + 1 : -1]
 
     def is_elsewhere(self, name: str, folder: str) -> bool:
-        """Return whether a module is not to be taken from a folder of the agent's."""
+        """Return whether a module must not come from this folder of the agent."""
         if name in self._searching:  # for `_is_found`, which searches without the agent's folders
             return True
         if not self._is_found(name) and not self._is_wanted_by_library(name):
@@ -108,21 +108,21 @@ class ImportGuard:
             return False
         from opcode import opmap
 
-        # `importlib.import_module(name)`, with which pytest loads tests, is a call and no such statement.
+        # pytest loads tests with `importlib.import_module(name)`: a call, not an import statement.
         code = frame.f_code
         is_statement = 0 <= frame.f_lasti < len(code.co_code) and code.co_code[frame.f_lasti] == opmap["IMPORT_NAME"]
         return is_statement and any(word == name or word.startswith(name + ".") for word in code.co_names)
 
 
 class _AgentFolder(FileFinder):
-    """The finder of one folder of the agent's."""
+    """The finder of one folder of the agent."""
 
     def __init__(self, path: str, folder: str, guard: ImportGuard) -> None:
         super().__init__(path, *_LOADERS)
         self._folder, self._guard = folder, guard
 
     def find_spec(self, fullname: str, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Find a module, unless it is a top-level one that is found elsewhere."""
+        """Find a module, unless it is a top-level module that must come from another folder."""
         spec = super().find_spec(fullname, target)
         if spec is None or "." in fullname or fullname == "__main__":
             return spec
@@ -132,12 +132,12 @@ class _AgentFolder(FileFinder):
 def _ask(finder: object, name: str) -> ModuleSpec | None:
     try:
         return finder.find_spec(name, None)  # type: ignore[attr-defined,no-any-return]
-    except Exception:  # a finder of another kind, which cannot be asked like this
+    except Exception:  # this finder has another interface
         return None
 
 
 def _is_module(spec: ModuleSpec | None) -> bool:
-    """Return whether this is a module; a folder without code counts as one only where packages are installed."""
+    """Return whether this is a module. A folder without code counts only below `site-packages`."""
     if spec is None:
         return False
     if spec.loader is not None and spec.origin is not None:
@@ -153,12 +153,12 @@ _THIS_FILE = _is_machinery.__code__.co_filename
 
 
 def guard_imports(guard: ImportGuard) -> None:
-    """Search the agent's folders with care from now on."""
+    """Guard all later imports of this process."""
 
     def hook(path: str) -> FileFinder:
         folder = guard.folder(path)
         if folder is None or not os.path.isdir(path or os.curdir):
-            raise ImportError  # the next hook's
+            raise ImportError  # the next hook may accept the folder
         return _AgentFolder(path or os.getcwd(), folder, guard)
 
     sys.path_hooks.insert(0, hook)
@@ -168,7 +168,7 @@ def guard_imports(guard: ImportGuard) -> None:
 
 
 def install(place: str) -> None:
-    """Guard the imports of this process with what the verifier wrote down in a folder of its own."""
+    """Guard the imports of this process with the facts in the verifier's place."""
     if any(getattr(finder, "_openenv", False) for finder in sys.path_hooks):
         return
     with open(os.path.join(place, "root")) as file:
@@ -183,7 +183,7 @@ def install(place: str) -> None:
 
 
 def run_other_sitecustomize(place: str) -> None:
-    """Run the `sitecustomize` that Python would have found without ours, unless it is the agent's."""
+    """Run the `sitecustomize` that the image installed, which this one hides."""
     paths = [path for path in sys.path if os.path.realpath(path) != os.path.realpath(place)]
     spec = PathFinder.find_spec("sitecustomize", paths)
     if spec is not None and spec.loader is not None:

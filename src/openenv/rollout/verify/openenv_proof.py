@@ -1,11 +1,17 @@
-"""Proof, inside a verifier's sandbox, that a check came to its own end: a pytest plug-in, a wrapper for Python that
-runs a script, `-c` or unittest, and `begin` for scripts that prove it themselves.
+"""Proof that a check reached its end, inside a verifier's sandbox: a pytest plug-in, a wrapper for Python that runs a
+script, `-c` or unittest, and `begin` for scripts that prove it themselves.
 
-The verifier lays this file into a place of its own in the sandbox, and passes that are good for one use each into
-another. The check takes a pass, and removes its traces from the environment, before code of the agent is loaded; the
-mark at the end must hold the pass's secret. Code in the same process that looks for the secret will find it: this stops
-checks from being ended, not from being taken apart. Standard library only: it runs on the sandbox's Python.
+The proof stops code that ends a check early. It does not stop code in the same process that searches the memory for
+the secret. Standard library only: this file runs on the sandbox's Python.
 """
+
+# The verifier puts this file into its place in the sandbox, and passes for one use each into another folder:
+#
+#   start of the check    take a pass, remove its traces from the environment   (no code of the agent is loaded yet)
+#                         write mark {"begun": serial}
+#   the check             imports and runs the agent's code
+#   end of the check      write mark {"ended": serial, "secret": ..., "ok": ...}
+#   host                  a serial that began must have ended with the right secret (`proof.py`)
 
 from __future__ import annotations
 
@@ -13,7 +19,7 @@ import json
 import os
 import sys
 
-TYPE_CHECKING = False  # the name that type checkers know, without importing `typing` into the check's process
+TYPE_CHECKING = False  # type checkers treat it as True; importing `typing` would load it into the check's process
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from types import TracebackType
@@ -24,18 +30,18 @@ _PLUG_INS, _FOLDER = "PYTEST_PLUGINS", "OPENENV_PROOF"
 _SKIPS = ("Skipped", "XFailed", "SkipTest")
 _COMMAND = "<command>"
 _LOOKS = ("collectonly", "setupplan", "setuponly", "showfixtures", "show_fixtures_per_test", "markers")
-"""Options of pytest with which it runs no test."""
+"""Options that make pytest run no test."""
 
 
 class Pass:
-    """A permission to prove one thing once, and where the proof goes."""
+    """A permission to prove one end, once."""
 
     def __init__(self, folder: str, content: dict[str, Any]) -> None:
         self.folder, self.content, self.pid = folder, content, os.getpid()
         self.mark({"begun": content.get("serial")})
 
     def mark(self, words: dict[str, object]) -> None:
-        """Write a line for the host."""
+        """Write a mark for the host."""
         if not self.folder:
             return  # no proof was requested
         name = f"mark-{'-'.join(sorted(words))}-{os.getpid()}"
@@ -43,13 +49,13 @@ class Pass:
             file.write(json.dumps(words) + "\n")
 
     def end(self, complaint: str | None = None) -> None:
-        """Mark that the check came to its end; a child process that goes on in its parent's place cannot."""
+        """Mark the end of the check. A forked child that continues the parent's code cannot."""
         if os.getpid() == self.pid:
             words = {"ended": self.content.get("serial"), "secret": self.content.get("secret")}
             self.mark({**words, "ok": complaint is None, "why": complaint})
 
     def foreign(self, traceback: TracebackType | None, test: str) -> str | None:
-        """Return a file of the agent that an exception came through, or None."""
+        """Return a file of the agent in a traceback, or None."""
         while traceback is not None:
             name = traceback.tb_frame.f_code.co_filename
             if self.is_foreign(name if name[:1] == "<" else os.path.abspath(name), test):
@@ -58,8 +64,8 @@ class Pass:
         return None
 
     def is_foreign(self, file: str, test: str) -> bool:
-        """Return whether a file seems to be the agent's: in the work folder, and no part of the tests."""
-        if file[:1] == "<":  # code that has no file; some of Python's own is frozen
+        """Return whether a file seems to be the agent's: in the work folder, and not a test."""
+        if file[:1] == "<":  # code without a file; Python has frozen modules
             return file != _COMMAND and not file.startswith("<frozen ")
         root = self.content.get("root", "") + os.sep
         if not file.startswith(root) or file == test or file in self.content.get("ours", ()):
@@ -68,7 +74,7 @@ class Pass:
 
 
 def _take() -> Pass | None:
-    """Take a pass; None where no proof was requested."""
+    """Take a pass, or None if no proof was requested."""
     folder = os.environ.pop(_FOLDER, "")
     plug_ins = [name for name in os.environ.pop(_PLUG_INS, "").split(",") if name and name != _NAME]
     if plug_ins:  # a pytest that a test starts needs no proof
@@ -102,7 +108,7 @@ _program = _is_program()
 
 
 def begin() -> Callable[[], None]:
-    """Return what a check calls as its very last act. Call this first of all, before code of the agent is loaded."""
+    """Return the function that a check calls at its end. Call `begin` first, before the agent's code is loaded."""
     global _taken
     taken, _taken = _taken, None
     return _nothing if taken is None else taken.end
@@ -113,9 +119,9 @@ def _nothing() -> None:
 
 
 def pytest_addoption(parser: object, pluginmanager: Any) -> None:
-    """Let a witness watch the session, and leave nothing that could be imported."""
+    """Register a witness of the session, and remove this module, so that nothing can import it."""
     global _taken
-    import pytest  # it is there: it called
+    import pytest  # pytest called this function, so it is installed
 
     if _taken is not None:
         pytest.hookimpl(hookwrapper=True)(Witness.pytest_runtest_makereport)
@@ -126,7 +132,7 @@ def pytest_addoption(parser: object, pluginmanager: Any) -> None:
 
 
 class Witness:
-    """A plug-in that sees what comes of each test."""
+    """A plug-in that watches the result of each test."""
 
     def __init__(self, taken: Pass) -> None:
         self.taken = taken
@@ -139,7 +145,7 @@ class Witness:
         self.session = session
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Generator[None, object, None]:
-        """Look where a skip comes from: code under test that skips its test has not passed it."""
+        """Refuse a skip that the agent's code raised: a test that it skips is not passed."""
         yield
         if call.excinfo is not None and call.excinfo.type.__name__ in _SKIPS and self.wrong is None:
             file = self.taken.foreign(call.excinfo.value.__traceback__, str(item.fspath))
@@ -151,12 +157,12 @@ class Witness:
         self.ended += report.when == "teardown"
 
     def pytest_cmdline_main(self, config: Any) -> Generator[None, Any, None]:
-        """Write the proof when all is over."""
+        """Write the proof at the end of the session."""
         outcome = yield
         try:
             status = int(outcome.get_result() or 0)
-        except BaseException as error:  # it goes on its way
-            if type(error).__name__ == "UsageError":  # pytest's own word for a line that asks for what is not there
+        except BaseException as error:  # pytest handles it
+            if type(error).__name__ == "UsageError":  # the line names a test or option that does not exist
                 self.taken.end()
             return
         if os.getpid() != self.taken.pid:
@@ -166,7 +172,7 @@ class Witness:
         self.taken.end(None if status else self.complaint(config))
 
     def complaint(self, config: Any) -> str | None:
-        """Return why a session that ends well does not count, or None."""
+        """Return why a successful session does not count, or None."""
         if self.session is None or any(getattr(config.option, name, False) for name in _LOOKS):
             return self.wrong
         if self.passed == 0:
@@ -177,8 +183,8 @@ class Witness:
 
 
 def main(arguments: list[str], taken: Pass) -> None:
-    """Do what Python does with these arguments, and prove that it was done."""
-    _before = sys.modules["__main__"]  # its names must stay while another module has its place
+    """Run Python with these arguments, and prove the end."""
+    _before = sys.modules["__main__"]  # keep a reference, or Python would clear its names
     script = os.path.abspath(arguments[0])
     complaint = None
     try:
@@ -206,7 +212,7 @@ def main(arguments: list[str], taken: Pass) -> None:
 
 
 def _leave(status: int, taken: Pass) -> None:
-    """End a check that failed: nothing that was left for the interpreter's end can make it another."""
+    """End a failed check at once, so that no exit handler of the agent can change the result."""
     taken.end()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -214,7 +220,7 @@ def _leave(status: int, taken: Pass) -> None:
 
 
 def _execute(arguments: list[str]) -> None:
-    """Run a script or, after `-c`, a text, as the main module."""
+    """Run a script, or the text after `-c`, as the main module."""
     name, sys.argv = arguments[0], arguments
     module = type(sys)("__main__")
     if name == "-c":

@@ -1,9 +1,9 @@
-"""Proof that a verify line came to its own end: the half on the host.
+"""Proof that a verify line reached its end: the half on the host.
 
 Knows `openenv_proof.py`, the half that runs in the verifier's sandbox. Must not know verdicts.
 """
 
-# Example: the line `pytest -q tests`, where a test imports the agent's `solution.py`, which calls `os._exit(0)`.
+# Example: the line `pytest -q tests`. A test imports the agent's `solution.py`, which calls `os._exit(0)`.
 #
 #   host                                       verifier's sandbox
 #   lay:  ~/.openenv-<random>/pass-000         {"serial": 0, "secret": "8d1f...", "root": ..., "ours": [...]}
@@ -15,7 +15,7 @@ Knows `openenv_proof.py`, the half that runs in the verifier's sandbox. Must not
 #   -> exit code 0 does not count: "it was ended from within, before its own end"
 #
 # `python -c`, `python -m unittest` and scripts of the verifier run through the same module: the line becomes
-# `python -m openenv_proof SCRIPT`. One pass is good for one use, so a line that starts pytest twice has two.
+# `python -m openenv_proof SCRIPT`. A pass works once, so a line that starts pytest twice has two.
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAX_BYTES = 1024 * 1024
 _READ_S = 30.0
 _WORD = re.compile(r"(?<!import )(?<!install )(?<![\w.-])(?:pytest|py\.test)(?![\w./=-])")
 _REPEATS = re.compile(r"[$`]|\(\)|(?<![\w.-])(?:for|while|until|xargs|-exec|parallel|eval)(?![\w.-])")
-"""What may run a part of a line more than once."""
+"""Shell syntax that may run a part of a line more than once."""
 _PYTHON = re.compile(
     r"(?<![\w./-])((?:[\w.~-]*/)*python[\d.]*)(\s+)(-c(?=\s)|-m\s+unittest(?![\w.])|[\w./-]+\.py(?![\w./-]))"
 )
@@ -44,23 +44,23 @@ _PYTHON = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the host read of a line's proof."""
+    """The proof of a line, as the host read it."""
 
     seen: bool = False
-    """Something in the line began a proof; if nothing did, the line keeps its environment from it."""
+    """Whether a proof began. If not, the line hides its environment from the proof module."""
     problem: str | None = None
-    """Why the line is not proven, or None when it is."""
+    """Why the line is not proven, or None if it is."""
 
 
 @dataclass(slots=True)
 class Proof:
-    """The passes of one run of one line, and the judgement of what came back.
+    """The passes for one run of one line, and the judgement of its marks.
 
     Args:
         line: The line.
         home: The home inside; the proof lies beside the work folder, not in it.
         root: The work folder inside.
-        files: The verifier's own files.
+        files: The verifier's files.
     """
 
     line: str
@@ -76,15 +76,15 @@ class Proof:
         return f"{self.home}/{self._name}"
 
     def environment(self) -> dict[str, str]:
-        """Return what leads pytest, and scripts that ask, to the proof."""
+        """Return the variables that lead pytest and scripts to the proof."""
         return {"PYTEST_PLUGINS": _MODULE, "OPENENV_PROOF": self.folder}
 
     def command(self) -> str:
-        """Return the line with a wrapper where Python runs a check."""
+        """Return the line with a wrapper around each Python that runs a check."""
         return with_wrapper(self.line, self.files)
 
     def lay(self, sandbox: Sandbox, archive: Path) -> None:
-        """Lay the passes into a sandbox, by way of an archive on the host."""
+        """Copy the passes into a sandbox, through an archive on the host."""
         places = len(_WORD.findall(self.line)) + len(_PYTHON.findall(self.line))
         count = max(1, places) * (64 if _REPEATS.search(self.line) else 1)
         ours = sorted(posixpath.normpath(posixpath.join(self.root, path)) for path in self.files)
@@ -97,7 +97,7 @@ class Proof:
         sandbox.unpack(archive, self.folder)
 
     def read(self, sandbox: Sandbox) -> Evidence:
-        """Take the proof out of a sandbox, and judge it."""
+        """Read the marks in a sandbox, and judge them."""
         find = ["find", self.folder, "-maxdepth", "1", "-type", "f", "-name", "mark-*", "-size", "-64k"]
         done = sandbox.exec([*find, "-exec", "cat", "{}", "+"], cwd="/", timeout=_READ_S, max_output=_MAX_BYTES)
         marks = [mark for mark in map(_parsed, done.stdout.splitlines()) if mark is not None]
@@ -118,7 +118,7 @@ class Proof:
         return Evidence(seen=True)
 
     def _serial(self, mark: dict[str, object]) -> int | None:
-        """Return which pass an ending was made with, or None for a forged one."""
+        """Return the serial of the pass that an end mark used, or None for a forged mark."""
         serial, secret = mark.get("ended"), mark.get("secret")
         if not isinstance(serial, int) or not 0 <= serial < len(self._secrets) or not isinstance(secret, str):
             return None
@@ -126,20 +126,20 @@ class Proof:
 
 
 def with_wrapper(line: str, files: Mapping[str, str]) -> str:
-    """Return a line in which Python runs `-c`, unittest and scripts of the verifier by way of the proof."""
+    """Return the line with `-c`, unittest and scripts of the verifier wrapped in the proof module."""
     return _PYTHON.sub(partial(_wrapped, files), line)
 
 
 def _wrapped(files: Mapping[str, str], match: re.Match[str]) -> str:
-    what = match[3]
-    if what[0] != "-":
-        path = posixpath.normpath(what)
+    target = match[3]
+    if target[0] != "-":
+        path = posixpath.normpath(target)
         texts = [
             text for name, text in files.items() if f"/{posixpath.normpath(name)}".endswith(f"/{path.lstrip('/')}")
         ]
         if not texts or any(proves_itself(text) or "os._exit" in text for text in texts):
             return match[0]
-    return f"{match[1]}{match[2]}-m {_MODULE} {what}"
+    return f"{match[1]}{match[2]}-m {_MODULE} {target}"
 
 
 def runs_pytest(line: str) -> bool:
