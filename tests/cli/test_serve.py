@@ -212,7 +212,7 @@ def test_a_second_ctrl_c_ends_it_at_once_and_names_what_is_not_closed(
 @pytest.mark.parametrize(
     ("target", "error"),
     [
-        ("missing.py", "there is no file missing.py"),
+        ("missing.py", "no file missing.py"),
         ("no_such_module", "no folder, file or module 'no_such_module'"),
         (".", "has no openenv.yaml"),
         ("walk.py:Missing", "has no 'Missing'"),
@@ -298,7 +298,7 @@ def test_an_environment_that_a_file_only_names_is_suggested(run: Run, folder: Pa
     (folder / "names.py").write_text("from walk import Walk as Stroll\n")
     done = run("serve", "names.py", "--port", "0")
     assert done.returncode == 1
-    assert "is it names.py:Stroll that you mean?" in done.stderr
+    assert "did you mean names.py:Stroll?" in done.stderr
 
 
 def test_an_environment_that_cannot_be_built_is_reported_at_the_start(run: Run, folder: Path) -> None:

@@ -50,11 +50,11 @@ ROLE: Final = "openenv.role"
 ADDRESS_TOKEN: Final = "openenv.address_token"
 _TOKEN_COOKIE: Final = "openenv_token"
 _IDENTIFIED: Final = "openenv.access"
-_TOKEN = re.compile(r"[!-+\--~]+")  # what is visible in ASCII, but for the comma, which separates several
+_TOKEN = re.compile(r"[!-+\--~]+")  # visible ASCII without the comma, which separates tokens
 
 
 class Role(str, Enum):
-    """What a token stands for."""
+    """The rights of a token."""
 
     ORCHESTRATOR = "orchestrator"
     AGENT = "agent"
@@ -72,7 +72,7 @@ class Area(Enum):
 
     @property
     def roles(self) -> frozenset[Role]:
-        """Who may enter."""
+        """The roles that may enter."""
         return _ENTRY[self]
 
 
@@ -83,7 +83,7 @@ _ENTRY: Mapping[Area, frozenset[Role]] = {
     Area.TOOLS: frozenset({Role.ORCHESTRATOR, Role.AGENT}),
     Area.CONTROL: frozenset({Role.ORCHESTRATOR}),
 }
-_PROBED = frozenset({"/health", "/ready"})  # by load balancers, which have no tokens
+_PROBED = frozenset({"/health", "/ready"})  # for load balancers, which have no tokens
 _LOOKED_AT = frozenset({"/metadata", "/schema", "/metrics", "/state", "/sessions", "/sessions/{session_id}"})
 # The page itself holds no secrets, and a visitor without a token must find the form that takes one.
 _PAGE = frozenset({"/", "/web", "/web/", "/web/static/{file}", "/web/login", "/web/logout"})
@@ -96,7 +96,7 @@ _REQUESTS: Mapping[Role, frozenset[str]] = {
 
 
 def area_of(path: str, methods: Iterable[str] | None) -> Area:
-    """Say which area a route belongs to. A route that is not listed is the orchestrator's.
+    """Return the area of a route. Unlisted routes are for orchestrators only.
 
     Args:
         path: The route's path, with its parameters.
@@ -117,7 +117,7 @@ def area_of(path: str, methods: Iterable[str] | None) -> Area:
 
 
 def is_of_page(path: str) -> bool:
-    """Say whether a route is the web page's, whose cookie counts there and nowhere else."""
+    """Return whether a route belongs to the web page. The page's cookie is valid on these routes only."""
     return path in ("/", "/web", "/ws/ui") or path.startswith("/web/")
 
 
@@ -128,40 +128,40 @@ def token_cookie(scope: Scope) -> str:
 
 
 def page_key(token: str) -> str:
-    """Return what the page's cookie holds for a token: servers on other ports see it, and must not learn the token."""
+    """Return the cookie value for a token. Servers on other ports see the cookie and must not learn the token."""
     return hmac.new(token.encode(), b"openenv web page", "sha256").hexdigest()
 
 
 def may(role: Role, request: str) -> bool:
-    """Say whether a role may send a request of this type over `/ws`: `reset`, `step`, `mcp`, `open` and so on.
+    """Return whether a role may send a request of this type over `/ws`: `reset`, `step`, `mcp`, `open` and so on.
 
-    The requests in a `batch` are checked one by one.
+    Each request of a `batch` is checked separately.
     """
     return role is Role.ORCHESTRATOR or request in _REQUESTS[role]
 
 
 def role_of(scope: Scope) -> Role:
-    """Return the role of a connection or request that was admitted; without tokens every client is an orchestrator."""
+    """Return the role of an admitted connection or request; without tokens every client is an orchestrator."""
     role = scope.get(ROLE, Role.ORCHESTRATOR)
     assert isinstance(role, Role)
     return role
 
 
 def shows_token(scope: Scope) -> bool:
-    """Say whether a request that went through `identify` carried a token, known or not."""
+    """Return whether a request carried a token, valid or not; call `identify` first."""
     return bool(scope.get(_IDENTIFIED, (None, None, False))[2])
 
 
 class AccessPolicy:
-    """The tokens of a server and the roles that they stand for. Without any, the server is open.
+    """The tokens of a server and their roles. A server without tokens is open.
 
     Args:
-        orchestrator: Tokens that may do everything; one, or several.
+        orchestrator: Tokens that may do everything; one or several.
         agent: Tokens that may call tools.
-        observer: Tokens that may look.
+        observer: Tokens that may read.
 
     Raises:
-        ValueError: A token is empty, cannot be sent in a header, or stands for two roles.
+        ValueError: A token is empty, cannot be sent in a header, or has two roles.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class AccessPolicy:
 
     @classmethod
     def from_settings(cls) -> AccessPolicy:
-        """Return the policy that `OPENENV_TOKEN`, `OPENENV_AGENT_TOKEN` and `OPENENV_OBSERVER_TOKEN` ask for."""
+        """Return the policy from `OPENENV_TOKEN`, `OPENENV_AGENT_TOKEN` and `OPENENV_OBSERVER_TOKEN`."""
         return cls(
             orchestrator=settings.orchestrator_tokens(),
             agent=settings.agent_tokens(),
@@ -201,25 +201,25 @@ class AccessPolicy:
 
     @property
     def is_open(self) -> bool:
-        """Whether there are no tokens, so that every client may do everything."""
+        """Whether the server has no tokens, so every client may do everything."""
         return not self._tokens
 
     def has(self, role: Role) -> bool:
-        """Say whether some token stands for a role."""
+        """Return whether some token has a role."""
         return role in self._tokens.values()
 
     def role(self, token: str) -> Role | None:
-        """Return what a token stands for, or None. Takes as long for one as for the other."""
+        """Return the role of a token, or None for an unknown one, in constant time."""
         return _match(self._tokens, token)
 
     def identify(self, scope: Scope, *, by_address: bool = False, by_cookie: bool = False) -> Role | None:
-        """Return the role of the token that a request carries, or None where there is none, or an unknown one.
+        """Return the role of a request's token; None without a valid token.
 
         Args:
             scope: The request.
-            by_address: Whether `?token=` in the address counts, for clients that cannot set headers. It is taken out
-                of the query, so that it is not logged; the scope has it as `ADDRESS_TOKEN` if it is known.
-            by_cookie: Whether the cookie counts that the web page has got for a token.
+            by_address: Whether to accept `?token=` in the address, for clients that cannot set headers. The token is
+                removed from the query, so that it is not logged; a valid one is stored in the scope as `ADDRESS_TOKEN`.
+            by_cookie: Whether to accept the web page's cookie.
         """
         known = scope.get(_IDENTIFIED)
         if known is not None and known[0] is self:  # direct dispatch may have done this already
@@ -266,10 +266,10 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class OriginPolicy:
-    """Distinguishes the pages of this server from foreign ones.
+    """Distinguishes the pages of this server from foreign pages.
 
-    Browsers let any page send requests to a server on loopback or in a private network, and say in `Origin` where the
-    page is from. Programs send no such header and are not concerned.
+    Browsers let any page send requests to a server on loopback or in a private network, and name the page's origin in
+    `Origin`. Programs send no such header, so this policy does not affect them.
 
     Args:
         allowed: Origins that may use the server as well, such as `https://lab.example`; `*` allows all.
@@ -279,7 +279,7 @@ class OriginPolicy:
         self._allowed = frozenset(origin.rstrip("/").lower() for origin in allowed)
 
     def refuses(self, scope: Scope) -> bool:
-        """Say whether a request comes from a page that may not make it."""
+        """Return whether a request comes from a page that may not make it."""
         origin = header(scope, b"origin")
         if origin is None or "*" in self._allowed or origin.lower() in self._allowed:
             return False
@@ -287,11 +287,11 @@ class OriginPolicy:
         return not _is_same(origin, host) or _is_rebound(scope, host)
 
     def refuses_reader(self, scope: Scope) -> bool:
-        """Say whether a page may not read what a GET answers: it reached loopback under a name that points here.
+        """Return whether a GET comes from a page that reached loopback under a foreign name (DNS rebinding).
 
-        Browsers send no `Origin` with a GET to what they take for the page's own server. All of them name languages,
-        and programs do not. `Sec-Fetch-Site` is a sign of safety: it is sent to addresses with TLS and to loopback's
-        own names, where no other name can be.
+        Browsers omit `Origin` in a GET to the server that they believe the page comes from. They always send
+        `Accept-Language`, which programs do not. `Sec-Fetch-Site` means safety: browsers send it only over TLS and to
+        the names of loopback, which a foreign name cannot imitate.
         """
         if header(scope, b"accept-language") is None or header(scope, b"sec-fetch-site") is not None:
             return False
@@ -302,7 +302,7 @@ class OriginPolicy:
 
 
 def _is_rebound(scope: Scope, host: str) -> bool:
-    """Whether a page reached loopback under another name: its owner has let that name point here (DNS rebinding)."""
+    """Return whether a page reached loopback under a name that its owner has pointed here (DNS rebinding)."""
     address = (scope.get("server") or ("",))[0]
     if not _is_loopback(address):
         return False
@@ -310,7 +310,7 @@ def _is_rebound(scope: Scope, host: str) -> bool:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return True
-    return not _is_loopback(name) and _address(name) is None  # an address points nowhere else
+    return not _is_loopback(name) and _address(name) is None  # a numeric address cannot be rebound
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -326,9 +326,9 @@ def _is_loopback(name: str) -> bool:
 
 
 def _is_same(origin: str, host: str) -> bool:
-    """Compare host and port; where none is written, the port is the default of the page's scheme.
+    """Compare host and port. A missing port is the default port for the scheme of the page.
 
-    The scheme of the request does not count: behind a proxy that ends TLS it is not the one that the browser sees.
+    The request's scheme does not count: behind a proxy that ends TLS the browser sees another one.
     """
     try:
         page, own = urlsplit(origin), urlsplit(f"//{host}")
@@ -346,7 +346,7 @@ _CHALLENGE = b"www-authenticate"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not admitted."""
+    """The reason for refusing a request."""
 
     status: int
     code: str
@@ -356,7 +356,7 @@ class Refusal:
 
     @property
     def details(self) -> dict[str, Any]:
-        """What goes beside the text."""
+        """The error details beside the text."""
         return {"code": self.code} if self.role is None else {"code": self.code, "role": self.role.value}
 
 
@@ -365,10 +365,10 @@ class Guard:
 
     Args:
         handler: The handler.
-        area: Which roles may reach it.
+        area: The area, which lists the roles that may enter.
         origin_checks: Return whether a request comes from a page that may not make it.
         report: Called with the code of each refusal.
-        by_cookie: Whether the cookie of the web page counts.
+        by_cookie: Whether the web page's cookie is valid here.
     """
 
     # A class, since routes take functions for handlers of another kind.
@@ -421,7 +421,7 @@ class Guard:
             await respond_json(send, refusal.status, {"detail": refusal.text, **refusal.details}, refusal.headers)
 
     def _refusal(self, scope: Scope) -> Refusal | None:
-        """Check a request; the scope of one that is admitted gets its role."""
+        """Check a request; store the role of an admitted one in its scope."""
         if any(is_foreign(scope) for is_foreign in self._origin_checks):
             page = header(scope, b"origin") or f"http://{header(scope, b'host')}"
             text = f"Pages of {page} may not use this server; see OPENENV_ALLOWED_ORIGINS."
@@ -446,7 +446,7 @@ class Guard:
 
 
 def _head_refusal(scope: Scope) -> Refusal | None:
-    """Refuse a head over the limit where the server has none of its own: uvicorn's protocols read any."""
+    """Refuse a head over the limit. Our protocols do this earlier; uvicorn's accept any size."""
     headers, target = scope["headers"], (scope.get("raw_path") or b"") + scope.get("query_string", b"")
     if len(headers) <= MOST_FIELDS and head_bytes(target, headers) <= MOST_HEAD_BYTES:
         return None
@@ -454,7 +454,7 @@ def _head_refusal(scope: Scope) -> Refusal | None:
 
 
 class AccessGate:
-    """Puts guards in front of routes and gives them all the same tokens; `guarded` lists those that require one."""
+    """Puts a guard in front of each route, all with the same tokens; `guarded` lists the routes that need a token."""
 
     def __init__(self, origins: OriginPolicy, access: AccessPolicy) -> None:
         self._origins = origins
@@ -476,7 +476,7 @@ class AccessGate:
         Args:
             routes: The routes.
             report: Called with the code of each refusal.
-            documents: Paths of pages about the routes, which are for any role.
+            documents: Paths of the API documents, which any role may read.
         """
         for route in routes:
             assert isinstance(route, (Route, WebSocketRoute, Mount))
@@ -484,7 +484,7 @@ class AccessGate:
             area = area_of(route.path, methods)
             if route.path in documents:
                 area = Area.ANY_ROLE
-            # Foreign pages may send GET requests, whose answers their browser hides from them; what acts is refused.
+            # A foreign page may send GET requests, because its browser hides the answers. Refuse requests with effects.
             is_get = methods is not None and {"GET", "HEAD"}.issuperset(methods)
             acts = area in (Area.TOOLS, Area.CONTROL) or route.path.startswith("/sessions") or not is_get
             checks = [self._origins.refuses] if acts else []

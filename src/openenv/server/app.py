@@ -1,6 +1,7 @@
-"""The composition root: `create_app` and `HTTPEnvServer` put an application together from an environment class.
+"""The composition root: `create_app` and `HTTPEnvServer` assemble an application from an environment class.
 
-Builds the options, the service with its sessions, and the routes of a mode; what those do is elsewhere.
+Builds the options, the service with its sessions, and the routes of a mode. Contains no behaviour of routes or
+sessions.
 """
 
 from __future__ import annotations
@@ -64,15 +65,15 @@ _TAGS = [
 
 @dataclass(frozen=True, slots=True)
 class PageArguments:
-    """What an application says about its web page.
+    """An application's options for its web page.
 
     Args:
-        gradio_builder: Builds a Gradio page of the environment's own.
-        tab_name: Label of that page's tab.
+        gradio_builder: Builds a custom Gradio page.
+        tab_name: Label of the custom page's tab.
         tab_is_primary: Whether that tab comes first.
-        shows_default: Whether the standard page is there as well.
-        title: Title of the page, in place of the environment's name.
-        rollout_store: The folder of the rollouts that the environment runs; the page shows them in a tab.
+        shows_default: Whether to show the standard page as well.
+        title: Title of the page; by default the environment's name.
+        rollout_store: The folder of the environment's rollouts; the page shows them in a tab.
     """
 
     gradio_builder: Callable[..., Any] | None = None
@@ -93,13 +94,13 @@ class HTTPEnvServer:
         max_concurrent_envs: Sessions held at once; by default 1.
         concurrency_config: The same and a session timeout, as one object; excludes `max_concurrent_envs`.
         env_name: Name in the Task API; by default the factory's.
-        state_cls: The state model; by default what the environment declares.
-        reset_observation_cls: Model of the first observation where it differs.
-        arguments: The options in `ServerArguments`; by default those of the settings.
+        state_cls: The state model; by default the environment's declaration.
+        reset_observation_cls: Model of the first observation, if it differs.
+        arguments: The options in `ServerArguments`; defaults come from the settings.
 
     Raises:
-        TypeError: `env` is an instance, or there is no such option.
-        ValueError: Both `max_concurrent_envs` and `concurrency_config` are set, or there is no such runner.
+        TypeError: `env` is an instance, or an option is unknown.
+        ValueError: Both `max_concurrent_envs` and `concurrency_config` are set, or the runner is unknown.
         NotSendable: The runner is `process`, and `env` cannot be sent to another process.
         ConcurrencyConfigurationError: The class does not support so many sessions.
     """
@@ -146,7 +147,7 @@ class HTTPEnvServer:
 
     @property
     def max_concurrent_envs(self) -> int:
-        """Session slots there are."""
+        """The number of session slots."""
         return self.manager.max_sessions
 
     @property
@@ -155,7 +156,7 @@ class HTTPEnvServer:
         return self.manager.is_concurrency_safe
 
     def get_capacity_status(self) -> ServerCapacityStatus:
-        """Return slots in use and slots there are."""
+        """Return the numbers of used and of all slots."""
         limit = self.manager.max_sessions
         return ServerCapacityStatus.from_counts(min(self.manager.active, limit), limit)
 
@@ -174,7 +175,7 @@ class HTTPEnvServer:
         Raises:
             ConcurrencyConfigurationError: The class does not support so many sessions.
             RuntimeError: Sessions are open.
-            ValueError: A value makes no sense, or not in this mode.
+            ValueError: A value is invalid, or not allowed in this mode.
         """
         options = self.service.options.merged(overrides)
         options.recorded(self.service.mode)
@@ -190,10 +191,10 @@ class HTTPEnvServer:
         """Add the routes of a mode to an application, and the drain to its shutdown.
 
         Raises:
-            ValueError: There is no such mode, or it excludes an option.
+            ValueError: The mode is unknown, or it excludes an option.
         """
         self.service.mode = mode = parse_mode(mode)
-        self.service.options.recorded(mode)  # raises where they exclude each other
+        self.service.options.recorded(mode)  # raises if they exclude each other
         known = {id(route) for route in app.router.routes}
         if mode is ServerMode.SIMULATION:
             app.router.routes += gym_routes(self.service, self._gym_routes())
@@ -204,7 +205,7 @@ class HTTPEnvServer:
         if mode is ServerMode.PRODUCTION and may_serve_turns(self.manager.env_cls):
             app.router.routes.append(WebSocketRoute("/harness", HarnessEndpoint(self.service), name="harness"))
         TaskRoutes(self.service).register(app)
-        # Last of all. Other routes of an application are its own business, but for the documents about these.
+        # Last of all: guard our routes and the API documents, and leave the application's other routes alone.
         documents = Documents.paths(app)
         ours = [
             route for route in app.router.routes if id(route) not in known or getattr(route, "path", None) in documents
@@ -232,7 +233,7 @@ class HTTPEnvServer:
                 self.manager.share(peers_of_process(self.manager.peers.boot))
             loop, options = asyncio.get_running_loop(), self.service.options
             loop_local(loop, UnreadReplies).limit = options.max_unread_bytes
-            # A request of the largest size must pass, whatever its chunks cost.
+            # One request of the largest size must pass, including the overhead of its chunks.
             partial = loop_local(loop, PartialRequests)
             partial.limit = max(options.max_unread_bytes, 2 * options.max_message_bytes)
             async with inner(application) as state:
@@ -248,22 +249,22 @@ class HTTPEnvServer:
     def _warn_without_lifespan(self, event: SessionEvent) -> None:
         """Warn at the first session if nothing will close the environments: a mount does not run our lifespan."""
         if event.name == "opened":
-            self._stop_warning()  # once is enough
+            self._stop_warning()  # warn only once
             logger.warning(
                 "The lifespan of this application does not run, so a shutdown may not close its environments; an "
                 "application that mounts it has to run it (docs/howto/serve.md)"
             )
 
     def _stop_warning(self) -> None:
-        # Another list: the one that is there may be being read.
+        # Make a new list: a thread may be reading the old one.
         self.manager.listeners = [each for each in self.manager.listeners if each != self._warn_without_lifespan]
 
     def guard(self, routes: Iterable[BaseRoute]) -> None:
-        """Put the gate in front of further routes: those of the web page."""
+        """Put the gate in front of the web page's routes."""
         self._gate.enclose(routes, report=self.manager.report_error)
 
     def end_streams(self) -> None:
-        """End the event streams that are open; a server that shuts down would wait for them."""
+        """End open event streams; a server that shuts down would wait for them."""
         if self._mcp is not None:
             self._mcp.sessions.end_streams()
         for end in self.stream_enders:
@@ -271,10 +272,10 @@ class HTTPEnvServer:
 
 
 class SessionDrain:
-    """Puts SIGTERM off until the sessions have ended, so that an update of a server loses none that can finish.
+    """Delays SIGTERM until the sessions have ended, so that updating a server does not interrupt them.
 
         SIGTERM ──> no new sessions, `/ready` answers 503 ──> the last session ends, the time (`finish_s`) is over, or
-                    SIGTERM comes again ──> the handler that was there before: the server shuts down
+                    SIGTERM comes again ──> the previous handler: the server shuts down
 
     Works under any server that handles SIGTERM in Python, such as uvicorn; its port stays open meanwhile.
     """
@@ -290,7 +291,7 @@ class SessionDrain:
         before = signal.getsignal(signal.SIGTERM)
         if self._manager.limits.finish_s <= 0 or threading.current_thread() is not threading.main_thread():
             return
-        if callable(before):  # else nothing would shut the server down in the end
+        if callable(before):  # without a handler, nothing would shut the server down in the end
             self._before = before
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -306,7 +307,7 @@ class SessionDrain:
         if self._began is None:
             self._began = now
             self._loop.call_soon_threadsafe(self._begin)
-        elif now - self._began > _SAME_SIGNAL_S:  # under a supervisor it comes twice: from it, and to the whole group
+        elif now - self._began > _SAME_SIGNAL_S:  # under a supervisor it arrives twice: from it and to the whole group
             self._before(signum, frame)
 
     def _begin(self) -> None:
@@ -346,7 +347,7 @@ def create_app(
 ) -> FastAPI:
     """Build the application of an environment.
 
-    With `ENABLE_WEB_INTERFACE` (`true`, `1` or `yes`) it has a web page at `/web`; under `openenv serve` it always has.
+    It has a web page at `/web` if `ENABLE_WEB_INTERFACE` is `true`, `1` or `yes`, and always under `openenv serve`.
 
     Args:
         env: The environment class, or a function without arguments that returns an environment.
@@ -355,17 +356,16 @@ def create_app(
         env_name: Name in the Task API and on the page.
         max_concurrent_envs: Sessions held at once; by default 1.
         concurrency_config: The same and a session timeout, as one object.
-        gradio_builder: Builds a Gradio page of the environment's own, shown as a tab of the web page; needs the extra
-            `openenv[gradio]`.
-        custom_tab_name: Label of that page's tab.
+        gradio_builder: Builds a custom Gradio page, shown as a tab of the web page; needs the extra `openenv[gradio]`.
+        custom_tab_name: Label of the custom page's tab.
         custom_tab_primary: Whether that tab comes first.
-        show_default_tab: Whether the standard page is there as well.
+        show_default_tab: Whether to show the standard page as well.
         title_override: Title of the page.
-        state_cls: The state model; by default what the environment declares.
+        state_cls: The state model; by default the environment's declaration.
         mode: `simulation` (default, or `OPENENV_MODE`) or `production`.
-        reset_observation_cls: Model of the first observation where it differs.
-        rollout_store: The folder of the rollouts that the environment runs, if it does; the page has a tab for them.
-        arguments: The options in `ServerArguments`; by default those of the settings.
+        reset_observation_cls: Model of the first observation, if it differs.
+        rollout_store: The folder of the environment's rollouts; the page shows them in a tab.
+        arguments: The options in `ServerArguments`; defaults come from the settings.
     """
     app = create_fastapi_app(
         env,
@@ -424,7 +424,7 @@ def create_fastapi_app(
     app = new_application()
     app.state.openenv_server = server
     server.register_routes(app, settings.server_mode() if mode is None else mode)
-    # Routes are tried in order: the ones that are called all the time come first.
+    # Routes are tried in order, so put the most frequent ones first.
     app.router.routes.sort(key=lambda route: _HOT.get(getattr(route, "path", ""), len(_HOT)))
     return app
 
@@ -438,7 +438,7 @@ def parse_mode(mode: ServerMode | str) -> ServerMode:
     """Read a mode's name in any case.
 
     Raises:
-        ValueError: There is no such mode.
+        ValueError: The mode is unknown.
     """
     try:
         return ServerMode(mode.lower() if isinstance(mode, str) and not isinstance(mode, ServerMode) else mode)
@@ -452,7 +452,7 @@ def _close_at_exit(manager: weakref.ref[SessionManager]) -> None:
 
 
 def _concurrency(options: ServerOptions, arguments: ServerArguments) -> ConcurrencyConfig:
-    """Describe options as the contract's object; a timeout that was not set is None there."""
+    """Return the options as the published object, with None for an unset timeout."""
     limits = options.limits
     has_timeout = arguments.get("limits") is not None or settings.session_timeout() is not None
     return ConcurrencyConfig(

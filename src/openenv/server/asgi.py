@@ -50,18 +50,18 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 
 def head_bytes(target: bytes, headers: HeaderList) -> int:
-    """Return how long the head of a request is, but for what every one has."""
+    """Return the length of a request head, without its fixed parts."""
     return len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
 
 
 def transport_of(receive: Receive) -> asyncio.Transport | None:
-    """Return the transport of a request, where the server shows it: uvicorn does, unless a layer is in between."""
+    """Return the transport of a request, if the server exposes it. Uvicorn does, unless a layer is in between."""
     transport = getattr(getattr(receive, "__self__", None), "transport", None)
     return transport if hasattr(transport, "get_write_buffer_size") else None
 
 
 def origin_of(scope: Scope, request_id: str | int | None = None) -> RequestOrigin:
-    """Return where a request comes from, for logs and traces."""
+    """Return the origin of a request, for logs and traces."""
     return RequestOrigin(request_id, header(scope, b"traceparent"))
 
 
@@ -114,9 +114,9 @@ async def read_body(receive: Receive, limit: int) -> bytes:
 
 
 class _PartialBody:
-    """A body that does not come at once: it counts with the requests of all clients that are not whole."""
+    """A body that arrives in parts: it counts toward the memory for incomplete requests of all clients."""
 
-    can_be_heard = True  # it is read as fast as it comes
+    can_be_heard = True  # nothing but the client delays it
 
     def __init__(self, receive: Receive, begin: bytes) -> None:
         self._receive = receive
@@ -141,7 +141,7 @@ class _PartialBody:
         raise ClientGone
 
     def drop_request(self, reason: str) -> None:
-        """Free what is held, and end the connection where the server shows it."""
+        """Drop the buffered part, and end the connection if the server exposes it."""
         self._data = None
         transport = transport_of(self._receive)
         if transport is not None:
@@ -149,7 +149,7 @@ class _PartialBody:
 
 
 class BodyLimit:
-    """A handler for requests whose body is not too large; larger ones are refused with 413."""
+    """Passes on requests with a body up to the limit, and refuses larger ones with 413."""
 
     def __init__(self, handler: Handler, limit: Callable[[], int]) -> None:
         self._handler = handler
@@ -173,7 +173,7 @@ class BodyLimit:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
-    """Do the work of a request whose body was read; it is cancelled if the client leaves meanwhile.
+    """Run the work of a request after its body was read; cancel it if the client leaves meanwhile.
 
     Raises:
         ClientGone: The client disconnected before the work was done.
@@ -193,7 +193,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T
         nonlocal watch
         watch = loop.create_task(cancel_when_gone())
 
-    timer = loop.call_later(_LISTEN_AFTER_S, begin)  # most requests are done before, and need no task
+    timer = loop.call_later(_LISTEN_AFTER_S, begin)  # most requests finish earlier and need no task
     try:
         return await work
     except asyncio.CancelledError:
@@ -207,7 +207,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T
 
 
 async def disconnected(receive: Receive) -> None:
-    """Wait until the client of a request whose body was read has gone."""
+    """Wait until the client disconnects; the request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

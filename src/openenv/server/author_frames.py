@@ -1,4 +1,4 @@
-"""Tracebacks of an author's code: without the frames of this package that lead to it, and the line where it failed."""
+"""Tracebacks of an author's code: without our leading frames, and with the failing line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 
 class RemoteTraceback(Exception):
-    """Shows, as the cause of an exception, where it was raised in a worker process.
+    """Carries the traceback of a worker process as the cause of an exception.
 
     Args:
         text: The traceback there.
-        place: The line of the author's code.
+        place: The failing line of the author's code.
     """
 
     def __init__(self, text: str, place: str | None = None) -> None:
@@ -31,7 +31,7 @@ class RemoteTraceback(Exception):
 
 
 def own_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Leave out the frames that lead to the author's code: ours and those of the import system."""
+    """Skip our frames and the import system's, up to the first frame of the author's code."""
     while frames is not None:
         file = frames.tb_frame.f_code.co_filename
         if not file.startswith((_PACKAGE, "<frozen importlib")) and file != importlib.__file__:
@@ -41,8 +41,8 @@ def own_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 def author_exc_info(exc: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
-    """Return what a logger takes as `exc_info`, from the author's first frame on; all frames where none is theirs."""
-    is_remote = isinstance(exc.__cause__, RemoteTraceback)  # which shows the author's frames
+    """Return `exc_info` for a logger from the author's first frame on; with all frames if the author has none."""
+    is_remote = isinstance(exc.__cause__, RemoteTraceback)  # the cause contains the author's frames
     return type(exc), exc, own_frames(exc.__traceback__) or (None if is_remote else exc.__traceback__)
 
 
@@ -52,9 +52,9 @@ def author_traceback(exc: BaseException) -> str:
 
 
 def author_place(exc: BaseException) -> str | None:
-    """Return the last line of the author's code that an exception passed, such as `maze.py:12, in step`.
+    """Return the last line of author code in a traceback, such as `maze.py:12, in step`.
 
-    Code that is installed counts where there is no other: the environment itself may be.
+    Prefer code outside of site-packages; installed code counts too, because the environment may be installed.
     """
     places: dict[bool, str] = {}  # by whether the file is installed
     for frame, line in traceback.walk_tb(exc.__traceback__):

@@ -35,8 +35,8 @@ NO_READ_AHEAD: Final = ReadAhead()
 class LoopTurns:
     """Lets the connections of one event loop take turns with long messages: one per pass of the loop.
 
-    A loop writes at the end of a pass. Ten batches of a thousand steps handled in one pass would all be answered after
-    the last of them, and their clients would have nothing to do until then.
+    A loop writes at the end of a pass. If one pass handled ten batches of a thousand steps, their clients would get all
+    answers after the last batch and idle until then.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -86,10 +86,10 @@ class Backpressure:
     Args:
         socket: The source of the messages.
         handle: Handles one message: its payload, and whether it was binary.
-        is_busy: Whether the handler has enough to do.
+        is_busy: Whether the handler can take no more messages now.
         ahead: How much may wait before the socket is paused.
-        is_long: Whether a message means so much work that it must wait for a turn of its own.
-        turns: The turns of the loop; needed with `is_long`.
+        is_long: Whether a message is so much work that it must wait for a turn (`LoopTurns`).
+        turns: The turns of the loop; required with `is_long`.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Backpressure:
             self._socket.pause()
 
     def resume(self) -> None:
-        """Handle what is queued as far as there is room, and read again once little is left."""
+        """Handle queued messages while there is room, and read again once few are left."""
         # A message handled below may be answered at once and lead back here; the loop further up the stack goes on.
         if self._is_draining or self._waits_for_turn:
             return
@@ -154,7 +154,7 @@ class Backpressure:
         self.is_open = not (self.is_paused or self._queue)
 
     def drop(self) -> None:
-        """Forget what is queued: the client is gone, or the server shuts down."""
+        """Drop the queue: the client is gone, or the server shuts down."""
         self._queue.clear()
         self._queued_bytes = 0
 
@@ -181,4 +181,4 @@ class Backpressure:
         self._drain()
         if self._queue:
             self.pause()
-        self.resume()  # what was handled may have paused the socket, and may be done already
+        self.resume()  # the handled messages may have paused the socket and be finished already

@@ -1,4 +1,4 @@
-"""The folder of an environment: which of its files has the application, and by which names its code may call itself.
+"""The folder of an environment: finds its application, and the names that its code may import itself by.
 
 Reads files and imports nothing, so that `openenv validate --level static` can use it.
 """
@@ -15,14 +15,14 @@ from typing import Any
 from openenv.env.manifest import DEFAULT_APP, MANIFEST, read_manifest
 
 ABOVE = 3
-"""How far above itself a package may begin the names of its modules: `src.envs.my_env.models`."""
+"""How many parent folders a package may include in the names of its modules: `src.envs.my_env.models`."""
 _APP = "app"
 _FACTORIES = ("create_app", "make_app", "build_app", "get_app", "application")
 _PLACES = (
     *("server/app.py", "app.py", "main.py", "server/main.py", "server/server.py", "server/__init__.py"),
     *("src/server/app.py", "src/app.py", "src/main.py"),
 )
-"""Where an application is looked for, in this order; then one folder deeper, where there must be only one."""
+"""The places to look for an application, in this order. Then look one folder deeper, which must have only one."""
 _DEEPER = ("*/server/app.py", "src/*/server/app.py", "*/app.py", "src/*/app.py", "*/main.py", "src/*/main.py")
 _MANIFESTS = (f"*/{MANIFEST}", f"*/*/{MANIFEST}", f"*/*/*/{MANIFEST}")
 _NOT_CODE = frozenset({"tests", "test", "docs", "examples", "scripts", "build", "dist", "node_modules", "venv"})
@@ -31,7 +31,7 @@ _PACKAGE_HERE = re.compile(r"""["']?\b([A-Za-z_]\w*)["']?\s*=\s*["']\.["']""")  
 
 
 class FolderError(Exception):
-    """A folder has no application that can be found; the text says what to do."""
+    """No application was found in a folder; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class FolderApp:
 
     Args:
         folder: The environment's folder; it has the manifest, if there is one.
-        module: The module, as the manifest names it or as it was found.
-        name: What it is called there; None where nothing says so.
-        file: The file of the module; None if it is not in the folder, but perhaps installed.
-        manifest: What the manifest says.
-        note: What the user should know about the choice.
+        module: The module's name, from the manifest or derived from its file.
+        name: The application's name in the module; None if unknown.
+        file: The module's file; None if it is not in the folder, but perhaps installed.
+        manifest: The manifest's contents.
+        note: A note about the choice, for the user.
     """
 
     folder: Path
@@ -56,21 +56,21 @@ class FolderApp:
 
     @property
     def label(self) -> str:
-        """How messages call it: by the manifest that names it, or by its file."""
+        """Its name in messages: the manifest that names it, or its file."""
         if self.manifest.get("app") or self.file is None:
             return f"{self.folder.name}/{MANIFEST}"
         return f"{self.folder.name}/{self.file.relative_to(self.folder)}"
 
     @property
     def package(self) -> Path:
-        """The folder that is the environment's package: the one around `server`, or that of the file."""
+        """The folder of the environment's package: the parent of `server`, or the file's folder."""
         if self.file is None:
             return self.folder
         inside = self.file.parent
         return inside.parent if inside.name == "server" and inside != self.folder else inside
 
     def own_names(self) -> list[str]:
-        """Return the names by which the package may import itself, the likeliest first."""
+        """Return the names that the package may import itself by, the likeliest first."""
         texts = [self.package.name, *self.module.split(".")[:-1][:1], str(self.manifest.get("name", ""))]
         try:
             project = (self.folder / "pyproject.toml").read_text(encoding="utf-8")
@@ -83,12 +83,12 @@ class FolderApp:
 
 
 def find_app(folder: Path) -> FolderApp:
-    """Find the application of a folder: the one that its manifest names, or the one where others have theirs.
+    """Find the application of a folder: the one named in its manifest, or one at a usual place.
 
-    A folder without a manifest and an application stands for the one folder below it that has a manifest.
+    If a folder has neither, use the only folder below it that has a manifest.
 
     Raises:
-        FolderError: There is none, or several.
+        FolderError: No application was found, or several.
         ManifestError: The manifest cannot be read.
     """
     folder = folder.resolve()
@@ -115,7 +115,7 @@ def _named(folder: Path, manifest: dict[str, Any]) -> FolderApp:
     place, _, name = entry.partition(":")
     module = re.sub(r"[/\\]", ".", place.strip().removeprefix("./").removesuffix(".py"))
     if not all(part.isidentifier() for part in module.split(".")):
-        raise FolderError(f"{folder.name}/{MANIFEST} says that the application is {entry!r}, which is no module:name")
+        raise FolderError(f"{folder.name}/{MANIFEST} says that the application is {entry!r}; write it as module:name")
     file = _file_of(folder, module)
     if file is not None:
         return FolderApp(folder, module, name or None if is_named else _name_in(file), file, manifest)
@@ -124,7 +124,7 @@ def _named(folder: Path, manifest: dict[str, Any]) -> FolderApp:
     except FolderError:
         if not is_named:
             raise
-        other = None  # what the manifest names may be installed
+        other = None  # the module in the manifest may be installed
     if other is None:
         return FolderApp(folder, module, name or None, None, manifest)
     if not is_named:
@@ -179,7 +179,7 @@ def _name_in(file: Path) -> str | None:
 
 
 def _defined(file: Path) -> set[str]:
-    """Return the names that a file's top level, and what is under `if` and `try` there, defines."""
+    """Return the names defined at a file's top level, including those under `if` and `try`."""
     try:
         tree = ast.parse(file.read_bytes(), filename=file.name)
     except (OSError, SyntaxError, ValueError):
@@ -215,6 +215,6 @@ def _is_code(path: Path, folder: Path) -> bool:
 
 
 def dotted_name(file: Path, root: Path) -> str:
-    """Return the name under which a file is imported with a folder on the path."""
+    """Return the module name of a file, if `root` is on the path."""
     parts = file.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)

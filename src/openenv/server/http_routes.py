@@ -3,9 +3,10 @@
     X-OpenEnv-Session: new  on POST /reset --> opens a session; its name comes back in the same header
     X-OpenEnv-Session: NAME               --> continues that session; 404 unknown, 410 ended
     cookie openenv_session                --> a soft session, kept since a plain /reset while slots are free
-    none of these                         --> an environment of its own for this one call, as the contract has it
+    none of these                         --> a new environment for this one call, as in the published package
 
-An `Idempotency-Key` makes a request repeatable: one whose key was seen before gets the first reply and does not run.
+An `Idempotency-Key` makes a request repeatable: a second request with the same key gets the first reply and does not
+run.
 """
 
 from __future__ import annotations
@@ -90,12 +91,12 @@ _STATUS: Mapping[type[OpenEnvError], int] = {
 
 
 def names_session(scope: Scope) -> bool:
-    """Say whether a request names a session; then every failure is answered here and none reaches the application."""
+    """Return whether a request names a session. Then this module answers all failures; none reaches the application."""
     return header(scope, _HEADER) is not None
 
 
 def observation_body(observation: Any) -> bytes:
-    """Encode an observation as `ResetResponse` and `StepResponse` show it: the reward as a float, metadata or null."""
+    """Encode an observation as `ResetResponse` and `StepResponse` do: the reward as a float, metadata or null."""
     parts = split_observation(observation)
     reward = "null"
     if parts.reward is not None:
@@ -108,7 +109,7 @@ def observation_body(observation: Any) -> bytes:
 
 @dataclass(slots=True)
 class GymCall:
-    """What one request runs, and the key under which it may be repeated."""
+    """The operation of one request, and the key for repeating it."""
 
     operation: Operation
     argument: Any
@@ -117,7 +118,7 @@ class GymCall:
 
     @property
     def begins(self) -> bool:
-        """Whether an episode begins with it."""
+        """Whether it begins an episode."""
         return self.operation.kind == "reset"
 
     async def run(self, session: Session) -> Any:
@@ -237,8 +238,8 @@ class GymRoutes:
         await unprocessable(send, exc, prefix=prefix, echo_input=size <= ECHO_LIMIT)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send, operation: Operation, argument: Any) -> None:
-        """Find the session that a request is for, run there, answer."""
-        key = None if operation.kind == "state" else request_key(scope, argument)  # nothing runs twice: no key needed
+        """Find the request's session, run the operation there, answer."""
+        key = None if operation.kind == "state" else request_key(scope, argument)  # reading the state needs no key
         origin = origin_of(scope, _key_name(scope, argument)) if self._manager.wants_origins else None
         call = GymCall(operation, argument, key, origin)
         named = header(scope, _HEADER)
@@ -262,7 +263,7 @@ class GymRoutes:
         await self._run_plain(call, send)
 
     async def _run_once(self, session: Session, call: GymCall) -> tuple[int, bytes]:
-        """Run a request; one whose key was seen before is answered as it was then, and not run again."""
+        """Run a request, or return the first reply if its key is a repetition."""
         if call.key is None:
             return await self._outcome(session, call)
         try:
@@ -272,7 +273,7 @@ class GymRoutes:
         if entry is not None:
             return await kept_reply(entry)
         entry = session.ledger.begin(call.key.name, call.key.digest)
-        # A task of its own: the first request may be cancelled while repeats wait for the same result.
+        # Run in a separate task: the first request may be cancelled while repetitions wait for the same result.
         return await asyncio.shield(asyncio.ensure_future(self._finish(entry, session, call)))
 
     async def _finish(self, entry: LedgerEntry, session: Session, call: GymCall) -> tuple[int, bytes]:
@@ -292,7 +293,7 @@ class GymRoutes:
             return 500, encode(_failure(with_hint(self._service.errors.shown(exc), session, kind)))
 
     async def _run_new(self, call: GymCall, receive: Receive, send: Send) -> None:
-        """Open a session with its first reset; it stays if that went well and its client is there to learn its name."""
+        """Open a session with its first reset. Keep it if the reset succeeds and the client receives its name."""
         if not call.begins:
             self._manager.report_error(SessionNotFoundError.code)
             raise SessionNotFoundError(_NEW, f"'{SESSION_HEADER}: new' opens a session on POST /reset only.")
@@ -316,7 +317,7 @@ class GymRoutes:
                 raise
 
     async def _run_new_once(self, call: GymCall, key: RequestKey, receive: Receive, send: Send) -> None:
-        """Do the same under a key: a client that repeats the request gets the same session."""
+        """Open a session with a key: a client that repeats the request gets the same session."""
         try:
             opening = self._manager.open_once(SessionKind.HTTP, nonce_of(key.name))
             session = await while_connected(receive, opening)
@@ -326,7 +327,7 @@ class GymRoutes:
             await self._refuse_body(send, exc, prefix=("header",))
             return
         status, body = await self._run_once(session, call)
-        if status not in (200, 422):  # a request that was mixed up says nothing about the session
+        if status not in (200, 422):  # an invalid request says nothing about the session
             session.close(UNANSWERED)
         await respond(send, status, body, _name(session) if status == 200 else ())
 
@@ -339,7 +340,7 @@ class GymRoutes:
             raise
 
     def _soft_session(self, scope: Scope, call: GymCall) -> Session | None:
-        """Return the session that a cookie names; a missing one is an error, except for a reset."""
+        """Return the session named in the cookie; a lost session is an error, except for a reset."""
         name = cookie(scope, SESSION_COOKIE)
         if name is None:
             return None
@@ -351,7 +352,7 @@ class GymRoutes:
             raise
 
     async def _run_plain(self, call: GymCall, send: Send) -> None:
-        """Run on an environment of its own. Exceptions go to the application, as for any route."""
+        """Run on a new environment. Exceptions go to the application, as for any route."""
         headers: HeaderList = ()
         try:
             async with self._manager.borrow() as session:
@@ -366,14 +367,14 @@ class GymRoutes:
             return
         except Exception:
             if not call.begins:
-                text = "%s failed on an environment of its own, never reset: %s"
+                text = "%s failed on a new environment that was never reset: %s"
                 logger.warning(text, call.operation.kind, _HOW_TO_CONTINUE)
             raise
         await respond(send, 200, result, headers)
 
 
 async def _body(service: EnvService, receive: Receive, send: Send) -> bytes | None:
-    """Read a request's body; None for one that is too large, which is answered here, and for a client that is gone."""
+    """Read a request's body; None if it is too large, which is answered here, or if the client is gone."""
     try:
         body = await read_body(receive, service.options.max_message_bytes)
         try:
@@ -390,7 +391,7 @@ async def _body(service: EnvService, receive: Receive, send: Send) -> bytes | No
 
 
 class KeyReused(OpenEnvError):
-    """The key of a request is that of another one; answered with the first reply, it would look like its own."""
+    """A different request reuses an idempotency key. The first reply would look like an answer to it."""
 
     code = "KEY_REUSED"
 
@@ -402,8 +403,8 @@ def kept_entry(manager: SessionManager, session: Session, key: RequestKey) -> Le
     """Return the first request with a key, or None for a new one.
 
     Raises:
-        KeyReused: It was another request.
-        StaleRequest: Its reply is no longer kept.
+        KeyReused: The first request was a different one.
+        StaleRequest: The reply is no longer stored.
     """
     try:
         entry = session.ledger.find(key.name)
@@ -416,21 +417,21 @@ def kept_entry(manager: SessionManager, session: Session, key: RequestKey) -> Le
 
 
 async def kept_reply(entry: LedgerEntry) -> tuple[int, bytes]:
-    """Return status and body of the answer to a request with a key; wait for it where the request still runs."""
+    """Return status and body of the first reply to a key; wait for it if the request still runs."""
     reply: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
     entry.on_reply(lambda kept: None if reply.done() else reply.set_result(kept))
     return await reply
 
 
 class GuessableKey(ValueError):
-    """The key of a request for a session is too short: a client that guesses it would get the session."""
+    """The key of a request for a session is too short: another client could guess it and get the session."""
 
 
 def nonce_of(key: str | None) -> str | None:
-    """Return what a request that opens a session calls it, from the key of the request.
+    """Return the nonce for opening a session, from the key of the request.
 
     Raises:
-        GuessableKey: It is too short, or endless.
+        GuessableKey: The key is too short or too long.
     """
     shortest, longest = NONCE_CHARS
     if key is not None and not shortest <= len(key) <= longest:
@@ -439,14 +440,14 @@ def nonce_of(key: str | None) -> str | None:
 
 
 class RequestKey(NamedTuple):
-    """The name that a client gives its request, so that it may repeat it, and a digest of what it requests."""
+    """The client's idempotency key, and a digest of the request to detect a reused key."""
 
     name: str
     digest: bytes
 
 
 def request_key(scope: Scope, argument: Any = None) -> RequestKey | None:
-    """Return the key of a request whose body is in its scope, if it has one."""
+    """Return the key of a request, if it has one; the scope must contain its body."""
     name = _key_name(scope, argument)
     if name is None:
         return None
@@ -462,7 +463,7 @@ def _key_name(scope: Scope, argument: Any) -> str | None:
 
 
 def echoing(scope: Scope, send: Send) -> Send:
-    """Return a `send` whose reply repeats the key, so that a client cannot take it for the reply to another request."""
+    """Return a `send` that adds the request's key to the reply, so that a client can match them."""
     key = header(scope, KEY_HEADER)
     if key is None:
         return send
@@ -481,7 +482,7 @@ def _name(session: Session) -> HeaderList:
 
 
 def described(exc: OpenEnvError) -> dict[str, Any]:
-    """Return the body of a response that refuses a request."""
+    """Return the body of an error response."""
     return {"detail": str(exc), "code": exc.code, **exc.details}
 
 
@@ -491,7 +492,7 @@ def _failure(shown: BaseException) -> dict[str, Any]:
 
 
 async def refuse(send: Send, exc: OpenEnvError, *, forget_cookie: bool = False, retry_after_s: int = 1) -> None:
-    """Answer with one of the framework's errors."""
+    """Answer with a framework error."""
     headers = [set_cookie(SESSION_COOKIE, None)] if forget_cookie else []
     status = _STATUS.get(type(exc), 500)
     if status == 503:
@@ -500,7 +501,7 @@ async def refuse(send: Send, exc: OpenEnvError, *, forget_cookie: bool = False, 
 
 
 async def unprocessable(send: Send, exc: Exception, *, prefix: tuple[str, ...], echo_input: bool = True) -> None:
-    """Answer 422 for a body or header that does not fit."""
+    """Answer 422 for an invalid body or header."""
     errors: list[dict[str, Any]] | list[ErrorDetails] = error_list(exc, echo_input=echo_input)
     if prefix:
         errors = [{**error, "loc": [*prefix, *error.get("loc", ())]} for error in errors]
@@ -522,7 +523,7 @@ class OpenRequest(BaseModel):
 
 
 class SessionOpened(BaseModel):
-    """A session that was opened; the token lets its holder attach to it over WebSocket, from anywhere."""
+    """A new session; clients with the token can attach to it over WebSocket."""
 
     session_id: str
     token: str
@@ -532,8 +533,8 @@ class ForkRequest(BaseModel):
     """How to copy a session.
 
     Args:
-        n: How many copies.
-        wait_s: How long to wait for slots for them, in seconds.
+        n: The number of copies.
+        wait_s: How long to wait for their slots, in seconds.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -543,13 +544,13 @@ class ForkRequest(BaseModel):
 
 
 class SessionForked(BaseModel):
-    """Sessions that go on from where another one is."""
+    """Copies of a session, at the same point of the episode."""
 
     sessions: list[SessionOpened]
 
 
 class RestoreRequest(BaseModel):
-    """Which session to go on from: the token of it."""
+    """The token of the session to copy the state from."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -557,7 +558,7 @@ class RestoreRequest(BaseModel):
 
 
 class SessionRestored(BaseModel):
-    """A session that goes on from where another one is."""
+    """A session that has taken over the state of another one."""
 
     session_id: str
     restored: bool

@@ -1,7 +1,7 @@
-"""From what a user names on the command line to an application.
+"""Loads the application for a target on the command line.
 
-A target is a folder with `openenv.yaml`, a Python file, or a module; `:name` picks something in it. `gymnasium:ID` is
-an environment of Gymnasium's. Knows imports and manifests; must not know how the application is run.
+A target is a folder with `openenv.yaml`, a Python file, or a module; `:name` picks an object in it. `gymnasium:ID` is a
+Gymnasium environment. Knows imports and manifests; must not know how the application is run.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .folders import ABOVE, FolderApp, FolderError, dotted_name, find_app
 from .module_finder import ModuleTableFinder
 
 TARGETS = "openenv.targets"  # entry points: functions that make an environment class from `SCHEME:text`
-CLASS_SESSIONS = 256  # of a bare class whose sessions are separate; an application says for itself
+CLASS_SESSIONS = 256  # the session limit for a bare class with separate sessions; applications set theirs
 _APP = "app"
 _OURS = str(Path(__file__).parents[1])
 
 _EXTRAS = {"gradio": "gradio", "numpy": "numpy", "PIL": "images", "gymnasium": "gymnasium"}
-"""Modules that the published package brings, or that environments often import, and the extra that has them here."""
+"""Modules that environments often import or that the published package installs, and our extra that installs them."""
 
 
 class TargetError(Exception):
@@ -45,7 +45,7 @@ class TargetError(Exception):
 
 
 class TargetFailed(TargetError):
-    """The target's own code raised while it was loaded or built; `__cause__` is what it raised."""
+    """The target's code raised while it was loaded or built; `__cause__` is the exception."""
 
     def __init__(self, label: str, cause: BaseException, problem: str = "cannot be loaded") -> None:
         hint = ""
@@ -55,7 +55,7 @@ class TargetFailed(TargetError):
         self.__cause__ = cause
 
     def report(self) -> str:
-        """Show the traceback of what was raised, from the target's first frame on."""
+        """Return the traceback from the target's first frame on."""
         assert self.__cause__ is not None
         return author_traceback(self.__cause__)
 
@@ -71,10 +71,10 @@ def _loading(label: str) -> Iterator[None]:
 
 
 def load_app(target: str) -> Any:
-    """Return the ASGI application that a target stands for.
+    """Return the ASGI application of a target.
 
     Raises:
-        TargetError: There is nothing to serve.
+        TargetError: The target has no application or environment.
     """
     scheme, separator, rest = target.partition(":")
     if separator and scheme in plugin_names(TARGETS):
@@ -85,12 +85,12 @@ def load_app(target: str) -> Any:
         return _load_package(path, name)
     if path.suffix == ".py":
         if not path.is_file():
-            raise TargetError(f"there is no file {path}")
+            raise TargetError(f"no file {path}")
         module = _import_file(path.resolve(), place)
     elif path.is_file() and not place.isidentifier():
         raise TargetError(f"{place} is not a Python file, nor a folder with {MANIFEST}, nor a module")
     else:
-        missing = f"there is no folder, file or module {place!r} (looked from {Path.cwd().name}/)"
+        missing = f"no folder, file or module {place!r} (looked from {Path.cwd().name}/)"
         module = _import_module(place, place, missing=missing)
     return _to_app(module, place, name)
 
@@ -120,16 +120,16 @@ def split_target(target: str) -> tuple[str, str, str]:
 
 
 def enter_folder(target: str) -> str:
-    """Work in the folder of a package, as its image does; return the target as it is named from there.
+    """Change to the folder of a package, as its image does; return the target relative to it.
 
-    Environments open their data by relative paths, and `uvicorn server.app:app` finds it inside the folder.
+    Environments open data by relative paths, which `uvicorn server.app:app` resolves inside the folder.
     """
     place, colon, name = split_target(target)
     if not Path(place).is_dir():
         return target
     folder = package_app(Path(place)).folder
     if sys.path[:1] in ([""], [os.getcwd()]):
-        del sys.path[0]  # `python -m openenv` puts it there, and a package in it may go by the folder's own name
+        del sys.path[0]  # added by `python -m openenv`; a package in it may have the same name as the folder
     os.chdir(folder)
     return f"{folder}{colon}{name}"
 
@@ -138,7 +138,7 @@ def _load_package(folder: Path, name: str) -> Any:
     app = package_app(folder)
     _export_variables(app.manifest)
     module = _import_from_folder(app)
-    # What a manifest does not name may as well be a class.
+    # Without a name in the manifest, the module may define a class instead of an application.
     name = name or app.name or (_APP if hasattr(module, _APP) or _APP in app.manifest else "")
     return _to_app(module, module.__name__, name)
 
@@ -147,7 +147,7 @@ def package_app(folder: Path) -> FolderApp:
     """Find the application of a folder.
 
     Raises:
-        TargetError: There is none, several, or the manifest cannot be read.
+        TargetError: The folder has no application or several, or the manifest cannot be read.
     """
     try:
         return find_app(folder)
@@ -160,11 +160,11 @@ class _Attempt:
     """One way to import the application of a folder.
 
     Args:
-        module: The name under which it is imported.
-        path: What comes first on the path.
-        package: The folder that the first part of the name stands for, wherever else there is one of that name.
-        names: Folders by the names under which they are known if nothing else is.
-        last: What comes last on the path.
+        module: The module's name.
+        path: Folders to put first on the path.
+        package: The folder for the first part of the name; it wins over all other folders of that name.
+        names: More package names and their folders; used if no other finder knows the name.
+        last: Folders to put last on the path.
     """
 
     module: str
@@ -175,15 +175,15 @@ class _Attempt:
 
 
 def _attempts(app: FolderApp) -> Iterator[_Attempt]:
-    """List the ways in which the code of a folder may import itself; the first one that works is taken.
+    """List the ways to import the application of a folder, in the order to try them.
 
-    1. as the manifest names it, where that package is installed from this very folder
-    2. as `uvicorn server.app:app` does inside the folder, which comes first on the path
-    3. likewise inside the package, where that is deeper in the folder (`src/my_env`)
+    1. by the name in the manifest, if that package is installed from this folder
+    2. as `uvicorn server.app:app` does inside the folder, with the folder first on the path
+    3. the same inside the package, if it is deeper in the folder (`src/my_env`)
     4. as a part of its package: `..models` needs `my_env.server.app`
-    5. as 2 and 4, with every name known by which the code could call itself
+    5. as 2 and 4, with all names that the code could use for itself
 
-    Each has only what it needs, since two names for one file would be two modules with two sets of classes.
+    Each way adds only the names it needs: two names for one file would be two modules with two sets of classes.
     """
     folder, file, package = app.folder, app.file, app.package
     places = _places_of(app.module.partition(".")[0])
@@ -198,7 +198,7 @@ def _attempts(app: FolderApp) -> Iterator[_Attempt]:
     if package not in (root, folder):
         yield _Attempt(dotted_name(file, package), (package, folder))
     own = app.own_names()
-    # A folder may be called like an installed package, which others import by that name.
+    # A folder may have the name of an installed package that other code imports.
     free = (name for name in own if all(place == package for place in _places_of(name)))
     in_package = f"{next(free, 'served_package')}.{dotted_name(file, package)}"
     yield _Attempt(in_package, package=package)
@@ -213,8 +213,8 @@ def _import_from_folder(app: FolderApp) -> ModuleType:
     """Import the application of a folder in the first way that works.
 
     Raises:
-        TargetError: Neither the folder nor the installed packages have the module that the manifest names.
-        TargetFailed: No way works; the cause is what the likeliest one has raised.
+        TargetError: The module in the manifest is neither in the folder nor installed.
+        TargetFailed: No way works; the cause is the exception of the likeliest way.
     """
     failures: list[ImportError] = []
     with _loading(app.label):
@@ -228,9 +228,9 @@ def _import_from_folder(app: FolderApp) -> ModuleType:
         if app.file is None and _names_module(failures[0], app.module):
             entry = app.manifest.get("app", DEFAULT_APP)
             raise TargetError(
-                f"{app.label} says that the application is {entry!r}, but there is no module {app.module!r}"
+                f"{app.label} says that the application is {entry!r}, but no module {app.module!r} exists"
             ) from failures[0]
-        # Code that imports `..models` fails as a program by design, so that says less than what came after it.
+        # Code that imports `..models` always fails as a top-level module, so a later exception says more.
         raise next((exc for exc in failures if "relative import" not in str(exc)), failures[0])
 
 
@@ -254,12 +254,12 @@ def _attempt_import(attempt: _Attempt, folder: Path) -> ModuleType:
         sys.path[:], sys.meta_path[:] = path, finders
         for name in set(sys.modules) - known:
             if (loaded := _place_of(sys.modules[name])) is not None and _is_own(loaded, folder):
-                del sys.modules[name]  # the next attempt must find none of this one's modules
+                del sys.modules[name]  # the next attempt must not see modules of this one
         raise
 
 
 def _is_about_names(exc: ImportError, app: FolderApp) -> bool:
-    """Whether an import failed that another way to import the folder may find."""
+    """Return whether another way to import the folder could find the missing module."""
     if not isinstance(exc, ModuleNotFoundError) or exc.name is None:
         return True
     missing = exc.name.partition(".")[0]
@@ -271,9 +271,9 @@ def _is_about_names(exc: ImportError, app: FolderApp) -> bool:
 
 
 def _forget_others(names: set[str], folder: Path) -> None:
-    """Forget modules of another folder that go by names of this one, such as `server` and `models`.
+    """Forget modules of other folders that have the names of this folder's modules, such as `server` and `models`.
 
-    Installed modules stay, and so do Python's own: others use them.
+    Installed modules and the standard library stay: other code uses them.
     """
     for name, loaded in list(sys.modules.items()):
         place = _place_of(loaded) if name.partition(".")[0] in names else None
@@ -287,12 +287,12 @@ def _place_of(module: ModuleType) -> Path | None:
         return Path(file)
     try:
         return next((Path(place) for place in module.__path__), None)
-    except (AttributeError, TypeError, KeyError):  # no package, or one whose parent is gone
+    except (AttributeError, TypeError, KeyError):  # not a package, or its parent was removed
         return None
 
 
 def _is_own(place: Path, folder: Path) -> bool:
-    """Whether a module is a folder's own: not one of a virtual environment in it."""
+    """Return whether a module belongs to a folder, and not to a virtual environment inside it."""
     return place.resolve().is_relative_to(folder) and not _is_installed(place)
 
 
@@ -303,7 +303,7 @@ def _is_installed(place: Path) -> bool:
 
 
 def _places_of(name: str) -> list[Path]:
-    """Find the folders of a package, or the file of a module, that can be imported; empty if there is none."""
+    """Return the folders of an importable package, or the file of a module; empty if the name is unknown."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -315,7 +315,7 @@ def _places_of(name: str) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class ManifestSettings:
-    """How a package's `openenv.yaml` wants to be served; `notes` are what is wrong with other keys of it."""
+    """The serving options in a package's `openenv.yaml`; `notes` are the problems of its other keys."""
 
     port: int = 8000
     max_sessions: int | None = None
@@ -326,10 +326,10 @@ class ManifestSettings:
 
 
 def manifest_settings(target: str) -> ManifestSettings:
-    """Return what the manifest of a target says about serving it; the defaults where there is none.
+    """Return the serving options in a target's manifest; the defaults if it has no manifest.
 
     Raises:
-        TargetError: A key that serving needs is wrong. Other keys do no harm here.
+        TargetError: A key for serving is invalid. Problems of other keys become notes.
     """
     place = Path(split_target(target)[0])
     if not place.is_dir():
@@ -355,7 +355,7 @@ def manifest_settings(target: str) -> ManifestSettings:
 
 
 def _export_variables(data: dict[str, Any]) -> None:
-    """Set the variables that a manifest declares, as a Space does, unless they are set."""
+    """Set the variables that a manifest declares, as a Space does; keep those that are already set."""
     variables = data.get("variables")
     if isinstance(variables, dict):
         known = settings.child_environment()
@@ -369,7 +369,7 @@ def _add_to_path(folder: Path, *, last: bool = False) -> None:
 
 def _import_file(path: Path, label: str) -> ModuleType:
     name = _module_name(path)
-    # A file named like a module of Python's comes last on the path, so that others still find Python's.
+    # If the file is named like a standard module, put its folder last, so that other code still finds the standard one.
     _add_to_path(path.parent, last=name != path.stem)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -380,13 +380,13 @@ def _import_file(path: Path, label: str) -> ModuleType:
         with _loading(label):
             spec.loader.exec_module(module)
     except BaseException:
-        sys.modules.pop(name, None)  # half a module must not be found by the next import
+        sys.modules.pop(name, None)  # the next import must not find a partial module
         raise
     return module
 
 
 def _module_name(path: Path) -> str:
-    """Name a file's module after the file, unless that is another module's name."""
+    """Name a module after its file, unless another module has that name."""
     loaded = sys.modules.get(path.stem)
     is_itself = loaded is not None and getattr(loaded, "__file__", None) == str(path)
     if is_itself or (loaded is None and path.stem not in sys.stdlib_module_names):
@@ -408,13 +408,13 @@ def _import_module(name: str, label: str, *, missing: str) -> ModuleType:
 
 
 def _names_module(exc: ImportError, name: str) -> bool:
-    """Whether it is a module itself that was not found, or a package above it, rather than something it imports."""
+    """Return whether the missing module is `name` itself or a parent package, and not one that it imports."""
     is_missing = isinstance(exc, ModuleNotFoundError) and exc.name is not None
     return is_missing and (name == exc.name or name.startswith(f"{exc.name}."))
 
 
 def _to_app(module: ModuleType, place: str, name: str) -> Any:
-    """Find what to serve in a module that the user knows as `place`."""
+    """Return the application of a module; messages call the module `place`."""
     if name:
         if not hasattr(module, name):
             raise TargetError(f"{place} has no {name!r}")
@@ -431,22 +431,22 @@ def _to_app(module: ModuleType, place: str, name: str) -> Any:
         return as_app(candidates[0], candidates[0].__name__)
     if not candidates:
         made = [name for name, value in vars(module).items() if _is_made_elsewhere(value)]
-        hint = f"; is it {place}:{made[0]} that you mean?" if made else ""
-        raise TargetError(f"{place} has neither an `app` nor an Environment class of its own{hint}")
+        hint = f"; did you mean {place}:{made[0]}?" if made else ""
+        raise TargetError(f"{place} defines neither an `app` nor an Environment class{hint}")
     names = ", ".join(sorted(cls.__name__ for cls in candidates))
     raise TargetError(f"{place} has several environments ({names}); pick one with {place}:NAME")
 
 
 def _is_made_elsewhere(value: Any) -> bool:
-    """Whether a module has an environment only by name: it was imported, or made by a function."""
+    """Return whether a name is an environment class defined in another module or made by a function."""
     return inspect.isclass(value) and issubclass(value, Environment) and not inspect.isabstract(value)
 
 
 def as_app(value: Any, label: str) -> Any:
-    """Return the ASGI application of an environment class, of a factory of one, or of an application itself.
+    """Return the ASGI application of an environment class, a factory of one, or an application.
 
     Raises:
-        TargetError: The value is none of these; `label` names it in the message.
+        TargetError: The value is something else; messages call it `label`.
     """
     env_cls = factory_class(value) if callable(value) else None
     if env_cls is not None and issubclass(env_cls, Environment):
@@ -462,14 +462,13 @@ def as_app(value: Any, label: str) -> Any:
     if isinstance(app, Environment):
         app.close()
         raise TargetError(
-            f"{label} does not say what it makes; annotate it: `-> {type(app).__name__}`, "
-            "so that it is called for every session"
+            f"{label} has no return annotation; write `-> {type(app).__name__}`, so that it is called for every session"
         )
-    raise TargetError(f"{label} has returned something that is no application: {type(app).__name__}")
+    raise TargetError(f"{label} must return an ASGI application or an Environment, not {type(app).__name__}")
 
 
 def is_asgi(value: Any) -> bool:
-    """Say whether something can be called as an ASGI application: with a scope, `receive` and `send`."""
+    """Return whether a value can be called as an ASGI application: with a scope, `receive` and `send`."""
     if not callable(value) or (inspect.isclass(value) and not hasattr(value, "__await__")):
         return False
     return _takes(value, 3)
@@ -484,7 +483,7 @@ def _takes(function: Any, count: int) -> bool:
 
 
 def _needed(factory: Callable[..., Any]) -> list[str]:
-    """The parameters without which a factory cannot be called."""
+    """Return the required parameters of a factory."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # builtins do not always have one
@@ -494,7 +493,7 @@ def _needed(factory: Callable[..., Any]) -> list[str]:
 
 
 def _app_of(value: Any, env_cls: type[Any], label: str) -> Any:
-    """Serve a class, or a factory that says which class it makes."""
+    """Serve a class, or a factory with an annotated return type."""
     missing: frozenset[str] = getattr(env_cls, "__abstractmethods__", frozenset())
     if missing:
         known = [name for name in vars(Environment) if name in missing]
@@ -507,7 +506,8 @@ def _app_of(value: Any, env_cls: type[Any], label: str) -> Any:
             f"def make() -> {env_cls.__name__}: return {env_cls.__name__}({arguments})"
         )
     models = infer_models(env_cls)
-    # A class that says nothing has an instance for each session, so they are separate unless its attributes are shared.
+    # A class without a declaration has one instance per session, so sessions are separate unless class attributes
+    # are shared.
     declared = declared_concurrency(env_cls)
     separate = not shared_attributes(env_cls) if declared is None else declared
     return create_app(

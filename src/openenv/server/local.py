@@ -1,7 +1,7 @@
-"""`LocalEnv`: the client's interface on an environment in this process, with no socket and no server.
+"""`LocalEnv`: the client's interface to an environment in this process, without a socket or server.
 
-For tests and single-process training. The environment runs in a session, so its life, its one call at a time and its
-errors are those of a server. Nothing is serialised.
+For tests and single-process training. The environment runs in a session, so lifecycle, call order and errors are the
+same as on a server. Nothing is serialised.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
 
     Args:
         env: The environment class, or a function without arguments that returns an environment.
-        action_cls: The action model; by default what the environment declares.
+        action_cls: The action model; by default the environment's declaration.
 
     Raises:
         TypeError: `env` is an environment, not a callable that makes one.
@@ -81,7 +81,7 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
 
     @property
     def env(self) -> Any:
-        """The environment itself, once there is one."""
+        """The environment itself, once it is built."""
         return None if self._session is None else self._session.env
 
     def connect(self) -> Coroutine[Any, Any, Self]:
@@ -108,7 +108,7 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
         return self._dispatch(self._run(_OPERATIONS.state, None), "LocalEnv.state")
 
     def fork(self, n: int = 1) -> Coroutine[Any, Any, list[LocalEnv[ActT, ObsT, StateT]]]:
-        """Return clients that go on from here, each with a copy of the environment; each is closed by itself.
+        """Return clients that continue from here, each with a copy of the environment; close each of them.
 
         Raises:
             NotForkable: The environment cannot be copied; the text says why, and what to do.
@@ -122,7 +122,7 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
     def restore(
         self, snapshot: LocalEnv[ActT, ObsT, StateT] | SyncLocalEnv[ActT, ObsT, StateT]
     ) -> Coroutine[Any, Any, None]:
-        """Go on from where a snapshot is; it may be used any number of times.
+        """Continue from a snapshot, which may be used any number of times.
 
         Raises:
             NotForkable: The snapshot is closed, or cannot be copied.
@@ -134,11 +134,11 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
         return self.close()
 
     def close(self) -> Coroutine[Any, Any, None]:
-        """Close the environment and those of child clients."""
+        """Close the environment, and the environments of child clients."""
         return self._dispatch(self._close(), "LocalEnv.close")
 
     def new_session(self) -> LocalEnv[ActT, ObsT, StateT]:
-        """Return another client with an environment of its own; it is closed with this one."""
+        """Return another client with a new environment; it is closed together with this one."""
         child: LocalEnv[ActT, ObsT, StateT] = LocalEnv(self._factory, self._action_cls)
         self._children.append(child)
         return child
@@ -249,10 +249,10 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
         if self._session is not None:
             self._session.close(CLOSED_BY_CLIENT)
             if self._session.state is not SessionState.CLOSED and self._manager is not None:
-                await self._manager.drain()  # its close is a coroutine, or another call still runs
+                await self._manager.drain()  # its `close` is a coroutine, or another call still runs
 
     def _dispatch(self, work: Coroutine[Any, Any, T], name: str) -> Coroutine[Any, Any, T]:
-        """Return the work on a running loop and its result elsewhere; `sync()` has the exact types for the latter."""
+        """Return the coroutine in a running loop, else its result; `sync()` has exact types for the latter."""
         if asyncio._get_running_loop() is not None:
             coroutine: Any = work
             coroutine.__qualname__ = name  # for the warning when it is not awaited
@@ -265,7 +265,7 @@ class LocalEnv(Generic[ActT, ObsT, StateT]):
             loop.close()
 
     def _block(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run in this thread. An environment without coroutines never needs the loop to turn."""
+        """Run in this thread. Without coroutines, the environment never needs the loop to run."""
         loop = self._private_loop
         if loop is None or loop.is_closed():
             loop = self._private_loop = asyncio.new_event_loop()
@@ -303,7 +303,7 @@ class SyncLocalEnv(Generic[ActT, ObsT, StateT]):
         return state
 
     def fork(self, n: int = 1) -> list[SyncLocalEnv[ActT, ObsT, StateT]]:
-        """Return clients that go on from here, each with a copy of the environment."""
+        """Return clients that continue from here, each with a copy of the environment."""
         return [SyncLocalEnv(copied) for copied in self._local._block(self._local._fork(n))]
 
     def snapshot(self) -> SyncLocalEnv[ActT, ObsT, StateT]:
@@ -311,7 +311,7 @@ class SyncLocalEnv(Generic[ActT, ObsT, StateT]):
         return SyncLocalEnv(self._local._block(self._local._snapshot()))
 
     def restore(self, snapshot: LocalEnv[ActT, ObsT, StateT] | SyncLocalEnv[ActT, ObsT, StateT]) -> None:
-        """Go on from where a snapshot is."""
+        """Continue from a snapshot."""
         self._local._block(self._local._restore(snapshot))
 
     def close(self) -> None:
@@ -320,7 +320,7 @@ class SyncLocalEnv(Generic[ActT, ObsT, StateT]):
         self._local._drop_loop()
 
     def new_session(self) -> SyncLocalEnv[ActT, ObsT, StateT]:
-        """Return another client with an environment of its own."""
+        """Return another client with a new environment."""
         return SyncLocalEnv(self._local.new_session())
 
     def __enter__(self) -> Self:

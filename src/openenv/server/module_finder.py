@@ -1,4 +1,4 @@
-"""Modules found by a table of names and places, for code that no other finder knows by that name."""
+"""An import finder with a table of names and places, for modules that other finders do not know by these names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from types import ModuleType
 class ModuleTableFinder:
     """Finds modules by a table of names and their files or folders, after all other finders.
 
-    A server may have loaded a file under a name that no finder knows, as `openenv serve my_env.py` does, or a folder
-    whose name is no identifier under that of its package. Packages above the names in the table are synthetic.
+    Two cases need it. `openenv serve my_env.py` loads a file under a new name. A folder with an invalid module name is
+    loaded under its package's name. Parent packages of the names in the table are synthetic.
     """
 
     def __init__(self, places: Mapping[str, str]) -> None:
@@ -24,7 +24,7 @@ class ModuleTableFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find a module that is in the table."""
+        """Find a module in the table."""
         place = self.places.get(name)
         if place is None:
             return importlib.machinery.ModuleSpec(name, None, is_package=True) if name in self._packages else None
@@ -39,6 +39,6 @@ class ModuleTableFinder:
 
 
 def tabled_places() -> dict[str, str]:
-    """Return the tables of all finders of this process, for another process that is to find the same."""
+    """Return the merged tables of all finders in this process, for another process to use."""
     tables = [finder.places for finder in sys.meta_path if isinstance(finder, ModuleTableFinder)]
     return {name: place for table in tables for name, place in table.items()}

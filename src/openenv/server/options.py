@@ -30,23 +30,29 @@ _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 
 
 class ServerArguments(TypedDict, total=False):
-    """Keyword arguments of `create_app`, `HTTPEnvServer` and `reconfigure`; None leaves what was there before.
+    """Keyword arguments of `create_app`, `HTTPEnvServer` and `reconfigure`; None keeps the current value.
 
-    `runner` is where environment code runs: `auto` (default), `thread`, `inline`, `process`. `access` holds the tokens
-    that clients must show. `redact_errors` keeps the texts of the environment's exceptions from clients.
-    `max_message_bytes` is the largest request that is read (100 MB), `max_batch` how many requests one batch may hold
-    (10,000), and `max_unread_bytes` how much clients may leave unread, all together, and how much they may have sent of
-    requests that are not whole (1 GiB each). `session_grace_s` is how long a session is kept for a client whose
-    connection broke (60 s; 0 ends it at once). `close_timeout_s` is how long the `close` of an environment may take
-    before its slot is given to others (30 s). `drain_timeout_s` is how long sessions may go on after SIGTERM (0 s: only
-    running calls end). `max_agent_sessions` limits the sessions that agents open, so that some are left for the
-    orchestrator (all but one). `env_processes` and `sessions_per_process` are for the `process`
-    runner: over how many processes sessions are spread (one per core), and how many one process may hold (any number).
-    `separate_sessions` allows several sessions of a class that does not say whether its instances share state (off).
-    `fast` serves on the bare transport where possible (see `server/fast`). `limits` sets all limits at once. `record`
-    says whose episodes are written to disk: `page` (those of the web page's visitors, the default where there is a
-    page), `all` or `off`; `record_dir` is their folder, `record_episodes` how many are kept (1000) and `record_bytes`
-    how many bytes they may have (256 MiB).
+    Args:
+        runner: Runs environment code: `auto` (default), `thread`, `inline` or `process`.
+        access: The tokens that clients must send.
+        redact_errors: Hide the texts of an environment's exceptions from clients.
+        max_message_bytes: The largest request (100 MB).
+        max_batch: The most requests in one batch (10,000).
+        max_unread_bytes: The memory of all clients for unread replies, and again for incomplete requests (1 GiB).
+        session_grace_s: How long a session waits for a disconnected client (60 s; 0 ends it at once).
+        close_timeout_s: How long an environment's `close` may take before its slot is freed (30 s).
+        drain_timeout_s: How long sessions may continue after SIGTERM (0 s: only running calls end).
+        max_agent_sessions: The most sessions that agents may open; the rest is for the orchestrator (all but one).
+        env_processes: For the `process` runner, the number of processes (one per core).
+        sessions_per_process: For the `process` runner, the most sessions in one process (unlimited).
+        separate_sessions: Allow several sessions of a class that does not declare whether its instances share state.
+        fast: Serve on the bare transport if possible (see `server/fast`).
+        limits: All session limits in one object.
+        record: The episodes to write to disk: `page` (of the web page's visitors; the default with a page), `all`,
+            `off`.
+        record_dir: The folder of recorded episodes.
+        record_episodes: The most episodes to keep (1000).
+        record_bytes: The most bytes to keep (256 MiB).
     """
 
     runner: Runner | str | None
@@ -71,7 +77,7 @@ class ServerArguments(TypedDict, total=False):
 
 
 class ServerOverrides(ServerArguments, total=False):
-    """What `reconfigure` and the command line can set as well: sessions held at once, and the life of an unused one."""
+    """More options of `reconfigure` and the command line: the session limit, and the lifetime of an unused session."""
 
     sessions: int | None
     session_timeout_s: float | None
@@ -90,7 +96,7 @@ def takes_server_arguments(function: _FunctionT) -> _FunctionT:
 
 
 def in_bytes(megabytes: float | None) -> int | None:
-    """Convert megabytes, if there are any."""
+    """Convert megabytes to bytes; None stays None."""
     return None if megabytes is None else int(megabytes * 1024 * 1024)
 
 
@@ -136,7 +142,7 @@ class ServerOptions:
     """How to serve one environment; `ServerArguments` explains the fields.
 
     Raises:
-        ValueError: A value makes no sense.
+        ValueError: A value is invalid.
     """
 
     limits: SessionLimits = field(default_factory=SessionLimits)
@@ -170,10 +176,10 @@ class ServerOptions:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
 
     def recorded(self, mode: ServerMode) -> str:
-        """Say whose episodes a server with a page records in a mode.
+        """Return the episodes that a server with a page records in a mode: `page`, `all` or `off`.
 
         Raises:
-            ValueError: Production mode, which has no episodes, and a recording exclude each other.
+            ValueError: A recording is requested in production mode, which has no episodes.
         """
         if mode is ServerMode.PRODUCTION:
             if self.record not in (None, "off"):
@@ -182,7 +188,7 @@ class ServerOptions:
         return self.record or "page"
 
     def episode_folder(self, env_name: str) -> Path:
-        """Return where the episodes of an environment are kept."""
+        """Return the folder of an environment's episodes."""
         if self.record_dir is not None:
             return Path(self.record_dir).expanduser()
         return settings.episode_folder() / (_NOT_IN_NAMES.sub("-", env_name).strip(".-") or "environment")
@@ -199,14 +205,14 @@ class ServerOptions:
             concurrency: The same and a session timeout, as one object.
 
         Raises:
-            TypeError: There is no such argument.
-            ValueError: Two of the arguments exclude each other, or a value makes no sense.
+            TypeError: An argument is unknown.
+            ValueError: Two arguments exclude each other, or a value is invalid.
         """
         overrides: dict[str, Any] = {**arguments, "sessions": sessions}
         limits = overrides.pop("limits", None)
         if sum(value is not None for value in (sessions, concurrency, limits)) > 1:
             raise ValueError("Give only one of max_concurrent_envs, concurrency_config and limits")
-        # A setting is read only where no argument replaces it: what is not used may be wrong.
+        # Read a setting only if no argument replaces it: an unused setting may be invalid.
         unset = {name for name in _SETTINGS if overrides.get(name) is None}
         if concurrency is not None:
             overrides["sessions"] = concurrency.max_concurrent_envs

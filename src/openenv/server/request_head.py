@@ -1,8 +1,8 @@
 """The head of an HTTP/1.1 request, read from its bytes before a parser sees it (RFC 9112, sections 2 to 6).
 
-`fast` recognizes plain WebSocket upgrades with it, workers and gateways route requests with it, so all of them agree
-on where a request ends. Any unusual form is left to the real parser, which reports the error. Knows bytes; must not
-know connections or sessions.
+`fast` recognizes plain WebSocket upgrades with it; workers and gateways route requests with it. So all of them agree on
+the end of a request. Any unusual form is left to the real parser, which reports the error. Knows bytes; must not know
+connections or sessions.
 
     GET /ws?session_id=x HTTP/1.1     method, path, query
     cookie: a=1; b=2                  field patterns: COOKIE, AUTHORIZATION, UPGRADE, OFFERS_V2, ...
@@ -85,7 +85,7 @@ def read_head(raw: bytes) -> RequestHead | None:
     lower = raw.lower()
     if _ENDS_ELSEWHERE.search(lower) is None:
         lengths = _CONTENT_LENGTH.findall(lower)
-        # In any other form the parser may see a body where this function sees the next request.
+        # In any other form this function and the parser could disagree about the end of the body.
         if len(lengths) > 1 or lower.count(b"content-length") != len(lengths):
             return None
         body_bytes = int(lengths[0]) if lengths else 0

@@ -76,7 +76,7 @@ class SessionClosed(BaseModel):
 
 
 class EpisodeView(BaseModel):
-    """Reward and end that an agent's tool calls have led to, since the last reset."""
+    """The reward and end of an episode that consists of tool calls, since the last reset."""
 
     steps: int
     reward: float | None
@@ -92,7 +92,7 @@ class SessionView(SessionInfo):
 
 
 class AdmittingRoute(APIRoute):
-    """A route whose handler borrows an environment; a server that lends none answers 503."""
+    """A route that borrows an environment; it answers 503 if the server has no free slot."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the handler that FastAPI builds."""
@@ -109,7 +109,7 @@ class AdmittingRoute(APIRoute):
 
 @dataclass(frozen=True)
 class GetEndpointConfig:
-    """A GET route: where it is, what it calls, what it returns."""
+    """A GET route: its path, its handler and its response."""
 
     path: str
     handler: Callable[[], Any]
@@ -135,7 +135,7 @@ def register_get_endpoints(app: FastAPI, configs: Sequence[GetEndpointConfig]) -
 
 
 class DocumentedRoute(APIRoute):
-    """A route whose `signature` is for the OpenAPI document and whose requests go straight to `handler`.
+    """A route with a `signature` for the OpenAPI document and a bare ASGI `handler` for requests.
 
     It is named after what it does, which names the operation in the document and in clients made from that.
     """
@@ -147,23 +147,23 @@ class DocumentedRoute(APIRoute):
         self._methods = frozenset(self.methods or ())
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match as any route; the common exact path needs no regular expression."""
+        """Match like any route, but without a regular expression for an exact path."""
         if scope["type"] == "http" and scope["path"] == self.path and not scope.get("root_path"):
             match = Match.FULL if scope["method"] in self._methods else Match.PARTIAL
             return match, {"endpoint": self.endpoint, "path_params": {}, "route": self}
         return super().matches(scope)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
+        """Answer a request."""
         if scope["method"] in self._methods:
             await self.app(scope, receive, send)
         else:
             await super().handle(scope, receive, send)
 
 
-# `/docs`, `/redoc` and `/openapi.json` on a server with tokens: a browser cannot send a header with an address, so
-# these take `?token=TOKEN` as well. The page then loads the document with it, and the document declares the bearer
-# token, which gives the page its Authorize button.
+# `/docs`, `/redoc` and `/openapi.json` on a server with tokens: a browser cannot add a header to an address, so these
+# accept `?token=TOKEN` as well. The page then loads the document with the token. The document declares the bearer
+# token, which adds an Authorize button to the page.
 
 
 SCHEME = "bearer"
@@ -187,18 +187,18 @@ class Documents:
 
     @staticmethod
     def paths(app: FastAPI) -> set[str | None]:
-        """Where the pages are."""
+        """Return the paths of the pages."""
         return {app.openapi_url, app.docs_url, app.redoc_url, app.swagger_ui_oauth2_redirect_url}
 
     def install(self, routes: Collection[BaseRoute]) -> None:
-        """Take over the pages among routes that have no guard yet, and the document."""
+        """Replace the handlers of the pages and of the document; the routes must not have guards yet."""
         self._app.openapi = self.openapi  # type: ignore[method-assign]
         for route in routes:
             if isinstance(route, Route) and route.path in (self._app.docs_url, self._app.redoc_url):
                 route.app = self._with_address_token(route.path, route.app)
 
     def openapi(self) -> dict[str, Any]:
-        """Return the OpenAPI document; where tokens are required, it says so."""
+        """Return the OpenAPI document; it declares the token if one is required."""
         document = self._plain()
         if self._access().is_open:
             return document
@@ -214,7 +214,7 @@ class Documents:
         return {**document, "paths": paths, "components": {**components, "securitySchemes": schemes}}
 
     def _with_address_token(self, path: str, handler: Handler) -> Handler:
-        """Return a page's handler: FastAPI's own, unless the token came in the address."""
+        """Return a page's handler: FastAPI's, or ours if the address contains the token."""
 
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             token = scope.get(ADDRESS_TOKEN)
@@ -228,7 +228,7 @@ class Documents:
         return handle
 
     def _page(self, path: str, token: str, root: str) -> bytes:
-        """Return a page that loads the document with a token."""
+        """Return a page that loads the document with the token."""
         app = self._app
         address = f"{root}{app.openapi_url}?token={quote(token, safe='')}"
         if path == app.redoc_url:
@@ -247,7 +247,7 @@ _SAMPLE = 'openenv_sessions{state="ready"} 3\nopenenv_steps_total 1200\n'
 
 
 class Readiness(BaseModel):
-    """Whether new sessions are opened here, and what a gateway has to know of the server.
+    """Whether the server admits new sessions, and the facts that a gateway needs.
 
     Args:
         status: Whether it admits.
@@ -273,11 +273,11 @@ class MetricsRoutes:
         self._is_tracing = False
         self.watch = CallWatch(service.manager)
         self.metrics = ServerMetrics(service.manager, self.watch, info=self._info)
-        # Where several processes serve, this asks them all.
+        # With several processes, this asks all of them.
         self.collect: Callable[[], Coroutine[Any, Any, bytes]] | None = None
 
     def begin(self) -> None:
-        """Trace calls from the start of the server on, if the application has set up OpenTelemetry."""
+        """Trace calls if the application has set up OpenTelemetry."""
         if not self._is_tracing and OPENTELEMETRY in sys.modules:
             from .telemetry.watched_calls import trace_if_set_up  # not needed otherwise
 
@@ -346,7 +346,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class TaskRoutes:
-    """The handlers of the Task API; each call runs on an environment of its own."""
+    """The handlers of the Task API; each call runs on a new environment."""
 
     def __init__(self, service: EnvService) -> None:
         self._service = service
@@ -394,7 +394,7 @@ class TaskRoutes:
     async def _call(
         self, env_name: str, method: str, *arguments: Any, shape: Callable[[Any], Any] = lambda result: result
     ) -> Any:
-        """Call a method of the catalogue. A lazy result is read while the environment lives.
+        """Call a method of the catalogue. Read a lazy result before the environment closes.
 
         Args:
             shape: Applied to the result, in the environment's thread.
@@ -420,7 +420,7 @@ class TaskRoutes:
             raise unsupported from None
         except IndexError:
             raise HTTPException(400, "Invalid task index") from None
-        except (KeyError, ValueError) as exc:  # how environments say that there is no such split
+        except (KeyError, ValueError) as exc:  # environments report an unknown split with these
             raise HTTPException(400, f"{method}: {self._service.errors.text(exc)}") from exc
 
 
@@ -430,7 +430,7 @@ def _split(item: Any) -> Any:
     return item.model_dump() if isinstance(item, BaseModel) else item
 
 
-# The routes of an environment. Handlers are bare ASGI; the signatures are for the OpenAPI document alone.
+# The routes of an environment. Handlers are bare ASGI; signatures exist for the OpenAPI document only.
 
 _REFUSED: dict[int | str, dict[str, Any]] = {
     401: {"model": ErrorBody, "description": "The server asks for a token"},
@@ -630,7 +630,7 @@ async def _restore_signature(session_id: str, request: RestoreRequest) -> None:
 
 
 def _documentable(model: type[Any]) -> type[Any]:
-    """A model that JSON schema cannot express is documented as any state; what is sent stays whole."""
+    """Document a model without a JSON schema as any state; responses still contain all fields."""
     try:
         TypeAdapter(model).json_schema(mode="serialization")
     except Exception:  # pydantic reports this in several ways

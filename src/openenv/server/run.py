@@ -1,4 +1,4 @@
-"""Running an application under uvicorn: `openenv serve`, with `--reload` and without, and a drain before the end."""
+"""Runs an application under uvicorn: `openenv serve` with and without `--reload`, and the drain at shutdown."""
 
 from __future__ import annotations
 
@@ -42,11 +42,9 @@ from .options import DEFAULT_MAX_MESSAGE_BYTES, ServerOptions, ServerOverrides
 from .runners import NotSendable
 from .sessions.manager import SessionManager
 
-# allocator: How the C library's allocator treats memory that was freed.
-#
-# By default glibc hands the memory of a large message back to the system as soon as it is freed, and pays for it again,
-# page by page, with the next message. A server keeps a bounded amount instead. Knows glibc; elsewhere it does nothing.
-
+# -- freed memory -----------------------------------------------------------------------------------------------------
+# By default glibc returns the memory of a large message to the system as soon as it is freed, and pays for it again,
+# page by page, with the next message. A server keeps a bounded amount instead. Without glibc this does nothing.
 
 KEPT_BYTES = 64 * 1024 * 1024
 _M_TRIM_THRESHOLD = -1
@@ -55,7 +53,7 @@ _MMAP_THRESHOLD_MAX = 32 * 1024 * 1024
 
 
 def keep_freed_memory(kept_bytes: int = KEPT_BYTES) -> bool:
-    """Keep up to that many freed bytes for the next message; say whether this platform can."""
+    """Keep up to this many freed bytes for the next message; return whether the platform supports it."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -68,8 +66,8 @@ def keep_freed_memory(kept_bytes: int = KEPT_BYTES) -> bool:
 
 logger = logging.getLogger("uvicorn.error")
 
-# Sessions are many objects that live long: with Python's own 700, looking for garbage among them was an eighth of
-# opening one.
+# A session consists of many long-lived objects. With Python's default of 700, collecting garbage took an eighth of the
+# time for opening one.
 _GARBAGE_THRESHOLD = 10_000
 _LOOK_S = 0.05
 SAME_SIGNAL_S = 0.5
@@ -79,13 +77,13 @@ UNCLOSED_EXIT: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class AccessOptions:
-    """Which tokens to require; None leaves the application's own.
+    """The tokens to require; None keeps the application's tokens.
 
     Args:
         token: May do everything.
         agent_token: May call tools.
-        observer_token: May look.
-        spare_token: An orchestrator's token for a server that would otherwise have none.
+        observer_token: May read.
+        spare_token: An orchestrator's token for a server that would otherwise have no tokens.
     """
 
     token: str | None = None
@@ -94,13 +92,13 @@ class AccessOptions:
     spare_token: str | None = None
 
     def policy(self, own: AccessPolicy | None) -> AccessPolicy | None:
-        """Return the policy that replaces the application's own, or None to keep that.
+        """Return the policy that replaces the application's policy, or None to keep it.
 
         Args:
-            own: The application's own policy, if it can have one.
+            own: The application's policy, if it can have one.
 
         Raises:
-            ValueError: A token is none, or stands for two roles.
+            ValueError: A token is invalid, or has two roles.
         """
         spare = self.spare_token
         if self.token is not None or self.agent_token is not None or self.observer_token is not None:
@@ -118,10 +116,10 @@ class ServeOptions:
     """How to run an application.
 
     Args:
-        server: Options of the environment's server that replace the application's own.
-        web: Whether an application without a web page gets one.
-        workers: Over how many processes sessions are spread.
-        pin_workers: Whether each of them stays on a core of its own.
+        server: Options that replace the application's.
+        web: Whether to add a web page to an application without one.
+        workers: The number of processes that share the sessions.
+        pin_workers: Whether each process stays on one core.
     """
 
     host: str = "127.0.0.1"
@@ -140,7 +138,7 @@ def prepare(target: str, options: ServeOptions) -> Any:
     """Load an application and apply the options of the command line.
 
     Raises:
-        TargetError: There is nothing to serve, or it does not take these options.
+        TargetError: The target cannot be served, or not with these options.
     """
     app = load_app(target)
     if options.web:
@@ -197,13 +195,13 @@ class EnvironmentServer(uvicorn.Server):
         self._signalled_at = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Shut down; after a second signal, only the ends of environments are waited for, and not for long."""
+        """Shut down. After a second signal, wait briefly for environments to close and for nothing else."""
         now = time.monotonic()
         if self.should_exit and sig == signal.SIGTERM and now - self._signalled_at < SAME_SIGNAL_S:
-            return  # under --reload it comes twice: from the reloader, and to the whole group
+            return  # under --reload it arrives twice: from the reloader and to the whole group
         self._signalled_at = now
         if self.should_exit:
-            self.force_exit = True  # uvicorn does so for SIGINT alone
+            self.force_exit = True  # uvicorn does this for SIGINT only
             server = environment_server(self.config.app)
             if server is not None:
                 server.manager.hurry()
@@ -215,11 +213,11 @@ class EnvironmentServer(uvicorn.Server):
             server.end_streams()  # they would be waited for otherwise
             await self._finish_calls(server.manager)
         await super().shutdown(sockets=sockets)
-        if server is not None and self.force_exit:  # then uvicorn leaves out the lifespan, and its drain
+        if server is not None and self.force_exit:  # then uvicorn skips the lifespan, which drains
             await server.manager.drain()
 
     async def _finish_calls(self, manager: SessionManager) -> None:
-        """Refuse new sessions and let running calls end while the port is still open, so that `/ready` can say so."""
+        """Refuse new sessions and let running calls end. The port stays open, so that `/ready` reports the drain."""
         manager.stop_admitting()
         for connection in list(self.server_state.connections):
             # uvicorn's own WebSockets (`OPENENV_FAST=0`) raise when `super().shutdown` shuts them down once more.
@@ -236,7 +234,7 @@ class EnvironmentServer(uvicorn.Server):
         self.config.timeout_graceful_shutdown = max(1, round(limit_s - (clock() - began)))
 
     def _is_quiet(self, manager: SessionManager) -> bool:
-        """Whether no call runs that has to end before the port is closed."""
+        """Return whether no call has to end before the port is closed."""
         return manager.is_quiet
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -248,9 +246,9 @@ class EnvironmentServer(uvicorn.Server):
             self._on_started(port)
 
     async def _can_build(self) -> bool:
-        """Build one environment and close it: one that cannot be built is reported now and not by the first client.
+        """Build one environment and close it, to report a broken constructor now and not to the first client.
 
-        This comes after the application's own lifespan, on which the constructor may depend.
+        This runs after the application's lifespan has started, because the constructor may depend on it.
         """
         server = environment_server(self.config.app)
         if server is None:
@@ -261,7 +259,7 @@ class EnvironmentServer(uvicorn.Server):
             name = factory_name(server.service.factory)
             self.failure = TargetFailed(name, exc.__cause__ or exc, "cannot be built")
             self.should_exit = True
-        except Exception:  # its metadata, or all slots are taken: it can be built
+        except Exception:  # the metadata failed, or all slots are in use: the constructor works
             logger.warning("The environment could not be asked for its metadata", exc_info=True)
         return self.failure is None
 
@@ -270,8 +268,8 @@ def uvicorn_settings(options: ServeOptions, server: ServerOptions | None = None)
     """Return the settings that every way of serving shares.
 
     Args:
-        options: How to run.
-        server: The options of the environment's server, if there is one.
+        options: The options of the process.
+        server: The options of the environment's server, if the application has one.
     """
     common = {
         "host": options.host,
@@ -283,17 +281,17 @@ def uvicorn_settings(options: ServeOptions, server: ServerOptions | None = None)
     if settings.fast_enabled() if server is None else server.fast:
         return {**common, "http": FirstRead, "ws": UpgradeProtocol}
     limit = DEFAULT_MAX_MESSAGE_BYTES if server is None else server.max_message_bytes
-    # Uvicorn closes a connection over its limit; the endpoint answers up to twice its own and keeps the session.
+    # Uvicorn closes a connection over its limit. The endpoint answers messages up to twice ours and keeps the session.
     return {**common, "http": LimitedHttpProtocol, "ws_max_size": 2 * limit, "ws_per_message_deflate": False}
 
 
 def log_config(options: ServeOptions) -> dict[str, Any]:
-    """Uvicorn's logging, and ours beside it: an environment that fails must be seen where it is served."""
+    """Return uvicorn's logging configuration plus ours, so that failures of environments appear in the server's log."""
     level = options.log_level.upper()
     ours = {"handlers": ["default"], "level": level, "propagate": False}
     config = {**LOGGING_CONFIG, "loggers": {**LOGGING_CONFIG["loggers"], "openenv": ours}}
     if options.log_format == "json":
-        # All lines, an environment's own included: a program that reads them expects JSON and nothing else.
+        # Format all lines, including the environment's: the reader is a program that expects only JSON.
         as_json = {"()": "openenv.server.telemetry.logs.JsonFormatter"}
         config["formatters"] = {"default": as_json, "access": as_json}
         config["root"] = {"handlers": ["default"], "level": level}
@@ -301,7 +299,7 @@ def log_config(options: ServeOptions) -> dict[str, Any]:
 
 
 def mark_logs(app: Any, options: ServeOptions) -> None:
-    """Have structured logs name the session and the request that they are about."""
+    """Add the session and the request to each line of structured logs."""
     server = environment_server(app)
     if options.log_format == "json" and server is not None:
         server.monitoring.watch.name_calls()
@@ -311,12 +309,12 @@ def serve(target: str, options: ServeOptions, on_started: Callable[[Any, int], N
     """Serve until interrupted.
 
     Args:
-        target: What to serve.
-        options: How.
-        on_started: Called with the application and its port once that is open.
+        target: The environment or application.
+        options: The options.
+        on_started: Called with the application and its port once the port is open.
 
     Raises:
-        TargetError: There is nothing to serve, or the port is taken.
+        TargetError: The target cannot be served, or the port is in use.
     """
     check_port(options)
     if options.workers > 1:
@@ -328,7 +326,7 @@ def serve(target: str, options: ServeOptions, on_started: Callable[[Any, int], N
 
 
 def tune_garbage_collection() -> None:
-    """Have the collector skip what is loaded now, which stays, and look seldom."""
+    """Exclude the loaded modules from garbage collection, and collect rarely."""
     gc.freeze()
     gc.set_threshold(_GARBAGE_THRESHOLD, *gc.get_threshold()[1:])
     gc.enable()
@@ -344,9 +342,9 @@ def run_app(
 
     Args:
         app: The application.
-        options: How.
-        on_started: Called with the application and its port once that is open.
-        sockets: Where to listen instead of the address in the options.
+        options: The options.
+        on_started: Called with the application and its port once the port is open.
+        sockets: Listening sockets; they replace the address in the options.
 
     Raises:
         TargetFailed: The environment cannot be built.
@@ -379,7 +377,7 @@ def check_closed(manager: SessionManager) -> None:
 
 @contextlib.contextmanager
 def _ended_well_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the process with 0: uvicorn raises it once more after a shutdown that went as it should."""
+    """Exit with 0 on SIGTERM: uvicorn raises it once more after an orderly shutdown."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -395,15 +393,15 @@ def _listed(tokens: str | None) -> list[str]:
 
 
 def check_port(options: ServeOptions) -> None:
-    """Fail early, and in one line, if a port is not available."""
+    """Fail early, with a one-line message, if the port is not available."""
     bound_socket(options.host, options.port).close()
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Take a port; it is not listened to yet.
+    """Bind a port without listening.
 
     Raises:
-        TargetError: It is not available; the text says what to do.
+        TargetError: The port is not available; the text says what to do.
     """
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -417,9 +415,9 @@ def bound_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
-# `openenv serve --reload`: one process watches the sources, another serves them and is restarted. While the sources
-# cannot be loaded, every request is answered at once with 503 and the reason.
-
+# -- `openenv serve --reload` -----------------------------------------------------------------------------------------
+# One process watches the sources; another one serves them and is restarted after a change. While the sources cannot be
+# loaded, every request gets 503 with the reason.
 
 NOT_LOADED = "NOT_LOADED"
 _REPORT_LINES = 15
@@ -428,23 +426,22 @@ _REAP_S = 10.0
 
 
 def serve_reloading(target: str, options: ServeOptions, on_started: Callable[[Any, int], None]) -> None:
-    """Serve until interrupted, and restart whenever a source file changes.
+    """Serve until interrupted, and restart when a source file changes.
 
     Args:
-        target: What to serve.
-        options: How.
-        on_started: Called with the application and its port after each start, in the process that serves; it is
-            pickled for that.
+        target: The environment or application.
+        options: The options.
+        on_started: Called with the application and its port after each start. It is pickled for the serving process.
 
     Raises:
-        TargetError: There is nothing to serve, or the port is taken.
+        TargetError: The target cannot be served, or the port is in use.
     """
     check_port(options)
     gc.enable()
-    server = environment_server(prepare(target, options))  # a mistake is reported now and not by every reload
+    server = environment_server(prepare(target, options))  # report mistakes now and not at each reload
     shows_reason = server is None or server.access.is_open
     config = uvicorn.Config(
-        "",  # the process that serves finds its application by itself
+        "",  # the serving process loads the application itself
         reload=True,
         reload_dirs=_watched(target),
         reload_includes=[MANIFEST],
@@ -460,7 +457,7 @@ def serve_reloading(target: str, options: ServeOptions, on_started: Callable[[An
 
 @dataclass(frozen=True)
 class _Serving:
-    """What the serving process does. `shows_reason`: clients may read why it cannot, since no token is required."""
+    """The target function of the serving process; `shows_reason` is false if clients need a token to read errors."""
 
     target: str
     options: ServeOptions
@@ -475,7 +472,7 @@ class _Serving:
             report = _last_lines(exc.report()) if isinstance(exc, TargetFailed) else ""
             logger.error("%s%s", report, _waiting(reason))
             stub = Unloadable(reason if self.shows_reason else None)
-            run_app(stub, self.options, lambda app, port: None, sockets)  # no banner: there is no application
+            run_app(stub, self.options, lambda app, port: None, sockets)  # without an application, print no banner
         else:
             try:
                 run_app(app, self.options, self.on_started, sockets)
@@ -485,10 +482,10 @@ class _Serving:
 
 
 class Unloadable:
-    """The application in place of one that cannot be loaded.
+    """Stands in for an application that cannot be loaded, and answers 503.
 
     Args:
-        reason: Why, for clients to read; None where they have to show a token first.
+        reason: The error text for clients; None hides it, because clients need a token.
     """
 
     def __init__(self, reason: str | None) -> None:
@@ -512,7 +509,7 @@ class Unloadable:
 
 
 class _Reloader(ChangeReload):  # type: ignore[misc,valid-type]  # uvicorn picks the class when it is imported
-    """Starts the serving process; when that dies by itself, clients get 503 until the next start."""
+    """Starts the serving process. If the process dies, clients get 503 until the next start."""
 
     was_interrupted = False
 
@@ -551,7 +548,7 @@ def _answer_after(process: BaseProcess, listening: socket.socket, expected: thre
     multiprocessing.connection.wait([process.sentinel])
     if expected.is_set():
         return
-    process.join(_REAP_S)  # its exit code is there a moment later
+    process.join(_REAP_S)  # the exit code is available a moment later
     reason = f"the process that serves has ended with exit code {process.exitcode}"
     logger.error("%s", _waiting(reason))
     body = encode({"detail": f"The server is down: {reason}", "code": NOT_LOADED})
@@ -560,7 +557,7 @@ def _answer_after(process: BaseProcess, listening: socket.socket, expected: thre
         try:
             if select.select([listening], [], [], _POLL_S)[0]:
                 _answer(listening, f"{head}connection: close\r\n\r\n".encode() + body)
-        except OSError:  # it died before it listened: then clients are refused anyway
+        except OSError:  # the process died before it listened: clients are refused anyway
             expected.wait(_POLL_S)
 
 
@@ -571,7 +568,7 @@ def _answer(listening: socket.socket, reply: bytes) -> None:
         return
     with peer, contextlib.suppress(OSError):
         peer.settimeout(_POLL_S)
-        peer.recv(65_536)  # what is unread when a connection is closed would take the answer with it
+        peer.recv(65_536)  # closing with unread bytes would reset the connection and lose the answer
         peer.sendall(reply)
 
 

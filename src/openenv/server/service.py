@@ -1,4 +1,4 @@
-"""`EnvService`: what every surface of a server shares: models, schemas, metadata, operations, sessions, redaction.
+"""`EnvService`: the parts that all surfaces of a server share: models, schemas, metadata, sessions, redaction.
 
 Built once per served environment. Must not know HTTP or WebSocket.
 """
@@ -43,11 +43,11 @@ from .sessions.operations import CALL, build_operations
 
 logger = logging.getLogger(__name__)
 
-# Always shown: errors of the framework, of a tool to the agent that called it, and of the request. An environment may
-# be a client of other servers, so every other exception is its own, of whatever class.
+# Never redacted: errors of the framework, of the request, and of a tool to the agent that called it. An environment may
+# be a client of other servers, so any other exception counts as the environment's.
 _SHOWN = (
     AccessDenied,
-    EnvironmentFactoryError,  # says what `explain` has said
+    EnvironmentFactoryError,  # contains the text of `explain`
     HarnessTurnTimeoutError,
     RequestCancelled,
     SessionCapacityError,
@@ -60,10 +60,10 @@ _SHOWN = (
 
 
 class Redaction:
-    """Decides what clients learn of a failure: the exception's text, or an id under which the log has the rest.
+    """Decides whether clients see an exception's text, or only an id of the log entry with the text.
 
     Args:
-        is_on: Whether their texts are kept from clients.
+        is_on: Whether to hide the texts.
     """
 
     def __init__(self, is_on: bool) -> None:
@@ -90,7 +90,7 @@ class Redaction:
         return message_of(self.shown(exc))
 
     def explain(self, exc: BaseException) -> str:
-        """Say why an environment could not be built."""
+        """Return why an environment could not be built, as clients may see it."""
         if self._is_on:
             return f"the server's log has more under {_logged(exc)}"
         return f"{type(exc).__name__}: {message_of(exc)}"
@@ -187,7 +187,7 @@ class EnvService:
 
     @property
     def state_cls(self) -> type[Any]:
-        """The state's own class: that of the arguments, or what the environment declares."""
+        """The class of the state, from the arguments or the environment's declaration."""
         if self._state_cls is not None and self._state_cls is not State:
             return self._state_cls
         env_cls = self.manager.env_cls
@@ -219,5 +219,5 @@ class EnvService:
         return self._metadata
 
     def describe_as(self, metadata: Any) -> None:
-        """Keep what an environment says of itself."""
+        """Store an environment's metadata."""
         self._metadata = EnvironmentMetadata.model_validate(metadata, from_attributes=True)

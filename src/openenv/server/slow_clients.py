@@ -1,10 +1,9 @@
-"""What all clients of one event loop leave in memory, and whom to disconnect for it: replies unread, requests begun.
+"""Limits the memory that slow clients of one event loop use: unread replies and incomplete requests.
 
-One connection holds little by itself: a client that reads nothing is not read from either, and its sessions start no
-further calls (`Backpressure`, `Session`); a request has a largest size. What is left are the replies that were under
-way, and the requests that never end, over many connections, for ever. So a connection ends when its client has read or
-sent nothing for a while, and the one with most bytes ends when all of them together are too many. Knows buffers; must
-not know protocols.
+One connection uses little. The server stops reading from a client that does not read, its sessions start no further
+calls (`Backpressure`, `Session`), and requests have a size limit. But many connections with unread replies or endless
+requests add up. So a connection ends if its client makes no progress for a while, and the largest one ends if all of
+them together exceed a limit. Knows buffers; must not know protocols.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_UNREAD_BYTES: Final = 1024 * 1024 * 1024
 STALL_S = 40.0
 _LOOK_S: Final = 5.0
-_PROGRESS_BYTES: Final = 4096  # a client that takes or sends fewer in the time between two looks has stopped
-_SMALL_REQUEST: Final = 65_536  # a client may take all the time it likes for these
+_PROGRESS_BYTES: Final = 4096  # a client that moves fewer bytes between two checks counts as stopped
+_SMALL_REQUEST: Final = 65_536  # requests up to this size may take any time
 
 
 class Buffer(Protocol):
-    """What was written and not sent: a transport, or a queue in front of one."""
+    """Unsent bytes: of a transport, or of a queue in front of one."""
 
     def get_write_buffer_size(self) -> int:
         """Return its bytes."""
@@ -37,9 +36,9 @@ Drop = Callable[[str], None]
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """A client that may be behind: how to disconnect it, and when it was last seen to read.
+    """A client that may read too slowly: how to disconnect it, and when it last read.
 
-    One that is not kept is forgotten as soon as it has read everything.
+    If `is_kept` is false, the watch forgets the client as soon as it has read everything.
     """
 
     drop: Drop
@@ -49,11 +48,11 @@ class Reader:
 
 
 class UnreadReplies:
-    """The connections of one loop whose clients are behind with reading.
+    """The connections of one loop with clients that read too slowly.
 
-        add ---- in all over `limit` ----> the largest is dropped
+        add ---- all together over `limit` ----> the largest is dropped
          |
-         +-- look, every 5 s: nothing was read for 40 s ----> dropped
+         +-- check, every 5 s: nothing was read for 40 s ----> dropped
          +-- discard: the client has caught up, or is gone
 
     Args:
@@ -67,10 +66,10 @@ class UnreadReplies:
         self.limit = DEFAULT_MAX_UNREAD_BYTES
 
     def add(self, buffer: Buffer, drop: Drop) -> None:
-        """Watch a connection that takes no more for now.
+        """Watch a connection with a full buffer.
 
         Args:
-            buffer: What waits for its client.
+            buffer: Its unsent bytes.
             drop: Ends it.
         """
         self._watch(buffer, drop)
@@ -86,25 +85,25 @@ class UnreadReplies:
         return reader
 
     def begin_request(self, buffer: Buffer, drop: Drop) -> Reader:
-        """Watch a connection during a request; for servers that do not say when a client is behind."""
+        """Watch a connection during a request; for servers that do not report slow readers."""
         reader = self._watch(buffer, drop)
         reader.is_kept = True
         return reader
 
     def end_request(self, buffer: Buffer, reader: Reader) -> None:
-        """Watch it until the response is read."""
+        """Watch the connection until the response is read."""
         reader.is_kept = False
         if buffer.get_write_buffer_size() > _PROGRESS_BYTES:
             self.check()
 
     def discard(self, buffer: Buffer) -> None:
-        """Watch a connection no more."""
+        """Stop watching a connection."""
         self._readers.pop(buffer, None)
 
     def check(self) -> None:
-        """Drop connections until what is left fits; call it when more was written to one that is behind."""
+        """Drop connections until the rest fits the limit; call this after more bytes went to a slow client."""
         if len(self._readers) == 1 and next(iter(self._readers)).get_write_buffer_size() <= self.limit:
-            return  # nearly always, without a list
+            return  # the common case, without a list
         sizes = {buffer: buffer.get_write_buffer_size() for buffer in self._readers}
         total = sum(sizes.values())
         while total > self.limit:
@@ -138,19 +137,19 @@ class UnreadReplies:
 
 
 class RequestSource(Protocol):
-    """Where a request comes from, a piece at a time."""
+    """The source of a request that arrives in pieces."""
 
     @property
     def can_be_heard(self) -> bool:
-        """Whether the server reads on: else it is not the client that makes a request wait."""
+        """Whether the server reads from it now; if not, the client cannot be blamed for the delay."""
 
     def drop_request(self, reason: str) -> None:
-        """Free what is held of it, and end the connection."""
+        """Free the pieces, and end the connection."""
 
 
 @dataclass(slots=True, eq=False)
 class PartialRequest:
-    """How much of a request is held, how much was at the last look, and when it last grew."""
+    """The buffered size of a request now and at the last check, and when it last grew."""
 
     size: int
     seen: int
@@ -158,12 +157,12 @@ class PartialRequest:
 
 
 class PartialRequests:
-    """The requests of one loop that have begun and are not whole.
+    """The incomplete requests of one loop.
 
-        hold ---- in all over `limit` ----> the largest is dropped
+        hold ---- all together over `limit` ----> the largest is dropped
           |
-          +-- look, every 5 s: next to nothing came for 40 s ----> dropped, unless it is small
-          +-- discard: the request is whole, or its client is gone
+          +-- check, every 5 s: almost nothing arrived for 40 s ----> dropped, unless it is small
+          +-- discard: the request is complete, or its client is gone
 
     Args:
         loop: The loop of the connections.
@@ -174,11 +173,11 @@ class PartialRequests:
         self._requests: dict[RequestSource, PartialRequest] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.size = 0
-        """How many bytes are held for all of them."""
+        """The buffered bytes of all incomplete requests."""
         self.limit = DEFAULT_MAX_UNREAD_BYTES
 
     def hold(self, source: RequestSource, size: int) -> None:
-        """Note how much of a request is there by now; this may drop it, or another one."""
+        """Record the buffered size of a request; this may drop it or another one."""
         request = self._requests.get(source)
         if request is None:
             request = self._requests[source] = PartialRequest(0, 0, self._loop.time())
@@ -191,7 +190,7 @@ class PartialRequests:
             self._drop(largest, f"all clients together sent more than {self.limit} bytes of unfinished requests")
 
     def discard(self, source: RequestSource) -> None:
-        """Forget a request that is whole, or whose client is gone."""
+        """Forget a request: it is complete, or its client is gone."""
         request = self._requests.pop(source, None)
         if request is not None:
             self.size -= request.size

@@ -1,6 +1,6 @@
-"""WebSocket connections after their handshake: the interface, and the one that runs on ASGI messages under any server.
+"""WebSocket connections after their handshake: the interface, and an implementation on ASGI messages for any server.
 
-The fast one, on uvicorn's bare transport, is `fast.frame_socket`. Must not know what the messages mean.
+The fast implementation, on uvicorn's bare transport, is `fast.frame_socket`. Must not know the meaning of messages.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ _MOST_QUEUED_BYTES = 256 * 1024
 
 
 class SocketHandler(Protocol):
-    """What a socket calls, always on its loop."""
+    """Handles the events of a socket, always on its loop."""
 
     def on_message(self, payload: bytes) -> None:
-        """Take a whole text message."""
+        """Handle a whole text message."""
 
     def on_binary(self, payload: bytes) -> None:
-        """Take a whole binary message."""
+        """Handle a whole binary message."""
 
     def on_oversize(self, size: int) -> None:
-        """A message over the limit came and was dropped."""
+        """Handle a message over the limit, which was dropped."""
 
     def on_writable(self) -> None:
-        """The peer has caught up; `is_full` is False again."""
+        """Continue: the peer has caught up, and `is_full` is False again."""
 
     def on_shutdown(self) -> None:
-        """The server shuts down: finish what is under way, then close the socket."""
+        """Finish the running requests, then close the socket: the server shuts down."""
 
     def on_lost(self) -> None:
-        """The connection is gone; called once."""
+        """Clean up: the connection is gone. Called once."""
 
 
 class Socket(Protocol):
     """A WebSocket connection."""
 
     close_code: int | None
-    """The code that the peer closed the connection with; None while it has not."""
+    """The peer's close code; None until the peer closes."""
 
     is_full: bool
-    """Whether the peer reads too slowly for more to be sent now."""
+    """Whether to stop sending for now, because the peer reads too slowly."""
 
     def start(self, handler: SocketHandler) -> None:
         """Begin to deliver messages."""
@@ -60,10 +60,10 @@ class Socket(Protocol):
         """Send a binary message."""
 
     def close(self, code: int = 1000, reason: str = "") -> None:
-        """Close after what was sent."""
+        """Close after the messages sent so far."""
 
     def pause(self) -> None:
-        """Read no more for now."""
+        """Stop reading for now."""
 
     def resume(self) -> None:
         """Read again."""
@@ -83,7 +83,7 @@ class AsgiSocket:
         self._queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()  # "text", "bytes" or "close", and its content
         self._queued_bytes = 0
         self._unread = loop_local(asyncio.get_running_loop(), UnreadReplies)
-        self.is_full = False  # the peer reads too slowly for more to be sent now
+        self.is_full = False  # whether the peer reads too slowly
         self._readable = asyncio.Event()
         self._readable.set()
         self._closing = False
@@ -116,12 +116,12 @@ class AsgiSocket:
             self._unread.add(self, self._stop)
 
     def get_write_buffer_size(self) -> int:
-        """Return the bytes that the peer has not read, as far as they are known here."""
+        """Return the number of unsent bytes known here."""
         transport = transport_of(self._receive)
         return self._queued_bytes + (0 if transport is None else transport.get_write_buffer_size())
 
     def _stop(self, reason: str) -> None:
-        """End the connection of a peer that does not read: a close frame would wait behind what it does not read."""
+        """Abort the connection of a peer that does not read: a close frame would wait behind its unread replies."""
         self._closing = True
         transport = transport_of(self._receive)
         if transport is not None:
@@ -130,13 +130,13 @@ class AsgiSocket:
             task.cancel()
 
     def close(self, code: int = 1000, reason: str = "") -> None:
-        """Close after what was sent."""
+        """Close after the messages sent so far."""
         if not self._closing:
             self._closing = True
             self._queue.put_nowait(("close", {"type": "websocket.close", "code": code, "reason": reason}))
 
     def pause(self) -> None:
-        """Read no more for now."""
+        """Stop reading for now."""
         self._readable.clear()
 
     def resume(self) -> None:
@@ -148,7 +148,7 @@ class AsgiSocket:
         try:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # Not awaited: a caller that is cancelled must see its own cancellation and not that of these.
+            # Do not await them: a cancelled caller must see its cancellation and not theirs.
             for task in self._tasks:
                 task.cancel()
 
@@ -159,7 +159,7 @@ class AsgiSocket:
                 message = await self._receive()
                 if message["type"] != "websocket.receive":
                     code = message.get("code")
-                    self.close_code = None if code == 1005 else code  # servers report a cut connection as that, too
+                    self.close_code = None if code == 1005 else code  # servers report a cut connection as 1005, too
                     return
                 text = message.get("text")
                 payload = text.encode() if text is not None else message.get("bytes") or b""
@@ -182,7 +182,7 @@ class AsgiSocket:
                     await self._send(content)
                     return
                 await self._send({"type": "websocket.send", kind: content if kind == "bytes" else content.decode()})
-            except Exception:  # servers differ in what they raise for a client that is gone
+            except Exception:  # each server raises something else if the client is gone
                 logger.debug("a message could not be sent", exc_info=True)
                 return
             self._queued_bytes -= len(content)

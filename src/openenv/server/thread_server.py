@@ -1,6 +1,6 @@
 """An ASGI application that a thread of this process serves.
 
-Knows uvicorn and sockets. Must not know what is served: tests and the tools of turn-based agents use it.
+Knows uvicorn and sockets; must not know the application. Tests and the tools of turn-based agents use it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ThreadServer:
 
     def __init__(self, app: Any, *, host: str = "127.0.0.1", port: int = 0, **settings: Any) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # With the protocol named, asyncio turns Nagle's algorithm off; without it, small replies wait 40 ms.
+        # Given the protocol, asyncio turns Nagle's algorithm off, which would delay small replies by 40 ms.
         self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""`/ws`: chooses the protocol of a connection (v1, or v2 where the client offers it) and starts its handler."""
+"""`/ws`: chooses the protocol of a connection (v2 if the client offers it, else v1) and starts its handler."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class WsEndpoint:
 
     @property
     def max_size(self) -> int:
-        """The largest message that is read."""
+        """The largest accepted message, in bytes."""
         return self._service.options.max_message_bytes
 
     def subprotocol(self, scope: Scope) -> str | None:
-        """Choose among what a client offers; None stands for protocol v1."""
+        """Choose from the client's offers; None means protocol v1."""
         offered = header(scope, b"sec-websocket-protocol")
         codec = choose(name.strip() for name in offered.split(",")) if offered else None
         return codec.name if codec is not None and self.connection is V1Connection else None
@@ -73,6 +73,6 @@ class WsEndpoint:
 
 
 def _peer(scope: Scope) -> str:
-    """Return the address of a client, for operators who look at its sessions."""
+    """Return the address of a client, for the operator's view of sessions."""
     client = scope.get("client")
     return str(client[0]) if client else ""

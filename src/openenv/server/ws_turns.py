@@ -1,10 +1,10 @@
-"""`WS /harness` (docs/reference/protocol.md): a conversation with the agent of a `HarnessEnvironment`, turn by turn.
+"""`WS /harness` (docs/reference/protocol.md): a turn-by-turn conversation with the agent of a `HarnessEnvironment`.
 
-Production mode only. Sessions, capacity, drain and limits are those of `/ws`; here are the frames.
+Production mode only. Sessions, capacity, drain and limits work as on `/ws`; this module adds the frames of turns.
 
     connect ─> session, reset ─> session_started ─> message ─> event ... turn_complete ─> message ─> ...
-                   │                                   │         └─ a turn that fails: error, close
-                   └─ refused: error, close            └─ a frame that is no message: protocol_error, nothing lost
+                   │                                   │         └─ a failed turn: error, close
+                   └─ refused: error, close            └─ an invalid frame: protocol_error, the session stays
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 
 
 def may_serve_turns(env_cls: type[Any] | None) -> bool:
-    """Say whether environments of a class take turns; a class that is not known yet may."""
+    """Return whether environments of a class take turns; True for an unknown class."""
     return env_cls is None or bool(getattr(env_cls, "SERVES_TURNS", False))
 
 
 class HarnessConnection(V1Connection):
     """One client's conversation."""
 
-    _readable: asyncio.Future[None] | None = None  # what a turn waits for while the client does not read
+    _readable: asyncio.Future[None] | None = None  # a turn waits for it while the client does not read
 
     def _opened(self, problem: OpenEnvError | None) -> None:
         session = self._session
@@ -103,12 +103,12 @@ class HarnessConnection(V1Connection):
     # -- turns ----------------------------------------------------------------------------------------------------
 
     async def _take_turn(self, env: Any, message: str) -> bytes:
-        """Take a turn; return its last frame, which is sent once the turn is recorded."""
+        """Run a turn; return its last frame, to send after the turn is recorded."""
         turn = await env.run_turn(message, on_event=self._send_event)
         return _frame(turn.events[-1])
 
     async def _send_event(self, event: HarnessEvent) -> None:
-        """Send an event; a client that does not read makes the agent wait."""
+        """Send an event; the agent waits while the client does not read."""
         if event.type is HarnessEventType.TURN_COMPLETE:
             return
         self._socket.send(_frame(event))
@@ -158,7 +158,7 @@ class HarnessEndpoint(WsEndpoint):
     connection = HarnessConnection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a connection; where the first environment has shown that it takes no turns, there is no such route."""
+        """Serve a connection, unless the first environment has shown that the class takes no turns."""
         if may_serve_turns(self._service.manager.env_cls):
             await super().__call__(scope, receive, send)
         else:
@@ -166,7 +166,7 @@ class HarnessEndpoint(WsEndpoint):
             await send({"type": "websocket.close", "code": 1000, "reason": "no such route"})
 
     def begin(self, scope: Scope, socket: Socket) -> HarnessConnection:
-        """Open a session of the connection's own; there is no other to attach to."""
+        """Open a new session; this route cannot attach to an existing one."""
         connection = HarnessConnection(self._service, socket, current_dispatcher(), self._rpc)
         connection.role = role_of(scope)
         socket.start(connection)

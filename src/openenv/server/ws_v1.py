@@ -1,12 +1,12 @@
 """`/ws` in protocol v1 (docs/reference/protocol.md): one connection, one session, one reply per request, in order.
 
-Frames are read while a step runs, up to a limit, so that a client that goes away is noticed at once. Must not know
+The server reads frames while a step runs, up to a limit, so it notices at once when a client leaves. Must not know
 transports or encodings.
 
     OPENING -- session ready --> IDLE -- frame --> ANSWERING -- reply --> IDLE (or the next queued frame)
        |                          |                    |
-       +-- refused: error, close  +-- close frame,     +-- lost: the session ends, its running step is not interrupted
-                                      lost, shutdown: the session ends; one that was only attached to lives on
+       +-- refused: error, close  +-- close frame,     +-- lost: the session ends after its running step
+                                      lost, shutdown: the session ends; an attached session of another client stays
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .sockets import Socket
 
 logger = logging.getLogger(__name__)
 
-# A client that sends ahead is read this far; then the transport makes it wait (see `Backpressure`).
+# Read at most this far ahead; then the transport makes the client wait (see `Backpressure`).
 _AHEAD = 128
 _AHEAD_BYTES = 8 * 1024 * 1024
 _CHECKED_BYTES = 65_536
@@ -73,7 +73,7 @@ class V1Connection:
         self.origin: RequestOrigin | None = None
 
     def begin(self, session_id: str | None) -> None:
-        """Open a session, or attach to the named one; a failure is reported and ends the connection."""
+        """Open a session, or attach to the named one. Report a failure and end the connection."""
         if session_id is not None:
             self._attach(session_id)
             return
@@ -86,7 +86,7 @@ class V1Connection:
             manager.build(session, self._opened)
 
     async def _open_later(self) -> None:
-        """Open a session after waiting for a slot that is about to be free."""
+        """Wait for a slot that is about to be free, then open a session."""
         try:
             await self._service.manager.open(
                 SessionKind.SOCKET, by_agent=self.role is Role.AGENT, on_reserved=self._reserved
@@ -140,16 +140,16 @@ class V1Connection:
     # -- SocketHandler --------------------------------------------------------------------------------------------
 
     def on_message(self, payload: bytes) -> None:
-        """Handle a frame, or queue it until those before it are answered."""
+        """Handle a frame, or queue it until the frames before it are answered."""
         if self._answering or not self._backpressure.is_open or self._socket.is_full:
             self._backpressure.hold(payload, False)
         else:
             self._handle(payload)
 
-    on_binary = on_message  # JSON is JSON in either kind of frame
+    on_binary = on_message  # both kinds of frames carry JSON
 
     def on_oversize(self, size: int) -> None:
-        """Refuse a message over the limit, in its turn; the session lives on."""
+        """Refuse a message over the limit, in its turn; the session continues."""
         self._backpressure.hold(Oversize(size), False)
         if not self._answering:
             self._next()
@@ -160,14 +160,14 @@ class V1Connection:
             self._next()
 
     def on_shutdown(self) -> None:
-        """Answer the request under way, then close."""
+        """Answer the running request, then close."""
         self._leaving = True
         self._backpressure.drop()
         if not self._answering:
             self._socket.close(1012, "the server is shutting down")
 
     def on_lost(self) -> None:
-        """End the session; one that was only attached to lives on."""
+        """End the session if this connection opened it; detach from an attached one."""
         if self._lost:
             return
         self._lost = True
@@ -180,15 +180,15 @@ class V1Connection:
         if self._owns_session:
             session.close(DISCONNECTED)
         else:
-            # An agent only borrows a session that it has not opened: the client that has may still be there.
+            # An agent may have attached to another client's session. That client may still be there.
             session.detach(self, client_left=self.role is not Role.AGENT or session.by_agent)
 
     def holds_back(self, session: Session) -> bool:
-        """Hold nothing back: there is one request at a time."""
+        """Never hold a call back: v1 runs one request at a time."""
         return False
 
     def let_go(self, session: Session, reason: str) -> None:
-        """Keep the socket when the session ends: the next request is answered with the reason."""
+        """Keep the socket when the session ends: the next request gets the reason."""
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class V1Connection:
             self._submit(getattr(self._service.frame_operations, request.type), request.data)
 
     def _is_within_limits(self, payload: bytes) -> bool:
-        """Say whether a large message may be parsed; answers one that holds too many values."""
+        """Return whether a large message may be parsed; refuse one with too many values."""
         try:
             self._service.value_limit.check(payload)
         except TooManyValues as exc:
@@ -282,7 +282,7 @@ class V1Connection:
             self._next()
 
     def _next(self) -> None:
-        """Handle the frames that came ahead, as long as the client takes the replies."""
+        """Handle queued frames while the client reads the replies."""
         if self._leaving:
             self._socket.close(1012, "the server is shutting down")
         else:

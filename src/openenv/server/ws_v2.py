@@ -65,18 +65,18 @@ logger = logging.getLogger(__name__)
 # A client may send two requests ahead for each session, and some more; then it has to read replies first.
 _MOST_UNDER_WAY = 8192
 _AHEAD = 128
-_AHEAD_BYTES = 16 * 1024 * 1024  # of large messages
+_AHEAD_BYTES = 16 * 1024 * 1024  # for large messages
 _MOST_READY_BYTES = 1024 * 1024
 _GYM = frozenset({"reset", "step", "state", "fork", "restore"})
 _OF_SESSION = _GYM | {"mcp", "close"}
 _NORMAL_CLOSURES = frozenset({1000, 1001, 1005})  # RFC 6455, 7.4.1: the client ended the connection itself
 _REPLY_OF: Final = {"state": "state", "fork": "forked", "restore": "restored"}
-_LARGE: Final = 4096  # bytes of a message that is not the usual step
-_LONG: Final = 65_536  # of one that takes long to read, whatever is in it
-KEPT: Final = 4  # messages of a connection whose contents are kept, to compare repeated ids
-KEPT_BYTES: Final = 64 * 1024  # of each
+_LARGE: Final = 4096  # bytes; messages below are usual steps
+_LONG: Final = 65_536  # bytes; reading longer messages takes a noticeable time
+KEPT: Final = 4  # stored messages per connection, to compare requests with repeated ids
+KEPT_BYTES: Final = 64 * 1024  # the most bytes of a stored message
 _TWO_REQUESTS: Final = math.nan  # not even equal to itself
-_NOT_COMPARED: Final = frozenset({"session", "traceparent"})  # a repeat may leave the name out, and is traced by itself
+_NOT_COMPARED: Final = frozenset({"session", "traceparent"})  # a repetition may omit the name and has its trace
 
 Send = Callable[[bytes], None]
 """Takes an encoded reply: sends it, or puts it into its place in a batch."""
@@ -112,8 +112,8 @@ class V2Connection:
         self._pending: set[PendingReply] = set()
         self._groups: set[StepGroup] = set()
         self._grouped = 0  # steps in them
-        self._ahead_bytes = 0  # of large messages whose requests are under way
-        self._held: list[Session] = []  # sessions that start no further call until the client reads
+        self._ahead_bytes = 0  # of large messages with running requests
+        self._held: list[Session] = []  # sessions that wait with their next call until the client reads
         self._ready: list[bytes] = []
         self._ready_bytes = 0
         turns = loop_local(dispatcher.loop, LoopTurns)
@@ -123,7 +123,7 @@ class V2Connection:
 
     def on_message(self, payload: bytes) -> None:
         """Handle a text message."""
-        # Nearly always nothing waits and nothing has to: the common way costs no call.
+        # The common case: nothing is queued and nothing has to be. It costs no further call.
         if self._backpressure.is_open and len(payload) < _LARGE and not self._socket.is_full:
             self._read(payload, False)
         else:
@@ -146,14 +146,14 @@ class V2Connection:
         self._backpressure.resume()
 
     def on_shutdown(self) -> None:
-        """Announce which sessions end now, and close; running calls end in the drain, and their replies stay."""
+        """Announce the ending sessions and close. Running calls end in the drain, and their replies are stored."""
         for session in self.sessions.values():
             if session.is_idle:
                 self._send_detached(session, SHUTTING_DOWN)
         self._socket.close(1012, "the server is shutting down")
 
     def on_lost(self) -> None:
-        """Leave the sessions to the clients that have their tokens (docs/protocol.md, 4)."""
+        """Detach from the sessions; clients can resume them with their tokens (docs/protocol.md, 4)."""
         if self.is_lost:
             return
         self.is_lost = True
@@ -170,7 +170,7 @@ class V2Connection:
         if not self._socket.is_full:
             return False
         self._held.append(session)
-        if not self._socket.is_full:  # it has read meanwhile, and `on_writable` may have come too early
+        if not self._socket.is_full:  # it has read meanwhile, and `on_writable` may have been called before this
             self.dispatcher.loop.call_soon_threadsafe(self._continue_held)
         return True
 
@@ -180,13 +180,13 @@ class V2Connection:
             session.continue_calls()
 
     def let_go(self, session: Session, reason: str) -> None:
-        """Give a session up: another connection has it now, or it has ended. Called from any thread."""
+        """Forget a session: another connection has it now, or it has ended. Called from any thread."""
         if self.dispatcher.is_at_hand:
             self._let_go(session, reason)
         else:
             try:
                 self.dispatcher.loop.call_soon_threadsafe(self._let_go, session, reason)
-            except RuntimeError:  # the loop has ended, and the connection with it
+            except RuntimeError:  # the loop and the connection have ended
                 return
 
     def _let_go(self, session: Session, reason: str) -> None:
@@ -207,13 +207,13 @@ class V2Connection:
             self._parse(payload, binary, message, echo_input=True)
 
     def _read_large(self, payload: bytes, binary: bool, message: SentMessage) -> None:
-        """Read a message whose bytes count for as long as its requests are under way."""
+        """Read a large message; count its bytes until all of its requests are answered."""
         before = len(self._pending) + self._grouped
         try:
             if self.codec.is_compressed(payload, binary=binary):
                 payload, binary = self.codec.unpacked(payload, self.max_bytes), self.codec.is_binary
             if self._is_json:
-                self._protocol.limit.check(payload)  # before anything is built for one of its values
+                self._protocol.limit.check(payload)  # before parsing allocates memory for its values
         except ValueError as exc:
             self._refuse_payload(exc)
             return
@@ -227,8 +227,8 @@ class V2Connection:
 
     def _parse(self, payload: bytes, binary: bool, message: SentMessage, *, echo_input: bool) -> None:
         if self._is_json and not binary:
-            # The two common messages are validated straight from their bytes. What these parsers do not take is decoded
-            # and read key by key, which also says what is wrong with it.
+            # Fast parsers validate the two common messages directly from their bytes. Any other message is decoded and
+            # read key by key, which also finds the errors to report.
             step = self._protocol.parse_step(payload)
             if step is not None:
                 self._handle_step(step, message)
@@ -252,17 +252,17 @@ class V2Connection:
         self._refuse({"message": f"Invalid JSON: {problem}", "code": WSErrorCode.INVALID_JSON.value})
 
     def _is_long(self, payload: bytes) -> bool:
-        """Guess whether a message means much work, without reading it."""
+        """Guess from its length whether a message is much work."""
         if len(payload) < _LARGE:
             return False
         is_packed = self.codec.is_compressed(payload, binary=payload[:1] != b"{")
         return len(payload) >= _LONG or is_packed or b"batch" in payload[:40]
 
     def _handle_step(self, step: dict[str, Any], message: SentMessage) -> None:
-        """Run a plain, new step: nearly every request, so it skips what the others need."""
+        """Run a plain, new step. Nearly all requests are, so this takes a shorter path than `_handle`."""
         name, request_id = step.get("session"), step["id"]
         session = self.sessions.get(name) if name is not None else self._only_session
-        # A plain step has the keys type, id and data, and perhaps session.
+        # A plain step has the keys type, id, data and optionally session.
         is_plain = len(step) == (3 if name is None else 4) and self._takes_any_step
         if session is None or not is_plain or request_id <= session.ledger.last_id:
             self._handle(request_of(step), message, self.send)
@@ -285,7 +285,7 @@ class V2Connection:
                 self._backpressure.pause()
 
     def _handle_batch(self, batch: Batch, message: SentMessage) -> None:
-        """Run the requests of a batch side by side (docs/protocol.md, 2.3)."""
+        """Run the requests of a batch concurrently (docs/protocol.md, 2.3)."""
         count = len(batch.requests) if batch.steps is None else len(batch.steps)
         replies = BatchReplies(self, batch, count)
         if batch.steps is not None and self._takes_any_step and not batch.each:
@@ -297,14 +297,14 @@ class V2Connection:
             replies.send()
 
     def _run_groups(self, steps: list[dict[str, Any]], replies: BatchReplies, message: SentMessage) -> None:
-        """Run steps in groups, one per thread that sessions share; what is no plain, new step runs by itself: a reset.
+        """Run plain, new steps in groups, one per shared thread, and other requests such as resets separately.
 
-        One hand-over to each thread instead of one per step is most of what a batch gains.
+        Batches are fast mostly because they need one hand-over per thread instead of one per step.
         """
         operation, sessions, sent = self._operations.step, self.sessions, ("step", message)
         groups: dict[LaneExecutor, StepGroup] = {}
         alone: list[int] = []
-        apart: set[str] = set()  # sessions whose later steps must not overtake one that runs by itself
+        apart: set[str] = set()  # later steps of these sessions must not overtake a separate request
         for place, step in enumerate(steps):
             name: Any = step.get("session")
             # A plain step has the keys type, id, session and data.
@@ -336,7 +336,7 @@ class V2Connection:
                 continue
             self._groups.add(group)
             self._grouped += len(group.sessions)
-            executor.submit(group)  # with the inline runner its replies are there when this returns
+            executor.submit(group)  # with the inline runner, all replies exist when this returns
         if self._is_loaded():
             self._backpressure.pause()
         for place in alone:
@@ -367,7 +367,7 @@ class V2Connection:
     def _submit(self, request: Request, message: SentMessage, send: Send) -> None:
         """Run a request of a session, unless it has run before."""
         session = self._session(request)
-        entry = session.ledger.find(request.id)  # raises STALE_REQUEST for a reply that is no longer kept (2.1)
+        entry = session.ledger.find(request.id)  # raises STALE_REQUEST if the reply is no longer stored (2.1)
         if entry is not None:
             self._answer_again(entry, session, request, message, send)
             return
@@ -383,7 +383,7 @@ class V2Connection:
         elif request.type == "close":
             self.sessions.pop(session.id, None)
             session.detach(self)
-            session.close(CLOSED_BY_CLIENT)  # before the reply, so that nothing of it runs once the client has that
+            session.close(CLOSED_BY_CLIENT)  # before the reply: after it, none of the session's code may run
             pending.answer("closed", self.writer.data({}))
         else:
             operation, argument = self._operation(session, request)
@@ -392,7 +392,7 @@ class V2Connection:
     def _answer_again(
         self, entry: LedgerEntry, session: Session, request: Request, message: SentMessage, send: Send
     ) -> None:
-        """Answer a repeated request with the reply to the first one, now or when that is there."""
+        """Answer a repeated request with the first reply, now or when it is ready."""
         kind, first = entry.request
         if kind != request.type or first.differs(message, request.id, session.id):
             text = f"Invalid message: {request.id} is the id of another request: {kind!r}"
@@ -402,7 +402,7 @@ class V2Connection:
 
         def answer(kept: bytes) -> None:
             if isinstance(send, BatchPlace) and not send.has_room(len(kept)):
-                send.refuse()  # not even written: a batch may repeat one request ten thousand times
+                send.refuse()  # do not write it: a batch may repeat one request ten thousand times
                 return
             send(self.writer.repeat(kept, first.writer, request.id, session.id, request.session))
 
@@ -449,7 +449,7 @@ class V2Connection:
 
     def _run_rpc(self, request: Request, entry: PendingReply) -> None:
         def end(task: asyncio.Task[None]) -> None:
-            if task.cancelled():  # before it began; later it answers that itself
+            if task.cancelled():  # it had not begun; a running task answers by itself
                 entry.answer("error", self.writer.error(RequestCancelled()))
 
         self._pending.add(entry)
@@ -478,7 +478,7 @@ class V2Connection:
         entry.answer(kind, data)
 
     def _cancel(self, request: Request) -> None:
-        """Cancel a request under way; the reply says whether there was one (docs/protocol.md, 2.4)."""
+        """Cancel a running request; the reply says whether it was running (docs/protocol.md, 2.4)."""
         target = (request.extra or {}).get("request")
         is_cancelled = False
         if isinstance(target, int):
@@ -504,7 +504,7 @@ class V2Connection:
     # -- load -----------------------------------------------------------------------------------------------------
 
     def finished(self, entry: PendingReply) -> None:
-        """Forget a request that is answered."""
+        """Forget an answered request."""
         entry.call = None  # the call refers to the entry; a cycle would wait for the garbage collector
         self._pending.discard(entry)
         if entry.request[1].size:
@@ -513,7 +513,7 @@ class V2Connection:
             self._resume_if_few()
 
     def finished_group(self, group: StepGroup) -> None:
-        """Forget a group that is answered."""
+        """Forget an answered group."""
         self._groups.discard(group)
         self._grouped -= len(group.sessions)
         if group.request[1].size:
@@ -522,14 +522,14 @@ class V2Connection:
             self._resume_if_few()
 
     def _answered(self, message: SentMessage, count: int) -> None:
-        """Take off the bytes of a large message when all of its requests are answered."""
+        """Stop counting the bytes of a large message when all of its requests are answered."""
         message.unanswered -= count
         if message.unanswered <= 0:
             self._ahead_bytes -= message.size
             message.size = 0
 
     def _is_loaded(self) -> bool:
-        """Whether as much is under way as one client may request before it reads replies."""
+        """Return whether the client has as many running requests as allowed before it reads replies."""
         return len(self._pending) + self._grouped >= self._most_ahead or self._ahead_bytes >= _AHEAD_BYTES
 
     def _resume_if_few(self) -> None:
@@ -551,21 +551,21 @@ class V2Connection:
         send: Send | None = None,
         session: Session | None = None,
     ) -> None:
-        """Answer a request that did not run; what could not be read at all has neither id nor session."""
+        """Answer a request that did not run; an unreadable one has neither id nor session."""
         self.manager.report_error(error["code"], session)
         (send or self.send)(self.writer.message("error", request_id, name, self.writer.data(error)))
 
     def failure(self, error: BaseException, session: Session, request_id: int, kind: str) -> bytes:
-        """Return the data of the error reply to a request of that type that failed."""
-        if isinstance(error, SessionClosedError):  # no failure of the environment; the reason is one that clients know
+        """Return the data of the error reply to a failed request."""
+        if isinstance(error, SessionClosedError):  # not the environment's failure; translate the reason for clients
             error = SessionLost(client_reason(error.reason))
-        elif not isinstance(error, RequestCancelled):  # which the client has asked for
+        elif not isinstance(error, RequestCancelled):  # the client requested the cancellation
             text = "session %s: %s failed (request %d)"
             logger.error(text, session.id, kind, request_id, exc_info=author_exc_info(error))
         return self.writer.error(with_hint(self.service.errors.shown(error), session, kind))
 
     def copies_data(self, copies: list[Session]) -> bytes:
-        """Return the data of the reply to a `fork`: what a client attaches to the copies with."""
+        """Return the data of the reply to a `fork`: the copies' ids and resume tokens."""
         token = self.manager.attachments.token
         sessions = [{"session": session.id, "token": token(session)} for session in copies]
         return self.writer.data({"sessions": sessions})
@@ -579,12 +579,12 @@ class V2Connection:
         self.send(self.codec.batch(replies, batch_id))
 
     def send_soon(self, reply: bytes) -> None:
-        """Send a reply together with others that are ready in the same pass of the loop."""
+        """Send a reply together with all others of the same pass of the loop."""
         if not self._ready:
             self.dispatcher.loop.call_soon(self._send_ready)
         self._ready.append(reply)
         self._ready_bytes += len(reply)
-        if self._ready_bytes > _MOST_READY_BYTES:  # the socket shows that it is full only once it has them
+        if self._ready_bytes > _MOST_READY_BYTES:  # the socket can only report that it is full once it has them
             self._send_ready()
 
     def _send_ready(self) -> None:
@@ -595,7 +595,7 @@ class V2Connection:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the client has to read before more can be sent."""
+        """Whether the client has to read before the server sends more."""
         return self._socket.is_full
 
     def send_message(self, message: Mapping[str, Any]) -> None:
@@ -617,12 +617,12 @@ class V2Connection:
 
     @property
     def is_closed_by_client(self) -> bool:
-        """Whether the client ended the connection itself, so that it will not come back for what it waits for."""
+        """Whether the client closed the connection itself, so it will not come back for pending replies."""
         return self._socket.close_code in _NORMAL_CLOSURES
 
 
 class PendingReply(LedgerEntry):
-    """A request of a session that was accepted: its entry in the ledger, and where its reply goes.
+    """An accepted request of a session: its ledger entry, and the destination of its reply.
 
     One object on purpose. A step is answered in some 30 microseconds, and every object more costs about one of them.
 
@@ -630,9 +630,9 @@ class PendingReply(LedgerEntry):
         connection: The connection that the request came on.
         session: Its session.
         request_id: Its id.
-        request: Its type and its message, which distinguish a repeat from another request.
+        request: Its type and its message, to distinguish a repetition from another request.
         name: The session as the request names it; None for the only one.
-        send: Takes the reply: `V2Connection.send`, or its place in a batch.
+        send: Receives the reply: `V2Connection.send`, or its place in a batch.
     """
 
     __slots__ = ("_connection", "_name", "_send", "call", "session")
@@ -666,20 +666,20 @@ class PendingReply(LedgerEntry):
             self.answer("error", self._connection.failure(error, self.session, int(self.key), kind))
 
     def answer(self, kind: str, data: bytes) -> None:
-        """Keep the reply in the ledger, which sends it through `finish`."""
+        """Store the reply in the ledger, which sends it through `finish`."""
         connection = self._connection
         message = connection.writer.message(kind, int(self.key), self._name, data)
         self.session.ledger.finish(self, message, len(message))
         connection.finished(self)
 
     def finish(self, reply: bytes) -> None:
-        """Send the reply, here and to the connections that have repeated the request since."""
+        """Send the reply here and to connections that have repeated the request since."""
         self._send(reply)
         super().finish(reply)
 
 
 class BatchReplies:
-    """The replies to one batch: sent together when the last one is there, or with `each` as they come.
+    """The replies to one batch: sent together after the last one, or with `each` as they are ready.
 
     Together they have at most the size of the largest message, which clients read, too. What would be over that has run
     and is kept in its session's ledger; the client gets `REPLY_TOO_LARGE` for it, and repeats the request.
@@ -692,10 +692,10 @@ class BatchReplies:
         self._batch = batch
         self._replies: list[bytes] = [] if batch.each else [b""] * count
         self._missing = count
-        self._size = 0  # of those that came one by one; with `each`, of those that the client has not read
+        self._size = 0  # bytes of single replies; with `each`, of unread replies
 
     def put(self, place: int, reply: bytes) -> None:
-        """Take the reply to one request."""
+        """Store the reply to one request."""
         if not self.has_room(len(reply)):
             reply = self._refusal(place)
         self._size += len(reply)
@@ -708,21 +708,21 @@ class BatchReplies:
             self.send()
 
     def has_room(self, size: int) -> bool:
-        """Whether a reply of that size fits beside the others; the first one always does."""
+        """Return whether a reply of that size fits beside the others; the first one always does."""
         if self._batch.each and not self._connection.is_behind:
             self._size = 0
         return not self._size or self._size + size <= self._connection.max_bytes
 
     def refuse(self, place: int) -> None:
-        """Take an error in the place of a reply that does not fit."""
+        """Store an error in the place of a reply that does not fit."""
         self.put(place, self._refusal(place))
 
     def put_group(self, group: StepGroup) -> None:
-        """Take the replies to steps that ran together, and keep each in its session's ledger."""
+        """Store the replies to a group of steps, here and in the ledgers of their sessions."""
         connection, replies, request = self._connection, self._replies, group.request
         steps = zip(group.sessions, group.ids, group.places, group.outcomes, strict=True)
         for session, request_id, place, outcome in steps:
-            if not isinstance(outcome, bytes):  # the exception of a step that failed
+            if not isinstance(outcome, bytes):  # the exception of a failed step
                 session.report_error(outcome)
                 data = connection.failure(outcome, session, request_id, "step")
                 outcome = connection.writer.message("error", request_id, session.id, data)
@@ -734,7 +734,7 @@ class BatchReplies:
             self.send()
 
     def send(self) -> None:
-        """Send them."""
+        """Send the replies."""
         replies, most = self._replies, self._connection.max_bytes
         if sum(map(len, replies)) > most:
             size = 0
@@ -756,7 +756,7 @@ class BatchReplies:
 
 
 class BatchPlace:
-    """Takes the reply to one request of a batch."""
+    """Receives the reply to one request of a batch."""
 
     __slots__ = ("_place", "_replies")
 
@@ -768,16 +768,16 @@ class BatchPlace:
         self._replies.put(self._place, reply)
 
     def has_room(self, size: int) -> bool:
-        """Whether a reply of that size fits into the answer."""
+        """Return whether a reply of that size fits into the answer."""
         return self._replies.has_room(size)
 
     def refuse(self) -> None:
-        """Take an error in its place."""
+        """Store an error in the reply's place."""
         self._replies.refuse(self._place)
 
 
 class SentMessage:
-    """A message from a client, with one request or many, kept as it came.
+    """A message from a client with one or more requests, in its original bytes.
 
     It is decoded again only when an id is seen a second time: a client that uses an id twice must not take the reply to
     one request for the reply to the other.
@@ -786,7 +786,7 @@ class SentMessage:
     __slots__ = ("_binary", "_contents", "_payload", "size", "unanswered", "writer")
 
     def __init__(self, writer: Writer, payload: bytes | None, binary: bool) -> None:
-        self.size = 0  # of a large message while some of its requests are not answered, and how many those are
+        self.size = 0  # bytes of a large message with unanswered requests; their number follows
         self.unanswered = 0
         self.writer = writer
         self._payload = payload
@@ -794,15 +794,15 @@ class SentMessage:
         self._contents: dict[tuple[int, str | None], Any] | None = None
 
     def differs(self, other: SentMessage, request_id: int, session: str) -> bool:
-        """Whether the request with that id certainly differs from the one in another message."""
+        """Return whether the request with that id certainly differs from the one in another message."""
         if self.writer is not other.writer:
-            return False  # values may look different in another encoding
+            return False  # equal values may differ in another encoding
         here, there = self._content(request_id, session), other._content(request_id, session)
         return here is not None and there is not None and _certainly_differ(here, there)
 
     def _content(self, request_id: int, session: str) -> Any:
         contents = self._contents
-        if contents is None:  # decoded once, however many of its requests are repeated
+        if contents is None:  # decode once, even if many of its requests are repeated
             contents = self._contents = {}
             for key, content in self._requests():
                 known = contents.setdefault(key, content)
@@ -824,25 +824,25 @@ class SentMessage:
 
 
 SentRequest = tuple[str, SentMessage]
-"""What a ledger keeps of a request: its type and its message. A plain tuple, and one for all steps of a batch."""
+"""A request in a ledger: its type and its message. A plain tuple; all steps of a batch share one."""
 
 
 def _certainly_differ(here: Any, there: Any) -> bool:
     try:
         return bool(here != there)
-    except Exception:  # arrays have no single answer to whether they are equal
+    except Exception:  # comparing arrays gives an array
         return False
 
 
 class RecentMessages:
-    """The last messages of one connection; of those over 64 KiB only that they came."""
+    """The last messages of one connection; without contents for messages over 64 KiB."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._messages: deque[SentMessage] = deque()
 
     def add(self, payload: bytes, binary: bool) -> SentMessage:
-        """Keep a message, and drop the contents of the oldest: ledgers may refer to it for much longer."""
+        """Store a message and drop the contents of the oldest one: ledgers may refer to it for much longer."""
         message = SentMessage(self._writer, payload if len(payload) <= KEPT_BYTES else None, binary)
         self._messages.append(message)
         if len(self._messages) > KEPT:

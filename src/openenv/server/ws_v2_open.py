@@ -1,11 +1,11 @@
-"""`open` of protocol v2 (docs/protocol.md, 4 and 5): a new session, perhaps after waiting for a slot, or a resumed one.
+"""`open` of protocol v2 (docs/protocol.md, 4 and 5): opens a session, perhaps after waiting, or resumes one.
 
-Apart from `ws_v2.py` because no step passes here. Which reply an `open` gets:
+Separate from `ws_v2.py` because steps do not pass here. The replies to an `open`:
 
-    open ---- resume=TOKEN ------> attached to its session: resumed
-          |-- id seen before ----> the same reply once more (or nothing, while the first is under way)
-          |-- nonce seen before -> the session that it opened on a connection that is gone
-          +-- else --------------> queued events while it waits for a slot --> opened, or an error
+    open ---- resume=TOKEN -----> attached to its session: resumed
+          |-- a repeated id ----> the same reply again (or none, while the first request runs)
+          |-- a repeated nonce -> the session that was opened on an earlier connection
+          +-- otherwise --------> queued events while it waits for a slot --> opened, or an error
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_OPENED = 1024  # ids of `open` requests that are remembered
+_MOST_OPENED = 1024  # ids of `open` requests to remember
 
 
 class SessionOpener:
     """Answers the `open` requests of one connection.
 
-    A repeated `open` gets the session that the first one opened: on the same connection by its id, on another one by
-    its nonce (docs/protocol.md, 4.1).
+    A repeated `open` gets the session of the first one. The same connection recognizes it by its id, another connection
+    by its nonce (docs/protocol.md, 4.1).
     """
 
     def __init__(self, connection: V2Connection) -> None:
@@ -44,7 +44,7 @@ class SessionOpener:
         self._opened_as: dict[int, str] = {}
 
     def is_opening(self, request_id: int) -> bool:
-        """Whether a session is being opened for a request."""
+        """Return whether a session is being opened for a request."""
         return request_id in self._opening
 
     def cancel(self, request_id: int) -> bool:
@@ -57,29 +57,29 @@ class SessionOpener:
             task.cancel()
 
     def open(self, request: Request) -> None:
-        """Resume a session, or open one; the reply is sent when it is ready.
+        """Resume a session, or open one; send the reply when it is ready.
 
         Raises:
-            OpenEnvError: It cannot be resumed.
+            OpenEnvError: The session cannot be resumed.
         """
         options = request.extra or {}
         token = options.get("resume")
         if token is not None:
             session = self._manager.attachments.claimed(token)
             if self._connection.role is Role.AGENT and not session.by_agent:
-                raise Forbidden(self._connection.role.value)  # the replies that are kept for its owner show rewards
+                raise Forbidden(self._connection.role.value)  # the owner's replies contain rewards
             self._manager.attachments.reattach(session, self._connection)
             self._connection.sessions[session.id] = session
             self._reply(request, session, resumed=True)
             return
-        if request.id in self._opening:  # sent twice: one reply is for both
+        if request.id in self._opening:  # sent twice: one reply answers both
             return
         if request.id in self._opened_as:
             self._reply_again(request)
             return
-        known = self._manager.openings.find(self._nonce(options))
-        if known is not None:
-            self._hold(request, known)
+        earlier = self._manager.openings.find(self._nonce(options))
+        if earlier is not None:
+            self._hold(request, earlier)
             return
         task = self._connection.dispatcher.loop.create_task(self._open_new(request, options))
         self._opening[request.id] = task
@@ -87,11 +87,11 @@ class SessionOpener:
 
     def _end(self, request: Request, task: asyncio.Task[None]) -> None:
         self._opening.pop(request.id, None)
-        if task.cancelled() and not self._connection.is_lost:  # before it began; later it answers that itself
+        if task.cancelled() and not self._connection.is_lost:  # it had not begun; a running task answers by itself
             self._connection.send_error(request, RequestCancelled())
 
     def _nonce(self, options: Mapping[str, Any]) -> str | None:
-        """Return the client's own name for its session; an agent cannot mean an orchestrator's."""
+        """Return the client's name for its session; the role keeps agents from reusing an orchestrator's name."""
         nonce = options.get("nonce")
         return f"{self._connection.role.value} {nonce}" if isinstance(nonce, str) else None
 
@@ -124,7 +124,7 @@ class SessionOpener:
                 connection.send_error(request, RequestCancelled())
                 return
             raise
-        except Exception as exc:  # the client waits for a reply whatever happens
+        except Exception as exc:  # the client needs a reply in any case
             refusal: BaseException = exc
             if isinstance(exc, SessionCapacityError):
                 retry_s = self._manager.retry_after_s
@@ -135,13 +135,13 @@ class SessionOpener:
             connection.send_error(request, refusal)
             return
         if connection.is_lost:
-            if not opening.is_kept:  # no client has its token
+            if not opening.is_kept:  # no client has the session's token
                 session.close(DISCONNECTED)
             return
         self._hold(request, session)
 
     def _hold(self, request: Request, session: Session) -> None:
-        """Answer with the session that this request opened, here or on a connection that is gone."""
+        """Answer with the session that this request opened, on this or an earlier connection."""
         if session.holder is None and not session.ledger.last_id:
             session.attach(self._connection)
         else:
