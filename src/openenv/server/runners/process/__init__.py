@@ -1,6 +1,6 @@
 """The process runner: environments in worker processes.
 
-`child` is what runs inside a worker, the rest runs in the server.
+`child` runs inside a worker process; the other modules run in the server, or in both.
 """
 
 from __future__ import annotations

@@ -42,7 +42,9 @@ from .messages import (
 logger = logging.getLogger(__name__)
 
 # With `-c`, `sys.path[0]` is the working folder, where a file may be named like one of our modules.
-_BOOT: Final = "import sys; sys.path[0] = sys.argv[1]; from openenv.server.runners.process.child import main; main()"
+_BOOT: Final = (
+    "import sys; sys.path[0] = sys.argv[1]; from openenv.server.runners.process.child.main import main; main()"
+)
 _SOURCES: Final = str(Path(__file__).resolve().parents[4])
 _STDERR: Final = 2  # what environments print: standard output may carry a protocol (`openenv mcp`)
 _REAP_S: Final = 1.0  # between the end of a socket and that of its process
