@@ -309,7 +309,7 @@ def test_a_plan_that_is_none_is_named(package: Callable[..., Path]) -> None:
     (folder / "validation").mkdir()
     (folder / "validation" / "runtime.json").write_text('{"plan_schema_version": "1", "actions": []}')
     results = check(folder)
-    assert "runtime.json is no plan: actions" in results["runtime.reward_well_formed"].evidence[0]
+    assert "runtime.json is not a valid plan: actions" in results["runtime.reward_well_formed"].evidence[0]
 
 
 def test_a_planned_action_that_is_refused_is_a_fault(package: Callable[..., Path]) -> None:

@@ -41,7 +41,7 @@ _REASONS = {"not_found": ToolErrorType.TOOL_NOT_FOUND, "input_validation": ToolE
 
 
 class TaskPrompt(Observation):
-    """The beginning of an episode: what the agent is asked. A step with `ListToolsAction` lists its tools."""
+    """The beginning of an episode: the prompt for the agent. A step with `ListToolsAction` lists its tools."""
 
     prompt: str = Field(default="", description="The text of the prompt")
     blocks: list[dict[str, Any]] = Field(default_factory=list, description="The prompt with its images")
@@ -52,7 +52,7 @@ class TaskPrompt(Observation):
 class ServedORS(Environment[CallToolAction, CallToolObservation, State]):
     """Base of the classes that `ors_environment` makes.
 
-    `reset` takes `split` and `index`, the number of a task there, or a `task_spec` of its own; by default the seed
+    `reset` takes `split` and `index`, the number of a task there, or a literal `task_spec`; by default the seed
     chooses a task of the split `train`, or of the first one.
     """
 
@@ -197,7 +197,7 @@ class ServedORS(Environment[CallToolAction, CallToolObservation, State]):
         if not names:
             raise ValueError(f"{self.source.__name__} has no splits, so reset needs a task_spec")
         if split is not None and split not in names:
-            raise ValueError(f"there is no split {split!r}: {', '.join(names)}")
+            raise ValueError(f"unknown split {split!r}; choose from {', '.join(names)}")
         chosen = split or (_FIRST_SPLIT if _FIRST_SPLIT in names else names[0])
         if index is not None:
             return chosen, index
@@ -207,7 +207,7 @@ class ServedORS(Environment[CallToolAction, CallToolObservation, State]):
         return chosen, (seed or 0) % count
 
     def _tools(self) -> list[Tool]:
-        """Return the tools of the class, and with an episode those of its task."""
+        """Return the tools of the class; during an episode, add the tools of its task."""
         specs = [*self.source.list_tools().tools]
         if self._episode is not None and hasattr(self._episode, "list_task_tools"):
             specs += self._await(self._episode.list_task_tools()).tools
@@ -222,7 +222,7 @@ class ServedORS(Environment[CallToolAction, CallToolObservation, State]):
             self._await(episode.teardown())
 
     def _await(self, value: Any) -> Any:
-        """Return a value, or what an awaitable returns: methods of ORS may be either."""
+        """Return a value, or the result of an awaitable: methods of ORS may return either."""
 
         async def wait() -> Any:
             return await value
@@ -234,11 +234,11 @@ def ors_environment(source: type[Any]) -> type[ServedORS]:
     """Make an `Environment` class of an environment class of ORS.
 
     Raises:
-        TypeError: It is no such class; the text has what is missing.
+        TypeError: The object is not such a class; the text lists the missing methods.
     """
     missing = [name for name in _METHODS if not hasattr(source, name)]
     if not inspect.isclass(source) or missing:
-        raise TypeError(f"{source!r} is no environment class of ORS: it has no {', '.join(missing) or 'class'}")
+        raise TypeError(f"{source!r} is not an environment class of ORS: it lacks {', '.join(missing) or 'a class'}")
     members = {"__module__": __name__, "__doc__": source.__doc__, "source": source}
     return new_class(f"{source.__name__}Environment", (ServedORS,), exec_body=lambda space: space.update(members))
 
@@ -258,5 +258,5 @@ def _text(blocks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _kind(split: str) -> str:
-    """Return what a split of this name is for; ORS takes any other for validation."""
+    """Return the purpose of a split with this name; ORS treats unknown names as validation."""
     return split if split in ("train", "validation", "test") else "validation"

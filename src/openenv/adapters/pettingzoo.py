@@ -31,7 +31,7 @@ except ImportError as exc:
     ) from exc
 
 AGENTS_KEY: Final = "x-pettingzoo-agents"
-"""The key of the schemas under which the agents are named, with their spaces."""
+"""The key in the schemas that names the agents, with their spaces."""
 _TIMEOUT_S = 30.0
 
 MakeEnv = Callable[[], Any]
@@ -47,7 +47,7 @@ class AgentActions(Action):
 
 
 class AgentObservations(Observation):
-    """What each agent sees and gets; `agents` are those that still live."""
+    """The observation and reward of each agent; `agents` lists the living ones."""
 
     agents: list[str] = Field(default_factory=list)
     observations: dict[str, Any] = Field(default_factory=dict)
@@ -91,7 +91,7 @@ class ServedPettingZoo(Environment[AgentActions, AgentObservations, State]):
         """Take an action for each living agent.
 
         Raises:
-            ValueError: The actions are not those of the living agents.
+            ValueError: The actions do not match the living agents.
         """
         living, named = list(self._env.agents), list(action.actions)
         if sorted(living) != sorted(named):
@@ -134,7 +134,7 @@ def pettingzoo_environment(make: Callable[..., Any], **kwargs: Any) -> type[Serv
     """Make an `Environment` class of a PettingZoo environment; its models are `action_cls` and `observation_cls`.
 
     Args:
-        make: Makes one, such as `parallel_env` or `env` of a module of PettingZoo's.
+        make: A function that makes one, such as `parallel_env` or `env` in a module of PettingZoo.
         kwargs: For the function.
 
     Raises:
@@ -149,7 +149,7 @@ def pettingzoo_environment(make: Callable[..., Any], **kwargs: Any) -> type[Serv
         if isinstance(env, AECEnv):
             is_parallel = env.metadata.get("is_parallelizable", False)
             return aec_to_parallel(env) if is_parallel else turn_based_aec_to_parallel(env)
-        raise TypeError(f"{type(env).__name__} is no environment of PettingZoo's")
+        raise TypeError(f"{type(env).__name__} is not a PettingZoo environment: return a ParallelEnv or an AECEnv")
 
     sample = make_parallel()
     try:
@@ -192,14 +192,14 @@ def _action(spaces: Mapping[str, SomeSpace], agent: str, value: Any) -> Any:
         ValueError: There is no such agent, or the space has no such value.
     """
     if agent not in spaces:
-        raise ValueError(f"there is no agent {agent!r}")
+        raise ValueError(f"unknown agent {agent!r}")
     read = from_wire(spaces[agent], value)
     if not spaces[agent].contains(read):
-        raise ValueError(f"{value!r} is no action of {agent}")
+        raise ValueError(f"{value!r} is not in the action space of {agent}")
     return read
 
 
-# ---- using what is served ----
+# ---- using a served environment ----
 
 
 class ServedParallelEnv(ParallelEnv):  # type: ignore[misc]

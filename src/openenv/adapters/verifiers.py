@@ -2,7 +2,7 @@
 
 Each model call of an episode becomes an observation, and the action is the model's answer:
 
-    client            session                         event loop of the class, in a thread of its own
+    client            session                         event loop of the class, in a separate thread
     reset ----------> start an episode -------------> verifiers plays; its model calls go to a loopback endpoint
     observation <---- messages and tools <----------- POST /KEY/v1/chat/completions waits
     step -----------> content, tool calls ----------> the answer to that call; the next call, or the end with a reward
@@ -53,7 +53,7 @@ class ChatAnswer(Action):
 
 
 class ChatRequest(Observation):
-    """What the model is asked: messages, and the tools that it may call; empty at the end of an episode."""
+    """The prompt for the model: messages and callable tools; empty at the end of an episode."""
 
     messages: list[dict[str, Any]] = Field(default_factory=list)
     tools: list[dict[str, Any]] = Field(default_factory=list)
@@ -327,7 +327,7 @@ class _Host:
 
 
 def _tool_call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return a call in the shape of chat completions; `{"name": ..., "arguments": {...}}` will do."""
+    """Return a call in the shape of chat completions; also accepts `{"name": ..., "arguments": {...}}`."""
     function = call.get("function") or {"name": call.get("name"), "arguments": call.get("arguments") or {}}
     arguments = function.get("arguments")
     written = arguments if isinstance(arguments, str) else json.dumps(arguments or {})

@@ -180,13 +180,13 @@ def test_a_dataset_is_a_split(tmp_path: Path) -> None:
 def test_datasets_that_cannot_be_had_say_why(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no Harbor tasks found"):
         resolve_task_dirs(str(tmp_path))
-    with pytest.raises(ValueError, match="There is no dataset"):
+    with pytest.raises(ValueError, match="unknown dataset"):
         resolve_task_dirs("nowhere")
     with pytest.raises(ImportError, match=r"Python 3\.12"):
         resolve_task_dirs("terminal-bench@1.0")
     report = prefetch([str(write_task(tmp_path / "t").parent), "nowhere"])
     assert report[str(tmp_path)] == {"num_tasks": 1}
-    assert "There is no dataset" in report["nowhere"]["error"]
+    assert "unknown dataset" in report["nowhere"]["error"]
 
 
 def test_no_file_outside_of_a_dataset_is_shown(tmp_path: Path) -> None:

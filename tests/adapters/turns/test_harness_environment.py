@@ -255,7 +255,7 @@ async def test_two_turns_at_once_are_refused_and_the_first_goes_on() -> None:
 
 async def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
     env = TalkingEnv(working_directory=str(tmp_path / "missing"))
-    with pytest.raises(HarnessStartupError, match="is no folder"):
+    with pytest.raises(HarnessStartupError, match="does not exist"):
         await env.reset_async()
     assert env._bridge is None
     with pytest.raises(HarnessNotRunningError):

@@ -95,7 +95,7 @@ async def test_events_may_be_dicts_and_anything_else_is_an_error() -> None:
     turn = await Played({"type": "turn_complete", "data": {"response": "r"}}).send_message("go")
     assert turn.response == "r"
     adapter = Played("turn_complete")
-    with pytest.raises(HarnessError, match="str, which is no HarnessEvent"):
+    with pytest.raises(HarnessError, match="yielded str; yield HarnessEvent"):
         await adapter.send_message("go")
     assert adapter.was_closed
 

@@ -189,7 +189,7 @@ def test_a_license_that_two_files_declare_differently_is_unknown_with_a_warning(
             "discovery.json",
             '{"agent_tools": {"protocol": "mcp", "names": ["a"], "source": "LICENSE"}}',
             "invalid_metadata",
-            "no file of the environment",
+            "must be a file of the environment",
         ),
     ],
 )
@@ -220,10 +220,10 @@ def test_links_and_large_files_are_not_read(repository: Path) -> None:
         ({"namespace": "a:b"}, "namespace"),
         ({"revision": "nowhere"}, "git cannot read"),
         ({"revision": "--help"}, "git cannot read"),
-        ({"root": "other"}, "no folder other"),
+        ({"root": "other"}, "other does not exist"),
         ({"root": "../x"}, "normalized"),
-        ({"repository_uri": "https://user@github.com/me/envs.git"}, "no address of a repository"),
-        ({"repository_uri": "https://github.com/me/envs"}, "no address of a repository"),
+        ({"repository_uri": "https://user@github.com/me/envs.git"}, "must be the address of a repository"),
+        ({"repository_uri": "https://github.com/me/envs"}, "must be the address of a repository"),
     ],
 )
 def test_a_wrong_argument_says_what_to_do(repository: Path, options: dict[str, str], fragment: str) -> None:

@@ -37,7 +37,7 @@ def test_a_folder_that_is_no_package_or_two_is_refused(files: list[str], message
         (tmp_path / name).touch()
     with pytest.raises(SignatureError, match=message):
         detect_signature(tmp_path)
-    with pytest.raises(SignatureError, match="no folder"):
+    with pytest.raises(SignatureError, match="does not exist"):
         detect_signature(tmp_path / "nowhere")
 
 

@@ -1,6 +1,6 @@
-"""Gymnasium, both ways: serve any of its environments, and use a served environment as one of its own.
+"""Gymnasium in both directions: serve an environment of Gymnasium, or use a served environment as one.
 
-Needs the extra `gymnasium`. Each name loads what it needs at its first use.
+Needs the extra `gymnasium`. Each name loads its dependencies on first use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A served environment as a `gymnasium.Env`, and many of its sessions as a `gymnasium.vector.VectorEnv`.
 
-Sessions are those of `client.vector.VectorEnv`, one slot for a single environment.
+Sessions work as in `client.vector.VectorEnv`, with one slot for a single environment.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def interface_of(
 ) -> tuple[SpaceCodec, SpaceCodec]:
     """Return the spaces of a served environment's actions and observations, and how their values are written and read.
 
-    They come from the server's schemas; arguments replace what the schemas say.
+    They come from the server's schemas; arguments override the schemas.
 
     Raises:
         ValueError: The server's models have no spaces, and the arguments name none.
@@ -107,7 +107,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         observation_space: By default the server's.
         to_action: Turns a value of the action space into the fields of an action.
         from_observation: Turns the fields of an observation into a value of the observation space.
-        render_mode: `rgb_array` to have pictures, where the environment makes them.
+        render_mode: `rgb_array` for pictures, if the environment draws them.
         token: Sent as `Authorization: Bearer`; by default `OPENENV_TOKEN`.
         options: For `VectorEnv`.
 

@@ -32,7 +32,7 @@ __all__ = [
 
 RENDER_KEY: Final = "render"
 _AT_ONCE: Final = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
-"""Where environments are whose steps take a few microseconds of Python and wait for nothing."""
+"""The runner for environments with steps of a few microseconds that wait for nothing."""
 
 ModelT = TypeVar("ModelT", Action, Observation)
 MakeEnv = Callable[..., "gymnasium.Env[Any, Any]"]

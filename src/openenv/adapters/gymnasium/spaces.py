@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 SPACE_KEY: Final = "x-gymnasium-space"
-"""The key of a JSON schema under which an action or observation model describes its space."""
+"""The key in a JSON schema that holds the space of an action or observation model."""
 
 SomeSpace = spaces.Space[Any]
 
@@ -83,7 +83,7 @@ def space_of(description: dict[str, Any]) -> SomeSpace:
         case "Tuple":
             return spaces.Tuple([space_of(inner) for inner in description["spaces"]])
         case other:
-            raise UnsupportedSpace(f"there is no space of the type {other!r}")
+            raise UnsupportedSpace(f"spaces of the type {other!r} are not supported")
 
 
 def schema_of(space: SomeSpace) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _from_wire(space: SomeSpace, value: Any) -> Any:
     match space:
         case spaces.Discrete():
             if isinstance(value, bool) or int(value) != value:
-                raise ValueError(f"{value!r} is no integer")
+                raise ValueError(f"{value!r} must be an integer")
             return np.int64(value)
         case spaces.Text():
             return str(value)
@@ -260,7 +260,7 @@ def derive(schema: Mapping[str, Any]) -> SpaceCodec:
     """
     fields = {name: field for name, field in schema.get("properties", {}).items() if name not in _BASE_FIELDS}
     if not fields:
-        raise UnsupportedSpace("the model has no fields of its own")
+        raise UnsupportedSpace("the model adds no fields to its base class")
     return _model(fields, schema.get("$defs", {}), "")
 
 
@@ -315,12 +315,12 @@ def _box(schema: Mapping[str, Any], path: str) -> SpaceCodec:
     while schema.get("type") == "array":
         size = schema.get("maxItems")
         if size is None or size != schema.get("minItems") or "items" not in schema:
-            raise UnsupportedSpace(f"the field {path} is a list whose length is not fixed")
+            raise UnsupportedSpace(f"the field {path} is a list without a fixed length")
         shape.append(size)
         schema = schema["items"]
     kind: Any = {"integer": np.int64, "number": np.float64}.get(schema.get("type", ""))
     if kind is None:
-        raise UnsupportedSpace(f"the field {path} is no list of numbers")
+        raise UnsupportedSpace(f"the field {path} must be a list of numbers")
     least, most = (np.iinfo(kind).min, np.iinfo(kind).max) if kind is np.int64 else (-np.inf, np.inf)
     low = schema.get("minimum", schema.get("exclusiveMinimum", least))
     high = schema.get("maximum", schema.get("exclusiveMaximum", most))

@@ -1,6 +1,6 @@
-"""ATIF, the trajectories that Harbor's agents write: read, compared with what was captured, and filled with tokens.
+"""Read ATIF, the trajectories of Harbor's agents; compare them with the capture; add captured tokens to them.
 
-The agent counts its tokens itself, and the capture counts what the engine sampled: where both agree call by call, the
+The agent counts its tokens, and the capture counts the engine's tokens. If both agree for every call, the
 capture is complete.
 """
 
@@ -21,7 +21,7 @@ _LEAST_COVERED = 0.5
 
 
 def load_atif(trial_dir: str | Path) -> dict[str, Any] | None:
-    """Return the trajectory in a trial's folder, `agent/trajectory.json`; None where there is none to read."""
+    """Return the trajectory in a trial's folder, `agent/trajectory.json`; None if it is missing or unreadable."""
     try:
         trajectory = json.loads((Path(trial_dir) / "agent" / "trajectory.json").read_text("utf-8"))
     except (OSError, ValueError):
@@ -30,7 +30,7 @@ def load_atif(trial_dir: str | Path) -> dict[str, Any] | None:
 
 
 def load_trace(trial_dir: str | Path) -> tuple[dict[str, Any] | None, str]:
-    """Return the agent's own record of its calls, and what it is: `atif`, `pi_session`, or nothing."""
+    """Return the agent's record of its calls and the record's kind: `atif`, `pi_session`, or an empty string."""
     trajectory = load_atif(trial_dir)
     if trajectory is not None:
         return trajectory, "atif"
@@ -122,7 +122,7 @@ def _explain(report: Report, turns: Sequence[Mapping[str, Any]], ours: list[int]
 
 
 def _left_over(part: Sequence[int], whole: Sequence[int]) -> list[int] | None:
-    """Return which places of `whole` are left when `part` is found in it in order; None where it is not."""
+    """Return the indexes of `whole` left over after matching `part` in order; None if `part` does not match."""
     rest: list[int] = []
     position = 0
     for index, value in enumerate(whole):
@@ -169,7 +169,7 @@ def merge_into_atif(atif: Mapping[str, Any], document: Mapping[str, Any]) -> dic
 
 
 def _tokens(document: Mapping[str, Any]) -> dict[str, tuple[list[int], list[float]]]:
-    """Return the sampled tokens of the agent's calls, in the order of the calls."""
+    """Return the sampled tokens of the agent, call by call."""
     turns = {turn["node_id"]: turn for turn in document.get("turns") or []}
     tokens: dict[str, tuple[list[int], list[float]]] = {}
     for row in document.get("sequences") or []:

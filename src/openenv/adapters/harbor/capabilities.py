@@ -118,7 +118,7 @@ def _llm_lines(llm: Mapping[str, Any], *, verbose: bool) -> list[str]:
 
 
 def check_sandbox(name: str) -> SandboxStatus:
-    """Check whether a backend can run tasks here; `detail` says what is missing."""
+    """Check whether a backend can run tasks here; `detail` explains a problem."""
     try:
         chosen = backend(name)
         if not chosen.features >= IMAGES:
@@ -153,7 +153,7 @@ def capabilities(
     """Check sandboxes and datasets, and return everything that a server can run.
 
     Args:
-        datasets: Datasets whose tasks are counted.
+        datasets: Count the tasks of these datasets.
         sandboxes: Backends to check.
         llm: The probed endpoint, as in the result of `prepare`.
     """

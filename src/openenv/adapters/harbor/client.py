@@ -1,4 +1,4 @@
-"""The client of a server of Harbor's tasks: its catalogue, and rollouts, awaited or blocking."""
+"""The client of a Harbor server: its catalogue, and rollouts, awaited or blocking."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HarborEnv(MCPToolClient):
     awaited. The catalogue always blocks: it is one short request.
 
     Args:
-        base_url: Where the server is.
+        base_url: The server's address.
         message_timeout_s: How long a rollout may take.
         **kwargs: More options of the client.
     """
@@ -73,7 +73,7 @@ class HarborEnv(MCPToolClient):
         agent_step_limit: int = 0,
         sampling: dict[str, Any] | None = None,
     ) -> Coroutine[Any, Any, HarborRolloutResult]:
-        """Run a rollout on the server; the arguments are those of `openenv.adapters.harbor.rollout.run_rollout`.
+        """Run a rollout on the server. The arguments are described in `HarborRun`; the defaults are the server's.
 
         Raises:
             ToolCallError: the server could not run the tool. A rollout that fails is a result with `ok=False`.
@@ -128,7 +128,7 @@ class HarborEnv(MCPToolClient):
 
 
 def _text_of(answer: Any) -> str:
-    """Return the text of a tool's answer in whatever form the server sent it."""
+    """Return the text of a tool's response in any of its forms."""
     if isinstance(answer, str):
         return answer
     if isinstance(answer, Mapping):
@@ -141,4 +141,4 @@ def _text_of(answer: Any) -> str:
     for key in ("data", "text", "content"):
         if getattr(answer, key, None) is not None:
             return _text_of(getattr(answer, key))
-    raise TypeError(f"there is no text in {answer!r}")
+    raise TypeError(f"the response has no text: {answer!r}")

@@ -86,7 +86,7 @@ def to_training_trace(result: HarborRolloutResult) -> TrainingTrace:
 
 
 def export_training_contract(result: HarborRolloutResult) -> dict[str, Any]:
-    """Return what is trained on, and every turn with the mask that says what is not.
+    """Return the training entries, and every turn with its loss mask.
 
     Raises:
         ValueError: as for `to_trace_entries`, or two turns have one number.

@@ -230,7 +230,7 @@ class HarborEnvironment(MCPEnvironment):
     def _add_dataset(self, dataset: str) -> str:
         """Serve another dataset of the Hugging Face Hub, as owner/name; return its number of tasks, as JSON."""
         if Path(dataset).expanduser().exists() or dataset.count("/") != 1:
-            # A local path would serve any folder of the server's machine.
+            # A local path would serve any folder of this machine.
             raise ValueError("name a dataset repository of the Hub, as owner/name")
         count = len(resolve_task_dirs(dataset))
         kind = type(self)

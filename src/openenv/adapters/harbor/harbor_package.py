@@ -2,7 +2,7 @@
 
     build_trial_config(...)    a `TrialConfig` for Harbor's own trial runner
     InterceptPi, ...           Harbor's agents, changed to call a capture session instead of their provider
-    overlay(...)               variables of this process while such an agent reads them
+    overlay(...)               variables of this process while one of these agents reads them
 
 The package is imported on first use. If it is not installed, the error says how to install it.
 """
@@ -164,7 +164,7 @@ def overlay(values: Mapping[str, str]) -> AbstractContextManager[None]:
 
 
 def build_models_json(base_url: str, api_key: str, model: str) -> str:
-    """Return the `models.json` from which the agent pi reads a model behind a capture server."""
+    """Return the `models.json` that points the agent pi to a capture server."""
     provider = {
         "baseUrl": f"{base_url}/v1",
         "api": "openai-completions",

@@ -1,4 +1,4 @@
-"""What a Harbor server sends: references to tasks, and the results of rollouts with every turn's tokens."""
+"""The data of a Harbor server: references to tasks, and results of rollouts with the tokens of every turn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HarborTaskRef(BaseModel):
 
 
 class HarborTurn(BaseModel):
-    """One call of the model: what it read, what it sampled, and whether that may be trained on."""
+    """One call of the model: its prompt, its sampled tokens, and whether they may be trained on."""
 
     turn: int
     role: str = "agent"
@@ -41,7 +41,7 @@ class HarborTurn(BaseModel):
     requested_sampling_params: dict[str, Any] = Field(default_factory=dict)
     text: str = ""
     tool_calls: list[dict[str, Any]] = Field(default_factory=list)
-    """As `name` and `arguments`, whatever the model's API calls them."""
+    """As `name` and `arguments` for every API."""
     request_messages: list[dict[str, Any]] = Field(default_factory=list)
     request_tools: list[dict[str, Any]] | None = None
 
@@ -64,7 +64,7 @@ class HarborStepResult(BaseModel):
 
 
 class HarborRolloutResult(BaseModel):
-    """What came of a rollout. One that failed is a result, too: `ok` is False and `error` says why."""
+    """The result of a rollout. A failed rollout has one too: `ok` is False and `error` explains it."""
 
     task_id: str = ""
     task_name: str = ""
@@ -75,13 +75,13 @@ class HarborRolloutResult(BaseModel):
     session_id: str = ""
 
     reward: float | None = None
-    """None where there is no verdict, which is not a 0."""
+    """None without a verdict, which differs from a reward of 0."""
     rewards: dict[str, float] = Field(default_factory=dict)
     reward_key: str = ""
     step_results: list[HarborStepResult] = Field(default_factory=list)
 
     rollout_type: str = "train"
-    """`train` where the endpoint named every token and its log-probability, else `eval`."""
+    """`train` if the endpoint returned every token with its log-probability, else `eval`."""
     capture_level: str = "tokens"
     param_fixes: list[str] = Field(default_factory=list)
 
@@ -117,7 +117,7 @@ class HarborRolloutResult(BaseModel):
 
 
 class HarborState(State):
-    """What a session has run so far."""
+    """The rollouts of a session so far."""
 
     rollouts_completed: int = 0
     last_reward: float | None = None

@@ -55,7 +55,7 @@ def takes_fields(
 
 @dataclass(frozen=True, kw_only=True)
 class ModelEndpoint:
-    """Where a model is served, and how to authenticate there."""
+    """The address of a model, and how to authenticate there."""
 
     llm_url: str | None = None
     """The base URL of an OpenAI or Anthropic API. Empty for agents that call no model."""
@@ -118,7 +118,7 @@ class HarborRun:
     force_build: bool = False
     """Rebuild the image without the engine's cache."""
     session_prefix: str = "oe"
-    """The first part of the trial's name."""
+    """Starts the name of the trial."""
     capture_level: str = "tokens"
     """The endpoint's capture level: `tokens`, `logprobs` or `text`."""
     upstream: UpstreamAddress | None = None

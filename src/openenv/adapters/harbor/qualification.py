@@ -1,4 +1,4 @@
-"""Evidence about agents and providers: what a result shows, and tables of what was recorded."""
+"""Evidence about agents and providers: the checks of one result, and tables of recorded evidence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STABLE = ["eval_pass", "eval_pass", "eval_pass", "optimizer_pass"]
 
 
 def evaluate_eval_capture(result: HarborRolloutResult) -> dict[str, bool]:
-    """Return what the result of an evaluation shows; all must hold for it to count as a pass."""
+    """Check the result of an evaluation; it passes if all values are True."""
     try:
         exports = len(to_trace_entries(result)) > 0
         is_refused = False

@@ -20,12 +20,12 @@ _ODD = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def agent_facing_model(served_model: str) -> str:
-    """Return the name under which an agent calls a model: without the owner, since agents read a slash in many ways.
+    """Return a model's name for agents: without its owner, because agents interpret a slash differently.
 
     The capture server replaces it by the endpoint's own name.
 
     Raises:
-        ValueError: there is no name.
+        ValueError: The name is empty.
     """
     leaf = served_model.strip().rstrip("/").rpartition("/")[2]
     if not leaf:
@@ -43,11 +43,11 @@ class Seam:
         name: The agent.
         dialect: The wire format of its calls.
         model_fmt: The model's name as the agent wants it.
-        import_path: `module:Class` of an agent of one's own.
+        import_path: `module:Class` of a custom agent.
         agent_env: Variables of the agent; `{base_url}`, `{session}` and `{model}` are filled in.
         env: Variables that the agent's wrapper reads in this process.
         kwargs: Makes more arguments of the wrapper out of address, key and model.
-        training_kwargs: What is added for training.
+        training_kwargs: Additional arguments for training.
         step_limit: Makes the arguments that limit its steps.
         status: `validated` where tests run it.
         notes: What else to know.
@@ -68,10 +68,10 @@ class Seam:
     def resolve(
         self, *, base_url: str, session: str, model: str, step_limit: int | None = None, training: bool = False
     ) -> tuple[str, dict[str, Any], dict[str, str], dict[str, str]]:
-        """Return the model's name, the wrapper's arguments, the agent's variables, and those of this process.
+        """Return the model's name, the wrapper's arguments, the agent's variables, and variables of this process.
 
         Raises:
-            ValueError: there is no model.
+            ValueError: The model is empty.
         """
         model = agent_facing_model(model)
         values = {"base_url": base_url, "session": session, "model": model}
@@ -140,7 +140,7 @@ SEAMS: Mapping[str, Seam] = {
 
 
 def get(name: str, *, profile: str | None = None) -> Seam:
-    """Return the seam of an agent, or of an agent of one's own as `module:Class`.
+    """Return the seam of a built-in agent, or of a custom agent given as `module:Class`.
 
     Raises:
         ValueError: there is no such agent, or profiles are asked for, which no agent here has.
@@ -152,4 +152,4 @@ def get(name: str, *, profile: str | None = None) -> Seam:
         return SEAMS[plain]
     if ":" in name:
         return Seam(name, "openai_chat", import_path=name, agent_env=_OPENAI)
-    raise ValueError(f"There is no harness {name!r}; there are {', '.join(SEAMS)}, and module:Class")
+    raise ValueError(f"no harness {name!r}: choose from {', '.join(SEAMS)}, or give module:Class")

@@ -53,7 +53,7 @@ def space_public_url() -> str:
 class SameOrigin:
     """Middleware that refuses cross-site requests below a path.
 
-    A page of another site can make a visitor's browser send a form here. Without this check such a page could start
+    A page of another site can make a visitor's browser send a form here. Without this check it could start
     rollouts on a server that listens on the visitor's machine only.
 
     Args:

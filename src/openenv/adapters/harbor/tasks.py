@@ -26,12 +26,12 @@ def resolve_task_dirs(spec: str, *, refresh: bool = False, tqdm_class: Any = Non
     """Return the task folders of a dataset, in the order of their names.
 
     Args:
-        spec: A folder, a dataset repository of the Hub (`org/name`), or one of Harbor's registry (`name@version`).
+        spec: A folder, a dataset repository of the Hub (`org/name`), or a dataset of the registry (`name@version`).
         refresh: Download a dataset of the Hub again, although it is here.
         tqdm_class: Shows the progress of a download from the Hub.
 
     Raises:
-        ValueError: there are no tasks.
+        ValueError: The dataset is unknown or has no tasks.
         ImportError: a package is missing that this kind of dataset needs.
     """
     path = Path(spec).expanduser()
@@ -42,7 +42,9 @@ def resolve_task_dirs(spec: str, *, refresh: bool = False, tqdm_class: Any = Non
     elif "@" in spec:
         folders = _registry_folders(spec)
     else:
-        raise ValueError(f"There is no dataset {spec!r}: no such folder, and neither `org/name` nor `name@version`")
+        raise ValueError(
+            f"unknown dataset {spec!r}: give a folder, `org/name` of the Hub, or `name@version` of the registry"
+        )
     if not folders:
         raise ValueError(
             f"no Harbor tasks found for {spec!r}: a dataset is a folder, or a dataset repository of the Hub, with "
@@ -52,7 +54,7 @@ def resolve_task_dirs(spec: str, *, refresh: bool = False, tqdm_class: Any = Non
 
 
 def prefetch(datasets: Sequence[str]) -> dict[str, Any]:
-    """Find, and download where that is needed, all datasets; return the number of tasks or the error of each."""
+    """Download missing datasets; return the number of tasks, or the error, of each."""
     report: dict[str, Any] = {}
     for spec in datasets:
         try:
@@ -68,7 +70,7 @@ def has_symlinks(task_dir: Path) -> list[Path]:
 
 
 def task_root(spec: str | None, task_dir: Path) -> Path | None:
-    """Return the folder that a task's files may be shown from; None where a link leads out of its dataset."""
+    """Return the folder that contains all files a task may show; None if a link leaves the dataset."""
     real = task_dir.resolve()
     folder = None if spec is None else _dataset_folder(spec)
     if folder is None:
@@ -91,7 +93,7 @@ def own_file(root: Path | None, name: str) -> Path:
 
 
 def read_instruction(task_dir: Path, *, limit: int = 4000, spec: str | None = None) -> str:
-    """Return the beginning of a task's instruction, for lists; empty where there is none to show."""
+    """Return the beginning of a task's instruction, for lists; empty if it cannot be shown."""
     try:
         path = own_file(task_root(spec, task_dir), "instruction.md")
         text = path.read_text("utf-8", "replace").strip()
@@ -101,7 +103,7 @@ def read_instruction(task_dir: Path, *, limit: int = 4000, spec: str | None = No
 
 
 class HarborTaskProvider:
-    """The Task API of Harbor datasets; each is a split of its own name.
+    """The Task API of Harbor datasets. Each dataset is a split with the dataset's name.
 
     Args:
         datasets: As `resolve_task_dirs` takes them.
@@ -198,7 +200,7 @@ def _download(spec: str, tqdm_class: Any, *, refresh: bool) -> Path:
 
 
 def _registry_folders(spec: str) -> list[Path]:
-    """Return the folders of a dataset of Harbor's registry, which its package downloads."""
+    """Return the folders of a registry dataset, which the package `harbor` downloads."""
     dataset_config = harbor_package_name("harbor.models.job.config", "DatasetConfig")
     name, _, version = spec.partition("@")
     config = dataset_config(name=name, version=version or None)

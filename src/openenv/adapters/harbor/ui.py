@@ -22,7 +22,7 @@ _ROUTER = "https://router.huggingface.co/v1"
 
 
 def count_actions(result: HarborRolloutResult) -> int:
-    """Count the agent's tool calls, without those of discarded turns."""
+    """Count the agent's tool calls, except in discarded turns."""
     return sum(len(turn.tool_calls) for turn in result.turns if not turn.discarded)
 
 

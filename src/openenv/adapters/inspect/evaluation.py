@@ -1,4 +1,4 @@
-"""`EvalHarness`: what runs an evaluation, with its configuration and its result as values."""
+"""`EvalHarness`: runs an evaluation; its configuration and its result are plain values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class EvalConfig(BaseModel):
-    """What is evaluated, with what: enough to run it again."""
+    """The model and the dataset of an evaluation: enough to run it again."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
@@ -17,10 +17,10 @@ class EvalConfig(BaseModel):
     """The harness, such as `InspectAIHarness`."""
     harness_version: str
     library_versions: dict[str, str]
-    """The versions of what the evaluation uses beside its harness."""
+    """The versions of other packages in the evaluation."""
     dataset: str
     eval_parameters: dict[str, Any]
-    """What the harness takes, such as `model`."""
+    """Arguments of the harness, such as `model`."""
 
 
 class EvalResult(BaseModel):

@@ -1,4 +1,4 @@
-"""`InspectAIHarness`: evaluations with Inspect AI, whose scores come back as plain numbers."""
+"""`InspectAIHarness`: run evaluations with Inspect AI and return the scores as plain numbers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class InspectAIHarness(EvalHarness):
     """Runs Inspect AI tasks. Importing this needs no inspect-ai, `run` does.
 
     `eval_parameters` has `model` (such as `openai/gpt-4o`), and may have `task` (by default the dataset) and arguments
-    of Inspect's `eval`: `task_args`, `model_args`, `max_samples`, `max_connections`, `temperature`, `max_tokens`,
+    of `inspect_ai.eval`: `task_args`, `model_args`, `max_samples`, `max_connections`, `temperature`, `max_tokens`,
     `epochs`, `solver`, `scorer`, `model_base_url` and more. One that is None counts as not given.
 
     Args:
@@ -99,7 +99,7 @@ class InspectAIHarness(EvalHarness):
         return _flattened(logs)
 
     def _options(self, eval_parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of Inspect's `eval`."""
+        """Return the arguments of `inspect_ai.eval`."""
         unknown = [name for name in eval_parameters if name not in _OPTIONS | {"model", "task"}]
         if unknown:
             near = difflib.get_close_matches(unknown[0], sorted(_OPTIONS), n=1)
@@ -145,7 +145,7 @@ def _flattened(logs: Sequence[Any]) -> dict[str, Any]:
 
 
 def _compare_versions(versions: Mapping[str, str]) -> None:
-    """Log where a configuration names another version than the one that runs."""
+    """Log a warning if a configuration names another version than the installed one."""
     for package, version in versions.items():
         try:
             installed = metadata.version(package)

@@ -77,7 +77,7 @@ def write_inspect_logs(store: RolloutStore, target: str | Path, where: RolloutFi
     errors there, not scores.
 
     Args:
-        store: What to export.
+        store: The rollouts to export.
         target: A file (`.eval` or `.json`), for rollouts of one agent with one model; or a folder, which gets a log for
             each agent and model.
         where: Which rollouts; by default all.
@@ -265,7 +265,7 @@ class ImportedLog:
 
 
 def import_inspect_log(path: str | Path, store: RolloutStore, *, scorer: str | None = None) -> ImportedLog:
-    """Add the samples of a log of Inspect to a store of rollouts; those that are there already stay as they are.
+    """Add the samples of an Inspect log to a store of rollouts; existing rollouts stay unchanged.
 
     Samples of `openenv/served_env`, `openenv/rollout` and of `write_inspect_logs` come back with their task and
     outcome. Those of other tasks become rollouts of the solver: an error is `env_failed`, without a reward; a limit is
@@ -281,7 +281,7 @@ def import_inspect_log(path: str | Path, store: RolloutStore, *, scorer: str | N
     """
     try:
         log = read_eval_log(str(path), resolve_attachments=True)
-    except Exception as exc:  # whatever a file that is no log makes Inspect raise
+    except Exception as exc:  # Inspect raises many types for a file that is not a log
         raise StoreError(f"{path} cannot be read as a log of Inspect: {exc}") from exc
     if not log.samples:
         raise StoreError(f"{path} has no samples: it was written with --no-log-samples, or has not begun")
@@ -340,7 +340,7 @@ def _rollout(log: Any, sample: Any, scorer: str | None) -> tuple[Outcome, Task]:
 
 
 def _reward(sample: Any, scorer: str | None) -> float | None:
-    """Return a sample's score as a number; None where it has none."""
+    """Return a sample's score as a number; None without a score."""
     scores = sample.scores or {}
     if scorer is not None and scores and scorer not in scores:
         raise StoreError(f"The sample {sample.id} has no score '{scorer}'; it has {', '.join(scores)}")

@@ -49,7 +49,7 @@ except ImportError as exc:
     raise ModuleNotFoundError(f"inspect-ai is required: {INSTALL}", name=exc.name) from exc
 
 STORE_KEY = "openenv"
-"""Where a sample's store has the outcome and the task; `inspect_logs` reads them there."""
+"""The key of the outcome and the task in a sample's store; `inspect_logs` reads them there."""
 _RESET = "reset"
 _TASK = "openenv_task"
 _CLOSE_S = 10.0
@@ -83,10 +83,10 @@ def served_env(
         url: The server.
         seeds: How many samples: seeds 0, 1, ... of `reset`. Not used where there are `resets`.
         resets: A sample for each, with the arguments of `reset`.
-        system: What the model is asked to do.
+        system: The instructions for the model.
         max_turns: How many answers an episode has at most; one that is not over then counts with its reward so far.
         reward: `sum` of all rewards of an episode, or the `last` one.
-        wait_s: How long a sample waits for a session where the server has no room for more.
+        wait_s: How long a sample waits for a session if the server is full.
     """
     if seeds < 1:
         raise ValueError("seeds must be at least 1")
@@ -111,9 +111,9 @@ def play_env(
     reward: RewardRule = "sum",
     wait_s: float = 600.0,
 ) -> Solver:
-    """Play one episode of a served environment with the model: by tools where it has them, else by texts.
+    """Play one episode of a served environment with the model: by tools if it has them, else by texts.
 
-    The arguments are those of `served_env`; `reset` gets what the sample's metadata has as `reset`.
+    The arguments equal the arguments of `served_env`; `reset` receives the sample's `reset` metadata.
     """
     if max_turns < 1:
         raise ValueError("max_turns must be at least 1")
@@ -144,7 +144,7 @@ def play_env(
 
 @contextlib.asynccontextmanager
 async def _session(url: str, wait_s: float) -> AsyncIterator[GenericEnvClient]:
-    """Yield a client, whose session `reset` opens; it is closed also where a limit of Inspect cancels every wait."""
+    """Yield a client after `reset`, and close it even if a limit of Inspect cancels every wait."""
     client = GenericEnvClient(url, wait_s=wait_s)
     try:
         yield client
@@ -211,7 +211,7 @@ class _Episode:
             has_ended = not actions
         except AnswerRefused as exc:
             results, has_ended = [str(exc)], False
-        # Also after the last step: the log shows what came of it.
+        # Also after the last step, so that the log shows its result.
         self._state.messages += to_inspect_messages(
             [answer, *(rules.dialogue.reply(answer, results) if results else [])]
         )[1:]
@@ -276,9 +276,9 @@ def rollout(
 
     Args:
         tasks: Task files (YAML or JSON), or folders of them.
-        agent: A driver or its name, after which a version may follow: `opencode@1.2.3`.
+        agent: A driver or its name, optionally with a version: `opencode@1.2.3`.
         sandbox: A backend or its name.
-        store: A folder of rollouts in which they are kept too, with their work trees.
+        store: A folder of rollouts that also keeps them, with their work trees.
         min_trust: Refuse tasks with a check that can be trusted less.
         max_calls: How many model calls a rollout may make.
     """
@@ -296,7 +296,7 @@ def _load_tasks(paths: Sequence[str]) -> list[Task]:
     for path in map(Path, paths):
         inside = sorted(file for file in path.glob("*") if file.suffix in (".yaml", ".yml", ".json"))
         if path.is_dir() and not inside:
-            raise RolloutError(f"There are no task files in {path}")
+            raise RolloutError(f"no task files in {path}: give a task folder, or a folder of task folders")
         files += inside if path.is_dir() else [path]
     return [load_task(file) for file in files]
 
@@ -311,8 +311,8 @@ def run_agent(
 ) -> Solver:
     """Run a coding agent on the sample in a sandbox; its model calls go to the model of the evaluation.
 
-    The arguments are those of `rollout`. A sample of another task, which has no checks of ours, is solved with its
-    input as the instruction, and scored by that task's scorer.
+    The arguments are the same as for `rollout`. A sample of another task has no checks of ours; its
+    input is the instruction, and its scorer scores it.
     """
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
@@ -349,7 +349,7 @@ def run_agent(
             state.messages, state.output = endpoint.messages, endpoint.output
         _keep(state, outcome, work)
         failure = endpoint.failure or endpoint.limit
-        if failure is not None:  # what the model's provider raised, or a limit of the sample, which is scored
+        if failure is not None:  # an error of the model's provider, or a limit of the sample, which is scored
             raise failure
         if is_failed(outcome.status):
             raise RolloutError(f"{outcome.status}: {outcome.reason}")

@@ -1,4 +1,4 @@
-"""Agents with a loop of their own as environments: one step is one turn of a conversation."""
+"""Agents that run their loop themselves, as environments: one step is one turn of a conversation."""
 
 from __future__ import annotations
 

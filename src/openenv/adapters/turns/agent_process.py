@@ -1,7 +1,7 @@
 """`HarnessProcess`: an agent's process, spoken to in lines over its standard input and output.
 
 Threads read its output, so that it belongs to no event loop: it may be started on one and stopped on another, or when
-none runs any more. Knows lines; must not know what they mean.
+none runs any more. Handles lines and must not interpret them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _LOOK_S = 0.01
 
 
 class HarnessProcess:
-    """One process, in a session of its own, so that stopping it ends its children too.
+    """One process in a new session, so that stopping it ends its children too.
 
     Args:
         command: The command line.
-        cwd: Where it runs.
-        env_vars: Variables, beside those of this process; the server's own tokens are left out.
+        cwd: The working directory.
+        env_vars: Variables to add to the environment of this process; the server's tokens are removed.
         startup_timeout_s: How long it may take to be ready.
         terminate_grace_s: How long it has between SIGTERM and SIGKILL.
     """
@@ -98,7 +98,7 @@ class HarnessProcess:
             if ready_check is not None:
                 await self._until_ready(ready_check, deadline)
         except BaseException:
-            if not spawning.done():  # cancelled: the thread goes on, and what it starts must be ended
+            if not spawning.done():  # cancelled: the thread goes on, so its process must be ended
                 spawning.add_done_callback(lambda _: threading.Thread(target=self._end, daemon=True).start())
             else:
                 await asyncio.shield(asyncio.ensure_future(self.stop()))
@@ -147,7 +147,7 @@ class HarnessProcess:
         ]
 
     async def wait(self, timeout_s: float) -> int | None:
-        """Wait for the process to end by itself; return its exit code, or None where it goes on."""
+        """Wait for the process to end by itself; return its exit code, or None if it still runs."""
         assert self._process is not None
         await asyncio.to_thread(self._until_ended, timeout_s)
         return _exit_code(self._process)
@@ -172,7 +172,7 @@ class HarnessProcess:
             if process.stdin is not None and self._writing.acquire(timeout=_DRAIN_S):
                 try:
                     process.stdin.close()
-                except OSError:  # what was not written is lost with the agent
+                except OSError:  # the agent has ended, so the rest of the message has no reader
                     logger.debug("the input of a harness process broke off", exc_info=True)
                 finally:
                     self._writing.release()
@@ -224,7 +224,7 @@ class HarnessProcess:
             timeout_s: How long to wait; None waits until there is a line or the output ends.
 
         Returns:
-            The line; None where the output has ended or none came in time (`is_at_end` says which).
+            The line; None at the end of the output or after the time limit (`is_at_end` tells them apart).
         """
         if self._process is None:
             return None

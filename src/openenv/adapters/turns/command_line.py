@@ -26,9 +26,9 @@ from .agent_process import HarnessProcess
 from .turns import AgenticHarnessAdapter, HarnessConfig
 
 MCP_URL = "OPENENV_MCP_URL"
-"""The variable that holds the address of the environment's tools."""
+"""The variable with the address of the environment's tools."""
 MESSAGE = "{message}"
-"""What the text of a turn replaces in a command line."""
+"""The placeholder for the text of a turn in a command line."""
 _EXIT_S = 5.0
 
 
@@ -54,7 +54,7 @@ class ProcessAdapter(AgenticHarnessAdapter):
         """
         self._folder = Path(working_directory)
         if not self._folder.is_dir():
-            raise HarnessStartupError(f"the working directory {working_directory!r} is no folder")
+            raise HarnessStartupError(f"the working directory {working_directory!r} does not exist")
         self._key = self._model_key()
         await asyncio.to_thread(self._write_configuration, self._folder)
         await self._begin()
@@ -66,7 +66,7 @@ class ProcessAdapter(AgenticHarnessAdapter):
         try:
             return {name: settings.secret(name)}
         except ValueError as exc:
-            raise HarnessStartupError(f"{exc}; it should hold the key of the agent's model") from exc
+            raise HarnessStartupError(f"{exc}; it must contain the API key of the agent's model") from exc
 
     def _write_configuration(self, folder: Path) -> None:
         if self.config.mcp_config_path is None:
@@ -78,7 +78,7 @@ class ProcessAdapter(AgenticHarnessAdapter):
 
     @abstractmethod
     async def _begin(self) -> None:
-        """Start what runs for the whole conversation."""
+        """Start the process that runs for the whole conversation."""
 
     def _variables(self) -> dict[str, str]:
         own = {} if self._bridge_url is None else {MCP_URL: self._bridge_url}
@@ -103,7 +103,7 @@ class JsonLinesAdapter(ProcessAdapter):
 
     Args:
         config: How it is started.
-        ready_check: Says for a line of output whether the agent is ready; None where it is as soon as it runs.
+        ready_check: Tells from a line of output whether the agent is ready; None means ready at once.
     """
 
     def __init__(self, config: HarnessConfig, *, ready_check: Callable[[str], bool] | None = None) -> None:
@@ -119,7 +119,7 @@ class JsonLinesAdapter(ProcessAdapter):
         return self._process is not None and self._process.is_running()
 
     async def send_message_streaming(self, message: str) -> AsyncIterator[HarnessEvent]:
-        """Send the message, and yield what the agent prints until its turn ends.
+        """Send the message, and yield the agent's output until its turn ends.
 
         Raises:
             HarnessNotRunningError: The agent has ended.
@@ -142,10 +142,10 @@ class JsonLinesAdapter(ProcessAdapter):
 class CommandAdapter(ProcessAdapter):
     """An agent that is started once for each turn, such as `claude -p` or `opencode run`.
 
-    Its answer is what it prints. Subclasses that know its output override `events_of`.
+    Its output is the response. Subclasses that can parse the output override `events_of`.
 
     Args:
-        config: How it is started. `{message}` in an argument stands for the text of the turn; where there is none, the
+        config: How to start it. `{message}` in an argument is replaced by the text of the turn; without it, the
             agent reads the text from its standard input.
         continue_arguments: Added from the second turn on, such as `--continue`, so that the agent goes on with its
             conversation.
@@ -160,7 +160,7 @@ class CommandAdapter(ProcessAdapter):
         self._turns = 0
 
     async def is_alive(self) -> bool:
-        """Say whether the conversation was begun: there is no process between turns."""
+        """Say whether the conversation was begun. No process runs between turns."""
         return self._folder is not None
 
     def command(self, message: str) -> list[str]:
@@ -173,7 +173,7 @@ class CommandAdapter(ProcessAdapter):
         return [HarnessEvent(type=HarnessEventType.TEXT_OUTPUT, data={"text": line})]
 
     async def send_message_streaming(self, message: str) -> AsyncIterator[HarnessEvent]:
-        """Run the agent once, and yield what it prints.
+        """Run the agent once, and yield its output.
 
         Raises:
             HarnessNotRunningError: The conversation was not begun.
@@ -206,7 +206,7 @@ class CommandAdapter(ProcessAdapter):
         yield HarnessEvent(type=HarnessEventType.TURN_COMPLETE, data={"response": "\n".join(texts)})
 
     async def _feed(self, process: HarnessProcess, message: str) -> None:
-        """Send the message, beside what the agent prints: it may print before it reads, or never read."""
+        """Send the message while the output is read: the agent may print before it reads, or never read."""
         with contextlib.suppress(HarnessNotRunningError):
             if not any(MESSAGE in part for part in self.config.command):
                 await process.write_line(message)

@@ -1,6 +1,6 @@
-"""Tools of an environment as an MCP server on loopback, where an agent's process finds them.
+"""Tools of an environment as an MCP server on loopback, for the agent's process.
 
-The server forwards each call to a function, which may run the tool elsewhere. Knows FastMCP and sockets; must not know
+The server forwards each call to a function, which may run in another thread. Knows FastMCP and sockets; must not know
 environments or agents.
 """
 
@@ -57,7 +57,7 @@ class ForwardedTool(FastMcpTool):
         return tool
 
     async def run(self, arguments: dict[str, Any]) -> ToolResult:
-        """Run the tool where it belongs."""
+        """Forward the call to the environment."""
         try:
             outcome = await self._call(ToolRequest(self._original, arguments))
         except ToolCallError as exc:  # not as an exception, which FastMCP would log as a defect
@@ -73,7 +73,7 @@ class ForwardedTool(FastMcpTool):
 def forwarding_server(
     name: str, described: Sequence[Mapping[str, Any]], renames: Mapping[str, str], call: CallTool
 ) -> FastMCP[Any]:
-    """Build a server whose tools are forwarded to a function.
+    """Build a server that forwards its tools to a function.
 
     Args:
         name: The server's name.
@@ -127,11 +127,11 @@ class HarnessMCPBridge:
         self._host = host
         self._server: ThreadServer | None = None
         self._path = ""
-        self._lock = threading.Lock()  # a start whose caller was cancelled goes on, and `stop` has to wait for it
+        self._lock = threading.Lock()  # if its caller is cancelled, `start` continues, and `stop` has to wait for it
 
     @property
     def url(self) -> str | None:
-        """Where the tools are; None while it does not run."""
+        """The address of the tools; None while the server is stopped."""
         return None if self._server is None else f"{self._server.url}{self._path}"
 
     def start(self, timeout_s: float = 10.0) -> str:

@@ -1,4 +1,4 @@
-"""`HarnessEnvironment`: an agent with a loop of its own as an environment; one step is one turn of its conversation.
+"""`HarnessEnvironment`: an agent with its loop as an environment; one step is one turn of its conversation.
 
     reset: stop the former agent ─> serve the tools ─> inject_tools ─> start
     step:  is_alive ─> send_message_streaming ... TURN_COMPLETE ─> rubric ─> observation
@@ -59,7 +59,7 @@ class HarnessAction(Action):
 class HarnessEnvironment(MCPEnvironment):
     """Serves an agent that brings its own loop. The environment's tools reach it over MCP.
 
-    Rewards come from the rubric, which sees the message and the turn. A turn that fails is no reward of 0: its
+    Rewards come from the rubric, which sees the message and the turn. A failed turn is not a reward of 0: its
     observation has `done` and no reward, and its metadata `error` and `error_type` (`turn_timeout`, `harness_crashed`).
 
     Args:
@@ -102,7 +102,7 @@ class HarnessEnvironment(MCPEnvironment):
 
     @property
     def trajectory(self) -> list[HarnessEvent]:
-        """Every event of the episode, those of failed turns too."""
+        """Every event of the episode, including failed turns."""
         return list(self._trajectory)
 
     # -- episodes -------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class HarnessEnvironment(MCPEnvironment):
 
         Args:
             seed: Not used; agents have none.
-            episode_id: What the episode is called; by default a random name.
+            episode_id: The name of the episode; by default random.
             kwargs: Not used; subclasses may.
 
         Raises:
@@ -152,7 +152,7 @@ class HarnessEnvironment(MCPEnvironment):
         return tools, await asyncio.to_thread(self._bridge.start)
 
     async def _call_from_bridge(self, request: ToolRequest) -> ToolOutcome:
-        """Run a tool for the agent where the session's own code runs; called on the bridge's loop."""
+        """Run a tool for the agent in the session's thread; called on the bridge's loop."""
         loop, offload = self._loop, self._offload
 
         async def call() -> ToolOutcome:
@@ -220,15 +220,15 @@ class HarnessEnvironment(MCPEnvironment):
     async def run_turn(
         self, message: str, *, on_event: OnEvent | None = None, timeout_s: float | None = None
     ) -> HarnessResponse:
-        """Take a turn; whatever keeps it from ending well ends the episode too.
+        """Take a turn. If it fails in any way, the episode ends too.
 
         Args:
-            message: What the agent is asked.
+            message: The message to the agent.
             on_event: Takes each event when it comes.
             timeout_s: How long the turn may take; by default the configuration's `session_timeout_s`.
 
         Raises:
-            HarnessNotRunningError: There is no episode, or the agent has ended.
+            HarnessNotRunningError: No episode has begun, or the agent has ended.
             HarnessTurnTimeoutError: The turn took too long.
             HarnessError: The agent failed, or another turn is under way.
         """
@@ -271,7 +271,7 @@ class HarnessEnvironment(MCPEnvironment):
         """Take a turn, or list or call the environment's own tools.
 
         Raises:
-            HarnessNotRunningError: There is no episode; call `reset`.
+            HarnessNotRunningError: No episode has begun; call `reset`.
             TypeError: The action is of another class.
         """
         if isinstance(action, (ListToolsAction, CallToolAction)):

@@ -35,10 +35,10 @@ class HarnessConfig(BaseModel):
     Args:
         name: What clients see as the agent's name.
         command: Its command line.
-        working_directory: Where it works.
-        env_vars: Variables for its process, beside those of the server.
+        working_directory: The agent's working directory.
+        env_vars: Variables to add to the server's for its process.
         transport: How the adapter talks to it.
-        mcp_config_path: Where the address of the environment's tools is written for it, within the working directory.
+        mcp_config_path: The file for the address of the environment's tools, within the working directory.
         startup_timeout_s: How long its start may take.
         session_timeout_s: How long a turn may take.
         model: The model that it should use.
@@ -80,13 +80,13 @@ def events_to_metadata(events: Sequence[HarnessEvent]) -> list[dict[str, Any]]:
 
 
 class AgenticHarnessAdapter(ABC):
-    """Connects one kind of agent: starts it, tells it where its tools are, and turns what it says into events.
+    """Connects one kind of agent: starts it, points it to its tools, and converts its output to events.
 
     One adapter is for one agent at a time. `stop` may come at any time and more than once, before the first start too.
     """
 
     BUILTIN_TOOL_NAMES: ClassVar[frozenset[str]] = frozenset()
-    """Tools that the agent brings itself; an environment's tool of such a name is offered under another."""
+    """Built-in tools of the agent. An environment's tool with one of these names gets another name."""
 
     def __init__(self, config: HarnessConfig) -> None:
         self.config = config
@@ -101,7 +101,7 @@ class AgenticHarnessAdapter(ABC):
 
     @abstractmethod
     async def stop(self) -> None:
-        """End the agent and free what it took."""
+        """End the agent and free its resources."""
 
     @abstractmethod
     async def inject_tools(self, tools: list[Tool], bridge_url: str | None = None) -> None:
@@ -109,7 +109,7 @@ class AgenticHarnessAdapter(ABC):
 
         Args:
             tools: The tools, under the names that the agent has to use.
-            bridge_url: The MCP server that has them; None where there are no tools.
+            bridge_url: The MCP server of the tools; None without tools.
         """
 
     @abstractmethod
@@ -136,7 +136,7 @@ async def turn_events(adapter: AgenticHarnessAdapter, message: str) -> AsyncGene
     """Yield the events of a turn up to `TURN_COMPLETE`; the adapter's stream is closed on every path.
 
     Raises:
-        HarnessError: The stream ended before, or yielded what is no event.
+        HarnessError: The stream ended early, or yielded an object that is not an event.
     """
     stream = adapter.send_message_streaming(message)
     try:
@@ -146,7 +146,7 @@ async def turn_events(adapter: AgenticHarnessAdapter, message: str) -> AsyncGene
             if event.type is HarnessEventType.TURN_COMPLETE:
                 return
     finally:
-        close = getattr(stream, "aclose", None)  # an iterator that is no generator may have none
+        close = getattr(stream, "aclose", None)  # only generators must have it
         if close is not None:
             await close()
     raise HarnessError("harness event stream ended without a TURN_COMPLETE event")
@@ -158,7 +158,7 @@ def _checked(item: Any) -> HarnessEvent:
     try:
         return HarnessEvent.model_validate(item)
     except ValidationError as exc:
-        raise HarnessError(f"the adapter yielded {type(item).__name__}, which is no HarnessEvent") from exc
+        raise HarnessError(f"the adapter yielded {type(item).__name__}; yield HarnessEvent objects") from exc
 
 
 def response_of(events: list[HarnessEvent]) -> HarnessResponse:

@@ -12,7 +12,7 @@ from .installed import get_discovery, print_table
 
 
 class AutoAction:
-    """Action classes by name: `AutoAction.from_env("echo")`. There are no instances."""
+    """Finds action classes by name: `AutoAction.from_env("echo")`. Never instantiated."""
 
     def __new__(cls, *args: object, **kwargs: object) -> AutoAction:
         """Refuse: all methods belong to the class."""
@@ -33,7 +33,7 @@ class AutoAction:
             name: An installed package, a Space (`owner/name`) or its address.
             skip_install: Import nothing of the environment.
             trust_remote_code: Install a Space that is not installed, without a question.
-            install_into: Where a Space is installed: `own`, a folder of its own, or `current`, this environment.
+            install_into: The place of an installed Space: `own`, a separate folder, or `current`, this environment.
 
         Raises:
             ValueError: There is no such environment; the text has names that are near.

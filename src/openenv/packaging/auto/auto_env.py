@@ -18,7 +18,7 @@ _ASK_S = 5.0
 
 
 class AutoEnv:
-    """Clients by name: `AutoEnv.from_env("echo")`, `AutoEnv.from_env("openenv/echo_env")`. There are no instances."""
+    """Makes clients by name: `AutoEnv.from_env("echo")`, `AutoEnv.from_env("openenv/echo_env")`. Never instantiated."""
 
     def __new__(cls, *args: object, **kwargs: object) -> AutoEnv:
         """Refuse: all methods belong to the class."""
@@ -44,14 +44,14 @@ class AutoEnv:
         Args:
             name: An installed package (`echo`, `echo-env`, `echo_env`), a Space (`owner/name`) or its address.
             base_url: A server that runs already. By default one is started: a container where `docker_image` or
-                `container_provider` is given, else the installed package in a process of its own.
+                `container_provider` is given, else the installed package in a separate process.
             docker_image: The image to start.
             container_provider: What starts it; by default the local Docker engine.
             wait_timeout: Seconds until the server has to answer.
             env_vars: Variables of the server that is started.
             trust_remote_code: Install a Space that is not installed, without a question.
             skip_install: Import nothing of the environment: the client takes and returns dicts.
-            install_into: Where a Space is installed: `own`, a folder of its own, or `current`, this environment.
+            install_into: The place of an installed Space: `own`, a separate folder, or `current`, this environment.
             kwargs: Passed to the client.
 
         Raises:
@@ -92,7 +92,7 @@ class AutoEnv:
 
     @classmethod
     def get_env_info(cls, name: str) -> dict[str, Any]:
-        """Return what is known of an installed environment."""
+        """Describe an installed environment."""
         info = get_discovery().require(name)
         return {
             "env_key": info.env_key,
@@ -148,7 +148,7 @@ def _running_server(base_url: str) -> Provided:
 
 
 def _without_models(name: str, repo: str | None, start: _Start) -> Provided:
-    """Return the Space where it runs already, else a container of its image."""
+    """Return the running Space if it answers, else a container of its image."""
     if repo is None and start.docker_image is None:
         raise ValueError(f"With skip_install=True, {name!r} needs base_url or docker_image")
     subdomain = hf_space_subdomain(repo or name)

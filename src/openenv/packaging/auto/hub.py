@@ -1,7 +1,7 @@
-"""Environments of the Hugging Face Hub: their names, the consent to run their code, and where it is installed.
+"""Environments of the Hugging Face Hub: their names, the consent to run their code, and their installation.
 
 Code of a Space runs with the user's rights once it is imported, so nothing is installed without consent. It goes into a
-folder of its own that stands last on the path: it can hide nothing that is there already, and its requirement of
+separate folder, last on the path: it can hide no installed package, and its requirement of
 `openenv` cannot replace this package.
 """
 
@@ -42,23 +42,23 @@ def repo_of(name: str) -> str | None:
         if words[:1] == ["spaces"]:
             words = words[1:]
         if parts.hostname not in _HOSTS or len(words) < 2:
-            raise ValueError(f"{name!r} is no address of a Space: {HUB}/spaces/OWNER/NAME")
+            raise ValueError(f"{name!r} must be the address of a Space: {HUB}/spaces/OWNER/NAME")
         return "/".join(words[:2])
     if "/" not in name:
         return None
     repo = name.removeprefix("spaces/")
     if not _REPO.fullmatch(repo) or ".." in repo:
-        raise ValueError(f"{name!r} is no name of a Space: OWNER/NAME")
+        raise ValueError(f"{name!r} must be the name of a Space: OWNER/NAME")
     return repo
 
 
 def installed_from_hub(
     repo: str, *, trust_remote_code: bool = False, install_into: InstallInto = "own"
 ) -> EnvironmentInfo:
-    """Return an environment of the Hub, and install it first where it is not installed.
+    """Return an environment of the Hub; install it first if necessary.
 
     Raises:
-        InstallationFailed: There is no consent, or pip failed.
+        InstallationFailed: The user did not consent, or pip failed.
     """
     if install_into not in ("own", "current"):
         raise ValueError(f"install_into must be 'own' or 'current', not {install_into!r}")
@@ -73,7 +73,7 @@ def installed_from_hub(
     _install(repo, folder if install_into == "own" else None)
     _add_to_path(folder)
     discovery.clear_cache()
-    # A copy of a Space has another name than its package: what is new is what was asked for.
+    # A copied Space and its package may differ in name, so the newly installed package is the one requested.
     new = [one for key, one in discovery.discover().items() if key not in before]
     info = _environment_in(folder) or discovery.get_environment_by_name(repo.partition("/")[2])
     info = info or (new[0] if len(new) == 1 else None)
@@ -87,7 +87,7 @@ def installed_from_hub(
 
 
 def _environment_in(folder: Path) -> EnvironmentInfo | None:
-    """Return the environment that is installed in a folder, whatever its name is."""
+    """Return the only environment installed in a folder, under any name."""
     known = get_discovery().discover().values()
     return next((one for one in known if one.folder is not None and one.folder.is_relative_to(folder)), None)
 
@@ -104,7 +104,7 @@ def _require_consent(repo: str, trusted: bool) -> None:
     advice = "pass trust_remote_code=True, or set OPENENV_TRUST_REMOTE_CODE=1"
     if not sys.stdin.isatty():
         raise InstallationFailed(
-            f"{repo} is not installed, and installing it runs its code on this machine. There is no terminal to ask: "
+            f"{repo} is not installed, and installing it runs its code on this machine. No terminal is open to ask: "
             f"read the code at {HUB}/spaces/{repo}, then {advice}"
         )
     answer = input(f"Install {repo} from the Hub? Its code will run on this machine with your rights. [y/N] ")
@@ -113,7 +113,7 @@ def _require_consent(repo: str, trusted: bool) -> None:
 
 
 def _install(repo: str, folder: Path | None) -> None:
-    """Install the package of a Space, without its dependencies: those of most environments are this package's own."""
+    """Install the package of a Space without its dependencies, which this package mostly has already."""
     source = f"git+{HUB}/spaces/{repo}"
     target: Sequence[str] = () if folder is None else ("--target", str(folder))
     uv = shutil.which("uv")

@@ -61,11 +61,11 @@ class EnvironmentInfo:
         return self._find_class(self.client_class_name)
 
     def get_action_class(self) -> type[Any]:
-        """Import and return the action class; that of an environment of tools is `CallToolAction`."""
+        """Import and return the action class; tool environments use `CallToolAction`."""
         return self._find_model(self.action_class_name, CallToolAction)
 
     def get_observation_class(self) -> type[Any]:
-        """Import and return the observation class; that of an environment of tools is `CallToolObservation`."""
+        """Import and return the observation class; tool environments use `CallToolObservation`."""
         return self._find_model(self.observation_class_name, CallToolObservation)
 
     def _find_model(self, name: str, of_tools: type[Any]) -> type[Any]:
@@ -138,7 +138,7 @@ class EnvironmentDiscovery:
         known = list(self.discover())
         if not known:
             raise ValueError(
-                f"There is no environment {name!r}: no environments are installed. Install one with `pip install "
+                f"Unknown environment {name!r}: no environments are installed. Install one with `pip install "
                 "openenv-NAME`, or give the name of a Space, such as 'openenv/echo_env'"
             )
         near = difflib.get_close_matches(short_name(name), known, n=3)
@@ -146,7 +146,7 @@ class EnvironmentDiscovery:
         raise ValueError(f"Unknown environment {name!r}.{hint} Available environments: {', '.join(known)}")
 
     def list_environments(self) -> None:
-        """Print what is installed."""
+        """Print the installed environments."""
         known = self.discover()
         print_table("Environments", [(key, f"{each.description} ({each.version})") for key, each in known.items()])
 
@@ -182,7 +182,7 @@ def print_table(title: str, rows: list[tuple[str, str]]) -> None:
 
 
 def _installed() -> dict[str, EnvironmentInfo]:
-    # A package may be in two places of the path; the first one is what an import finds.
+    # If a package stands in two places of the path, `import` uses the first, so this does too.
     found: dict[str, EnvironmentInfo] = {}
     for distribution in importlib.metadata.distributions():
         info = _describe(distribution)
@@ -192,7 +192,7 @@ def _installed() -> dict[str, EnvironmentInfo]:
 
 
 def _describe(distribution: importlib.metadata.Distribution) -> EnvironmentInfo | None:
-    """Return what a distribution holds, or None if that is no environment."""
+    """Describe the environment in a distribution, or return None if it has none."""
     metadata = distribution.metadata
     package_name = str((metadata.get_all("Name") or [""])[0])  # none in a folder that pip left half removed
     canonical = re.sub(r"[-_.]+", "-", package_name).lower()
@@ -253,12 +253,12 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def cache_file() -> Path:
-    """Return the file that keeps what was found: `openenv/discovery_cache.json` in the user's cache folder."""
+    """Return the path of the cached list: `openenv/discovery_cache.json` in the user's cache folder."""
     return settings.cache_dir() / "discovery_cache.json"
 
 
 def _read_cache() -> dict[str, EnvironmentInfo] | None:
-    """Return what the file says, or None where it is missing, not the user's own, or out of date."""
+    """Read the cached list, or return None if it is missing, out of date, or owned by another user."""
     try:
         # Entries name modules to import: a file that others can write, or a link that they set, is not read.
         handle = os.open(cache_file(), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))

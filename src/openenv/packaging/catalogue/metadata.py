@@ -1,4 +1,4 @@
-"""What the files of an environment declare: manifest, project, README, and a `discovery.json` for catalogues."""
+"""Declarations in the files of an environment: manifest, project, README, and a `discovery.json` for catalogues."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ToolDeclaration(ProfileModel):
 
 
 class DiscoveryDeclaration(ProfileModel):
-    """The content of a `discovery.json`; what it says comes before the other files."""
+    """The content of a `discovery.json`, which overrides the other files."""
 
     description: NonEmpty | None = None
     tags: list[NonEmpty] = Field(default_factory=list)
@@ -72,7 +72,7 @@ def discovery_declaration(source: GitMetadataSource, path: str) -> DiscoveryDecl
     """Read a `discovery.json`; without one everything has its default.
 
     Raises:
-        MetadataError: It is no JSON.
+        MetadataError: The text is not JSON.
         pydantic.ValidationError: It has other fields or values.
     """
     text = source.read(path)
@@ -86,7 +86,7 @@ def discovery_declaration(source: GitMetadataSource, path: str) -> DiscoveryDecl
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML whose mappings have unique texts as keys: `a: 1` twice would hide one of them."""
+    """Loads YAML and refuses duplicate keys: the second `a: 1` would silently replace the first."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -114,7 +114,7 @@ def project_metadata(source: GitMetadataSource, path: str) -> dict[str, Any]:
     """Return the table `[project]` of a `pyproject.toml`, empty without one.
 
     Raises:
-        MetadataError: It is no TOML, or has no table of that name but a value.
+        MetadataError: The text is not TOML, or the name belongs to a value instead of a table.
     """
     text = source.read(path)
     if text is None:
@@ -132,7 +132,7 @@ def readme_metadata(source: GitMetadataSource, path: str) -> dict[str, Any]:
     """Return the front matter of a README, empty without one.
 
     Raises:
-        MetadataError: It does not end, or is no YAML mapping.
+        MetadataError: The front matter has no end, or is not a YAML mapping.
     """
     lines = (source.read(path) or "").splitlines()
     if lines[:1] != ["---"]:
@@ -185,7 +185,7 @@ def framework_requirement(project: dict[str, Any]) -> str | None:
         try:
             name = canonicalize_name(Requirement(dependency).name)
         except InvalidRequirement as error:
-            raise MetadataError(_INVALID, f"{dependency!r} is no requirement") from error
+            raise MetadataError(_INVALID, f"{dependency!r} is not a valid requirement") from error
         if name == "openenv":
             ours.append(dependency)
     if len(ours) > 1:

@@ -1,4 +1,4 @@
-"""What a catalogue says of environments: entries, their cards, issues, the snapshot; profile 0.1-draft.
+"""The data of a catalogue: entries, their cards, issues, the snapshot; profile 0.1-draft.
 
 A card declares; it verifies nothing. Models are strict and frozen, so that the same content has the same digest.
 """
@@ -42,7 +42,7 @@ def relative_path(value: str) -> str:
         ValueError: It is absolute, has backslashes, control characters, or parts such as `..`.
     """
     if not re.fullmatch(_PATH.removeprefix("^").removesuffix("$"), value):
-        raise ValueError(f"{value!r} is no normalized path relative to the repository, with / between its parts")
+        raise ValueError(f"{value!r} must be a normalized path relative to the repository, with / between its parts")
     return value
 
 
@@ -55,7 +55,7 @@ def github_repository(uri: str) -> str:
     parts = urlsplit(uri)
     match = _OWNER_AND_NAME.fullmatch(parts.path)
     if parts.scheme != "https" or parts.netloc.lower() != "github.com" or parts.query or parts.fragment or not match:
-        raise ValueError(f"{uri!r} is no address of a repository: https://github.com/OWNER/NAME.git")
+        raise ValueError(f"{uri!r} must be the address of a repository: https://github.com/OWNER/NAME.git")
     return match["id"]
 
 
@@ -63,11 +63,11 @@ def metadata_url(value: str) -> str:
     """Return an HTTPS address as it is.
 
     Raises:
-        ValueError: It is no HTTPS address, or has a user or a password.
+        ValueError: The address does not use HTTPS, or has a user or a password.
     """
     parts = urlsplit(value)
     if parts.scheme != "https" or not parts.hostname or "@" in parts.netloc or "\\" in parts.netloc:
-        raise ValueError(f"{value!r} is no HTTPS address without credentials")
+        raise ValueError(f"{value!r} must be an HTTPS address without credentials")
     return value
 
 
@@ -103,7 +103,7 @@ class CatalogError(ValueError):
 
 
 class ProfileModel(BaseModel):
-    """A model of the profile: no conversions, no other fields, no changes."""
+    """A model of the profile: strict, immutable, without extra fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True, allow_inf_nan=False)
 
@@ -128,7 +128,7 @@ class RepositorySource(ProfileModel):
 
     @model_validator(mode="after")
     def consistent_repository(self) -> RepositorySource:
-        """Raise where the name is not that of the address."""
+        """Raise if name and address differ."""
         if self.id != github_repository(self.uri):
             raise ValueError(f"the id {self.id!r} is not the repository of {self.uri}")
         return self
@@ -141,7 +141,7 @@ class EnvironmentSource(RepositorySource):
 
 
 class GitArtifact(ProfileModel):
-    """Where the environment can be fetched from."""
+    """The source from which the environment can be fetched."""
 
     kind: Literal["git"]
     uri: NonEmpty
@@ -169,7 +169,7 @@ Interface = Annotated[OrchestrationInterface | AgentToolsInterface, Field(discri
 
 
 def _when(field: str, value: str, then: JsonValue, otherwise: JsonValue = True) -> JsonValue:
-    """Return a condition of a JSON schema: where a field has a value, another one holds."""
+    """Return a condition of a JSON schema: if a field has a value, another one holds."""
     condition: JsonValue = {"properties": {field: {"const": value}}, "required": [field]}
     return {"if": condition, "then": then, "else": otherwise}
 
@@ -231,12 +231,12 @@ class EnvironmentCard(ProfileModel):
     def declared_requirement(cls, value: str | None) -> str | None:
         """Raise for a requirement of another package than this one."""
         if value is not None and canonicalize_name(Requirement(value).name) != "openenv":
-            raise ValueError(f"{value!r} is no requirement of openenv")
+            raise ValueError(f"{value!r} must be a requirement of openenv")
         return value
 
     @model_validator(mode="after")
     def subject_and_claims(self) -> EnvironmentCard:
-        """Raise where a claim is about something else than the source, or contradicts another one."""
+        """Raise if a claim describes another source, or contradicts another claim."""
         if bool(self.artifacts) != (self.artifact_availability == "resolvable"):
             raise ValueError(f"{len(self.artifacts)} artifacts do not fit {self.artifact_availability!r}")
         place = (self.source.uri, self.source.path, self.source.revision)
@@ -270,7 +270,7 @@ class DiscoveryEntry(ProfileModel):
 
     @model_validator(mode="after")
     def revision_card(self) -> DiscoveryEntry:
-        """Raise where the identifier is not that of one commit, or tools are claimed that the card does not have."""
+        """Raise if the identifier belongs to another commit, or the card lacks a claimed tool."""
         if not (self.identifier.startswith("urn:air:") and self.identifier.endswith(f":{self.data.source.revision}")):
             raise ValueError(f"{self.identifier!r} does not name the commit {self.data.source.revision}")
         refuse_controls(self.capabilities)
@@ -280,7 +280,7 @@ class DiscoveryEntry(ProfileModel):
 
 
 def refuse_controls(names: list[str]) -> None:
-    """Raise for tools with which an agent would control its own episode.
+    """Raise for tools that would let an agent control its episode.
 
     Raises:
         ValueError: One of them is `reset`, `step`, `state` or `get_state`.
@@ -310,7 +310,7 @@ class Inventory(ProfileModel):
 
 
 class CatalogIssue(ProfileModel):
-    """What is wrong with one environment; with an error it has no entry."""
+    """A problem of one environment. An error removes its entry from the catalogue."""
 
     path: RelativePath
     code: NonEmpty
@@ -340,7 +340,7 @@ class CatalogSnapshot(ProfileModel):
 
     @model_validator(mode="after")
     def inventory_accounting(self) -> CatalogSnapshot:
-        """Raise where the inventory is not exactly the entries and the environments with errors."""
+        """Raise unless the inventory equals the entries and the environments with errors."""
         for entry in self.entries:
             source = entry.data.source
             if source.model_dump(exclude={"path"}) != self.source.model_dump():
@@ -378,7 +378,7 @@ class SupersededEntry(ProfileModel):
 
 
 class CatalogChanges(ProfileModel):
-    """What is different between two snapshots of one catalogue."""
+    """The differences between two snapshots of one catalogue."""
 
     added: list[DiscoveryEntry]
     withdrawn: list[DiscoveryEntry]

@@ -104,14 +104,14 @@ def _error(path: str, code: str, message: str) -> CatalogIssue:
 
 
 def _explained(error: ValidationError) -> str:
-    """Return each mistake in one line: where it is, and what is wrong."""
+    """Return each mistake in one line: its place and its text."""
     return "; ".join(
         f"{'.'.join(str(part) for part in detail['loc'])}: {detail['msg']}"
         for detail in error.errors(include_url=False, include_input=False, include_context=False)
     )
 
 
-# -- what the files say ---------------------------------------------------------------------------------------------
+# -- declarations in files ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class _Declared:
         )
 
     def text(self, key: str, files: Sequence[str]) -> tuple[str, str]:
-        """Return the first value of a key in some files, and where it is: `envs/maze/openenv.yaml#name`."""
+        """Return the first value of a key in several files, and its place: `envs/maze/openenv.yaml#name`."""
         documents: dict[str, tuple[dict[str, Any], str]] = {
             "discovery.json": (self.declaration.model_dump(exclude_none=True), f"#{key}"),
             "openenv.yaml": (self.manifest, f"#{key}"),
@@ -251,7 +251,7 @@ def _interfaces(environment: _Declared) -> list[OrchestrationInterface | AgentTo
     tools = environment.declaration.agent_tools
     if tools is not None:
         if not tools.source.startswith(f"{environment.path}/"):
-            raise MetadataError(_INVALID, f"the tools' source {tools.source} is no file of the environment")
+            raise MetadataError(_INVALID, f"the tools' source {tools.source} must be a file of the environment")
         environment.source.read(tools.source, required=True)
         revision = environment.source.revision
         interfaces.append(

@@ -16,7 +16,7 @@ MAX_TREE_BYTES = 16 * 1024 * 1024
 MAX_ENVIRONMENTS = 10_000
 GIT_TIMEOUT_SECONDS = 30
 _SYMLINK = "120000"
-# Replaced objects and partial clones would bring in what is not at the commit; a question would wait for ever.
+# Replaced objects and partial clones would add content from outside the commit. A question would wait for ever.
 _GIT_VARIABLES = {"GIT_NO_REPLACE_OBJECTS": "1", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
 
 
@@ -62,7 +62,7 @@ class GitMetadataSource:
         self.files = dict(self._tree())
         prefix = "" if self.root == "." else f"{self.root}/"
         if not any(path.startswith(prefix) for path in self.files):
-            raise CatalogError(f"there is no folder {self.root} at {self.revision}: choose another --root")
+            raise CatalogError(f"{self.root} does not exist at {self.revision}: choose another --root")
         folders = [
             folder
             for folder, slash, name in (path.rpartition("/") for path in self.files)
@@ -73,7 +73,7 @@ class GitMetadataSource:
             raise CatalogError(f"there are more than {MAX_ENVIRONMENTS} environments in {self.root}")
 
     def read(self, path: str, *, required: bool = False) -> str | None:
-        """Return the text of a file, or None where there is none.
+        """Return the text of a file, or None if the commit lacks it.
 
         Raises:
             MetadataError: It is required and missing, a link, too large, or not UTF-8.
@@ -81,7 +81,7 @@ class GitMetadataSource:
         file = self.files.get(relative_path(path))
         if file is None:
             if required:
-                raise MetadataError("missing_metadata", f"there is no file {path}")
+                raise MetadataError("missing_metadata", f"{path} does not exist")
             return None
         if file.mode == _SYMLINK:
             raise MetadataError("symlink_metadata", f"{path} is a link; it has to be a file")

@@ -1,4 +1,4 @@
-"""Finds entries of a catalogue by words, by identifier, and by what changed; asks no other machine."""
+"""Search a catalogue by words or identifier, and list the changes between two; works offline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_RESULTS = 1000
 def search_catalog(
     snapshot: CatalogSnapshot, query: str, *, filters: dict[str, str] | None = None, limit: int = 20
 ) -> list[SearchMatch]:
-    """Return the entries that have words of a query, those with most of them first; without words all entries.
+    """Return the entries that match words of a query, best matches first; without words all entries.
 
     Args:
         snapshot: A complete catalogue.
@@ -36,7 +36,7 @@ def search_catalog(
     for name in sorted(filters.keys() - SUPPORTED_FILTERS):
         near = difflib.get_close_matches(name, SUPPORTED_FILTERS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(sorted(SUPPORTED_FILTERS))}"
-        raise CatalogError(f"there is no filter {name!r}: {hint}")
+        raise CatalogError(f"unknown filter {name!r}: {hint}")
     wanted = _words(query)
     matches = []
     for entry in snapshot.entries:

@@ -40,7 +40,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(word: str) -> NoReturn:
-    raise CatalogError(f"{word} is no number of JSON")
+    raise CatalogError(f"{word} is not allowed in JSON")
 
 
 def catalog_digest(snapshot: CatalogSnapshot) -> str:
@@ -79,7 +79,7 @@ def load_catalog(path: str | Path) -> CatalogSnapshot:
     try:
         snapshot = CatalogSnapshot.model_validate(parse_json(data.decode("utf-8")))
     except (UnicodeDecodeError, ValidationError) as error:
-        raise CatalogError(f"{path} is no catalogue of the profile 0.1-draft: {_first(error)}") from error
+        raise CatalogError(f"{path} does not follow the profile 0.1-draft: {_first(error)}") from error
     require_complete(snapshot)
     return snapshot
 

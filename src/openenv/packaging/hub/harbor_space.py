@@ -13,7 +13,7 @@ from openenv import settings
 from .spaces import Spaces, SpaceSettings, Upload
 
 PORT = 7860
-"""Where a Space expects its application."""
+"""The port on which a Space expects its application."""
 _DOCKERFILE = """FROM python:3.12-slim
 RUN useradd --create-home --uid 1000 user
 USER user
@@ -40,7 +40,7 @@ Harbor's tasks, served by openenv: the Task API lists them, the tool `run_rollou
 
 @dataclass(frozen=True)
 class SpacePlan:
-    """What a Space is to be."""
+    """The plan of a Space: its files, variables and secrets."""
 
     repo_id: str
     datasets: tuple[str, ...] = ()
@@ -107,9 +107,9 @@ def push_space(plan: SpacePlan, *, recreate: bool = False, report: Callable[[str
     """Make or change a Space, and return its address.
 
     Args:
-        plan: What it is to be.
+        plan: The Space to create or change.
         recreate: Delete it first, with its variables and secrets.
-        report: Gets what is done, line by line, without values of secrets.
+        report: Receives each action as a line, without values of secrets.
 
     Raises:
         HubError: `huggingface_hub` is not installed, or the Hub refuses something.

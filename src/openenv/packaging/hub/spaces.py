@@ -1,6 +1,6 @@
 """Spaces of the Hugging Face Hub through `huggingface_hub` (extra `hub`): make, upload, configure, copy.
 
-The library is imported when the first `Spaces` is made. Every failure is a `HubError` that says what to do.
+The library is imported by the first `Spaces`. Every failure is a `HubError` that names the remedy.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _SETTINGS = "https://huggingface.co/settings/tokens"
 
 
 class HubError(OpenEnvError, RuntimeError):
-    """The Hub cannot be reached or refuses; the text says what to do."""
+    """The Hub refuses a request or cannot be reached; the text names the remedy."""
 
     code = "HUB_ERROR"
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceSettings:
-    """What a Space has beside its files; nothing of it is changed where it is not set."""
+    """The settings of a Space. Unset fields stay unchanged on the Hub."""
 
     private: bool = False
     hardware: str | None = None
@@ -155,7 +155,7 @@ class Spaces:
                     repo_id,
                     repo_type="space",
                     space_sdk="docker",
-                    private=settings.private or None,  # None: what the organization decides
+                    private=settings.private or None,  # None: the organization's default
                     space_hardware=hardware,
                     exist_ok=True,
                 )
@@ -187,8 +187,8 @@ class Spaces:
 
     @contextlib.contextmanager
     def _failures(self, failed: str, secrets: Mapping[str, str] | None = None) -> Iterator[None]:
-        """Raise what the Hub, the connection or the library's own checks say as a `HubError` without secrets."""
-        # HTTPError is that of httpx or httpx2, with which this version of the library was built.
+        """Raise an error of the Hub, the connection or the library as a `HubError` without secrets."""
+        # The library was built with httpx or httpx2; either has an HTTPError.
         try:
             yield
         except (self._errors.HTTPError, OSError, ValueError) as error:
@@ -230,7 +230,7 @@ def _pairs(values: Mapping[str, str]) -> list[dict[str, str]] | None:
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Raise for what is neither `name` nor `owner/name`.
+    """Raise unless the text is `name` or `owner/name`.
 
     Raises:
         ValueError: It is something else.

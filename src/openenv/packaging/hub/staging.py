@@ -28,7 +28,7 @@ _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(?P<block>.*?)^---[ \t]*$\n?", re.DOTA
 
 
 class PackageStructureError(ValueError):
-    """A folder cannot become a Space; the text says what is missing or wrong."""
+    """A folder cannot become a Space; the text names the missing or wrong file."""
 
 
 # -- the package ----------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ class SpacePackage:
 
 
 def read_package(folder: Path) -> SpacePackage:
-    """Check that a folder has what a Space needs.
+    """Check that a folder contains the required files of a Space.
 
     Raises:
         PackageStructureError: Files are missing, or the manifest is wrong.
@@ -108,7 +108,7 @@ class IgnoreRules:
         self._rules = [rule for line in lines if (rule := _ignore_rule(line)) is not None]
 
     def excludes(self, path: PurePosixPath, *, is_folder: bool) -> bool:
-        """Return whether a path, relative to the package, is left out; what is in such a folder is not asked for."""
+        """Return whether a path, relative to the package, is left out. Callers skip the contents of ignored folders."""
         for rule in reversed(self._rules):
             if (is_folder or not rule.only_folders) and rule.pattern.fullmatch(path.as_posix()):
                 return not rule.negated
@@ -186,7 +186,7 @@ def _copy(source: Path, target: Path, rules: IgnoreRules) -> None:
             if path.is_symlink() and not (path.is_file() and path.resolve().is_relative_to(source)):
                 # A copy of the target could publish a file that has nothing to do with the package.
                 raise PackageStructureError(
-                    f"{here / name} is a link to something that is no file of the package: copy the file there, or "
+                    f"{here / name} is a link that leaves the package: copy the file there, or "
                     "leave the link out with --exclude"
                 )
         (target / inside).mkdir(parents=True, exist_ok=True)
@@ -210,9 +210,9 @@ def staged_space(
     """Copy a package into the form of a Docker Space; the copy is removed afterwards.
 
     Args:
-        package: What to copy.
+        package: The package to copy.
         ignore: Lines of a `.gitignore` that come after `DEFAULT_IGNORE`.
-        base_image: The image to start from, instead of the Dockerfile's.
+        base_image: Replaces the base image in the Dockerfile.
         interface: Whether the server has its web page; by default it has one unless the Dockerfile decides it.
 
     Raises:
@@ -323,7 +323,7 @@ def _instructions(lines: list[str]) -> list[_Instruction]:
 
 
 def _set_base_image(lines: list[str], image: str) -> None:
-    """Start from another image: as the default of BASE_IMAGE where there is one, else in FROM.
+    """Change the base image: as the default of BASE_IMAGE if the Dockerfile has one, else in FROM.
 
     Stages that start from the same image as the first one change with it; names of stages and platforms stay.
     """
@@ -355,10 +355,10 @@ def _image_of(text: str) -> str:
 
 
 def space_readme(text: str, package: SpacePackage, *, interface: bool = True) -> str:
-    """Return a README with the front matter of a Docker Space; what its author wrote there stays.
+    """Return a README with the front matter of a Docker Space; the author's text stays.
 
     Raises:
-        PackageStructureError: The front matter is no YAML mapping, or belongs to another kind of Space.
+        PackageStructureError: The front matter is not a YAML mapping, or belongs to another kind of Space.
     """
     match = _FRONT_MATTER.match(text)
     if match is None:
@@ -392,5 +392,5 @@ def _front_matter(package: SpacePackage, interface: bool) -> dict[str, Any]:
 
 
 def _space_keys(package: SpacePackage, interface: bool) -> dict[str, Any]:
-    """Return what a Docker Space needs in order to find the server and its page."""
+    """Return the front-matter keys of a Docker Space: its SDK, the port, and the path of the web UI."""
     return {"sdk": "docker", "app_port": package.port, **({"base_path": "/web"} if interface else {})}

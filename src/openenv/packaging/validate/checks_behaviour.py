@@ -64,7 +64,7 @@ def run_check(check_id: str, probe: Probe) -> CheckOutcome:
 
 
 def outcome_of(check_id: str, function: Callable[[], CheckEvidence]) -> CheckOutcome:
-    """Run a check and turn what it returns or raises into its outcome."""
+    """Run a check and convert its result or exception to an outcome."""
     started = time.monotonic()
     try:
         evidence = function()
@@ -105,7 +105,7 @@ def reward_well_formed(probe: Probe) -> CheckEvidence:
 
 
 def reward_problems(moments: Sequence[Moment], limits: tuple[float, float] | None) -> list[str]:
-    """Return what is wrong with the rewards of an episode."""
+    """Return the problems of an episode's rewards."""
     problems = []
     for index, moment in enumerate(moments):
         where = _where(index)
@@ -165,7 +165,7 @@ def state_contract(probe: Probe) -> CheckEvidence:
 
 
 def state_problems(states: Sequence[dict[str, Any]], episode_id: str, actions: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what is wrong with the states after the reset and after each of the actions."""
+    """Return the problems of the states after the reset and after each action."""
     problems = []
     for index, state in enumerate(states):
         if state.get("episode_id") != episode_id:
@@ -197,7 +197,7 @@ def trajectory_record(probe: Probe) -> CheckEvidence:
 
 
 def tool_declaration_accuracy(probe: Probe) -> CheckEvidence:
-    """The tools that an agent finds are those of the manifest."""
+    """The served tools equal the tools in the manifest."""
     promises = probe.promises
     request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
     reply = probe.ask("POST", "/mcp", request)
@@ -262,7 +262,7 @@ def host_containment(probe: Probe) -> CheckEvidence:
     if seen is None:
         raise CheckNotApplicable("the package runs here as a process, not in a container")
     if "privileged" not in seen:
-        raise CheckSkipped("the provider does not say what its containers may reach")
+        raise CheckSkipped("the provider does not report the reach of its containers")
     reached = [*seen.get("mounts", ()), *seen.get("host_namespaces", ())]
     problems = [f"the container has {one} of the host" for one in reached]
     if seen["privileged"]:
@@ -273,7 +273,7 @@ def host_containment(probe: Probe) -> CheckEvidence:
 
 
 def resource_bounds(probe: Probe) -> CheckEvidence:
-    """The server's memory and the slowest episode so far are within what is declared."""
+    """The server's memory and the slowest episode so far stay within the declared limits."""
     _ = probe.first
     resources = probe.promises.resources
     memory = probe.package.peak_memory_mb() if probe.package is not None else None
@@ -313,7 +313,7 @@ def episode_isolation(probe: Probe) -> CheckEvidence:
 
 
 def _play_beside(probe: Probe, env: Client, neighbour: Client, episode: PlayedEpisode) -> list[str]:
-    """Go on with an episode while a neighbour does other things; return what is wrong with the states of both."""
+    """Continue an episode while a neighbour acts; return the problems of both states."""
     plan = probe.plan
     reset(neighbour, plan, seed=plan.reset.seed + 1, episode_id="neighbour")
     for index, action in enumerate(plan.actions):
@@ -364,12 +364,14 @@ def fork(probe: Probe) -> CheckEvidence:
                 f"a copy has the state {shown(states[1])}, and its original {shown(states[0])}", fix=_COPYING
             )
     if _holds(lambda: state_contract(probe)) and not _counts(other_state, [*plan.actions[:half], *elsewhere]):
-        raise CheckFailed(f"a copy counts {other_state.get('step_count')!r} steps, those of others too", fix=_COPYING)
+        raise CheckFailed(
+            f"a copy counts {other_state.get('step_count')!r} steps, including steps of others", fix=_COPYING
+        )
     return CheckEvidence(f"a copy after {half} steps goes on the same", {"forked": True, "steps": len(ours.moments)})
 
 
 def _play_on(env: Client, actions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Take actions until the episode is over; return those that were taken."""
+    """Take actions until the episode ends; return them."""
     taken = []
     for action in actions:
         taken.append(action)
@@ -396,7 +398,7 @@ def step_before_reset(probe: Probe) -> CheckEvidence:
 
 
 def invalid_action(probe: Probe) -> CheckEvidence:
-    """A step with what is no action is refused with a typed error, and the episode goes on."""
+    """An invalid action is refused with a typed error, and the episode continues."""
     _ = probe.first
     with probe.session() as env:
         reset(env, probe.plan)
@@ -448,7 +450,7 @@ def floor_gap(probe: Probe) -> CheckEvidence:
     measured = {"floor": floor, "gap": best - floor, "floor_margin": promises.reward.floor_margin}
     if best - floor < promises.reward.floor_margin:
         problem = f"the first action alone earns {floor:g} of {best:g}"
-        raise CheckFailed(problem, fix="pay for what is to be learnt, or declare a wider range", measured=measured)
+        raise CheckFailed(problem, fix="pay for the intended skill, or declare a wider range", measured=measured)
     return CheckEvidence(f"the first action alone earns {floor:g} of {best:g}", measured)
 
 
@@ -519,7 +521,7 @@ def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def _grown(probe: Probe, before: Handles) -> str:
-    """Say what has grown with every second session, or more."""
+    """Describe each resource that grew with at least every second session."""
     now = probe.package.handles() if probe.package is not None else None
     if now is None:
         return ""

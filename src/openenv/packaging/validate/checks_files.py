@@ -34,7 +34,7 @@ def layout(folder: Path, app: FolderApp | None) -> CheckEvidence:
 
 
 def entry_point(folder: Path, app: FolderApp | None) -> CheckEvidence:
-    """`server` is a command of the package that runs `main`, and so does the application's file."""
+    """The package's command `server` and the application's file both run `main`."""
     problems = []
     project = _text(folder / "pyproject.toml")
     if _SERVER_SCRIPT.search(project) is None:
@@ -73,7 +73,7 @@ def _is_guard(test: ast.expr) -> bool:
 
 
 def app_of(folder: Path) -> FolderApp | None:
-    """Find the application of a folder; None where there is none, or where the manifest cannot be read."""
+    """Find the application of a folder; None if the folder has none or its manifest is unreadable."""
     try:
         return find_app(folder)
     except (ManifestError, FolderError, OSError):

@@ -20,7 +20,7 @@ _CONTROLS = ("/reset", "/step", "/state")
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One check of a server, with what was expected and what came back."""
+    """One check of a server, with the expected and the actual result."""
 
     id: str
     description: str
@@ -82,12 +82,12 @@ class RunningReport:
 def check_running(
     url: str, *, timeout_s: float, token: str | None, with_episodes: bool, listen: Callable[[Criterion], None]
 ) -> RunningReport:
-    """Check a running server: its endpoints, and where it may be reset and stepped, sessions too.
+    """Check a running server: its endpoints, and sessions if the caller may reset and step.
 
     Args:
-        url: Where it is.
+        url: The server's address.
         timeout_s: How long an answer over HTTP may take.
-        token: What the server asks for.
+        token: The token that the server requires.
         with_episodes: Whether to open sessions.
         listen: Called with each result as it comes.
     """
@@ -123,12 +123,12 @@ class _Endpoint:
 
     id: str  # of the criterion
     request: str  # method and path
-    says: str  # what the reply has to be, as the end of a sentence that begins with the request
+    says: str  # the required reply, as the end of a sentence that begins with the request
     fields: dict[str, Any]  # of the body: the value of each, or its type
     expected: dict[str, Any] | None = None  # the same in the words of the report; by default the values
 
     def check(self, probe: Probe) -> tuple[Criterion, dict[str, Any]]:
-        """Send the request; return the criterion and the body, empty where there is none."""
+        """Send the request; return the criterion and the body, which may be empty."""
         says, expected = f"{self.request} {self.says}", {"status_code": 200, **(self.expected or self.fields)}
         try:
             status, reply = self._reply(probe)
@@ -149,7 +149,7 @@ class _Endpoint:
         return Criterion(self.id, says, passed, details=details, expected=expected, actual=actual), body
 
     def _reply(self, probe: Probe) -> tuple[int, Any]:
-        """Return the status and the JSON of the reply; raise ValueError where there is none."""
+        """Return the status and the JSON of the reply; raise ValueError if the body is not JSON."""
         method, path = self.request.split()
         try:
             reply = probe.request(method, path, {} if method == "POST" else None)

@@ -67,8 +67,8 @@ with socket.create_server(("0.0.0.0", {SINK_TCP_PORT})) as listener:
         with listener.accept()[0] as client:
             client.sendall({_GREETING!r})
 """
-# In: the sink's address. Out: what the namespace has and reaches, as JSON. An ICMP echo needs a right that helpers may
-# not have, so a refusal by the kernel for that reason proves nothing.
+# In: the sink's address. Out: interfaces, routes and reach of the namespace, as JSON. An ICMP echo needs a capability
+# that helpers may lack, so a refusal for that reason proves nothing.
 _MEASURE = f"""
 import errno, json, os, socket, struct, sys
 def attempt(action):
@@ -201,7 +201,7 @@ class DockerRunningSubject:
         self._spec = spec
         self._helper_image = helper_image
         self._engine = _docker()
-        self._containers: list[str] = []  # in the order in which they were started
+        self._containers: list[str] = []  # oldest first
         self._bridge: ExecRelayBridge | None = None
 
     def launch(self) -> None:
@@ -229,7 +229,7 @@ class DockerRunningSubject:
             raise StartupError(message_of(error), log=error.log) from error
 
     def measure_network(self, timeout_s: float = 120) -> dict[str, Any]:
-        """Measure what the package's network namespace has and reaches, as the fields of `NetworkEvidence`.
+        """Measure the interfaces and the reach of the package's network namespace, as fields of `NetworkEvidence`.
 
         Without a network, a sink is reached from a container with one and must not be reached from here.
 
@@ -263,7 +263,7 @@ class DockerRunningSubject:
         return evidence.model_dump(mode="json")
 
     def inspect(self) -> dict[str, Any]:
-        """Return how the container runs: its state, and what it may reach of the host."""
+        """Return the container's state, and the parts of the host that it can reach."""
         config: dict[str, Any] = json.loads(self._inspected("{{json .}}"))
         state, host = config["State"], config["HostConfig"]
         return {
@@ -279,7 +279,7 @@ class DockerRunningSubject:
         }
 
     def logs(self, max_bytes: int = 65536) -> str:
-        """Return the end of what the server has written."""
+        """Return the end of the server's output."""
         done = self._engine.run("logs", "--tail", "1000", self._name, timeout=20)
         return (done.stdout + done.stderr)[-max_bytes:].decode("utf-8", "replace")
 

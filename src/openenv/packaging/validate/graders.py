@@ -38,7 +38,7 @@ ENTRY_POINT_GROUP = "openenv.validation.graders"  # published: other packages re
 
 @dataclass(frozen=True)
 class Subject:
-    """What a grader looks at: the package, and where it runs what was seen of it."""
+    """The subject of a grader: the package, and evidence of its run if it is served."""
 
     root: Path
     manifest: NormalizedManifest
@@ -53,8 +53,8 @@ class Subject:
 class Grader(Protocol):
     """Makes one check.
 
-    `requires_capabilities` names fields of `CapabilitiesSpec` that a package must declare, `requires_provider` what the
-    provider must be able to do, `depends_on` the checks that must have passed before.
+    `requires_capabilities` names fields of `CapabilitiesSpec` that a package must declare, `requires_provider` the
+    capabilities of the provider, and `depends_on` the checks that must pass first.
     """
 
     check_id: str
@@ -64,7 +64,7 @@ class Grader(Protocol):
     depends_on: tuple[str, ...]
 
     def applies_to(self, manifest: NormalizedManifest) -> bool:
-        """Return whether a package has what this is about."""
+        """Return whether the check applies to a package."""
         ...
 
     def run(self, subject: Subject) -> CheckOutcome:
@@ -125,7 +125,7 @@ class GraderRegistry:
 
 
 def order_graders(graders: Iterable[Grader]) -> list[Grader]:
-    """Return graders so that each comes after those that it depends on, and else by their ids.
+    """Order graders so that each follows its dependencies; otherwise by ID.
 
     Raises:
         PolicyError: Two have one id, or some depend on each other.
@@ -161,8 +161,8 @@ def execute_graders(
 
     Args:
         graders: The graders to run.
-        subject: What they look at.
-        provider_capabilities: What the provider can do; a grader that needs more is skipped.
+        subject: The package under test.
+        provider_capabilities: The provider's capabilities; a grader that needs more is skipped.
         prior: Results of checks that were made before, for graders that depend on them.
     """
     passed = {result.check_id for result in prior if result.status is CheckStatus.PASS}
@@ -189,7 +189,7 @@ def _run(grader: Grader, subject: Subject) -> CheckOutcome:
         if not isinstance(result, CheckOutcome) or result.check_id != grader.check_id:
             raise TypeError(f"returned no result of {grader.check_id}")
     except Exception as error:
-        # Only the kind of the error: what a grader of another package puts into its texts may be secret.
+        # Only the type of the error: messages of another package's grader may contain secrets.
         text = f"the grader failed ({type(error).__name__})"
         duration_s = time.monotonic() - started
         return CheckOutcome(check_id=grader.check_id, status=CheckStatus.ERROR, evidence=[text], duration_s=duration_s)
@@ -262,10 +262,10 @@ class EvidenceGrader(ABC):
 
     @abstractmethod
     def check(self, subject: Subject, evidence: RuntimeEvidence) -> list[str]:
-        """Return what is wrong with the episode."""
+        """Return the problems of the episode."""
 
     def run(self, subject: Subject) -> CheckOutcome:
-        """Judge the episode; without one, or where it ended before its plan, the check is skipped."""
+        """Judge the episode. Without a complete episode, the check is skipped."""
         evidence = subject.runtime_evidence
         if evidence is None:
             return skipped(self.check_id, "no episode was recorded")
@@ -292,7 +292,7 @@ class RewardWellFormedGrader(EvidenceGrader):
     check_id = "runtime.reward_well_formed"
 
     def check(self, subject: Subject, evidence: RuntimeEvidence) -> list[str]:
-        """Return what is wrong with the rewards."""
+        """Return the problems of the rewards."""
         return reward_problems(episode_of(evidence).moments, subject.manifest.reward.range)
 
 
@@ -302,7 +302,7 @@ class ObservationSchemaGrader(EvidenceGrader):
     check_id = "runtime.observation_schema"
 
     def check(self, subject: Subject, evidence: RuntimeEvidence) -> list[str]:
-        """Return what is wrong with the observations."""
+        """Return the problems of the observations."""
         if evidence.observation_schema_json is None:
             return ["the server publishes no schema of observations"]
         of_steps = json.loads(evidence.observation_schema_json)
@@ -322,7 +322,7 @@ class StateContractGrader(EvidenceGrader):
     check_id = "runtime.state_contract"
 
     def check(self, subject: Subject, evidence: RuntimeEvidence) -> list[str]:
-        """Return what is wrong with the states."""
+        """Return the problems of the states."""
         episode = episode_of(evidence)
         reset = next(one for one in evidence.exchanges if one.operation == "reset")
         episode_id = json.loads(reset.request_json)["data"]["episode_id"]
@@ -337,7 +337,7 @@ def episode_of(evidence: RuntimeEvidence) -> PlayedEpisode:
     """Read the moments and states of an episode from its messages.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: The messages are not those of an episode.
+        ValueError, KeyError, TypeError, AttributeError: The messages do not form an episode.
     """
     episode = PlayedEpisode()
     for exchange in evidence.exchanges:
@@ -356,7 +356,7 @@ _LOOPBACK = ["lo"]
 
 
 class NetworkPolicyGrader:
-    """The package reaches what it declares, and nothing else."""
+    """The package reaches the declared hosts and no others."""
 
     check_id = "runtime.network_policy"
     level = Level.RUNTIME
@@ -381,7 +381,7 @@ class NetworkPolicyGrader:
         except ValidationError:
             problems = ["the measurement of the network cannot be read"]
         else:
-            # A probe proves something only where the container with a network reached the sink.
+            # A probe proves isolation only if the control container, which has a network, reached the sink.
             counted = [probe.kind for probe in evidence.probes if probe.control.result == "reachable"]
             if evidence.requested_mode != declared:
                 problems = [f"{evidence.requested_mode} was measured, and {declared} is declared"]
@@ -403,7 +403,7 @@ class NetworkPolicyGrader:
 
 
 def _leaks(evidence: NetworkEvidence) -> list[str]:
-    """Return what a namespace without a network has, or reaches."""
+    """Return the interfaces and hosts that a namespace without a network should not have."""
     problems = [
         f"{probe.kind} reached the sink from the package's namespace"
         for probe in evidence.probes

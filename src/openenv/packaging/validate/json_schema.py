@@ -20,7 +20,7 @@ Schema = Mapping[str, Any]
 
 
 def violations(value: Any, schema: Schema) -> list[str]:
-    """Return each violation as `place: reason`; an empty list where the value satisfies the schema.
+    """Return each violation as `place: reason`; an empty list if the value satisfies the schema.
 
     A schema that cannot be evaluated (an unknown type, a reference that leads nowhere or in a circle, a pattern in
     another dialect of regular expressions) is not the value's fault, so it violates nothing.
@@ -28,7 +28,7 @@ def violations(value: Any, schema: Schema) -> list[str]:
     import jsonschema
     import referencing
 
-    # The empty registry keeps a schema from another server from making this process fetch what it refers to.
+    # The empty registry stops a schema of another server from making this process fetch references.
     validator = jsonschema.Draft202012Validator(schema, registry=referencing.Registry())
     problems: list[str] = []
     try:
@@ -99,7 +99,7 @@ _MODULE = "openenv.packaging.validate.json_schema"
 
 
 def main() -> None:
-    """Read values and schemas, and write what is wrong with the values."""
+    """Read values and schemas, and write the violations of each value."""
     text = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
     if len(text) > MAX_INPUT_BYTES:
         raise SystemExit(f"more than {MAX_INPUT_BYTES} bytes of values and schemas")

@@ -38,7 +38,7 @@ UNSUPPORTED_CATEGORIES = {
 
 
 class SignatureError(Exception):
-    """A folder is no package, or two kinds of packages at once."""
+    """A folder contains no package, or packages of two kinds."""
 
 
 class UnsupportedPackageError(Exception):
@@ -57,7 +57,7 @@ def detect_signature(package_root: Path) -> SignatureKind:
         SignatureError: There is no such folder, it holds no package, or files of several kinds.
     """
     if not package_root.is_dir():
-        raise SignatureError(f"not a package directory: there is no folder {package_root}")
+        raise SignatureError(f"not a package directory: {package_root} does not exist")
     kinds = [kind for kind in SignatureKind if (package_root / kind.value).is_file()]
     if len(kinds) > 1 and any(kind in WELL_KNOWN_FILES for kind in kinds):
         names = ", ".join(kind.value for kind in kinds)
@@ -65,7 +65,9 @@ def detect_signature(package_root: Path) -> SignatureKind:
     if not kinds or kinds[0] not in WELL_KNOWN_FILES:
         known = ", ".join(WELL_KNOWN_FILES.values())
         hint = f" ({kinds[0].value} is validated by no command yet)" if kinds else ""
-        raise SignatureError(f"unrecognized package: {package_root} is no environment package: it has no {known}{hint}")
+        raise SignatureError(
+            f"unrecognized package: {package_root} has no {known}, which environment packages need{hint}"
+        )
     return kinds[0]
 
 
@@ -73,7 +75,7 @@ TypeSpec = Types
 
 
 class NormalizedManifest(Promises):
-    """What a package promises, and which package it is."""
+    """The declarations of a package, and its identity."""
 
     manifest_schema_version: Literal["1"]
     name: str
@@ -95,7 +97,7 @@ class Parser(Protocol):
     signature: SignatureKind
 
     def parse(self, package_root: Path) -> NormalizedManifest:
-        """Read the declarations of a package; raise `ManifestError` where they are missing or wrong."""
+        """Read the declarations of a package; raise `ManifestError` if they are missing or wrong."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Severity policies: which checks a version knows in which lane, and what follows from their results."""
+"""Severity policies: the checks of a version in each lane, and the verdict that follows from their results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DeclarationBounds(BaseModel):
 
 
 class PolicyEntry(BaseModel):
-    """What a policy says of one check."""
+    """The policy for one check."""
 
     model_config = ConfigDict(extra="forbid")
     check_id: str
@@ -56,7 +56,7 @@ class SeverityPolicy(BaseModel):
         return self
 
     def entries_for_lane(self, lane: ValidationLane) -> dict[str, PolicyEntry]:
-        """Return the entries of a lane by the ids of their checks; the Hub's lane has those of the local one too."""
+        """Return the entries of a lane by check ID; the Hub's lane includes the local one."""
         lanes = (_LOCAL, _HUB) if lane is _HUB else (_LOCAL,)
         return {entry.check_id: entry for entry in self.entries if entry.lane in lanes}
 
@@ -109,7 +109,7 @@ def apply_policy(results: Iterable[CheckOutcome], policy: SeverityPolicy, lane: 
     """Return what follows from results.
 
     A check that should have been made and was skipped is not known to be good, hence a warning; one that does not apply
-    says nothing. A check that broke fails, whatever its severity.
+    says nothing. A check that broke fails at any severity.
 
     Raises:
         PolicyError: Neither the lane nor our own checks have one of these ids.

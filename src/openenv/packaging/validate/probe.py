@@ -66,7 +66,7 @@ def make_plan(schema: Mapping[str, Any]) -> RuntimePlan:
         problem = f"no action can be generated from the schema ({error}); write {PLAN} with actions"
         raise CheckSkipped(problem) from error
     except ValidationError as error:
-        raise CheckSkipped(f"actions are no objects; write {PLAN} with actions") from error
+        raise CheckSkipped(f"generated actions are not objects; write {PLAN} with actions") from error
 
 
 def has_tool_actions(schema: Mapping[str, Any]) -> bool:
@@ -96,7 +96,7 @@ class Moment:
 
     @property
     def core(self) -> dict[str, Any]:
-        """What must be the same when an episode is repeated; metadata may hold the time of day."""
+        """The parts of an episode that a repetition must reproduce; metadata may contain the time."""
         return {name: value for name, value in self.whole.items() if name != "metadata"}
 
     def json(self) -> dict[str, Any]:
@@ -169,12 +169,12 @@ class Probe:
     token: str | None = None
     reply_s: float = 60.0  # how long a reply in a session may take
     http_timeout_s: float = 60.0
-    manifest: NormalizedManifest | None = None  # None: a running server, or a package whose manifest is invalid
-    folder: Path | None = None  # the package, where there is one
-    package: PackageServer | None = None  # what serves it, where this command started it
+    manifest: NormalizedManifest | None = None  # None for a running server or an invalid manifest
+    folder: Path | None = None  # the package, if there is one
+    package: PackageServer | None = None  # the server that this command started, if any
     declares: bool = True  # whether there could be a manifest: a file has none
     slowest_s: float = field(default=0.0, init=False)  # of the episodes that were played
-    _is_generated: bool = field(default=False, init=False)  # of the plan's actions: a refusal of one proves little
+    _is_generated: bool = field(default=False, init=False)  # actions made from the schema: a refusal proves little
     _cache: dict[str, Any] = field(default_factory=dict, init=False)
     _failures: dict[str, str] = field(default_factory=dict, init=False)
 
@@ -192,7 +192,7 @@ class Probe:
             raise CheckFailed(f"{method} {path}: {message_of(error)}") from error
 
     def request(self, method: str, path: str, body: Any = None) -> httpx2.Response:
-        """Send an HTTP request and return the reply, whatever it is."""
+        """Send an HTTP request and return the reply with any status."""
         return httpx2.request(
             method,
             self.url.rstrip("/") + path,
@@ -218,7 +218,7 @@ class Probe:
 
     @property
     def promises(self) -> NormalizedManifest:
-        """The manifest; raises CheckSkipped where there is no valid one."""
+        """The manifest; raises CheckSkipped if it is missing or invalid."""
         if self.manifest is None and not self.declares:
             raise CheckNotApplicable("a file declares nothing")
         if self.manifest is None:
@@ -256,7 +256,7 @@ class Probe:
         return make_plan(action if isinstance(action, dict) else {})
 
     def open(self, protocol: ProtocolChoice = "v1") -> Client:
-        """Return a client with a session of its own; a context manager."""
+        """Return a client with a separate session, as a context manager."""
         client = GenericEnvClient(
             base_url=self.url,
             token=self.token,
@@ -302,7 +302,7 @@ class Probe:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
-            except ServerError:  # it has a session: what is wrong with its state is for another check
+            except ServerError:  # the session exists; another check judges its state
                 return env
             except BaseException:
                 env.close()
@@ -323,10 +323,10 @@ class Probe:
 
     @property
     def elsewhere(self) -> PlayedEpisode:
-        """The same episode in another process, in which Python's sets have another order.
+        """Play the same episode in another process, so that the order of Python's sets differs.
 
         Raises:
-            CheckSkipped: There is no package to start one from.
+            CheckSkipped: The package cannot be started a second time.
         """
         _ = self.first
         return self._once("a second process", self._play_elsewhere)
@@ -341,7 +341,7 @@ class Probe:
             raise CheckFailed(f"a second server did not start: {last_line(str(error))}") from error
 
     def play(self, **options: Any) -> PlayedEpisode:
-        """Play an episode in a session of its own."""
+        """Play an episode in a separate session."""
         with self.session() as env:
             episode = play(env, self.plan, **options)
         self.slowest_s = max(self.slowest_s, episode.seconds)

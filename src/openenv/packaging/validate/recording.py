@@ -97,9 +97,9 @@ def read_runtime_plan(path: Path, defaults: Mapping[str, Any] | None = None) -> 
         return RuntimePlan.model_validate(data)
     except ValidationError as error:
         where = "; ".join(f"{'.'.join(map(str, one['loc'])) or path.name}: {one['msg']}" for one in error.errors()[:3])
-        raise RuntimePlanError(f"{path.name} is no plan: {where}") from error
+        raise RuntimePlanError(f"{path.name} is not a valid plan: {where}") from error
     except (ValueError, RecursionError) as error:
-        raise RuntimePlanError(f"{path.name} is no plan: {error}") from error
+        raise RuntimePlanError(f"{path.name} is not a valid plan: {error}") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON's")
+    raise ValueError(f"{name} is not allowed in JSON")
 
 
 def _require_small(data: Any) -> None:
@@ -148,7 +148,7 @@ class WireExchange:
 
 @dataclass(frozen=True)
 class RuntimeEvidence:
-    """What was seen of an episode; with a `failure_phase` it ended before its plan did."""
+    """The record of an episode; with a `failure_phase` it ended early."""
 
     exchanges: tuple[WireExchange, ...] = ()
     observation_schema_json: str | None = None
@@ -158,7 +158,7 @@ class RuntimeEvidence:
 
 
 class ProbeOutcome(BaseModel):
-    """What came of an attempt to reach something."""
+    """The result of one connection attempt."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     result: Literal["reachable", "denied", "inconclusive"]
@@ -175,7 +175,7 @@ class NetworkProbe(BaseModel):
 
 
 class NamespaceEvidence(BaseModel):
-    """What a network namespace has."""
+    """The interfaces and routes of a network namespace."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     interfaces: list[str]
@@ -185,7 +185,7 @@ class NamespaceEvidence(BaseModel):
 
 
 class NetworkEvidence(BaseModel):
-    """What a package can reach, measured from its network namespace."""
+    """The reach of a package, measured from its network namespace."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     schema_version: Literal[1] = 1
@@ -196,7 +196,7 @@ class NetworkEvidence(BaseModel):
 
 
 def abort_socket(transport_socket: socket.socket | None) -> None:
-    """Wake every thread that reads or writes a socket, and close it; harmless where that was done before."""
+    """Wake every thread that reads or writes a socket, and close it. Safe to call twice."""
     if transport_socket is None:
         return
     with contextlib.suppress(OSError):
@@ -207,10 +207,10 @@ def abort_socket(transport_socket: socket.socket | None) -> None:
 
 @contextlib.contextmanager
 def http_deadline(timeout_s: float) -> Iterator[dict[str, Any]]:
-    """Give the `extensions` of one HTTPX request whose connection is aborted when the time is over.
+    """Yield `extensions` for one HTTPX request. Its connection is aborted when the time is over.
 
     A timeout of HTTPX begins again with every byte; this one is for the whole reply. The request must open a connection
-    of its own, so that its socket is seen.
+    for itself, so that its socket is seen.
 
     Raises:
         TimeoutError: The time was over before the request had ended.
@@ -249,7 +249,7 @@ _CLOSE_S = 2.0
 
 
 class RuntimeCollectionInterrupted(KeyboardInterrupt):
-    """Ctrl-C during the episode; `evidence` is what was seen until then."""
+    """Ctrl-C during the episode; `evidence` is the record so far."""
 
     def __init__(self, evidence: RuntimeEvidence) -> None:
         super().__init__("the episode was interrupted")
@@ -270,14 +270,14 @@ def collect_runtime_evidence(
 ) -> RuntimeEvidence:
     """Play the planned episode until it is done, and return all messages with the server's schemas.
 
-    What goes wrong does not raise: the evidence has the phase and the reason, and what was seen until then.
+    Failures do not raise: the evidence has the phase, the reason and the record so far.
 
     Args:
         base_url: The server's address.
         plan: The reset and the actions; the state is read after each of them.
         episode_timeout_s: How long the whole may take.
         request_timeout_s: How long one reply may take; by default as long as the whole.
-        token: What the server asks for.
+        token: The token that the server requires.
 
     Raises:
         RuntimeCollectionInterrupted: Ctrl-C came meanwhile.
@@ -312,7 +312,7 @@ class _RecordedEpisode:
         self._bytes = 0
 
     def evidence(self, reason: str | None) -> RuntimeEvidence:
-        """Return what was seen so far; with a reason, the phase it belongs to."""
+        """Return the record so far; `reason` explains a failure in the current phase."""
         return RuntimeEvidence(
             exchanges=tuple(self._exchanges),
             observation_schema_json=self._schemas.get("observation"),
@@ -387,7 +387,7 @@ class _RecordedEpisode:
         if not isinstance(message, dict) or not isinstance(message.get("data"), dict):
             raise _CollectionFailed(f"{operation} was answered with no message")
         if message.get("type") == "error":
-            # What the environment says may hold its secrets; the code names the kind of the failure.
+            # The environment's message may contain secrets; the code names the kind of failure.
             raise _CollectionFailed(f"{operation} was refused ({_code_of(message['data'])})")
         if message.get("type") != expected:
             raise _CollectionFailed(f"{operation} was answered with {message.get('type')!r} instead of {expected!r}")

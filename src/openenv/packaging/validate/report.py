@@ -88,7 +88,7 @@ def skipped(check_id: str, reason: str, *, applies: bool = True) -> CheckOutcome
 
 
 def source_digest(package_root: Path) -> str:
-    """Return a hash of all source files: names and contents; of a link, where it points."""
+    """Return a hash of all source files: names and contents, or the target of a link."""
     digest = hashlib.sha256()
     for name, path in sorted((path.relative_to(package_root).as_posix(), path) for path in _sources(package_root)):
         digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
@@ -125,15 +125,15 @@ def write_runtime_bundle(
     provider: dict[str, Any] | None = None,
     cleanup: Any = None,
 ) -> None:
-    """Write what a run was and what was seen of it; what is not there is not written.
+    """Write the files of a run; absent parts get no file.
 
     Args:
         directory: Where to; it is made if it is missing.
         report: The report.
         plan: The episode that was planned.
-        evidence: What was seen of it.
+        evidence: The record of the episode.
         provider: What ran the package.
-        cleanup: What is known of the end of it.
+        cleanup: The end of the container, as the provider reports it.
     """
     directory.mkdir(parents=True, exist_ok=True)
     requested = [result for result in report.results if not result.check_id.startswith("static.")]
@@ -191,7 +191,7 @@ def _described(evidence: RuntimeEvidence) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """Return a message as JSON; what is none, as it is."""
+    """Parse a message as JSON; return invalid JSON unchanged."""
     try:
         return json.loads(text)
     except ValueError:

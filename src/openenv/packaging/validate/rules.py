@@ -23,14 +23,14 @@ class Level(IntEnum):
 
 
 class ValidationLane(str, Enum):
-    """Where a report is made; the Hub's lane has all checks of the local one, and its own."""
+    """The place of a report; the Hub's lane has all checks of the local one, and more."""
 
     LOCAL = "local"
     HUB = "hub"
 
 
 class Severity(str, Enum):
-    """What the failure of a check means for the verdict."""
+    """The effect of a failed check on the verdict."""
 
     FAIL = "fail"
     WARN = "warn"
@@ -55,7 +55,7 @@ class ReportVerdict(str, Enum):
 
 
 class ProviderCapability(str, Enum):
-    """What a validation provider can do."""
+    """Capabilities of validation providers."""
 
     NETWORK_POLICY = "network_policy"
     EXEC = "exec"
@@ -84,16 +84,16 @@ _NONE: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A check: what holds when it passes, and what its failure means."""
+    """A check: the property it confirms, and the effect of its failure."""
 
     id: str  # its level and the name of the function that makes it
     says: str  # what holds when it passes
-    severity: Severity = Severity.FAIL  # what its failure makes of the verdict
-    # Why it is always skipped. The report names such checks, as that of the published package does.
+    severity: Severity = Severity.FAIL  # the effect on the verdict
+    # The reason if the check is always skipped. Reports list it anyway, as the published package does.
     skipped: str | None = None
-    needs: str | None = None  # what a package declares, among its capabilities, that the check is about
+    needs: str | None = None  # the declared capability that the check is about
     any_server: bool = False  # whether any client that may reset and step can check a running server
-    policies: tuple[str, ...] = _BOTH  # the versions of the published policy that name it; none: a check of our own
+    policies: tuple[str, ...] = _BOTH  # the published policies that name it; empty for checks that only we have
 
     @property
     def level(self) -> Level:
@@ -170,14 +170,14 @@ RULE = {rule.id: rule for rule in RULES}
 
 @dataclass(frozen=True, slots=True)
 class CheckEvidence:
-    """What a check that passed has seen."""
+    """The evidence of a passed check."""
 
     text: str
     measured: dict[str, Any] = field(default_factory=dict)
 
 
 class CheckFailed(Exception):
-    """A check failed: what is wrong, and how to fix it."""
+    """A check failed: the problems and a remedy."""
 
     def __init__(self, *problems: str, fix: str | None = None, measured: dict[str, Any] | None = None) -> None:
         super().__init__("; ".join(problems))
@@ -191,4 +191,4 @@ class CheckSkipped(Exception):
 
 
 class CheckNotApplicable(CheckSkipped):
-    """There is nothing here that the check is about; the text says what is not there."""
+    """The package lacks the subject of the check; the text names it."""

@@ -93,12 +93,12 @@ def run_validation(
         skip_build: Whether to leave out checks that need the package to run.
         policy: The severity of each check; by default v1 for files alone, else v2.
         provider: Builds and runs the package; by default a process of this machine serves it.
-        artifacts_dir: Where the report, the plan and every message of an episode are kept.
-        token: What the server of the package will ask for, where a process serves it.
+        artifacts_dir: The folder for the report, the plan and every message of an episode.
+        token: The token for the package's server, if a process serves it.
         listen: Called with each result as it comes.
 
     Raises:
-        SignatureError: There is no package, or it is of two kinds.
+        SignatureError: The folder contains no package, or packages of two kinds.
         UnsupportedPackageError: No parser reads this kind of package.
         PolicyError: The policy is not for this level, or does not know a check that a grader makes.
     """
@@ -110,10 +110,10 @@ def run_validation(
     is_file = target.is_file() and target.suffix == ".py"
     app = None if is_file else checks_files.app_of(target)
     root = target if app is None else app.folder
-    # An application that says of no kind what it is can be served, so its checks are made; the manifest's fails.
+    # An application without a manifest can be served, so its checks run; only the manifest's check fails.
     is_bare = app is not None and not any((root / kind.value).is_file() for kind in SignatureKind)
     signature = SignatureKind.OPENENV_SERVED if is_file or is_bare else detect_signature(root)
-    # The server of the package starts in another folder, so a relative path would lead it elsewhere.
+    # The package's server starts in another folder, so a relative path would point to the wrong place.
     run = _PackageRun(root.resolve(), level, chosen, declares=not is_file, token=token, listen=listen, app=app)
     if not is_file:
         try:
@@ -166,7 +166,7 @@ def _report(run: _PackageRun, signature: SignatureKind, target: str) -> Validati
 
 @dataclass
 class _PackageRun:
-    """One validation: what is known of the package so far, and the results."""
+    """One validation: the package's data so far, and the results."""
 
     target: Path
     level: Level
@@ -174,7 +174,7 @@ class _PackageRun:
     declares: bool  # whether there could be a manifest: a file has none
     token: str | None
     listen: Listener | None
-    app: FolderApp | None  # None where there is none, or where it cannot be found
+    app: FolderApp | None  # None if the folder has no application, or it cannot be found
     manifest: NormalizedManifest | None = None
     manifest_error: ManifestError | None = None
     outputs_dir: Path = Path()
@@ -203,13 +203,13 @@ class _PackageRun:
             self.listen(result)
 
     def _rules(self, *levels: Level) -> list[Rule]:
-        """Return the checks of ours at some levels, without those of features that the package does not have."""
+        """Return our checks at some levels, without checks of features that the package lacks."""
         replaced = {grader.check_id for grader in self._others}
         at_level = [rule for rule in RULES if rule.level in levels and rule.level <= self.level]
         return [rule for rule in at_level if rule.id not in replaced and _applies(rule, self.manifest)]
 
     def check_files(self) -> None:
-        """Make the checks of the package's files; a file by itself is no package."""
+        """Check the package's files. A single file is not a package, so these checks are skipped for it."""
         functions = {
             "static.layout": lambda: checks_files.layout(self.target, self.app),
             "static.entry_point": lambda: checks_files.entry_point(self.target, self.app),

@@ -49,11 +49,11 @@ class RunningSubject(Protocol):
     base_url: str
 
     def inspect(self) -> dict[str, Any]:
-        """Return what is known of how it runs."""
+        """Return the container's state and limits."""
         ...
 
     def logs(self, max_bytes: int = 65536) -> str:
-        """Return the end of what its server has written."""
+        """Return the end of the server's output."""
         ...
 
     def exec(self, argv: list[str], timeout_s: float) -> ExecResult:
@@ -100,7 +100,7 @@ class NotServed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Handles:
-    """What a process holds open."""
+    """The open handles of a process."""
 
     files: int
     threads: int
@@ -133,7 +133,7 @@ class PackageServer(ABC):
     @property
     @abstractmethod
     def advice(self) -> str:
-        """What to do about a package that cannot be served."""
+        """The remedy for a package that cannot be served."""
 
     @property
     @abstractmethod
@@ -142,22 +142,22 @@ class PackageServer(ABC):
 
     @abstractmethod
     def another(self) -> PackageServer:
-        """Return the same package for a second server, in whose process sets have another order."""
+        """Return the same package for a second server; in its process the order of sets differs."""
 
     @abstractmethod
     def output(self) -> str:
-        """Return what the server has printed."""
+        """Return the server's output."""
 
     def peak_memory_mb(self) -> float | None:
-        """Return the most memory that the server has held so far; None where that is not known."""
+        """Return the server's peak memory; None if unknown."""
         return None
 
     def handles(self) -> Handles | None:
-        """Count what the server holds open; None where that is not known."""
+        """Count the server's open handles; None if unknown."""
         return None
 
     def containment(self) -> dict[str, Any] | None:
-        """Return what its container may reach of the host; None where it runs in none."""
+        """Return the parts of the host that the container can reach; None outside of containers."""
         return None
 
 
@@ -246,7 +246,7 @@ class ServedPackage(PackageServer):
         return None if peak is None else int(peak.group(1)) / 1024
 
     def handles(self) -> Handles | None:
-        """Count what the process holds open; None without /proc."""
+        """Count the open handles of the process; None without /proc."""
         threads = re.search(r"Threads:\s+(\d+)", self._status())
         if threads is None or self._process is None:
             return None
@@ -283,7 +283,7 @@ class _LocalSubject:
         return {"kind": "process", "folder": str(self._package.folder)}
 
     def logs(self, max_bytes: int = 65536) -> str:
-        """Return the end of what its server has written."""
+        """Return the end of the server's output."""
         return self._package.output()[-max_bytes:]
 
     def exec(self, argv: list[str], timeout_s: float) -> ExecResult:
@@ -300,8 +300,8 @@ class ProvidedPackage(PackageServer):
     Args:
         provider: The provider.
         folder: The package.
-        manifest: What it declares.
-        image_ref: Its image, where it is built already.
+        manifest: The package's declarations.
+        image_ref: The image, if it is built already.
         hash_seed: PYTHONHASHSEED of its server.
     """
 
@@ -316,7 +316,7 @@ class ProvidedPackage(PackageServer):
     ) -> None:
         self.image_ref = image_ref
         self.cleanup: dict[str, Any] = {"started": False}
-        # Servers of this package ask for a token wherever more than loopback reaches them.
+        # Servers of this package require a token if machines other than this one reach them.
         self.token = secrets.token_urlsafe(24)
         self._provider = provider
         self._folder = folder
@@ -328,7 +328,7 @@ class ProvidedPackage(PackageServer):
         """Build the image if there is none, and run it.
 
         Raises:
-            CheckSkipped: The provider cannot give the package what it declares.
+            CheckSkipped: The provider cannot meet the package's declarations.
         """
         try:
             if self.image_ref is None:
@@ -350,7 +350,7 @@ class ProvidedPackage(PackageServer):
         self.url = self._running.base_url
 
     def stop(self) -> None:
-        """Stop what runs, and keep how that went."""
+        """Stop the container, and keep the result of the cleanup."""
         if self._running is None:
             return
         try:
@@ -367,7 +367,7 @@ class ProvidedPackage(PackageServer):
 
     @property
     def subject(self) -> RunningSubject:
-        """What the provider runs."""
+        """The running container."""
         assert self._running is not None
         return self._running
 
@@ -378,7 +378,7 @@ class ProvidedPackage(PackageServer):
         )
 
     def output(self) -> str:
-        """Return what the server has written, as far as the provider keeps it."""
+        """Return the server's output, as far as the provider keeps it."""
         return "" if self._running is None else self._running.logs()
 
     def containment(self) -> dict[str, Any] | None:
@@ -386,7 +386,7 @@ class ProvidedPackage(PackageServer):
         return self.subject.inspect()
 
     def network_evidence(self) -> str | None:
-        """Measure the network of what runs, as JSON; None where the provider cannot."""
+        """Measure the container's network, as JSON; None if the provider cannot."""
         measure = getattr(self._running, "measure_network", None)
         return None if measure is None else json.dumps(measure())
 
