@@ -43,21 +43,21 @@ class ACASandboxProvider(CloudProvider["SandboxClient"]):
         region: By default `AZURE_REGION`; not needed with `endpoint`.
         endpoint: The address of the service; by default the region's.
         credential: A credential of `azure-identity`; by default `DefaultAzureCredential()`.
-        cpu: How much processor, such as `1000m`.
-        memory: How much memory, such as `2048Mi`.
-        disk_size: How much disk, such as `20Gi`.
-        auto_suspend_seconds: After how many seconds without use it is suspended.
+        cpu: The processor, such as `1000m`.
+        memory: The memory, such as `2048Mi`.
+        disk_size: The disk, such as `20Gi`.
+        auto_suspend_seconds: Seconds without use after which the sandbox is suspended.
         auto_suspend_mode: The state to keep then: `Memory` or `Disk`.
         labels: More labels of the sandbox.
         egress_policy: The allowed connections; see `deny_all_egress`. Without a policy, all are allowed.
         anonymous_port: Must be True, because the server is public and you have to confirm that.
-        image: What `start_container` starts when it names none.
-        env_vars: Variables of the server when `start_container` gives none.
+        image: The default image of `start_container`.
+        env_vars: The default variables of the server.
         cmd: The command that starts the server.
         working_directory: The folder to run it in.
         surface_server_logs: Whether errors show the end of the server's log, with known secrets redacted.
-        create_timeout: How many seconds the sandbox may take to start.
-        polling_interval: How many seconds lie between two looks at it.
+        create_timeout: Seconds that the sandbox may take to start.
+        polling_interval: Seconds between two requests for its state.
         sdk_kwargs: More arguments of `SandboxGroupClient`.
 
     Raises:

@@ -147,7 +147,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
     _place: ClassVar[str]
     """Its name in `openenv ps`."""
     _options: tuple[str, ...] = ("cmd",)
-    """The options of `start_container` beside its parameters."""
+    """Further options of `start_container`, passed as keywords."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         """Check the name of an image before anything is made.
 
         Raises:
-            ValueError: It is none that this cloud can start.
+            ValueError: This cloud cannot start it.
         """
         return image
 
@@ -343,7 +343,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         return self._redact(text.strip())
 
     def stop_container(self) -> None:
-        """Delete the sandbox; harmless when there is none.
+        """Delete the sandbox; do nothing if there is none.
 
         Raises:
             ProviderError: It could not be deleted; a later call tries again.
@@ -387,7 +387,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         """Return a provider that only lists the sandboxes of the account in the environment variables.
 
         Raises:
-            ProviderUnavailable: There is none, or the package is not installed.
+            ProviderUnavailable: The account is not set, or the package is not installed.
         """
         return cls()  # type: ignore[call-arg]  # the options of a subclass have defaults
 
@@ -456,8 +456,8 @@ class BuildingProvider(CloudProvider[Box]):
                 layout of `openenv init`.
 
         Raises:
-            FileNotFoundError: There is no such file.
-            ValueError: There is no such folder, something that is copied is not in it, or the cloud cannot build it.
+            FileNotFoundError: The file does not exist.
+            ValueError: The folder or a copied file does not exist, or the cloud cannot build it.
         """
         source = DockerfileSource.of(dockerfile_path, context_dir)
         cls._check_dockerfile(source)
@@ -465,7 +465,7 @@ class BuildingProvider(CloudProvider[Box]):
 
     @classmethod
     def _check_dockerfile(cls, source: DockerfileSource) -> None:
-        """Raise ValueError for one that the cloud cannot build."""
+        """Raise ValueError for a Dockerfile that the cloud cannot build."""
 
     @classmethod
     def _dockerfile(cls, image: str) -> DockerfileSource | None:
@@ -485,7 +485,7 @@ class BuildingProvider(CloudProvider[Box]):
 
 @dataclass(slots=True)
 class _ProcessWatch:
-    """The end and the log of the server inside, as `wait_for_ready` takes them. It asks at most every two seconds."""
+    """The end and the log of the server inside, for `wait_for_ready`. It asks at most every two seconds."""
 
     provider: CloudProvider[Any]
     box: Any
@@ -522,5 +522,5 @@ def require_https(url: object, cloud: str) -> str:
         ProviderError: It is not; the text leaves the address out, because it may open the sandbox.
     """
     if not isinstance(url, str) or urlsplit(url).scheme != "https" or not urlsplit(url).hostname:
-        raise ProviderError(f"{cloud} returned an address that is not https; nothing is sent there unencrypted.")
+        raise ProviderError(f"{cloud} returned an address that is not https; refusing to send data unencrypted")
     return url.rstrip("/")

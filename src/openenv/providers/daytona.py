@@ -35,16 +35,16 @@ class DaytonaProvider(BuildingProvider["Sandbox"]):
     An image is a name in a registry, `snapshot:NAME`, or `dockerfile:PATH`, as `image_from_dockerfile` returns it.
 
     Args:
-        image: What `start_container` starts when it names none.
-        env_vars: Variables of the server when `start_container` gives none.
+        image: The default image of `start_container`.
+        env_vars: The default variables of the server.
         api_key: The account's key; by default `DAYTONA_API_KEY`.
         public: Whether the sandbox can be reached without a signed address.
         resources: `daytona.Resources`, for images that Daytona builds; a snapshot has its own.
-        auto_stop_interval: After how many minutes without use Daytona stops and deletes the sandbox; 0 never.
+        auto_stop_interval: Minutes without use after which Daytona stops and deletes the sandbox; 0 for never.
         target: The region.
         on_snapshot_create_logs: Called with the lines that building an image writes.
         cmd: The command that starts the server.
-        create_timeout: How many seconds the sandbox may take to start.
+        create_timeout: Seconds that the sandbox may take to start.
 
     Raises:
         ProviderUnavailable: The package is not installed, or the key is missing.

@@ -82,7 +82,7 @@ class BuildStage:
 
 
 def stages(text: str) -> list[BuildStage]:
-    """Split a Dockerfile at its `FROM` lines; what stands before the first belongs to none."""
+    """Split a Dockerfile at its `FROM` lines. Lines before the first one belong to no stage."""
     listed: list[BuildStage] = []
     for one in instructions(text):
         if one.keyword == "FROM":
@@ -140,7 +140,7 @@ def strip_mounts(text: str) -> str:
 
 
 def mount_types(text: str) -> set[str]:
-    """Return the types of the mounts that `RUN` asks for; `bind` where none is given, as BuildKit has it."""
+    """Return the types of the mounts of `RUN`. Without a type it is `bind`, as in BuildKit."""
     types = set()
     for run in _MOUNTS.finditer(text):
         for spec in _MOUNT.findall(run[0]):
@@ -165,8 +165,8 @@ class DockerfileSource:
         """Find a Dockerfile, and check that the folder contains the files that it copies.
 
         Raises:
-            FileNotFoundError: There is no such Dockerfile.
-            ValueError: There is no such folder, or something is not in it.
+            FileNotFoundError: The Dockerfile does not exist.
+            ValueError: The folder or a copied file does not exist.
         """
         file = Path(path).expanduser().resolve()
         if not file.is_file():
@@ -210,7 +210,7 @@ class DockerfileSource:
 def flatten(text: str) -> str:
     """Write a Dockerfile of several stages as one of a single stage, for builders that know only one.
 
-    That works where all stages begin from one image: the steps run one after the other, and `COPY --from` becomes `cp`.
+    That works if all stages begin from one image: the steps run one after the other, and `COPY --from` becomes `cp`.
     `ARG` defaults in `FROM` are filled in, and `--platform` and cache mounts are left out.
 
     Raises:

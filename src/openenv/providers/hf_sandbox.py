@@ -64,7 +64,7 @@ class HFSandboxProvider(CloudProvider["Sandbox"]):
 
     Args:
         image: The image to start, such as `hf.co/spaces/openenv/echo_env`.
-        env_vars: Variables of the server when `start_container` gives none; the Hub keeps them as secrets.
+        env_vars: The default variables of the server; the Hub keeps them as secrets.
         flavor: The hardware.
 
     Raises:

@@ -134,7 +134,7 @@ def _containers(places: tuple[Place, ...], notes: list[str]) -> Iterator[Invento
 def _inspected(engine: ContainerCli, kind: str, names: list[str]) -> list[dict[str, Any]]:
     if not names:
         return []
-    done = engine.run("inspect", "--type", kind, *names)  # one that ended meanwhile makes it fail, and is left out
+    done = engine.run("inspect", "--type", kind, *names)  # fails if one has ended meanwhile; the output has the others
     try:
         listed: list[dict[str, Any]] = json.loads(done.stdout or b"[]")
     except ValueError:

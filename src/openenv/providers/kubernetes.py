@@ -126,7 +126,7 @@ class KubernetesProvider(ContainerProvider):
 
     @property
     def name(self) -> str | None:
-        """The name of the Service and of all that belongs to it, None when there is none."""
+        """The common name of the Service and its objects; None if nothing runs."""
         return None if self._server is None else self._server.manifests.name
 
     def start_container(
@@ -239,12 +239,12 @@ class KubernetesProvider(ContainerProvider):
         return "\n".join(f"== {name}\n{text}" for name, text in parts.items() if text)
 
     def stop_container(self) -> None:
-        """Remove the pods and all that belongs to them, and return when they are gone; harmless when there are none."""
+        """Remove the pods and their objects, and return when they are gone; do nothing if there are none."""
         self._remove()
 
     def close(self) -> None:
         """Close the connections to the cluster."""
-        if "_cluster" in self.__dict__:  # a subclass that does everything itself may have none
+        if "_cluster" in self.__dict__:  # a subclass with its own methods may have no cluster
             self._cluster.close()
 
     # -- starting ------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class KubernetesProvider(ContainerProvider):
             )
 
     def _start(self, server: _RunningServer, port: int | None, ttl_s: float | None) -> str:
-        """Create the objects; if that fails, nothing of them is left."""
+        """Create the objects; if that fails, remove all of them."""
         self._server, self._pid = server, os.getpid()
         atexit.register(self.stop_container)
         try:
@@ -438,7 +438,7 @@ class _RunningServer:
 
 @dataclass(frozen=True, slots=True)
 class _PodEnds:
-    """The end and the log of a server's pods, as `wait_for_ready` takes them."""
+    """The end and the log of a server's pods, in the form that `wait_for_ready` requires."""
 
     server: _RunningServer
     log: Callable[[], str]

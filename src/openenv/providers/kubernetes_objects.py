@@ -26,7 +26,7 @@ REPLICA_LABEL = "openenv.replica"
 PORT_NAME = "http"
 DRAIN_VARIABLE = "OPENENV_DRAIN_TIMEOUT"
 ENDPOINTS_S = 5
-"""How long a pod goes on before it gets SIGTERM, until no more clients are sent to it."""
+"""Time between the decision to end a pod and its SIGTERM, so that clients learn that it takes no more sessions."""
 _MARGIN_S = 15
 _PROBE_S = 5
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -277,7 +277,7 @@ class ServerManifests:
         """Return the HorizontalPodAutoscaler, which keeps the average of a metric of the pods near a value.
 
         Args:
-            most: How many pods there may be; at least there are `replicas`.
+            most: The largest number of pods; the smallest is `replicas`.
             metric: A metric of `/metrics`, which an adapter offers as a custom metric of pods.
             per_pod: The value of the metric at which another pod is started.
         """
@@ -298,7 +298,7 @@ class ServerManifests:
         return self._object("autoscaling/v2", "HorizontalPodAutoscaler", spec=spec)
 
     def disruption_budget(self) -> Manifest:
-        """Return the PodDisruptionBudget: nodes are emptied one pod of ours at a time."""
+        """Return the PodDisruptionBudget: a drain of nodes ends one pod at a time."""
         spec = {"maxUnavailable": 1, "selector": {"matchLabels": self.selector}}
         return self._object("policy/v1", "PodDisruptionBudget", spec=spec)
 

@@ -63,7 +63,7 @@ class EngineProvider(ContainerProvider):
         self._owner = os.getpid()
 
     def wait_for_ready(self, base_url: str, timeout_s: float | None = None) -> None:
-        """Return as soon as the server answers; one that ends, or does not answer in time, is removed.
+        """Return as soon as the server answers; remove it if it ends or does not answer in time.
 
         Raises:
             ServerDied: It ended; the text has the end of its log.
@@ -99,7 +99,7 @@ class EngineProvider(ContainerProvider):
             )
 
     def _start(self, image: str, name: str, create: Callable[[], str]) -> str:
-        """Create the container under its name and return its address; if that fails, nothing of it is left."""
+        """Create the container under its name and return its address; if that fails, remove it."""
         self._name, self._owner = name, os.getpid()
         atexit.register(self.stop_container)
         try:
@@ -109,7 +109,7 @@ class EngineProvider(ContainerProvider):
             self._remove()
             text = f"Failed to start {self._noun} of '{image}': {error}{_port_advice(str(error))}{quoted(log)}"
             raise ProviderError(text, log=log) from error
-        except BaseException:  # Ctrl-C, while the engine goes on with the request
+        except BaseException:  # Ctrl-C, while the engine continues with the request
             self._remove(may_appear=True)
             raise
 
@@ -125,7 +125,7 @@ class EngineProvider(ContainerProvider):
 
     @abstractmethod
     def _watch(self, name: str) -> AbstractContextManager[Callable[[float], str | None]]:
-        """Watch for its end: a function that waits at most so many seconds for it, and returns how it ended."""
+        """Return a function that waits a number of seconds for the end, and returns how it ended, or None."""
 
     @abstractmethod
     def _advice_when_late(self) -> str:
@@ -134,7 +134,7 @@ class EngineProvider(ContainerProvider):
 
 @dataclass(frozen=True, slots=True)
 class EngineWatch:
-    """The end and the log of a container or service, as `wait_for_ready` takes them."""
+    """The end and the log of a container or service, in the form that `wait_for_ready` requires."""
 
     ended: Callable[[float], str | None]
     log: Callable[[], str]
@@ -190,9 +190,9 @@ class LocalDockerProvider(EngineProvider):
 
     Args:
         engine: `docker`, `podman`, or the first of them that answers.
-        host: The engine's address, as its own option takes it; by default its own settings decide.
-        stop_timeout_s: How long a server may take to end before it is killed.
-        ready_timeout_s: How long it may take to answer; `wait_for_ready` can set another time.
+        host: The engine's address, as for its `--host` or `--url`; by default the engine's settings decide.
+        stop_timeout_s: Time to end before the server is killed.
+        ready_timeout_s: The longest time until it answers; `wait_for_ready` can set another time.
 
     Raises:
         ProviderUnavailable: No engine is installed, or none answers.
@@ -215,7 +215,7 @@ class LocalDockerProvider(EngineProvider):
 
     @property
     def container_name(self) -> str | None:
-        """The name of the container, None when there is none."""
+        """The name of the container; None if nothing runs."""
         return self._name
 
     def start_container(
@@ -257,7 +257,7 @@ class LocalDockerProvider(EngineProvider):
         return self._start(image, name, create)
 
     def stop_container(self) -> None:
-        """Stop and remove the container; harmless when there is none, or when the engine is gone."""
+        """Stop and remove the container; do nothing if there is none, or if the engine is gone."""
         if self._name is None or self._owner != os.getpid():  # a forked process leaves it to its parent
             return
         try:
@@ -286,7 +286,7 @@ class LocalDockerProvider(EngineProvider):
         if how is not None:
             raise ProviderError(how)
         raise ProviderError(
-            f"the engine has published no port for {container_port}: its network publishes none. Give network= another"
+            f"the engine has published no port for {container_port}: the network does not publish ports. Set network="
         )
 
     def _how_it_ended(self) -> str | None:

@@ -35,14 +35,14 @@ class ModalProvider(BuildingProvider["Sandbox"]):
     `modal setup` or the variables `MODAL_TOKEN_ID` and `MODAL_TOKEN_SECRET` name.
 
     Args:
-        image: What `start_container` starts when it names none.
-        env_vars: Variables of the server when `start_container` gives none.
-        app_name: The Modal app that sandboxes belong to; it is made when there is none.
+        image: The default image of `start_container`.
+        env_vars: The default variables of the server.
+        app_name: The Modal app of the sandboxes; it is created if it does not exist.
         use_sandbox_v2: Whether to use Modal's second kind of sandboxes, which an account has to be admitted to.
-        timeout: After how many seconds Modal ends the sandbox, whether it is used or not.
+        timeout: Seconds after which Modal ends the sandbox, even while it is used.
         cmd: The command that starts the server.
-        cpu: How many processors it may use.
-        memory: How much memory it may use, in MiB.
+        cpu: Processors that it may use.
+        memory: Memory that it may use, in MiB.
         surface_server_logs: Whether errors show the end of the server's log, with known secrets redacted.
 
     Raises:

@@ -40,11 +40,11 @@ class NovitaSandboxProvider(BuildingProvider["Sandbox"]):
     `image_from_dockerfile` returns it. Novita makes a template of each image, once.
 
     Args:
-        image: What `start_container` starts when it names none.
-        env_vars: Variables of the server when `start_container` gives none.
+        image: The default image of `start_container`.
+        env_vars: The default variables of the server.
         api_key: The account's key; by default `NOVITA_API_KEY`.
         domain: The region; by default `NOVITA_DOMAIN`, else Novita's own choice.
-        timeout: After how many seconds Novita deletes the sandbox, whether it is used or not.
+        timeout: Seconds after which Novita deletes the sandbox, even while it is used.
         metadata: More labels of the sandbox.
         secure: Whether commands need the sandbox's own token; by default Novita decides.
         cmd: The command that starts the server.

@@ -41,12 +41,12 @@ class ContainerProvider(ABC):
             kwargs: Further options of the provider.
 
         Raises:
-            RuntimeError: It could not be started; nothing is left of it.
+            RuntimeError: The start failed; everything it created was removed.
         """
 
     @abstractmethod
     def stop_container(self) -> None:
-        """Stop and remove the container; harmless when there is none."""
+        """Stop and remove the container; do nothing if there is none."""
 
     @abstractmethod
     def wait_for_ready(self, base_url: str, timeout_s: float = READY_S) -> None:
@@ -82,12 +82,12 @@ class RuntimeProvider(ABC):
             kwargs: Further options of the provider.
 
         Raises:
-            RuntimeError: It could not be started; nothing is left of it.
+            RuntimeError: The start failed; everything it created was removed.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop the server; harmless when none runs."""
+        """Stop the server; do nothing if none runs."""
 
     @abstractmethod
     def wait_for_ready(self, timeout_s: float = READY_S) -> None:

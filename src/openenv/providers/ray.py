@@ -134,12 +134,12 @@ class RayProvider(RuntimeProvider):
         target: What `openenv serve` serves: a folder, a file or a module that the nodes have.
         command: A command to run instead, as in `ProcessProvider`.
         cluster: The cluster and the resources of a server in it, or only the cluster's address.
-        servers: How many; by default one for each node that has the resources.
+        servers: The number of servers; by default one for each node that has the resources.
         host: The address that servers listen on; by default that of their node in the cluster.
         cwd: The folder to run in.
         env_vars: Variables to add to those of the node's processes.
         token: What clients have to send; by default `OPENENV_TOKEN` of this process, else a random one.
-        ready_timeout_s: How long a server may take to answer.
+        ready_timeout_s: The longest time until a server answers.
 
     Raises:
         ValueError: An option is invalid.
@@ -186,7 +186,7 @@ class RayProvider(RuntimeProvider):
 
         Raises:
             ValueError: An option is unknown.
-            ProviderUnavailable: Ray is not installed, or there is no such cluster.
+            ProviderUnavailable: Ray is not installed, or the cluster does not answer.
             ServerDied: A server ended before it answered; the text has the end of its log.
             ServerNotReady: One did not answer in time.
             Unschedulable: The cluster found no place for one in time.
@@ -271,13 +271,13 @@ class RayProvider(RuntimeProvider):
         return "\n".join(f"== server {number}\n{text}" for number, text in parts.items())
 
     def stop(self) -> None:
-        """Stop all servers; harmless when none runs."""
+        """Stop all servers; do nothing if none runs."""
         try:
             self._ask("stop", _STOP_S, of=self._placed)
         finally:
             actors, self._actors, self._placed = self._actors, [], set()
             for actor in actors:
-                with contextlib.suppress(Exception):  # Ray raises various errors for one that is gone
+                with contextlib.suppress(Exception):  # Ray raises various errors for a lost actor
                     self._ray.kill(actor)
 
     def _states(self, timeout_s: float) -> dict[int, ServerState]:

@@ -26,7 +26,7 @@ class RayCluster:
         cpus: Processors that a process reserves; a fraction lets more of them on a node.
         resources: Further resources that it reserves, such as `{"sandboxes": 1}`: it runs on nodes that have them.
         runtime_env: What Ray prepares for it, as in `ray.init`: `{"working_dir": "."}`, `{"env_vars": {...}}`.
-        start_timeout_s: How long the cluster may take to find a place for it, with the time to add a node.
+        start_timeout_s: The longest time until the cluster has placed it, including the time to add a node.
 
     Raises:
         ValueError: An option is invalid.
@@ -56,7 +56,7 @@ class RayCluster:
 
         Raises:
             ValueError: This process is connected to another cluster.
-            OpenEnvError: As `unavailable`: Ray is not installed, or there is no such cluster.
+            OpenEnvError: As `unavailable`: Ray is not installed, or the cluster does not answer.
         """
         try:
             import ray
@@ -85,6 +85,6 @@ class RayCluster:
         return {name: amount for name, amount in {"CPU": self.cpus, **self.resources}.items() if amount > 0}
 
     def fits(self, resources: Mapping[str, float]) -> int:
-        """Return how many of our processes fit into these resources; one that reserves nothing counts as one."""
+        """Return how many of our processes fit into these resources; a process without reservations counts as one."""
         demand = self.demand()
         return min((int(resources.get(name, 0.0) / amount) for name, amount in demand.items()), default=1)

@@ -29,7 +29,7 @@ from openenv.sandboxes.owners import ProcessOwner
 
 GRACE_S = 10.0
 OWNER_VARIABLE = "OPENENV_OWNER"
-"""Set in every server and all that it starts: the process that it belongs to, as the label of a container."""
+"""Set in every server and its descendants: the owner, in the form of a container's label."""
 _KILL_S = 10.0
 _TAIL_BYTES = 16_384
 _TAIL_LINES = 40
@@ -47,7 +47,7 @@ class ServerProcess:
         folder: A temporary folder that is removed with it.
 
     Raises:
-        ProviderError: It cannot be started; nothing is left of it.
+        ProviderError: The start failed; everything it created was removed.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ServerProcess:
     ) -> None:
         program = shutil.which(command[0], path=environ.get("PATH"))
         if program is None:
-            raise ProviderUnavailable(f"`{command[0]}` cannot be started: it is not installed, or not on PATH.")
+            raise ProviderUnavailable(f"`{command[0]}` cannot be started: install it, or put it on PATH")
         self.folder = folder or Path(tempfile.mkdtemp(prefix="openenv-server-"))
         self.log_path = log_path or self.folder / "log"
         self._final_log = ""
@@ -129,7 +129,7 @@ class ServerProcess:
         return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
     def stop(self) -> None:
-        """End it and everything it started: gently, then by force. Harmless when it has ended."""
+        """End it and everything it started: gently, then by force. Do nothing if it has ended."""
         if self._owner != os.getpid():  # a forked process leaves it to its parent
             return
         try:
@@ -231,7 +231,7 @@ class ChildProcessProvider(RuntimeProvider):
         return self._server.ended(within_s)
 
     def stop(self) -> None:
-        """Stop the server and everything it started; harmless when none runs."""
+        """Stop the server and everything it started; do nothing if none runs."""
         server, self._server, self._base_url = self._server, None, None
         self._release()
         if server is not None:
@@ -244,7 +244,7 @@ class ChildProcessProvider(RuntimeProvider):
         """Start a server on a port, by default any free one."""
         if self._server is not None and self._server.ended(0) is None:
             raise ProviderError(f"{type(self).__name__} is already running at {self._base_url}; stop() it first")
-        self.stop()  # a server that ended by itself left its log and its folder
+        self.stop()  # an ended server left its log and its folder
         try:
             if port is None:
                 self._reservation = PortReservation(self.host)
@@ -259,7 +259,7 @@ class ChildProcessProvider(RuntimeProvider):
         return self._base_url
 
     def _await(self, timeout_s: float, what: str) -> None:
-        """Wait for the server; one that ends or does not answer is stopped."""
+        """Wait for the server; stop it if it ends or does not answer."""
         if self._server is None:
             raise ProviderError(f"{type(self).__name__} has not been started")
         try:
@@ -278,7 +278,7 @@ class ChildProcessProvider(RuntimeProvider):
 class ProcessProvider(ChildProcessProvider):
     """Serves an environment from a child process on loopback; as a context manager it waits until it answers.
 
-    The process ends with this one, however that ends.
+    The process ends with this process, even if this process is killed.
 
     Args:
         target: What `openenv serve` serves: a folder, a file, a module.
@@ -288,7 +288,7 @@ class ProcessProvider(ChildProcessProvider):
         cwd: The folder to run in; by default the current one.
         env_vars: Variables to add to those of this process.
         log_path: Where its output is kept; by default a temporary file that is removed with it.
-        ready_timeout_s: How long it may take to answer.
+        ready_timeout_s: The longest time until it answers.
 
     Raises:
         ValueError: Neither a target nor a command is given, or both are.
@@ -325,7 +325,7 @@ class ProcessProvider(ChildProcessProvider):
         return self._launch(port, lambda chosen: self._process(chosen, env_vars or {}))
 
     def wait_for_ready(self, timeout_s: float | None = None) -> None:
-        """Return as soon as the server answers; one that ends or does not answer is stopped.
+        """Return as soon as the server answers; stop it if it ends or does not answer.
 
         Raises:
             ServerDied: It ended; the text has the end of its log.

@@ -47,7 +47,7 @@ class DockerSwarmProvider(EngineProvider):
         publish_mode: `ingress` spreads requests over the replicas; with `host`, each replica has a separate port, and
             `urls` lists them.
         host: The engine's address, as for `docker --host`; by default the engine's settings decide.
-        ready_timeout_s: How long the first replica may take to answer; `wait_for_ready` can set another time.
+        ready_timeout_s: The longest time until the first replica answers; `wait_for_ready` can set another time.
 
     Raises:
         ProviderUnavailable: Docker is not installed, or does not answer.
@@ -79,7 +79,7 @@ class DockerSwarmProvider(EngineProvider):
 
     @property
     def service_name(self) -> str | None:
-        """The name of the service, None when there is none."""
+        """The name of the service; None if nothing runs."""
         return self._name
 
     @property
@@ -105,12 +105,12 @@ class DockerSwarmProvider(EngineProvider):
         """Start a service and return its address.
 
         Args:
-            image: Name of the image; the swarm pulls one that is not here.
+            image: Name of the image; the swarm pulls a missing image.
             port: The port of the service; by default the swarm chooses.
             env_vars: Variables of the containers; kept out of argument lists.
-            replicas: How many containers to run.
-            cpu_limit: How many processors each may use.
-            memory_limit: How much memory each may use.
+            replicas: The number of containers.
+            cpu_limit: Processors that each may use.
+            memory_limit: Memory that each may use.
             constraints: Placement constraints in Swarm's syntax: `node.role==worker`.
             labels: More labels of the service.
             command: Replaces the image's command.
@@ -119,7 +119,7 @@ class DockerSwarmProvider(EngineProvider):
 
         Raises:
             ValueError: An option is unknown or invalid.
-            RuntimeError: It could not be started; nothing is left of it.
+            RuntimeError: The start failed; everything it created was removed.
         """
         refuse_unknown(self, kwargs, DockerSwarmProvider.start_container)
         self._require_none()
@@ -150,7 +150,7 @@ class DockerSwarmProvider(EngineProvider):
         return self._start(image, name, create)
 
     def stop_container(self) -> None:
-        """Remove the service and wait until its containers are gone; the swarm stays. Harmless when there is none."""
+        """Remove the service and wait until its containers are gone; the swarm stays. Do nothing if there is none."""
         self._remove()
 
     def _remove(self, *, may_appear: bool = False) -> None:
@@ -183,7 +183,7 @@ class DockerSwarmProvider(EngineProvider):
 
     @contextlib.contextmanager
     def _watch(self, name: str) -> Iterator[Callable[[float], str | None]]:
-        """Look at the replicas from time to time: no command of the engine waits for the end of a service."""
+        """Look at the replicas from time to time, because the engine has no command that waits for a service's end."""
         due = time.monotonic()
 
         def ended(within_s: float) -> str | None:

@@ -53,7 +53,7 @@ class GitProject:
 
         Raises:
             ProviderUnavailable: Git is not installed.
-            ProviderError: It could not be fetched, or there is no such folder.
+            ProviderError: The fetch failed, or the folder does not exist.
         """
         git = shutil.which("git", path=environ.get("PATH"))
         if git is None:
@@ -98,16 +98,16 @@ _SLOW_S = 10.0
 
 
 class UVProvider(ChildProcessProvider):
-    """Serves a project's application with `uv run uvicorn`; the process ends with this one.
+    """Serves a project's application with `uv run uvicorn`. The server ends with this process.
 
     Args:
         project_path: The project's folder, or `git+URL`; `@REF` and `#subdirectory=FOLDER` may follow. Each start
             fetches one commit.
-        app: The application, as uvicorn takes it; looked up from the project's folder.
+        app: The application in uvicorn's syntax; looked up from the project's folder.
         host: The address to listen on. The default lets other machines in.
         reload: Whether it restarts when a source file changes.
         env_vars: Variables to add to those of this process.
-        context_timeout_s: How long it may take to answer, and to be fetched.
+        context_timeout_s: The longest time for the fetch, and until it answers.
         log_path: Where its output is kept; by default a temporary file that is removed with it.
 
     Raises:
@@ -142,19 +142,19 @@ class UVProvider(ChildProcessProvider):
         Args:
             port: The port to listen on; by default any free one.
             env_vars: More variables.
-            workers: How many processes uvicorn runs; sessions stay in the one that opened them.
+            workers: Number of uvicorn processes; a session stays in the process that opened it.
             kwargs: None are accepted.
 
         Raises:
             ValueError: An option is unknown.
-            RuntimeError: It already runs, there is no such project, or it cannot be started.
+            RuntimeError: It already runs, the project does not exist, or the start failed.
         """
         refuse_unknown(self, kwargs, UVProvider.start)
         environ = settings.child_environment({"PYTHONUNBUFFERED": "1", **(self.env_vars or {}), **(env_vars or {})})
         return self._launch(port, lambda chosen: self._process(chosen, workers, environ))
 
     def wait_for_ready(self, timeout_s: float | None = None) -> None:
-        """Return as soon as the server answers; one that ends or does not answer is stopped.
+        """Return as soon as the server answers; stop it if it ends or does not answer.
 
         Raises:
             ServerDied: It ended; the text has the end of its log.

@@ -52,8 +52,8 @@ Command = str | Sequence[str]
 class ExecResult:
     """The result of a command.
 
-    A command ended by signal N has exit code 128 + N. One that could not be started has 127 (no such program) or 126
-    (not executable, no such folder to start in), with the reason in `stderr`.
+    A command ended by signal N has exit code 128 + N. If it could not be started, the code is 127 (no such program) or
+    126 (not executable, no such folder to start in), with the reason in `stderr`.
     """
 
     exit_code: int
@@ -128,7 +128,7 @@ class SandboxBackend(Protocol):
     def create(
         self, *, timeout_s: int = 900, envs: Mapping[str, str] | None = None, metadata: Mapping[str, str] | None = None
     ) -> SandboxHandle:
-        """Start a sandbox that ends by itself after `timeout_s` seconds."""
+        """Start a sandbox that ends after `timeout_s` seconds, without a call."""
         ...
 
 
@@ -164,7 +164,7 @@ class SandboxSpec:
     envs: Mapping[str, str] = field(default_factory=dict)
     home: str = HOME
     timeout_s: float = 900.0
-    """The sandbox ends by itself after this many seconds, also when its owner is dead."""
+    """The sandbox ends after this many seconds, even if its owner is dead."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     from_snapshot: SandboxSnapshot | None = None
     """The initial files: those of another sandbox of the same backend and home."""
@@ -201,7 +201,7 @@ class CommandSpec:
     stdin: bytes | None = None
     on_output: OnOutput | None = None
     max_output: int | None = None
-    """How many bytes of each stream to keep; None for all."""
+    """Bytes of each stream to keep; None for all."""
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -224,7 +224,7 @@ def check_folder(path: str) -> None:
     """Return if a separate folder can be mounted at a path inside.
 
     Raises:
-        ValueError: the path is not absolute, not in its shortest form, or one that the system needs.
+        ValueError: The path is not absolute, not normalised, or a system folder.
     """
     if not path.startswith("/") or posixpath.normpath(path) != path or set(path) & set(":,\n\0"):
         raise ValueError(f"{path!r} must be an absolute path without '..', ':' and ','")
@@ -563,7 +563,7 @@ def _require_files_only(sandbox: Sandbox, places: Sequence[str]) -> None:
 
 
 _GRACE_S = 1.0
-"""How long processes may take to end: what ran the last command does, and a `git gc` that a clone has started."""
+"""Time for processes to end: the parent of the last command does, and a `git gc` that a clone has started."""
 _SNAPSHOT_FOLDER = "openenv-snapshot~"
 
 
@@ -587,10 +587,10 @@ class Sandboxes(ABC):
         """Return if this backend can run here; otherwise raise `SandboxUnavailable` with the packages to install."""
 
     def require(self, spec: SandboxSpec) -> None:
-        """Return if this backend opens sandboxes like that, as far as it is known before one is started.
+        """Return if this backend can open such sandboxes, as far as that can be decided before a start.
 
         Raises:
-            SandboxUnsupported: it opens none with an image, folders or a network.
+            SandboxUnsupported: This backend supports no images, folders or networks.
             SandboxUnavailable: something that they need is missing here.
         """
         if not self.features >= IMAGES:

@@ -198,7 +198,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def asking(self, what: str) -> Iterator[None]:
-        """Turn the failures of a block into `error`, with the cluster's words, or `unavailable` if there are none."""
+        """Turn the failures of a block into `error` with the cluster's message, or `unavailable` without a message."""
         import httpx2
         from lightkube import ApiError
         from lightkube.core.exceptions import ConfigError
@@ -244,13 +244,13 @@ class Cluster:
             client.apply(resource, namespace=self.namespace, force=True)
 
     def delete(self, kind: type[Any], name: str, *, grace_s: int | None = None, waits: bool = False) -> bool:
-        """Delete an object with all that it owns; False when there is none.
+        """Delete an object with its dependents; return False if it does not exist.
 
         Args:
             kind: lightkube's class of it.
             name: Its name.
             grace_s: The time for its containers to end; by default the pod decides.
-            waits: Whether it stays, marked, until all that it owns is gone.
+            waits: Whether it stays, marked, until its dependents are gone.
         """
         from lightkube import ApiError
         from lightkube.types import CascadeType
@@ -266,7 +266,7 @@ class Cluster:
         return True
 
     def pod(self, name: str) -> PodState | None:
-        """Return a pod, None when there is none."""
+        """Return a pod; None if it does not exist."""
         from lightkube import ApiError
         from lightkube.resources.core_v1 import Pod
 
@@ -298,7 +298,7 @@ class Cluster:
         fields: dict[str, Any] = {"involvedObject.uid": uid, "type": "Warning"}
         try:
             events = list(self.client.list(Event, namespace=self.namespace, fields=fields))
-        except Exception as error:  # the right to read events is often missing, and the problem is known without them
+        except Exception as error:  # the right to read events is often missing, and the main error is enough
             log.debug("events of %s: %s", uid, message_of(error))
             return []
         events.sort(key=lambda event: str(event.lastTimestamp or event.eventTime or event.firstTimestamp))
@@ -446,7 +446,7 @@ class StreamSocket(ssl.SSLSocket):
         self._limit = value
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """Read some bytes; none at the end."""
+        """Read some bytes; an empty result at the end."""
         return self._call(lambda: ssl.SSLSocket.recv(self, buflen, flags))
 
     def sendall(self, data: Any, flags: int = 0) -> None:
@@ -579,7 +579,7 @@ class OwnedObject:
 
 
 def time_after(seconds: float) -> str:
-    """Return the time in so many seconds as Kubernetes writes it."""
+    """Return the time after a number of seconds, in Kubernetes' format."""
     return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).strftime(_TIME)
 
 
@@ -632,7 +632,7 @@ def _problem(pod: Pod) -> PodProblem | None:
 
 
 def _container_problem(container: ContainerStatus) -> PodProblem | None:
-    """Return why a container does not run; None also for one that has not been tried yet, or is being pulled."""
+    """Return why a container does not run; None if it has not been tried yet, or is being pulled."""
     state, last = container.state, container.lastState
     waiting = state.waiting if state else None
     reason = (waiting.reason if waiting else None) or ""
@@ -827,7 +827,7 @@ class PortForward:
         pod = self._watch.forwarded(self)
         try:
             if pod is None:
-                return  # there is none yet: the client sees its connection close, and tries again
+                return  # no pod yet: the client sees its connection close, and tries again
             self.uid = pod.uid
             socket = await self._cluster.forward_socket(pod.name, self._port)
             async with socket:

@@ -31,7 +31,7 @@ class ContainerCli:
     Args:
         kind: Which engine it is.
         program: Path of the executable.
-        host: The engine's address, as its own option takes it; by default its own settings decide.
+        host: The engine's address, as for its `--host` or `--url`; by default the engine's settings decide.
         error: The exception class for failed commands.
         unavailable: The exception class for an engine that is missing or does not answer.
     """
@@ -116,12 +116,12 @@ class ContainerCli:
             is_there = self.run("inspect", "--type", "container", name).returncode == 0
             passed_s = time.monotonic() - began
             if not is_there and passed_s >= may_appear_s:
-                # An engine that does not answer at all has no such container, either.
+                # An engine that does not answer cannot have the container, either.
                 answers = removed.returncode == 0 or "o such container" in failure_of(removed)
                 return None if answers else failure_of(removed)
             if passed_s > within_s:
                 return failure_of(removed)
-            time.sleep(0.05)  # it ended by itself just now, and the engine is about to remove it
+            time.sleep(0.05)  # it has just ended, and the engine is about to remove it
 
     def sweep(self) -> list[str]:
         """Remove the containers of dead owners and return their IDs; containers of living owners stay."""
@@ -152,7 +152,7 @@ def first_engine(name: EngineName, host: str | None) -> ContainerCli:
     """Return the engine of that name, or the first that is installed.
 
     Raises:
-        SandboxUnavailable: It does not answer, or none is installed.
+        SandboxUnavailable: No engine is installed, or it does not answer.
     """
     engine = installed_engines(name, host)[0]
     engine.check()
@@ -176,10 +176,10 @@ def find_engine(name: EngineName, host: str | None) -> ContainerCli:
 
 
 def installed_engines(name: EngineName, host: str | None) -> list[ContainerCli]:
-    """Return the engines that are installed, whether they answer or not.
+    """Return the installed engines, including engines that do not answer.
 
     Raises:
-        SandboxUnavailable: There is none; the text says how to install one.
+        SandboxUnavailable: No engine is installed; the text contains the command that installs one.
     """
     kinds: tuple[Literal["docker", "podman"], ...] = ("docker", "podman") if name == "auto" else (name,)
     engines = [ContainerCli(kind, program, host) for kind in kinds if (program := shutil.which(kind)) is not None]

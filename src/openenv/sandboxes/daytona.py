@@ -218,7 +218,7 @@ class DaytonaSandbox(RemoteSandbox):
         self._timer.cancel()
         try:
             self.remote.delete(wait=True)
-        except Exception as error:  # it ends by itself when its time is over
+        except Exception as error:  # it ends when its time is over
             if self._ended == "closed" and self._why_gone() is None:
                 raise SandboxError(f"Sandbox '{self.sandbox_id}' could not be ended: {message_of(error)}") from error
 

@@ -77,7 +77,7 @@ class ConnectionQuota:
     Args:
         own: The places that every holder has.
         shared: The size of the pool; by default a quarter of this process's descriptors.
-        most: A limit for one holder, beside the half of the pool.
+        most: A limit for one holder, in addition to half of the pool.
     """
 
     def __init__(self, *, own: int = 4, shared: int | None = None, most: int = 128) -> None:
@@ -86,7 +86,7 @@ class ConnectionQuota:
         self.own = own
         self.shared = shared
         self.most = max(own, min(most, own + shared // 2))
-        """How many places one holder can have."""
+        """The number of places that one holder can have."""
         self._held: Counter[Hashable] = Counter()
         self._pooled = 0
         self._lock = threading.Lock()

@@ -67,7 +67,7 @@ _DOUBTS = 5
 _REMOVE_S = 20.0
 
 # The first process is another user's than the commands, without any capability: they cannot signal it or look into it.
-# `wait` reaps every orphan; and if its `sleep` is killed for want of memory, it goes on for the rest of the time.
+# `wait` reaps every orphan; if its `sleep` is killed for lack of memory, the loop continues for the remaining time.
 _HOLD = """end=$(($(date +%s)+$1))
 while r=$((end-$(date +%s))); [ $r -gt 0 ]; do sleep $r & wait; done"""
 
@@ -79,7 +79,7 @@ class DockerSandboxes(Sandboxes):
         image: Name of the image, which needs `/bin/sh` and `tar`; `host` shows the host's own system read-only.
             By default `OPENENV_SANDBOX_IMAGE` or `python:3.12-slim`.
         engine: `docker`, `podman`, or the first of them that answers.
-        host: The engine's address, as the engine's own option takes it.
+        host: The engine's address, as for its `--host` or `--url`.
         run_args: More options of `docker run`, put before the image.
     """
 
@@ -234,7 +234,7 @@ class DockerSandboxes(Sandboxes):
             *("--memory", memory, "--memory-swap", memory, "--shm-size", f"{rest}m"),
             *("--user", "0:0", "--workdir", "/", "--log-driver", "none", "--ulimit", "core=0"),
             *self._file_limit(ready.engine, limits.pids),
-            *("--stop-timeout", "0"),  # it ends at once or not at all, for it handles no signal
+            *("--stop-timeout", "0"),  # it handles no signal, so waiting is useless
             *(word for at, size in sizes.items() for word in ("--tmpfs", f"{at}:{_TMPFS},size={size}m,{owned}")),
             *("--tmpfs", f"/tmp:{_TMPFS},size={rest}m,mode=1777"),
             *(word for key, text in image.envs.items() for word in ("--env", f"{key}={text}")),
@@ -247,7 +247,7 @@ class DockerSandboxes(Sandboxes):
         ]
 
     def _file_limit(self, engine: ContainerCli, processes: int) -> list[str]:
-        """Return the option that keeps a container from using up the open files of the machine, if it is this one."""
+        """Return the option that limits a container's open files, if the engine runs on this machine."""
         if engine.kind != "docker" or not engine.is_local:  # podman may have no right to it
             return []
         most = limit_inside(processes)
@@ -261,7 +261,7 @@ class _PreparedEngine:
     engine: ContainerCli
     cpus: float
     takes_profiles: bool
-    """Whether its containers can have a system call filter of ours."""
+    """Whether its containers can use our system call filter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +359,7 @@ class DockerSandbox(ShellSandbox):
         channel = self._engine.open_channel(
             "exec", "-i", "--user", _USER, self.sandbox_id, "/bin/sh", "-c", READ_SCRIPT
         )
-        channel.send(framed(script))  # all of it is read before anything is answered
+        channel.send(framed(script))  # the shell reads all of it before it answers
         return channel
 
     def _why_gone(self) -> str | None:
@@ -549,7 +549,7 @@ def pid_namespace(pid: int) -> int:
     """Return the number of the pid namespace of a process.
 
     Raises:
-        OSError: there is no such process, or this one may not look.
+        OSError: The process does not exist, or this process may not inspect it.
     """
     return os.stat(f"/proc/{pid}/ns/pid").st_ino
 
@@ -557,10 +557,10 @@ def pid_namespace(pid: int) -> int:
 def kill_marked_outside(namespace: int, *, mark: int, lowest: int, spare: int) -> None:
     """Kill every process of a pid namespace with a mark (in KB), or with one below all marks in use; spare one process.
 
-    They are stopped first, all of them, and killed when none can fork any more.
+    All of them are stopped first, and killed when they cannot fork any more.
 
     Raises:
-        OSError: this process may not do that, or not look at every process of the machine.
+        OSError: This process may not do that, or may not inspect every process of the machine.
     """
     stopped: set[int] = set()
     killed: set[int] = set()

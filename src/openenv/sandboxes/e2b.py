@@ -115,7 +115,7 @@ _CONNECTION = frozenset({"domain", "api_url", "debug", "proxy", "headers", "http
 
 
 def _unretained(run: Callable[..., Any]) -> dict[str, Any]:
-    """Return the option that keeps the package from storing all output; its last version for Python 3.10 has none."""
+    """Return the option that keeps the package from storing all output; its last version for Python 3.10 lacks it."""
     return {"retain_output": False} if "retain_output" in inspect.signature(run).parameters else {}
 
 
@@ -154,7 +154,7 @@ class E2BSandbox(RemoteSandbox):
     def _destroy(self) -> None:
         try:
             self.remote.kill()
-        except Exception as error:  # it ends by itself when its time is over
+        except Exception as error:  # it ends when its time is over
             if self._ended == "closed" and self._why_gone() is None:
                 raise SandboxError(f"Sandbox '{self.sandbox_id}' could not be ended: {message_of(error)}") from error
 

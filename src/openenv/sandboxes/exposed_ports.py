@@ -1,7 +1,7 @@
 """How `expose` works: connections to a port inside a sandbox reach a unix socket of the host. Two ways:
 
 1. `Relay`, if a socket that listens inside can be held outside (passed by PID 1 of a local sandbox, or opened with
-   `namespaces.listen_in`). One thread serves any number of listeners; nothing of ours runs inside.
+   `namespaces.listen_in`). One thread serves any number of listeners; no process of ours runs inside.
 
        client inside ──> listener (in the sandbox's network) ──accept──> Relay ──> unix socket of the host
 
@@ -170,7 +170,7 @@ class Exposure:
                 task.cancel()
 
     async def _place(self) -> bool:
-        """Take a place for a connection; False if there is none for it.
+        """Take a place for a connection; return False if all are taken.
 
         After one connection has waited in vain, those behind it have, too: they are refused until a place is free.
         """
@@ -251,7 +251,7 @@ class _ConnectionEnd(asyncio.BufferedProtocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        """Return where to receive."""
+        """Return the buffer to receive into."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -276,7 +276,7 @@ class _ConnectionEnd(asyncio.BufferedProtocol):
         return True  # else asyncio would close the whole connection
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Break the other end off if this one broke."""
+        """Break off the other end if this end broke."""
         self.closed.set()
         if error is not None:
             self.other.transport.abort()
@@ -293,7 +293,7 @@ def _name(far: socket.socket, origin: object) -> None:
 
 
 def _connect_unix(far: socket.socket, path: str) -> None:
-    """Connect to a unix socket, also where its path is longer than sockaddr_un can hold."""
+    """Connect to a unix socket, even if its path is longer than sockaddr_un can hold."""
     if len(os.fsencode(path)) <= _MAX_PATH:
         far.connect(path)
         return
@@ -312,7 +312,7 @@ def relay_source() -> str:
 class StdioTunnel(FrameTunnel):
     """The host's end of a tunnel: `received` takes the output of `exposed_ports_inside`, `frames` yields its input.
 
-    The other end runs as the sandbox's user, so code in the sandbox can forge frames: none is trusted.
+    The other end runs as the sandbox's user, so code in the sandbox can forge frames. Never trust a frame.
     """
 
     def __init__(self, target: Path, quota: ConnectionQuota | None = None) -> None:
@@ -340,7 +340,7 @@ class StdioTunnel(FrameTunnel):
                 frame = self._outgoing.get()
 
     def received(self, stream: Stream, data: bytes) -> None:
-        """Take output of the relay; one that breaks the protocol is cut off."""
+        """Take output of the relay; cut off a relay that breaks the protocol."""
         if stream == "stdout" and not self._closed:
             try:
                 self.feed(data)
@@ -382,7 +382,7 @@ class StdioTunnel(FrameTunnel):
             _name(end, self)
             _connect_unix(end, self._target)
             end.settimeout(None)
-        except OSError:  # no listener there: the client inside sees its connection close
+        except OSError:  # nobody listens: the client inside sees its connection close
             if end is not None:
                 end.close()
             self._quota.release(self)

@@ -79,7 +79,7 @@ _FILLED = "/openenv-work"
 
 # PID 1 is the commands' own user, which may neither signal it (the kernel protects the first process of a container)
 # nor look into it: it runs a copy of the shell that it cannot read, so the kernel gives its /proc entries to root.
-# `wait` reaps every orphan; if its `sleep` is killed, it goes on for the rest of the time.
+# `wait` reaps every orphan; if its `sleep` is killed, the loop continues for the remaining time.
 _HOLD = """d=/tmp/.openenv; mkdir $d && cp -L /bin/sh $d/sh && chmod 111 $d/sh && exec $d/sh -c '
 rm -rf /tmp/.openenv
 end=$(($(date +%s)+$1))
@@ -222,7 +222,7 @@ class KubernetesSandboxes(Sandboxes):
         self._cluster.close()
 
     def pool_manifests(self, name: str, replicas: int, limits: Limits | None = None) -> list[dict[str, Any]]:
-        """Return the `SandboxTemplate` and the `SandboxWarmPool` of SIG agent-sandbox for such sandboxes.
+        """Return the `SandboxTemplate` and the `SandboxWarmPool` of SIG agent-sandbox for these sandboxes.
 
         Apply them, then open sandboxes with `warm_pool=name`; all have the limits of the template.
         """
@@ -421,7 +421,7 @@ class KubernetesSandboxes(Sandboxes):
     # -- SIG agent-sandbox ---------------------------------------------------------------------------------------
 
     def _claim(self, watch: PodWatch, spec: SandboxSpec, pool: str) -> KubernetesSandbox:
-        """Take a sandbox from a pool: the claim is answered with one that runs, and owns it from then on."""
+        """Take a sandbox from a pool. The pool answers a claim with a running sandbox, which the claim then owns."""
         if spec.limits != Limits():
             raise SandboxUnsupported("A sandbox of a warm pool has the limits of its template; leave limits out.")
         name = f"{_CLAIM_NAME}{secrets.token_hex(8)}"

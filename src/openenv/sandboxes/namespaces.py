@@ -25,7 +25,7 @@ def listen_in(namespace: Path, *, host: str, port: int) -> socket.socket:
     """Return a TCP socket that listens inside a network namespace such as `/proc/PID/ns/net`.
 
     Raises:
-        OSError: no such namespace, no right to enter it (it takes root), or the port is taken.
+        OSError: The namespace does not exist, this process may not enter it (root can), or the port is taken.
     """
     return _inside(namespace, _CLONE_NEWNET, lambda: socket.create_server((host, port), backlog=_BACKLOG))
 
@@ -36,7 +36,7 @@ def limit_terminals(pid: int, most: int = _TERMINALS) -> None:
     The machine has a limit for all (`kernel.pty.max`), and each file system of terminals may use it up.
 
     Raises:
-        OSError: no such process, or no right to do that (it takes root).
+        OSError: The process does not exist, or this process may not do that (root can).
     """
     options = _terminal_options(Path(f"/proc/{pid}/mountinfo").read_text())
     if options is None:

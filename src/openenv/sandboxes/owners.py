@@ -55,7 +55,7 @@ class ProcessOwner:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is, or was, a process of this machine that this one can see."""
+        """Whether it is, or was, a process of this machine and visible from here."""
         return self.place == _place()
 
     def is_dead(self) -> bool:

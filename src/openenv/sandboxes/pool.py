@@ -27,8 +27,8 @@ class SandboxPool:
     Args:
         backend: The backend that starts them.
         spec: Their properties. A leased sandbox has all of `spec.timeout_s` left, even if it waited in the pool.
-        size: How many are kept ready.
-        max_leases: How many may be in use at once; None for no limit.
+        size: The number of ready sandboxes.
+        max_leases: The number of sandboxes in use at once; None for no limit.
         max_idle_s: A sandbox that was ready for this long is replaced.
         clock: A monotonic clock, in seconds.
     """
@@ -75,10 +75,10 @@ class SandboxPool:
     def lease(self, *, timeout: float | None = None) -> Iterator[Sandbox]:
         """Lease a sandbox for a with block; it is closed afterwards.
 
-        A ready one is taken at once; if there is none, one is started.
+        Returns a ready sandbox at once; otherwise starts one.
 
         Args:
-            timeout: How long to wait while `max_leases` are in use.
+            timeout: The longest wait while `max_leases` are in use.
 
         Raises:
             TimeoutError: None became free in time.

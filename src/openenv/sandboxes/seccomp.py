@@ -162,7 +162,7 @@ def program(machine: str) -> bytes:
     """Return the filter of local sandboxes as an array of `sock_filter` instructions.
 
     Raises:
-        KeyError: There is none for this kind of processor.
+        KeyError: This kind of processor is not supported.
     """
     about = _MACHINES[machine]
     code = [_load(_ARCHITECTURE), _instruction(_JUMP_EQUAL, about.audit, 1, 0), _answer(_KILL), _load(_NUMBER)]
@@ -202,7 +202,7 @@ def container_profile() -> dict[str, object]:
 
 
 def _allow(*parts: str | dict[str, object]) -> dict[str, object]:
-    """Allow calls, where all of the conditions on their arguments hold."""
+    """Allow calls if all conditions on their arguments hold."""
     names = [part for part in parts if isinstance(part, str)]
     conditions = [part for part in parts if not isinstance(part, str)]
     return {"names": names, "action": "SCMP_ACT_ALLOW", "args": conditions}

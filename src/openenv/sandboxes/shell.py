@@ -222,7 +222,7 @@ class ShellSandbox(Sandbox):
             self._control(shell_command.kill_marked(run.mark, self._lowest), tries=2)
         except SandboxGone:
             raise
-        except SandboxError:  # so full of processes that no shell of ours can start
+        except SandboxError:  # so full of processes that a new shell cannot start
             self._kill_all()
 
     def stop_processes(self) -> None:

@@ -232,7 +232,7 @@ class Channel(ABC):
 
     @abstractmethod
     def receive(self, timeout: float | None) -> tuple[Stream, bytes] | None:
-        """Return the next bytes of a stream, None if none come in time; raise EOFError when both have ended."""
+        """Return the next bytes of a stream; None if none come in time. Raise EOFError when both have ended."""
 
     @abstractmethod
     def close(self) -> None:

@@ -86,7 +86,7 @@ class OutputBuffer:
     A command that has written far more than is kept is slowed down: `feed` takes its time, and its pipes fill up.
 
     Args:
-        max_output: How many bytes of each stream to keep; None for all.
+        max_output: Bytes of each stream to keep; None for all.
         on_output: Called with each piece as it comes.
     """
 

@@ -165,7 +165,7 @@ class _Entry:
     def __init__(self, name: str, kind: str, *, mode: int, mtime: float, size: int, target: str) -> None:
         self.name, self.kind, self.mode, self.mtime, self.size, self.target = name, kind, mode, mtime, size, target
         self.read: Callable[[int], bytes] = lambda size: b""
-        """Returns the next bytes of a file's content, none at its end."""
+        """Return the next bytes of a file's content; empty at its end."""
 
 
 _KINDS = {b"0": "file", b"1": "hard link", b"2": "link", b"5": "folder"}
@@ -251,7 +251,7 @@ class _Content:
         self._stream, self._left, self._padding = stream, size, -size % _BLOCK
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes, none at the end."""
+        """Return the next bytes; empty at the end."""
         data = self._stream.read(min(size, self._left))
         if not data and self._left:
             raise ValueError("this is not a readable archive: it ends in the middle of a file")
@@ -278,7 +278,7 @@ class _Rest:
 
 
 def _read(stream: IO[bytes], size: int) -> bytes:
-    """Return so many bytes, fewer only at the end."""
+    """Return the given number of bytes, fewer only at the end."""
     data = b""
     while len(data) < size and (more := stream.read(size - len(data))):
         data += more
@@ -398,7 +398,7 @@ def _header(name: str, about: os.stat_result, kind: bytes) -> tarfile.TarInfo:
 
 
 def inner_name(name: str) -> str:
-    """Return the name of an entry in its plain form, empty for the tree itself; ValueError if it lies outside."""
+    """Return the name of an entry in normal form, empty for the tree itself; raise ValueError if it lies outside."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts:
         raise ValueError(f"the archive's entry {name!r} lies outside of it")

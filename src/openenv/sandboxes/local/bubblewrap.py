@@ -43,7 +43,7 @@ from openenv.sandboxes.local.control import Control
 from openenv.sandboxes.namespaces import limit_terminals
 
 INSIDE = "/run/openenv"
-# With a merged /usr these are links such as /bin -> usr/bin, and links inside; without, folders that are mounted.
+# With a merged /usr these are links such as /bin -> usr/bin, and links inside; otherwise they are mounted folders.
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC_FILES = (
     "debian_version", "ld.so.cache", "ld.so.conf", "localtime", "mime.types", "os-release", "pki/tls/cert.pem",
@@ -98,7 +98,7 @@ def find_bubblewrap() -> tuple[str, tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """The Python that runs inside: the one that runs here, without its virtual environment."""
+    """The Python for programs inside: this process's Python, without its virtual environment."""
 
     executable: str
     folders: tuple[str, ...]
@@ -107,7 +107,7 @@ class Interpreter:
     @classmethod
     def current(cls) -> Interpreter:
         """Return the interpreter below this process's virtual environment."""
-        # Not the virtual environment, which holds the packages of this program: PID 1 needs none of them.
+        # Not the virtual environment, which holds this program's packages: PID 1 does not need them.
         prefix = sys.base_prefix
         name = f"python{sys.version_info.major}.{sys.version_info.minor}"
         executable = os.path.join(prefix, "bin", name)
@@ -157,13 +157,13 @@ def compiled(source: Path) -> bytes:
 def namespaces(user: SandboxUser) -> list[str]:
     """Return the options that separate the sandbox from the host."""
     # --as-pid-1: our own first process is the one that reaps and supervises, not bubblewrap's.
-    # --unshare-cgroup-try: kernels before 4.6 have no such namespace.
+    # --unshare-cgroup-try: kernels before 4.6 lack this namespace.
     options = [
         "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
         "--hostname", "sandbox", "--as-pid-1", "--cap-drop", "ALL",
     ]  # fmt: skip
     if user.privileged:
-        # What PID 1 needs to hand the home over, become the user and drop the rest; it keeps none (`prepare`).
+        # PID 1 needs these to hand over the home, become the user and drop the rest; it keeps none (`prepare`).
         for name in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_CHOWN"):
             options += ["--cap-add", name]
         return options
@@ -214,7 +214,7 @@ def own_etc(user: SandboxUser) -> dict[str, bytes]:
 
 
 def checked_home(home: str) -> str:
-    """Return the home folder; raise SandboxUnsupported where none can be."""
+    """Return the home folder; raise SandboxUnsupported if it cannot be there."""
     path = PurePosixPath(home)
     # A tmpfs there would cover the sandbox's own files.
     reserved = str(path) in _RESERVED or _below(home, ("/proc", "/dev", "/usr"))
@@ -365,7 +365,7 @@ class Processes:
         self.group = group
         self.exposures: list[Exposure] = []
         self.on_end: Callable[[], None] | None = None
-        """Called when nothing of the sandbox runs any more."""
+        """Called when the last process of the sandbox has ended."""
         self._process = process
         self._first = first
         self._handle: int | None = None

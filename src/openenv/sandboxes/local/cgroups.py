@@ -117,7 +117,7 @@ def group_name(owner: ProcessOwner, tail: str) -> str:
 
 
 def find(cgroup: Path = Path("/proc/self/cgroup"), mounts: Path = _MOUNTS) -> Hierarchy:
-    """Find where groups that limit memory, processes and cpu can be made.
+    """Find a place for groups that limit memory, processes and cpu.
 
     Raises:
         SandboxUnavailable: This process cannot create groups; the text contains a remedy.
@@ -142,7 +142,7 @@ def find(cgroup: Path = Path("/proc/self/cgroup"), mounts: Path = _MOUNTS) -> Hi
 
 
 def limit_sockets(pid: int) -> None:
-    """Limit the memory of sockets in the control group of a process; version 2 does so by itself.
+    """Limit the memory of sockets in the control group of a process; version 2 does so without this.
 
     Raises:
         OSError: no right to do that.

@@ -48,7 +48,7 @@ class ReplyChannel(socket.socket):
     """The socket on which the replies to one request arrive."""
 
     def receive(self, timeout: float | None = None) -> InitReply | None:
-        """Return the next reply, or None when the other end is gone; TimeoutError when none comes in time."""
+        """Return the next reply; None if the other end is gone. Raise TimeoutError if none comes in time."""
         self.settimeout(timeout)
         try:
             return _parsed(self.recv(_REPLY))

@@ -281,7 +281,7 @@ def write(channel: _socket.socket, request: Request, fds: list[int]) -> bytes:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of it."""
+    """Write all bytes."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -464,7 +464,7 @@ class Init:
             kill_trees([supervisor], time.monotonic() + 20)
 
     def stop(self) -> None:
-        """Kill every process except this one, and wait until they are gone."""
+        """Kill every other process, and wait until they are gone."""
         # kill(-1) reaches everything but PID 1 in one system call, so that nothing can fork in between.
         while True:
             try:

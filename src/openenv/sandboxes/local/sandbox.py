@@ -54,7 +54,7 @@ from openenv.sandboxes.local.control import InitReply, ReplyChannel
 from openenv.sandboxes.owners import ProcessOwner
 from openenv.sandboxes.streams import Pipes, follow_output, run_to_end, slices
 
-with contextlib.suppress(ImportError):  # Windows has none, and never gets to use it
+with contextlib.suppress(ImportError):  # Windows does not have it, and never uses it
     import fcntl
 
 _KILLED = 128 + 9
@@ -106,7 +106,7 @@ class LocalJob:
 
 _CHUNK = 256 * 1024
 _SILENCE_S = 60.0
-"""How long PID 1 may send nothing and take nothing while it works on a request."""
+"""The longest silence of PID 1 while it works on a request."""
 
 
 class LocalSandbox(Sandbox):
@@ -304,7 +304,7 @@ class LocalSandbox(Sandbox):
                 pipes.close_theirs()
 
     def exit_code_in(self, reply: InitReply | None) -> int | None:
-        """Return the exit code that a reply has; None for one that came before the end.
+        """Return the exit code in a reply; None for a reply before the end.
 
         Raises:
             SandboxGone: The sandbox ended before it replied.
@@ -354,7 +354,7 @@ class LocalSandbox(Sandbox):
                 ours.close()  # the end of the data
                 self._reply(channel).raise_for_path(path)
                 if broken:
-                    raise SandboxError(f"{path}: the sandbox did not take all of it.")
+                    raise SandboxError(f"{path}: the sandbox ended the transfer early")
 
     def _request(self, request: Mapping[str, object]) -> InitReply:
         with self._call(request) as channel:
@@ -383,7 +383,7 @@ class LocalSandbox(Sandbox):
 
 
 def _send(end: sockets.socket, content: bytes) -> None:
-    for part in slices(content):  # `sendall` has one timeout for all that it gets
+    for part in slices(content):  # `sendall` has one timeout for all of its bytes
         end.sendall(part)
 
 
@@ -414,7 +414,7 @@ class LocalSandboxes(Sandboxes):
 
     Args:
         require_cgroup: Refuse to start sandboxes without limits for memory, processes and cpu. Without them, a
-            sandbox can use all that the machine has.
+            sandbox can use the whole machine.
         uid: The user's number inside; the group's is the same. If root starts sandboxes, a range gives each of them a
             different number, so that they share none of the kernel's limits per user. By default
             `OPENENV_SANDBOX_UIDS`, or 70000-99999 for root and 1000 for other users.
@@ -510,7 +510,7 @@ class LocalSandboxes(Sandboxes):
                         raise
                     self._hierarchy, self.features = None, FEATURES - {"limits"}
                 self._user_ids = self._own_user_ids()
-                # Last: where limits are required and missing, every start must fail, not only the first.
+                # Last: if limits are required and missing, every start must fail, not only the first.
                 self._kit, self._owner = kit, ProcessOwner.current()
             return self._kit
 
