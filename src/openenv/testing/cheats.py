@@ -46,7 +46,7 @@ from openenv.rollout.capture.records import Call, Recording
 from openenv.rollout.run.engine import Engine, EngineOptions, named_backend
 from openenv.rollout.store.outcome import Outcome
 from openenv.rollout.store.store import RolloutStore, recording
-from openenv.rollout.tasks.task import Dialect, Model, Task
+from openenv.rollout.tasks.task import Dialect, Model, Sampling, Task
 from openenv.sandboxes.base import Sandboxes, SandboxSpec
 from openenv.testing.scripted import CutFailure, Failure, HangFailure, Script, ScriptedModel, StatusFailure, Turn
 
@@ -456,7 +456,10 @@ class _CheatRunner:
         self._bait: HostBait = stack.enter_context(lay_out())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="openenv-cheat-calls-"))
         model = stack.enter_context(ScriptedModel(_SCRIPTS))
-        self._model = Model(base_url=model.url, name="scripted/any", max_tokens_cap=_TOKEN_CAP)
+        # Complete sampling: without it no sequence counts for training, and no changed parameter could do harm.
+        self._model = Model(
+            base_url=model.url, name="scripted/any", max_tokens_cap=_TOKEN_CAP, sampling=Sampling().parameters()
+        )
         self._store = stack.enter_context(RolloutStore(Path(folder)))
         self._capture = stack.enter_context(CaptureServer(self._store.captures))
         self._over = self._capture.open("over", self._model)
