@@ -252,7 +252,7 @@ def test_a_run_that_is_ended_keeps_what_it_has(
 def test_without_a_server_it_says_so(tmp_path: Path) -> None:
     result = collect("http://127.0.0.1:9", "-o", tmp_path / "new")
     assert result.exit_code == 1
-    assert "Is a server there?" in result.output
+    assert "Is the server running?" in result.output
     assert not (tmp_path / "new").exists()
 
 

@@ -71,4 +71,4 @@ def test_a_broken_environment_is_no_reward(door: str) -> None:
 def test_without_a_server_it_says_so() -> None:
     result = played("http://127.0.0.1:9", "open")
     assert result.exit_code == 1
-    assert "Is a server there?" in result.output
+    assert "Is the server running?" in result.output

@@ -77,7 +77,7 @@ def test_a_packed_batch_is_one_row() -> None:
 def test_nothing_to_train_on_is_said() -> None:
     with pytest.raises(ValueError, match="may be trained on"):
         SampleGroup("g", {}, [ROWS[2]]).collate()
-    with pytest.raises(ValueError, match="'padded' or 'packed'"):
+    with pytest.raises(ValueError, match="choose from 'padded', 'packed'"):
         SampleGroup("g", {}, ROWS).collate(layout="flat")  # type: ignore[arg-type]
 
 

@@ -125,7 +125,7 @@ def test_an_endpoint_that_fails_is_no_reward_either(guess: str) -> None:
 
 
 def test_without_a_server_it_says_so() -> None:
-    with model_of() as server, pytest.raises(RolloutError, match="Is a server there"):
+    with model_of() as server, pytest.raises(RolloutError, match="Is the server running"):
         groups_of("http://127.0.0.1:9", server)
 
 

@@ -112,7 +112,7 @@ class Word(RootModel[str]):
 
 
 def test_actions_that_are_no_objects_are_refused() -> None:
-    with pytest.raises(RolloutError, match="no objects"):
+    with pytest.raises(RolloutError, match="not JSON objects"):
         for _ in served_session(create_app(Planner, Word, Observation)):
             pass
 
@@ -156,7 +156,7 @@ def test_a_tool_that_the_environment_cannot_reach_fails_the_episode() -> None:
 
 
 def test_without_a_server_there_is_no_factory() -> None:
-    with pytest.raises(RolloutError, match="Is a server there"):
+    with pytest.raises(RolloutError, match="Is the server running"):
         ServedSessionFactory("http://127.0.0.1:9")
 
 

@@ -156,7 +156,7 @@ def test_a_full_server_and_a_dead_one_end_the_run(walk: str) -> None:
         env.reset()
     assert env.get_reward() is None
     factory.close()
-    with pytest.raises(RolloutError, match="Is a server there"):
+    with pytest.raises(RolloutError, match="Is the server running"):
         tool_environment(served.url)()
 
 

@@ -1,4 +1,4 @@
-"""What a trainer needs of episodes and rollouts: groups, advantages, batches. Imports no training framework."""
+"""Training on episodes and rollouts: streams of groups, advantages, batches. Imports no training framework."""
 
 from __future__ import annotations
 

@@ -1,9 +1,22 @@
-"""`play`: a model plays episodes of a served environment, many at once, and every token of it is captured.
+"""`play`: a model plays episodes of a served environment, many at once, and a proxy captures every token.
 
     starts ──> workers, each with a session ──> model calls through a capture proxy ──> samples ──> groups (`stream`)
 
-A failure of the server or the endpoint never becomes a reward: such an episode has none, and counts in no baseline.
+A failure of the server or the endpoint is never scored: the episode has no reward and counts in no baseline.
 """
+
+# One episode (`EpisodeStream._run`), and the status with which it ends:
+#
+#   reset ──> ask the model ──> actions ──> step, one per action ──> ask the model ──> ...
+#     │          │                │            │
+#     │          │                │            ├─ the environment is done      ok
+#     │          │                │            ├─ the environment raised       env_failed
+#     │          │                │            └─ the action was refused       the model reads the error and continues
+#     │          │                ├─ none: the model ends the episode          ok
+#     │          │                └─ not readable                              the model reads the reason and continues
+#     │          ├─ the conversation is too long, or `max_turns` is reached    truncated
+#     │          └─ the endpoint failed                                        env_failed
+#     └─ the server failed                                                     env_failed
 
 from __future__ import annotations
 
@@ -41,15 +54,15 @@ from .groups import EpisodeSample, SampleGroup
 from .stream import GroupStream, OpenGroup, StreamArguments, StreamOptions, model_to_train
 
 Start = int | Mapping[str, Any]
-"""Where the episodes of a group begin: a seed, or arguments of `reset`."""
+"""The start of a group's episodes: a seed, or arguments of `reset`."""
 
 _CALL_TIMEOUT_S = 660.0
 _PROMPT_REFUSED = frozenset({400, 413, 422})
-"""Statuses about the request: the conversation is too long for the model, so the episode ends there."""
+"""Statuses that refuse the request: the conversation is too long for the model, so the episode ends."""
 
 
 class EndpointFailed(OpenEnvError):
-    """The model's endpoint did not answer; not the policy's doing."""
+    """The model's endpoint did not answer: an infrastructure failure."""
 
     code = "ENDPOINT_FAILED"
 
@@ -208,7 +221,7 @@ class EpisodeStream(GroupStream[Start]):
         self.settled.add(worker)
         messages = self._dialogue.opening(first.observation)
         episode.instruction = "\n\n".join(str(message["content"]) for message in messages)
-        if self._store is not None:  # an episode of a process that dies is listed as interrupted
+        if self._store is not None:  # so that the store lists it as interrupted if this process dies
             about = {"agent": "play", "model": self._model.name, "group": group.label}
             await asyncio.to_thread(self._store.begin, episode.rollout_id, episode.task(), about=about)
         capture = self._open_capture(episode.rollout_id, self._model, metadata=labels)
@@ -225,7 +238,7 @@ class EpisodeStream(GroupStream[Start]):
         return await self._stored(episode, capture)
 
     async def _stored(self, episode: _Episode, capture: Capture | None = None) -> EpisodeSample:
-        """Store an episode that has ended, and return it as a sample."""
+        """Store a finished episode, and return it as a sample."""
         self.counts.environment_s += episode.environment_s
         self.counts.model_s += episode.model_s
         recording = None if capture is None else capture.recording()
@@ -238,7 +251,7 @@ class EpisodeStream(GroupStream[Start]):
         return EpisodeSample(outcome, sequences)
 
     async def _run(self, client: GenericEnvClient, messages: list[Json], episode: _Episode, capture: Capture) -> None:
-        """Play until the episode is over, the model stops, or the turns are used up."""
+        """Play until the episode ends, the model stops, or `max_turns` is reached."""
         for _ in range(self.options.max_turns):
             answer = await self._ask(messages, episode, capture)
             if answer is None:
@@ -259,14 +272,14 @@ class EpisodeStream(GroupStream[Start]):
         episode.finish("truncated", f"the episode was not over after {self.options.max_turns} answers")
 
     async def _step(self, client: GenericEnvClient, action: Json, episode: _Episode) -> str:
-        """Take one action, and return what the model sees of it."""
+        """Take one action, and return the model's view of the result."""
         try:
             with episode.waits_for_environment():
                 result = await client.step(action)
-        except (RequestValidationError, ToolCallError) as exc:  # the model's action is what is wrong
+        except (RequestValidationError, ToolCallError) as exc:  # the model's action is wrong
             return f"Error: {message_of(exc)}"
         except ExecutionError as exc:
-            # The environment's code raised. It may be at fault or the action: no reward can be made of that.
+            # The environment's code raised. The environment or the action may be wrong, so the episode has no reward.
             episode.finish("env_failed", message_of(exc))
             return ""
         episode.add_reward(result.reward)
@@ -275,10 +288,10 @@ class EpisodeStream(GroupStream[Start]):
         return self._dialogue.shown(result.observation)
 
     async def _ask(self, messages: Sequence[Json], episode: _Episode, capture: Capture) -> Json | None:
-        """Return the model's answer as a message; None where the conversation has become too long for it.
+        """Return the model's reply as a message; None if the conversation is too long for the model.
 
         Raises:
-            EndpointFailed: it does not answer.
+            EndpointFailed: the endpoint does not answer.
         """
         await self.is_free.wait()
         body: Json = {"model": self._model.name, "messages": messages}
@@ -327,11 +340,11 @@ class _Episode:
 
     @property
     def reward(self) -> float | None:
-        """The reward; None where something failed that is not the policy, or the episode was given up."""
+        """The reward; None after an infrastructure failure or a cancellation."""
         return None if self.status in ("env_failed", "cancelled") else self._reward
 
     def add_reward(self, reward: float | None) -> None:
-        """Count the reward of a step; None is no reward."""
+        """Count the reward of a step, which may be None."""
         if reward is not None:
             self._reward = float(reward) + (self._reward if self._rule == "sum" else 0.0)
 
@@ -340,15 +353,15 @@ class _Episode:
         self.status, self.reason, self.is_over = status, reason, True
 
     def fail(self, exc: BaseException) -> None:
-        """End it because something failed that is not the policy."""
+        """End the episode because of an infrastructure failure."""
         self.finish("env_failed", f"{type(exc).__name__}: {message_of(exc)}")
 
     def task(self) -> Task:
-        """Return what the store keeps as its task."""
+        """Return the task for the store."""
         return Task(task_id=self._name, instruction=self.instruction or self._name)
 
     def outcome(self, model: str, turns: Sequence[RolloutTurn] = ()) -> Outcome:
-        """Return how it ended."""
+        """Return the outcome for the store."""
         return Outcome(
             rollout_id=self.rollout_id,
             task_id=self._name,
@@ -366,7 +379,7 @@ class _Episode:
 
     @contextlib.contextmanager
     def waits_for_environment(self) -> Iterator[None]:
-        """Count the time of a block."""
+        """Add the duration of the block to `environment_s`."""
         began = time.perf_counter()
         try:
             yield

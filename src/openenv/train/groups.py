@@ -1,8 +1,8 @@
-"""Samples of one start or task, and batches of them as lists or tensors.
+"""Groups of samples with the same start or task, their advantages, and batches as lists or tensors.
 
     samples ──advantages──> one number per sample ──collate──> rows of one length (padded) or one long row (packed)
 
-Every row is a captured sequence: ids that the engine named, a mask of those that it sampled, their log-probabilities.
+Every row is a captured sequence: the engine's token IDs, a mask of the sampled tokens, and their log-probabilities.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EpisodeSample:
     """One episode: how it ended, and the token sequences to train on."""
 
     outcome: Outcome
-    """`reward` is None where the episode failed for reasons that are not the policy's (`status` and `reason`)."""
+    """`reward` is None after an infrastructure failure; `status` and `reason` describe it."""
     sequences: list[capture.Sequence] = field(default_factory=list)
 
     @property
@@ -45,27 +45,27 @@ class EpisodeSample:
 
     @property
     def trainable(self) -> list[capture.Sequence]:
-        """The sequences that may be trained on; none where there is no reward."""
+        """The sequences for training; empty if the sample has no reward."""
         return [] if self.reward is None else [one for one in self.sequences if one.trainable]
 
     @property
     def policy_versions(self) -> set[str]:
-        """The versions of the policy that sampled it, as far as the endpoint names them."""
+        """The versions of the policy that sampled it, if the endpoint names them."""
         return {version for one in self.sequences for version in one.policy_versions if version is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class SampleGroup:
-    """Episodes that began alike."""
+    """Samples with the same start or task."""
 
     name: str
     start: Mapping[str, Any]
     """The arguments of `reset`; empty for samples of a task."""
     samples: list[EpisodeSample]
     failed: list[EpisodeSample] = field(default_factory=list)
-    """Episodes that failed for reasons that are not the policy's and were played again; in no baseline."""
+    """Attempts that were repeated after an infrastructure failure; they count in no baseline."""
     task: Task | None = None
-    """What the samples of `rollouts` have in common; `play` has `start`."""
+    """The task, for samples of `rollouts`; samples of `play` have `start`."""
 
     @property
     def rewards(self) -> list[float | None]:
@@ -74,7 +74,7 @@ class SampleGroup:
 
     @property
     def spread(self) -> float:
-        """The distance of the lowest reward from the highest; a group in which it is 0 teaches nothing."""
+        """The difference between the highest and the lowest reward. A group with spread 0 teaches nothing."""
         known = [reward for reward in self.rewards if reward is not None]
         return max(known) - min(known) if known else 0.0
 
@@ -89,22 +89,22 @@ class SampleGroup:
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """Rows to train on, as lists; `torch()` makes tensors of them.
+    """Rows to train on, as lists; `torch()` converts them to tensors.
 
-    Padded, each sequence is a row and `attention_mask` has 0 where a row is filled up. Packed, all are one row:
-    `position_ids` begin at 0 with each sequence, whose ends are in `sequence_ends`.
+    With layout `padded`, each sequence is a row, and `attention_mask` is 0 for padding. With layout `packed`, all
+    sequences form one row: `position_ids` restart at 0 with each sequence, and `sequence_ends` has their ends.
     """
 
     input_ids: list[list[int]]
     loss_mask: list[list[int]]
-    """1 for tokens that the policy sampled; the first token of a sequence is never one."""
+    """1 for tokens that the policy sampled; always 0 for the first token of a sequence."""
     old_logprobs: list[list[float]]
-    """Log-probabilities by the engine where `loss_mask` is 1, else 0."""
+    """The engine's log-probability of each token with `loss_mask` 1, else 0."""
     advantages: list[list[float]]
     attention_mask: list[list[int]]
     position_ids: list[list[int]]
     sequence_ends: list[int]
-    """The length of each sequence if padded; where it ends in the row if packed."""
+    """The length of each sequence if padded; its end in the row if packed."""
 
     def __len__(self) -> int:
         """The number of sequences."""
@@ -112,11 +112,11 @@ class TrainingBatch:
 
     @property
     def n_tokens(self) -> int:
-        """The number of tokens that are trained on."""
+        """The number of tokens with `loss_mask` 1."""
         return sum(map(sum, self.loss_mask))
 
     def torch(self, device: Any = None) -> dict[str, Any]:
-        """Return tensors by the names of the fields.
+        """Return a dictionary of tensors with the field names as keys.
 
         Raises:
             ImportError: PyTorch is not installed.
@@ -177,16 +177,16 @@ def _left_out(rewards: Rewards) -> list[float | None]:
 def collate(
     groups: Iterable[SampleGroup], method: Method = "grpo", *, layout: Layout = "padded", pad_id: int = 0
 ) -> TrainingBatch:
-    """Put the trainable sequences of groups into a batch, each with the advantage of its sample.
+    """Collect the trainable sequences of groups in a batch, each with the advantage of its sample.
 
     Args:
         groups: Groups of one or several starts.
-        method: How advantages follow from rewards.
-        layout: `padded` for a row per sequence, `packed` for one row of all.
-        pad_id: The token that fills rows up.
+        method: How rewards become advantages.
+        layout: `padded` for one row per sequence, `packed` for one row in total.
+        pad_id: The padding token.
 
     Raises:
-        ValueError: nothing of the groups may be trained on, or an argument is none of its values.
+        ValueError: the groups have no trainable sequence, or an argument has an unknown value.
     """
     groups = list(groups)
     values = advantages([group.rewards for group in groups], method)
@@ -205,7 +205,7 @@ def collate(
     if layout == "packed":
         return _packed(rows)
     if layout != "padded":
-        raise ValueError(f"there is no layout {layout!r}: take 'padded' or 'packed'")
+        raise ValueError(f"unknown layout {layout!r}; choose from 'padded', 'packed'")
     width = max(len(sequence.input_ids) for sequence, _ in rows)
     lengths = [len(sequence.input_ids) for sequence, _ in rows]
 
@@ -239,5 +239,5 @@ def _packed(rows: list[tuple[capture.Sequence, float]]) -> TrainingBatch:
 
 
 def _mask(sequence: capture.Sequence) -> list[int]:
-    """Return the mask without the first token, which nothing predicts."""
+    """Return the mask with 0 for the first token, because nothing predicts it."""
     return [0, *sequence.loss_mask[1:]]

@@ -1,6 +1,6 @@
-"""Rollouts as sessions of a trainer's harness: any of our agents, in any of our sandboxes, with exact tokens.
+"""Rollouts as agent sessions for a trainer: any agent, in any sandbox, with exact tokens.
 
-`RolloutSessionFactory` is what TRL's `HarnessRolloutWorker` takes; it knows nothing of TRL.
+Pass `RolloutSessionFactory` to TRL's `HarnessRolloutWorker`. The module itself knows nothing of TRL.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _NOT_SCORED = frozenset({"env_failed", "sandbox_failed", "grader_failed", "cance
 
 
 class RolloutSessionFactory(ResourceSessionFactory["RolloutSession"]):
-    """Makes a session of each prompt: a rollout of any of our agents in any of our sandboxes, as `run_rollout` has it.
+    """Creates a session for each prompt: a rollout, as with `run_rollout`.
 
-    TRL's worker calls it with the trainer's sampling; give the worker a partial of it with all else:
+    TRL's worker calls the factory with the trainer's sampling. Give the worker a partial with everything else:
     `functools.partial(RolloutSessionFactory, tasks, model=model, agent="opencode", sandbox="local")`.
 
     Args:
-        tasks: What prompts may ask for; the last message of the user is a task's instruction.
+        tasks: The possible tasks. The last user message of a prompt must equal a task's instruction.
         model: The endpoint.
-        sampling: How answers are sampled, in full and by the endpoint's names, as TRL's worker gives it; it is enforced
-            in the capture proxy.
-        engine: Further arguments of `Engine`: agent, sandbox, budget, store, ...
+        sampling: All sampling parameters with the endpoint's names, as TRL's worker passes them. The capture proxy
+            enforces them.
+        engine: The fields of `EngineOptions`, such as `agent`, `sandbox`, `budget` and `store`.
 
     Raises:
-        ValueError: Two tasks have one instruction, or there is none.
+        ValueError: Two tasks have the same instruction, or `tasks` is empty.
     """
 
     def __init__(
@@ -80,18 +80,18 @@ class RolloutSessionFactory(ResourceSessionFactory["RolloutSession"]):
 
         Args:
             task: A `Task`, an instruction, or the messages of a prompt.
-            seed: Kept in the outcome's metadata; agents have none.
-            episode_id: The rollout's id.
+            seed: Stored in the outcome's metadata; agents do not use it.
+            episode_id: The ID of the rollout.
 
         Raises:
             ValueError: No task has this instruction.
-            OpenEnvError: Agent or sandbox cannot run here.
+            OpenEnvError: The agent or the sandbox cannot run here.
         """
         chosen = task if isinstance(task, Task) else self._task_of(task)
         with self._lock:
             if self._shared is None:
                 self._shared = _SharedEngine(self._model, self._engine_options)
-                # TRL does not close factories: what is open when the process ends is closed then.
+                # TRL does not close factories, so the engine closes when the process ends.
                 weakref.finalize(self, self._shared.close)
             shared = self._shared
         return RolloutSession(shared, chosen, episode_id or new_rollout_id(), seed)
@@ -123,7 +123,7 @@ def _last_request(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 class _SharedEngine:
-    """What the sessions of a factory share: an engine, and a capture proxy whose records can be read and removed."""
+    """The engine and capture proxy that the sessions of a factory share."""
 
     def __init__(self, model: Model, options: EngineOptions) -> None:
         with contextlib.ExitStack() as stack:
@@ -141,7 +141,7 @@ class _SharedEngine:
 
 
 class RolloutSession(ResourceSession):
-    """A rollout that runs: a `TrainableSession`, whose agent has its own loop. Made by `RolloutSessionFactory`."""
+    """A running rollout as a `TrainableSession`; its agent has its own loop. `RolloutSessionFactory` creates it."""
 
     def __init__(self, shared: _SharedEngine, task: Task, rollout_id: str, seed: int | None) -> None:
         self.task = task
@@ -161,7 +161,7 @@ class RolloutSession(ResourceSession):
             )
             self._trace = self._read_trace()
             self._outcome.set_result(outcome)
-        except BaseException as exc:  # handed to the thread that waits
+        except BaseException as exc:  # raised again in the waiting thread
             self._outcome.set_exception(exc)
 
     def _read_trace(self) -> TrainingTrace | ValueError:
@@ -177,11 +177,11 @@ class RolloutSession(ResourceSession):
     # -- TrainableSession -------------------------------------------------------------------------------------------
 
     def wait_for_completion(self, timeout_s: float | None = None) -> int:
-        """Wait for the rollout, its verification included; return the agent's exit code.
+        """Wait for the rollout and its verification; return the agent's exit code.
 
         Raises:
-            TimeoutError: The agent's time or budget ran out, or `timeout_s` is over.
-            RolloutError: The rollout failed for a reason that is not the policy's: there is no sample.
+            TimeoutError: The agent's time or budget ran out, or `timeout_s` has passed.
+            RolloutError: The infrastructure failed, so the rollout gives no sample.
         """
         outcome = self._outcome.result(timeout_s)
         if outcome.status == "cancelled":
@@ -193,11 +193,11 @@ class RolloutSession(ResourceSession):
         return outcome.agent_exit_code or 0
 
     def fetch_training_trace(self) -> TrainingTrace:
-        """Return the agent's own calls: exact tokens, log-probabilities and masks.
+        """Return the agent's calls: exact tokens, log-probabilities and masks.
 
         Raises:
-            ValueError: They are not to be trained on; the text says why.
-            RuntimeError: The rollout has not ended, or failed.
+            ValueError: They cannot be used for training; the message gives the reason.
+            RuntimeError: The rollout has not ended, or it failed.
         """
         if not self._outcome.done() or self._trace is None:
             raise RuntimeError("the rollout has not ended: call wait_for_completion first")
@@ -216,11 +216,11 @@ class RolloutSession(ResourceSession):
         return []
 
     def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Return an error: the agent calls its tools itself."""
+        """Return an error, because the agent calls its tools itself."""
         return ToolResult(error=f"the agent runs its own tools; '{name}' cannot be called from here")
 
     def verify(self, transcript: list[Message], final_state: Any | None = None) -> VerifyResult:
-        """Return the verdict of the task's checks; no reward where the rollout failed."""
+        """Return the verdict of the checks; without a reward if the rollout failed."""
         outcome = self._outcome.result()
         reward = None if outcome.status in _NOT_SCORED else outcome.reward
         metrics = {"status": outcome.status, "trust": outcome.trust, "wall_s": outcome.wall_s}

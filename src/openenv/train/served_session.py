@@ -1,7 +1,7 @@
-"""Sessions of any served environment for a harness: each tool call of a model is a step.
+"""Agent sessions of any served environment: each tool call of a model is a step.
 
-An environment with tools is played by them. Typed actions become tools: one whose arguments are the action's fields, or
-one for each member of a union. `env_family` knows the two environments that have a spec of their own.
+The environment's tools become the session's tools. Typed actions become one tool with the action's fields as arguments,
+or one tool per member of a union. `env_family` knows the special cases OpenSpiel and Reasoning Gym.
 """
 
 from __future__ import annotations
@@ -49,30 +49,30 @@ _HIDDEN_FIELDS = frozenset({"metadata"})
 
 @dataclass(frozen=True, slots=True)
 class EnvFamily:
-    """What is particular about playing an environment; by default nothing."""
+    """Special rules for playing an environment; none by default."""
 
     tool_name: str = "act"
-    """The tool that takes an action of an environment without tools of its own."""
+    """The name of the tool for typed actions."""
     introduction: str = ""
-    """Comes before the first observation."""
+    """A text before the first observation."""
     action_fields: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that every action has and the player does not choose."""
+    """Fields that are added to every action."""
     reset_arguments: Mapping[str, Any] = field(default_factory=dict)
     tasks: Callable[[], Iterator[Json]] | None = None
-    """Makes the starts of episodes where none are chosen."""
+    """Makes the starts of episodes if the caller chooses none."""
     add_to_observation: Callable[[Mapping[str, Any]], Json] = lambda observation: {}
-    """Makes further fields of an observation, for the player to read."""
+    """Makes additional fields of an observation for the player."""
 
 
 def env_family(spec: str, config: Mapping[str, Any] | None = None) -> EnvFamily:
-    """Return how the environment of a spec is played.
+    """Return the special rules for an environment.
 
     Args:
         spec: `openspiel:GAME`, `reasoning_gym:DATASET`, or any other name or address.
         config: The dataset's configuration of `reasoning_gym`; arguments of `reset` for all others.
 
     Raises:
-        ValueError: The spec has a variant and is no such one, or misses it.
+        ValueError: The variant is missing, or the environment has no variants.
     """
     arguments = dict(config or {})
     if "://" in spec:
@@ -103,7 +103,7 @@ def env_family(spec: str, config: Mapping[str, Any] | None = None) -> EnvFamily:
 
 
 def _random_seeds() -> Iterator[Json]:
-    """Make seeds: with a dataset of one question, each is another question."""
+    """Make seeds: in a dataset with one question, each seed gives another question."""
     while True:
         yield {"seed": random.randrange(2**31)}
 
@@ -130,21 +130,21 @@ def _tic_tac_toe_board(observation: Mapping[str, Any]) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class ActionTool:
-    """A tool, and the fields that its actions have besides the arguments."""
+    """A tool, and the constant fields of its actions."""
 
     tool: Tool
     fields: Mapping[str, Any]
 
 
 def action_tools(schema: Mapping[str, Any], family: EnvFamily) -> list[ActionTool]:
-    """Make tools of the JSON schema of actions: one, or one for each member of a union.
+    """Make tools from the JSON schema of actions: one, or one per member of a union.
 
     Raises:
-        RolloutError: Its actions are no objects.
+        RolloutError: The actions are not JSON objects.
     """
     members = [resolve_reference(one, schema) for one in schema.get("oneOf") or schema.get("anyOf") or [schema]]
     if not all(one.get("type") == "object" or "properties" in one for one in members):
-        raise RolloutError("The actions of this environment are no objects, so no tool can be made of them")
+        raise RolloutError("The actions of this environment are not JSON objects, so they cannot become tools")
     made = [_action_tool(one, schema, family, is_only=len(members) == 1) for one in members]
     return list({one.tool.name: one for one in made}.values())
 
@@ -165,7 +165,7 @@ def _action_tool(member: Mapping[str, Any], root: Mapping[str, Any], family: Env
 
 
 def _member_name(member: Mapping[str, Any], constants: Mapping[str, Any]) -> str:
-    """Return a tool's name for a member of a union: what tells it from the others, or its title in snake case."""
+    """Return a tool's name for a member of a union: its discriminator, or its title in snake case."""
     text = next((value for value in constants.values() if isinstance(value, str)), None)
     if text is None:
         text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(member.get("title") or "act")).lower()
@@ -177,9 +177,10 @@ def _member_name(member: Mapping[str, Any], constants: Mapping[str, Any]) -> str
 
 
 class ServedSession(StepEnvSessionAdapter):
-    """An episode of a served environment. Made by `ServedSessionFactory`.
+    """An episode of a served environment. `ServedSessionFactory` creates it.
 
-    The model reads why an action was refused and may go on; a failure of the server ends the episode with its error.
+    The model reads the reason of a refused action and may continue. A failure of the server ends the episode with its
+    error.
     """
 
     def __init__(self, client: Any, **arguments: Any) -> None:
@@ -187,10 +188,10 @@ class ServedSession(StepEnvSessionAdapter):
         super().__init__(client, **arguments)
 
     def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Take the step that the call stands for; a refused action is an error for the model to read.
+        """Take the step for this call. The model reads the error of a refused action.
 
         Raises:
-            KeyError: There is no such tool.
+            KeyError: The tool does not exist.
             OpenEnvError: The server or the environment failed.
         """
         try:
@@ -203,7 +204,7 @@ class ServedSession(StepEnvSessionAdapter):
         return result
 
     def verify(self, transcript: list[Message], final_state: Any | None = None) -> VerifyResult:
-        """Return the reward of the last step that has one; the sum of all is among the metrics."""
+        """Return the last reward of the episode; the metrics contain the sum."""
         rewards = [float(reward) for reward in self._rewards if reward is not None]
         return VerifyResult(
             env_reward=rewards[-1] if rewards else None,
@@ -215,20 +216,20 @@ class ServedSession(StepEnvSessionAdapter):
     def _read_state(self) -> Any:
         try:
             return super()._read_state()
-        except ExecutionError:  # an environment without a state; episodes do not need it
+        except ExecutionError:  # the environment has no state, and episodes do not need it
             return None
 
 
 class ServedSessionFactory(ResourceSessionFactory[ServedSession]):
-    """Makes sessions of a served environment, whatever its actions are.
+    """Creates sessions of a served environment with any kind of actions.
 
     Args:
         url: The server.
-        family: What is particular about it.
-        client_options: Further arguments of the client, such as `token`.
+        family: Special rules for playing it.
+        client_options: More arguments of the client, such as `token`.
 
     Raises:
-        RolloutError: There is no such server, or no tools can be made of its actions.
+        RolloutError: The server does not answer, or its actions cannot become tools.
     """
 
     def __init__(
@@ -248,15 +249,15 @@ class ServedSessionFactory(ResourceSessionFactory[ServedSession]):
         self._description = _description(url, self._client_options)
 
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> ServedSession:
-        """Begin an episode.
+        """Start an episode.
 
         Args:
-            task: Arguments of `reset`, such as `{"seed": 1}`; None for none.
-            seed, episode_id: Further ones.
+            task: Arguments of `reset`, such as `{"seed": 1}`, or None.
+            seed, episode_id: More arguments of `reset`.
 
         Raises:
-            TypeError: The task is no object.
-            OpenEnvError: The server does not begin an episode.
+            TypeError: The task is not a mapping.
+            OpenEnvError: The server does not start the episode.
         """
         if task is not None and not isinstance(task, Mapping):
             raise TypeError(
@@ -291,10 +292,7 @@ class ServedSessionFactory(ResourceSessionFactory[ServedSession]):
         return [{"role": "user", "content": "\n\n".join(part for part in (self._family.introduction, text) if part)}]
 
     def _shown(self, observation: Any) -> Any:
-        """Return what the player sees: the observation's only field if that is a text, else its fields.
-
-        Those that are None say nothing, and are left out.
-        """
+        """Return the player's view: the only field of the observation if it is a text, else all fields except None."""
         if not isinstance(observation, Mapping):
             return plain(observation)
         fields = {name: value for name, value in observation.items() if name not in FRAME_FIELDS and value is not None}
@@ -319,14 +317,14 @@ class ServedSessionFactory(ResourceSessionFactory[ServedSession]):
 
 
 def _listed_tools(url: str, schema: Mapping[str, Any], client_options: Mapping[str, Any]) -> list[Json]:
-    """Ask a server for tools: where its actions are tool calls, or have no field of their own (`Action` itself)."""
+    """Ask a server for its tools if its actions are tool calls, or plain `Action` objects without fields."""
     if has_tools(schema):
         return served_tools(url, client_options)
     if schema.get("type") != "object" or set(schema.get("properties") or {}) - _HIDDEN_FIELDS:
         return []
     try:
         return served_tools(url, client_options)
-    except (RequestValidationError, ExecutionError):  # an environment that has no tools and does not know the question
+    except (RequestValidationError, ExecutionError):  # an environment without tools
         return []
 
 
@@ -336,7 +334,7 @@ def _tool(listed: Mapping[str, Any]) -> Tool:
 
 
 def _description(url: str, client_options: Mapping[str, Any]) -> str:
-    """Ask a server what its environment is; nothing where it does not say."""
+    """Ask a server for the description of its environment; empty if it has none."""
     try:
         headers = with_token(None, client_options.get("token"))
         answer = httpx2.get(f"{http_url(url)}/metadata", headers=headers, timeout=_METADATA_TIMEOUT_S, trust_env=False)

@@ -1,12 +1,27 @@
-"""`GroupStream`: samples of one start become a group, groups a stream. What `play` and `rollouts` have in common.
+"""`GroupStream`, the base of `play` and `rollouts`: makes samples in parallel, and yields groups with the same start.
 
-    items ──> groups of `samples` ──> workers: a sample at a time ──> whole groups ──> stale? wanted? ──> trainer
-                                         │      ▲
-                                         └──────┘ it failed, and not by the policy: again, at most `retries` times
-
-A failure that is not the policy's never becomes a reward: such a sample has none and counts in no baseline. Where all
-fail, the stream raises. Knows nothing of how a sample is made: a subclass does.
+An infrastructure failure is never scored: its sample has no reward and counts in no baseline. If every sample fails,
+the stream raises an error. A subclass decides how to make a sample. `Curriculum` and `shuffled` order the items.
 """
+
+# From items to the trainer:
+#
+#   items ──> open groups ──> workers, one sample each ──> complete groups ──> queue ──> `__anext__` ──> trainer
+#               ▲    ▲                   │                                      │           │
+#               │    └── infrastructure ─┤                                      │           ├─ no reward: `on_failed`
+#               │        failure: retry  │                                      │           ├─ stale: dropped
+#               │                        │                                      │           └─ not wanted by `keep`:
+#               └── no free session:     │                                      │              dropped
+#                   returned to others ──┘                                      └─ bounded: if the trainer is slow, the
+#                                                                                  workers stop (back-pressure)
+#
+# A sample:   planned ──> running ──> ended: a reward of the policy       ──> its group
+#                │           ├──> ended: infrastructure failure           ──> retried, then in the group, no reward
+#                │           └──> cancelled: its group has enough rewards ──> counted as surplus
+#                └──> never started, because its group is complete
+#
+# The stream fails if the infrastructure fails for good: the last samples in a row, from several groups, all failed with
+# all their retries. A single broken item (one group) does not stop it.
 
 from __future__ import annotations
 
@@ -35,12 +50,12 @@ logger = logging.getLogger(__name__)
 ItemT = TypeVar("ItemT")
 
 INFRASTRUCTURE: frozenset[Status] = frozenset({"env_failed", "sandbox_failed", "grader_failed"})
-"""How samples end that failed for reasons that are not the policy's."""
+"""Statuses of samples that failed because of the infrastructure, not because of the policy."""
 _HOPELESS, _HOPELESS_GROUPS = 4, 3
-"""How many samples have to fail in a row, at least, and of how many groups, for the whole run to end: the items of one
-group may be broken while all others are sound."""
+"""The run ends if at least this many samples fail in a row, from this many groups. One group proves nothing: its item
+may be broken while all others work."""
 _NO_ROOM_S = 60.0
-"""How long a server may be full while it serves none of the stream's sessions."""
+"""The run ends if the server has been full for this time and no worker has a session."""
 _END = object()
 
 
@@ -91,79 +106,79 @@ class StreamArguments(TypedDict, total=False):
 
 @dataclass(slots=True)
 class StreamCounts:
-    """What a stream has seen until now."""
+    """Counts of a stream so far."""
 
     episodes: int = 0
-    """Samples that ended."""
+    """Finished samples."""
     failed: int = 0
-    """Attempts that failed for reasons that are not the policy's."""
+    """Attempts with an infrastructure failure."""
     failed_groups: int = 0
     """Groups without any reward."""
     stale_groups: int = 0
-    """Groups that were sampled by versions older than `max_staleness` allows."""
+    """Groups from policy versions older than `max_staleness` allows."""
     filtered_groups: int = 0
-    """Groups that `keep` did not want."""
+    """Groups that `keep` refused."""
     surplus: int = 0
-    """Samples that `oversample` began and the group did not need: they were cancelled."""
+    """Samples that `oversample` started and the group did not need."""
     full: int = 0
-    """How often a session was refused because the server had no room for it."""
+    """Sessions that the full server refused."""
     environment_s: float = 0.0
-    """Time in which episodes waited for the environment, added up; of `play`."""
+    """Total time that the episodes of `play` waited for the environment."""
     model_s: float = 0.0
-    """Time in which they waited for the model, added up; of `play`."""
+    """Total time that the episodes of `play` waited for the model."""
 
 
 @dataclass(slots=True)
 class OpenGroup(Generic[ItemT]):
-    """A group of which samples are still made."""
+    """An incomplete group."""
 
     number: int
-    """Which of the stream's items it begins with."""
+    """The position of its item in the stream."""
     name: str
     label: str
-    """The name in the store, which no other group has."""
+    """The unique name of the group in the store."""
     item: ItemT
     size: int
     planned: int
-    """With those that `oversample` adds."""
+    """The number of samples including those of `oversample`."""
     samples: list[EpisodeSample] = field(default_factory=list)
     failed: list[EpisodeSample] = field(default_factory=list)
     running: set[asyncio.Task[EpisodeSample]] = field(default_factory=set)
     is_done: bool = False
 
     def has_enough(self) -> bool:
-        """Return whether there are rewards enough, or nothing more comes."""
+        """Return whether the group has enough rewards, or all planned samples have ended."""
         rewards = sum(sample.reward is not None for sample in self.samples)
         return rewards >= self.size or len(self.samples) >= self.planned
 
     def chosen(self) -> list[EpisodeSample]:
-        """Return the samples of the whole group in their order: those with a reward, as far as there are enough."""
+        """Return the samples of the complete group in their order, preferring samples with a reward."""
         ranked = sorted(self.samples, key=lambda sample: sample.reward is None)[: self.size]
         return sorted(ranked, key=lambda sample: int(sample.outcome.metadata["sample"]))
 
     def labels(self, index: int, attempt: int) -> dict[str, Any]:
-        """Return what the store says of a sample."""
+        """Return the labels of a sample in the store."""
         return {"group": self.label, "sample": index, "attempt": attempt}
 
 
 class GroupStream(ABC, Generic[ItemT]):
-    """Groups of samples, as they end: `async for group in stream`. Works while it is entered (`async with`).
+    """A stream of complete groups: `async for group in stream`. It works while it is entered (`async with`).
 
     Args:
-        items: What groups begin with, taken as they are needed.
+        items: The starts of the groups, read when they are needed.
         options: How samples become groups.
-        proxy: What the model calls go through; None where that is elsewhere.
+        proxy: The capture proxy of the model calls; None if another process runs it.
     """
 
     def __init__(self, items: Iterable[ItemT], options: StreamOptions, proxy: CaptureServer | None) -> None:
         self.options = options
         self.counts = StreamCounts()
         self.policy_version: int | None = None
-        """The version that is trained now; set it after each update. By default the newest that has been seen."""
+        """The version that is being trained; set it after each update. By default the newest version in the samples."""
         self.settled: set[int] = set()
-        """The workers that have all they need to make samples, such as a session."""
+        """The workers that have a session, or everything else they need."""
         self.is_free = asyncio.Event()
-        """Whether model calls may be made."""
+        """Set while model calls are allowed."""
         self.is_free.set()
         self._proxy = proxy
         self._source = items
@@ -175,24 +190,26 @@ class GroupStream(ABC, Generic[ItemT]):
         self._returned: deque[tuple[OpenGroup[ItemT], int]] = deque()
         self._groups: list[OpenGroup[ItemT]] = []
         self._workers: list[asyncio.Task[None]] = []
-        # Groups that were not taken yet: as many as are being made. More would only grow stale.
+        # At most as many complete groups wait as are being made. More would only become stale.
         size = max(1, options.concurrency // options.samples)
         self._done: asyncio.Queue[SampleGroup | BaseException | None] = asyncio.Queue(maxsize=size)
-        self._failing: list[str] = []  # the groups of the samples that failed since the last one that did not
+        self._failing: list[str] = []  # the groups of the latest samples that failed in a row
         self._last_failure: str | None = None
         self._has_reward = False
         self._newest: int | None = None
         self._full_since: float | None = None
-        self._pause = Backoff(first_pause_s=0.5, longest_pause_s=10.0)  # what was killed takes a while to start
+        self._pause = Backoff(
+            first_pause_s=0.5, longest_pause_s=10.0
+        )  # a server that was killed needs time to start again
 
-    # What a subclass writes
+    # ---- for subclasses ----
 
     @abstractmethod
     async def sample(self, worker: int, group: OpenGroup[ItemT], index: int, attempt: int) -> EpisodeSample:
-        """Make a sample; a failure that is not the policy's is a status of its outcome (`INFRASTRUCTURE`).
+        """Make a sample. An infrastructure failure is a status of its outcome (`INFRASTRUCTURE`), not an exception.
 
         Raises:
-            SessionCapacityError: there is no room for this worker now; the sample is left to another one.
+            SessionCapacityError: the server has no free session; another worker makes the sample.
         """
 
     @abstractmethod
@@ -201,16 +218,16 @@ class GroupStream(ABC, Generic[ItemT]):
 
     @abstractmethod
     def whole(self, group: OpenGroup[ItemT]) -> SampleGroup:
-        """Return a group whose samples have ended."""
+        """Convert a complete group."""
 
     async def release(self, worker: int) -> None:
-        """Free what a worker holds: it has ended, or what it holds cannot be trusted any more."""
+        """Free the session of a worker, because the worker ends or the session failed."""
         self.settled.discard(worker)
 
     async def finish_group(self, group: OpenGroup[ItemT]) -> None:
-        """Free what the samples of a group share."""
+        """Free the shared resources of a group."""
 
-    # What a trainer calls
+    # ---- for trainers ----
 
     async def __aenter__(self) -> GroupStream[ItemT]:
         makers = [asyncio.create_task(self._work(number)) for number in range(self.options.concurrency)]
@@ -225,18 +242,18 @@ class GroupStream(ABC, Generic[ItemT]):
             await self.finish_group(group)
 
     def pause(self) -> None:
-        """Make no further model call until `resume`: those under way are finished."""
+        """Start no model call until `resume`; running calls finish."""
         self.is_free.clear()
         self._known_proxy().hold()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self._known_proxy().resume()
         self.is_free.set()
 
     @contextlib.asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """Hold model calls back while the block updates the weights; it begins when those under way have ended."""
+        """Start no model call while the block updates the weights. The block starts after running calls have ended."""
         self.pause()
         try:
             await asyncio.to_thread(self._known_proxy().pause)
@@ -246,11 +263,11 @@ class GroupStream(ABC, Generic[ItemT]):
 
     def _known_proxy(self) -> CaptureServer:
         if self._proxy is None:
-            raise RolloutError("Model calls cannot be paused here: they go through no proxy of this process")
+            raise RolloutError("Model calls cannot be paused here: another process runs their capture proxy")
         return self._proxy
 
     async def take(self, count: int) -> list[SampleGroup]:
-        """Return the next groups; fewer where the stream ends. Those that are not wanted or stale do not count."""
+        """Return the next `count` groups, fewer if the stream ends. Dropped groups do not count."""
         groups: list[SampleGroup] = []
         while len(groups) < count and (group := await anext(self, None)) is not None:
             groups.append(group)
@@ -263,7 +280,7 @@ class GroupStream(ABC, Generic[ItemT]):
         while True:
             group = await self._done.get()
             if group is None or isinstance(group, BaseException):
-                self._done.put_nowait(group)  # for a further reader: nothing else comes any more
+                self._done.put_nowait(group)  # for the next call: the stream has ended
                 raise StopAsyncIteration if group is None else group
             if all(reward is None for reward in group.rewards):
                 self.counts.failed_groups += 1
@@ -280,7 +297,7 @@ class GroupStream(ABC, Generic[ItemT]):
         """Return whether a group is too old.
 
         Raises:
-            RolloutError: that cannot be told, because the endpoint does not number its versions.
+            RolloutError: the endpoint does not number its versions.
         """
         if self.options.max_staleness is None:
             return False
@@ -298,10 +315,10 @@ class GroupStream(ABC, Generic[ItemT]):
         current = self._newest if self.policy_version is None else self.policy_version
         return min(numbers) < current - self.options.max_staleness
 
-    # Workers
+    # ---- workers ----
 
     async def _watch(self, workers: list[asyncio.Task[None]]) -> None:
-        """Pass on the first failure of a worker, or that all are done."""
+        """Put the first error of a worker, or the end of the stream, into the queue."""
         try:
             await asyncio.gather(*workers)
         except asyncio.CancelledError:
@@ -315,7 +332,7 @@ class GroupStream(ABC, Generic[ItemT]):
         await self._done.put(RolloutError(f"No sample has a reward: {self._last_failure}") if is_lost else None)
 
     async def _work(self, worker: int) -> None:
-        """Make sample after sample."""
+        """Make one sample after another."""
         try:
             while (place := await self._next_place()) is not None:
                 try:
@@ -327,8 +344,8 @@ class GroupStream(ABC, Generic[ItemT]):
             await self.release(worker)
 
     async def _next_place(self) -> tuple[OpenGroup[ItemT], int] | None:
-        """Return the next sample that is wanted: its group and its number in it."""
-        async with self._taking:  # an item may take time to come, and its group is to be one group
+        """Return the next sample to make, as its group and its number; None at the end of the items."""
+        async with self._taking:  # reading an item may take time, and must open only one group
             while True:
                 while self._returned:
                     place = self._returned.popleft()
@@ -339,7 +356,7 @@ class GroupStream(ABC, Generic[ItemT]):
                     index = None if group.is_done else next(numbers, None)
                     if index is not None:
                         return group, index
-                # In a thread: a list of tasks may be read from a server, page by page.
+                # In a thread, because a list of tasks may be read from a server, page by page.
                 item: Any = await asyncio.to_thread(next, self._items, _END)
                 if item is _END:
                     return None
@@ -351,16 +368,16 @@ class GroupStream(ABC, Generic[ItemT]):
         number = sum(self._names.values())
         name = self.name_of(item, number)
         self._names[name] += 1
-        if self._names[name] > 1:  # as in a second epoch
+        if self._names[name] > 1:  # for example in a second epoch
             name = f"{name}.{self._names[name]}"
         planned = self.options.samples + self.options.oversample
         return OpenGroup(number, name, f"{name}-{self._stream_id}", item, self.options.samples, planned)
 
     async def _wait_for_room(self, refusal: SessionCapacityError) -> None:
-        """Wait a while, because the server is full; the workers that have a session go on.
+        """Wait before the next attempt, because the server is full. Workers with a session continue.
 
         Raises:
-            RolloutError: no worker has one, and that for long.
+            RolloutError: no worker has had a session for `_NO_ROOM_S`.
         """
         self.counts.full += 1
         now = time.monotonic()
@@ -374,7 +391,7 @@ class GroupStream(ABC, Generic[ItemT]):
         await asyncio.sleep(min(refusal.retry_after_s or 0.5, 2.0))
 
     async def _fill(self, worker: int, group: OpenGroup[ItemT], index: int) -> None:
-        """Make one sample of a group, again where something failed that is not the policy."""
+        """Make one sample of a group; repeat it after an infrastructure failure."""
         for attempt in range(self.options.retries + 1):
             sample = await self._attempt(worker, group, index, attempt)
             if sample is None:
@@ -391,7 +408,7 @@ class GroupStream(ABC, Generic[ItemT]):
             await asyncio.sleep(self._pause.pause_s(attempt))
 
     async def _attempt(self, worker: int, group: OpenGroup[ItemT], index: int, attempt: int) -> EpisodeSample | None:
-        """Make a sample; None where the group is complete without it."""
+        """Make a sample; None if the group became complete without it."""
         making = asyncio.create_task(self.sample(worker, group, index, attempt))
         group.running.add(making)
         try:
@@ -408,10 +425,10 @@ class GroupStream(ABC, Generic[ItemT]):
         return making.result()
 
     def _judge(self, group: OpenGroup[ItemT], sample: EpisodeSample) -> None:
-        """Count samples that fail one after the other.
+        """Count samples that fail in a row.
 
         Raises:
-            RolloutError: there are so many that the rest will fail, too.
+            RolloutError: so many failed that the others would fail too.
         """
         if sample.outcome.status not in INFRASTRUCTURE:
             self._failing.clear()
@@ -426,7 +443,7 @@ class GroupStream(ABC, Generic[ItemT]):
             )
 
     async def _add(self, group: OpenGroup[ItemT], sample: EpisodeSample) -> None:
-        if group.is_done:  # it ended in the moment in which it was no longer wanted
+        if group.is_done:  # it ended just before its cancellation
             self.counts.surplus += 1
             return
         self.counts.episodes += 1
@@ -447,7 +464,7 @@ class GroupStream(ABC, Generic[ItemT]):
 
 
 def model_to_train(model: Model) -> Model:
-    """Return a model whose answers may be trained on: one that names no sampling samples from its own distribution."""
+    """Return a model for training: without `sampling`, it samples from its own distribution."""
     if model.sampling:
         return model
     sampling = Sampling().parameters(model.dialect, model.engine)
@@ -458,7 +475,7 @@ def model_to_train(model: Model) -> Model:
 
 
 def shuffled(items: Sequence[ItemT], *, seed: int = 0, epochs: int | None = None) -> Iterator[ItemT]:
-    """Yield items in a new random order in each epoch; without end where `epochs` is None."""
+    """Yield items in a new random order in each epoch; endless if `epochs` is None."""
     draw = random.Random(seed)
     epoch = 0
     while items and (epochs is None or epoch < epochs):
@@ -469,17 +486,17 @@ def shuffled(items: Sequence[ItemT], *, seed: int = 0, epochs: int | None = None
 
 
 class Curriculum(Generic[ItemT]):
-    """Draws items without end, most often those of which the policy can learn: neither solved nor hopeless.
+    """Draws items endlessly, and prefers items from which the policy can learn: neither solved nor hopeless.
 
-    An item whose rewards lie at the share p between the lowest and the highest that any item got is drawn with a weight
-    of p(1 - p), and never with less than `floor`: what is solved is seen again, and what was hopeless is tried again.
-    Give it to `rollouts` or `play`, which report the rewards of each group.
+    Let p be the mean reward of an item, scaled so that the lowest reward of all items is 0 and the highest is 1. Then
+    its weight is p(1 - p), but at least `floor`, so that solved and hopeless items are tried again. Pass the curriculum
+    to `rollouts` or `play`, which report the rewards of each group.
 
     Args:
-        items: What to draw from, such as the tasks of a split.
-        seed: Of the draws; they also depend on the order in which groups end.
-        floor: The least weight, of 0.25 that is the greatest.
-        memory: How much of an item's old rewards counts when new ones come, from 0 to 1.
+        items: The items, such as the tasks of a split.
+        seed: The seed of the draws, which also depend on the order of finished groups.
+        floor: The smallest weight; the largest possible weight is 0.25.
+        memory: The weight of an item's old mean when new rewards arrive, from 0 to 1.
     """
 
     def __init__(self, items: Sequence[ItemT], *, seed: int = 0, floor: float = 0.02, memory: float = 0.5) -> None:
@@ -493,7 +510,7 @@ class Curriculum(Generic[ItemT]):
         self._means: dict[int, float] = {}
         self._range: tuple[float, float] | None = None
         self._drawn: list[int] = []
-        self._lock = threading.Lock()  # a stream draws in another thread than it reports in
+        self._lock = threading.Lock()  # a stream draws and reports in different threads
 
     def __iter__(self) -> Iterator[ItemT]:
         return self
@@ -506,7 +523,7 @@ class Curriculum(Generic[ItemT]):
         return self._items[index]
 
     def update(self, number: int, rewards: Sequence[float | None]) -> None:
-        """Take the rewards of the group that began with the item that was drawn as that number, counted from 0."""
+        """Report the rewards of a group; `number` is the position of its item in the draws, from 0."""
         known = [reward for reward in rewards if reward is not None]
         if not known:
             return
@@ -519,13 +536,13 @@ class Curriculum(Generic[ItemT]):
             self._range = min(low, *known), max(high, *known)
 
     def mean(self, index: int) -> float | None:
-        """Return the mean reward of an item, newer ones counting more; None where there is none yet."""
+        """Return the mean reward of an item, in which newer rewards count more; None before the first reward."""
         return self._means.get(index)
 
     def _weight(self, index: int) -> float:
         mean = self._means.get(index)
         if mean is None or self._range is None or self._range[0] == self._range[1]:
-            return 0.25  # nothing is known: as good as the best
+            return 0.25  # nothing is known about the item: use the largest weight
         low, high = self._range
         share = (mean - low) / (high - low)
         return max(self._floor, share * (1 - share))

@@ -169,7 +169,7 @@ def test_a_server_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         url = served.url
     log = evaluate(served_env(url), mock(["yes"]), tmp_path)
     assert log.status == "error"
-    assert "Is a server there?" in log.error.message
+    assert "Is the server running?" in log.error.message
     assert not log.samples[0].scores
 
 

@@ -67,11 +67,11 @@ def test_the_list_is_filtered_ordered_and_cut_into_pages(store: RolloutStore, ge
 @pytest.mark.parametrize(
     ("query", "problem"),
     [
-        ({"colour": "red"}, "There is no parameter colour"),
+        ({"colour": "red"}, "unknown parameter colour"),
         ({"order": "beauty"}, "order must be one of"),
         ({"limit": "-1"}, "limit must be a whole number"),
         ({"min_reward": "nan"}, "min_reward must be a number"),
-        ({"store": "other"}, "There is no store"),
+        ({"store": "other"}, "unknown store"),
         ({"min_trust": "much"}, "min_trust must be one of"),
     ],
 )

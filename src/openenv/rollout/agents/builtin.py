@@ -1,4 +1,4 @@
-"""Agents that need no model: `noop` and `oracle`, which bound what a task pays, and `Shell` for tests and cheats."""
+"""Agents without a model: `noop` and `oracle` bound the reward of a task, `shell` runs scripts in tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openenv.sandboxes.base import Sandbox
 
 
 class Noop(Agent):
-    """Do nothing, and exit with 0: what this earns, a task gives away for free."""
+    """Do nothing, and exit with 0. Its reward is the one that a task gives for no work."""
 
     name = "noop"
     dialect = None
@@ -24,13 +24,13 @@ class Noop(Agent):
 
 
 class Oracle(Agent):
-    """Run the task's own solution, and stop at the first line that fails: what this earns, the task can pay."""
+    """Run the task's solution, and stop at the first failing line. Its reward shows that the task can be solved."""
 
     name = "oracle"
     dialect = None
 
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
-        """Lay the solution's files, and start its lines, each in a shell of its own.
+        """Write the files of the solution, and run each of its lines in a new shell.
 
         Raises:
             RolloutError: the task has no solution.
@@ -44,13 +44,13 @@ class Oracle(Agent):
 
 
 class Shell(Agent):
-    """Run shell lines as the agent would: in its sandbox, in the work folder, with its environment.
+    """Run shell lines like an agent: in its sandbox, in the work folder, with its environment.
 
     Args:
-        lines: The lines. `$OPENAI_BASE_URL` and `$OPENAI_API_KEY` lead to the model when there is a dialect.
+        lines: The lines. With a dialect, `$OPENAI_BASE_URL` and `$OPENAI_API_KEY` point to the model.
         name: The agent's name in outcomes.
-        dialect: The wire format of the lines' model calls, or None when they make none.
-        strict: Stop at the first line that fails, with its exit code; otherwise all run and the last one's counts.
+        dialect: The wire format of the lines' model calls; None if they make no calls.
+        strict: Stop at the first failing line with its exit code. If False, all lines run and the last code counts.
     """
 
     name = "shell"
@@ -64,7 +64,7 @@ class Shell(Agent):
         self.strict = strict
 
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
-        """Start a shell with all lines; each is evaluated separately, so a syntax error in one breaks no other."""
+        """Start a shell with all lines. Each is evaluated alone, so a syntax error affects only its line."""
         guard = "|| exit $?" if self.strict else ";"
         script = "\n".join(f"eval {shlex.quote(line)} {guard}" for line in self.lines) or ":"
         envs = {"OPENAI_BASE_URL": run.base_url, "OPENAI_API_KEY": run.api_key, "OPENAI_MODEL": run.model}

@@ -37,7 +37,7 @@ class ClaudeCode(Agent):
         return _PROGRAM.install(cache, self.version, report, variant=libc_suffix())
 
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
-        """Start one run over the instruction."""
+        """Start one run with the instruction."""
         allowed = run.options.get("allowed_tools", "Bash Edit Write Read Glob Grep")
         command = [
             run.installation.executable,
@@ -46,7 +46,7 @@ class ClaudeCode(Agent):
             *("--allowedTools", str(allowed)),
         ]
         envs = {
-            # Without /v1: the CLI adds that itself.
+            # Without /v1, which the CLI adds.
             "ANTHROPIC_BASE_URL": run.base_url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": run.api_key,
             "ANTHROPIC_SMALL_FAST_MODEL": run.model,

@@ -39,13 +39,13 @@ class Codex(Agent):
         return _PROGRAM.install(cache, self.version, report)
 
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
-        """Write the configuration, and start one run over the instruction."""
+        """Write the configuration, and start one run with the instruction."""
         config = "\n".join(
             (
                 f"model = {json.dumps(run.model)}",
                 'model_provider = "intercepted"',
                 'approval_policy = "never"',
-                'sandbox_mode = "danger-full-access"',  # our sandbox is around it
+                'sandbox_mode = "danger-full-access"',  # it already runs in our sandbox
                 "[model_providers.intercepted]",
                 'name = "Intercepted"',
                 f"base_url = {json.dumps(run.base_url)}",

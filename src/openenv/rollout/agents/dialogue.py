@@ -1,4 +1,4 @@
-"""How a language model and an environment talk: observations as messages, answers as actions."""
+"""Dialogues between a language model and an environment: observations become messages, replies become actions."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from openenv.client.llm_client import arguments_of, mcp_tools_to_openai
 Json = dict[str, Any]
 
 FRAME_FIELDS = frozenset({"done", "reward", "metadata", "terminated", "truncated", "render"})
-"""Fields of an observation that are for the trainer, not for the player."""
+"""Fields of an observation for the trainer, hidden from the player."""
 
 
 class AnswerRefused(ValueError):
-    """An answer of the model that is no action; the text is for the model."""
+    """The model's reply contains no valid action; the model reads the text."""
 
 
 class Dialogue(ABC):
-    """Turns observations into messages and answers into actions. One object serves all episodes: it keeps nothing."""
+    """Turns observations into messages and replies into actions. Stateless: one object serves all episodes."""
 
     tools: Sequence[Json] = ()
-    """The tools of each request, as chat completions have them."""
+    """The tools of each request, in the format of chat completions."""
 
     @abstractmethod
     def opening(self, observation: Any) -> list[Json]:
-        """Return the messages that begin an episode."""
+        """Return the first messages of an episode."""
 
     @abstractmethod
     def actions(self, answer: Json) -> list[Json]:
-        """Return the actions of an assistant message, in order; none where the model has ended the episode.
+        """Return the actions of an assistant message in order; an empty list if the model ends the episode.
 
         Raises:
-            AnswerRefused: it is no action; the model gets the text and may answer again.
+            AnswerRefused: the message has no valid action; the model reads the text and may reply again.
         """
 
     @abstractmethod
     def reply(self, answer: Json, results: Sequence[str]) -> list[Json]:
-        """Return the messages after an answer: what came of each of its actions, or why it was refused."""
+        """Return the messages after a reply: the results of its actions, or the reason why it was refused."""
 
     def shown(self, observation: Any) -> str:
-        """Return an observation as text: its only text field, else the fields as JSON."""
+        """Return an observation as text: its only text field, or else all fields as JSON."""
         if not isinstance(observation, Mapping):
             return str(observation)
         fields = {name: value for name, value in observation.items() if name not in FRAME_FIELDS}
@@ -51,12 +51,12 @@ class Dialogue(ABC):
 
 
 class TextDialogue(Dialogue):
-    """For environments with typed actions: a turn is a text each way.
+    """For environments with typed actions: observations and replies are texts.
 
     Args:
-        system: What the model is asked to do.
-        action_schema: The JSON schema of actions, as `/schema` has it. An action with one text field is the whole
-            answer; any other is the first JSON object in it.
+        system: The system message.
+        action_schema: The JSON schema of actions from `/schema`. If the action has one text field, the whole reply
+            becomes the action; otherwise the first JSON object in the reply is used.
     """
 
     def __init__(self, system: str = "", action_schema: Mapping[str, Any] | None = None) -> None:
@@ -78,10 +78,10 @@ class TextDialogue(Dialogue):
         return [self.action(str(answer.get("content") or ""))]
 
     def action(self, text: str) -> Json:
-        """Return the action of a text; override this for a notation of your own.
+        """Return the action in a text; override this for another notation.
 
         Raises:
-            AnswerRefused: it is none.
+            AnswerRefused: the text contains no action.
         """
         if self._text_field is not None:
             return {self._text_field: text.strip()}
@@ -99,11 +99,11 @@ class TextDialogue(Dialogue):
 
 
 class ToolDialogue(Dialogue):
-    """For environments with tools: the model calls them, and ends the episode by an answer without a call.
+    """For environments with tools: the model calls them. A reply without a call ends the episode.
 
     Args:
         tools: The tools as the environment lists them.
-        system: What the model is asked to do.
+        system: The system message.
         prompt: The first message; by default the first observation.
     """
 
@@ -129,7 +129,7 @@ class ToolDialogue(Dialogue):
 
     def reply(self, answer: Json, results: Sequence[str]) -> list[Json]:
         calls = answer.get("tool_calls") or []
-        # Every call needs a result. One reason may stand for all of them, and an episode may end before the last.
+        # Every call needs a result. One reason may apply to all calls, and an episode may end before its last call.
         texts = [*results, *[results[-1]] * (len(calls) - len(results))] if results else []
         return [
             {"role": "tool", "tool_call_id": call["id"], "content": text}
@@ -137,16 +137,16 @@ class ToolDialogue(Dialogue):
         ]
 
     def shown(self, observation: Any) -> str:
-        """Return the result of a tool, or why it failed."""
+        """Return the result of a tool, or its error."""
         return _tool_result(observation) or super().shown(observation)
 
 
 class WrittenToolDialogue(TextDialogue):
-    """For environments with tools where answers are plain text: a call is a JSON object in it.
+    """For environments with tools, and models without tool calls: a call is a JSON object in the reply.
 
     Args:
         tools: The tools as the environment lists them; the first message names them.
-        system: What the model is asked to do.
+        system: The system message.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]], system: str = "") -> None:
@@ -164,7 +164,7 @@ class WrittenToolDialogue(TextDialogue):
         """Return the call in a text.
 
         Raises:
-            AnswerRefused: there is none.
+            AnswerRefused: the text contains no call.
         """
         call = super().action(text)
         name, arguments = call.get("tool_name") or call.get("name"), call.get("arguments") or {}
@@ -173,12 +173,12 @@ class WrittenToolDialogue(TextDialogue):
         return {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)}
 
     def shown(self, observation: Any) -> str:
-        """Return the result of a tool, or why it failed."""
+        """Return the result of a tool, or its error."""
         return _tool_result(observation) or super().shown(observation)
 
 
 def _tool_result(observation: Any) -> str | None:
-    """Return what a tool returned, or why it failed, as text; None where the observation is another."""
+    """Return the result or the error of a tool as text; None if the observation has neither."""
     if not isinstance(observation, Mapping) or "tool_name" not in observation:
         return None
     error = observation.get("error")

@@ -20,13 +20,13 @@ from openenv.rollout.scratch import open_locked
 from openenv.sandboxes.base import Mount
 
 INSIDE = "/opt/openenv/agents"
-"""Where agents are visible in a sandbox."""
+"""The folder of agents inside a sandbox."""
 _CPUS = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 _TAIL = 2000
 
 
 def installed(place: Path, build: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache; `build` fills it when it is missing, in one process at a time.
+    """Return a folder of the cache. If it is missing, `build` fills it, in one process at a time.
 
     Raises:
         AgentUnavailable: the cache cannot be written, or `build` raised it.
@@ -50,7 +50,7 @@ def run_installer(argv: Sequence[str], *, cwd: Path, what: str, timeout_s: float
     """Run a package manager.
 
     Raises:
-        AgentUnavailable: it failed; the text has the command and the end of its output.
+        AgentUnavailable: it failed; the message has the command and the end of its output.
     """
     command = " ".join(argv)
     try:
@@ -67,8 +67,8 @@ def run_installer(argv: Sequence[str], *, cwd: Path, what: str, timeout_s: float
 
 
 def _build(place: Path, build: Callable[[Path], None]) -> None:
-    # Built beside its place and renamed when complete, so that an interrupted installation never looks complete.
-    for left in place.parent.glob(f".{place.name}.*"):  # of an installation that was interrupted
+    # Build in a temporary folder and rename it, so that an interrupted installation never looks complete.
+    for left in place.parent.glob(f".{place.name}.*"):  # left by an interrupted installation
         shutil.rmtree(left, ignore_errors=True)
     draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
     draft.mkdir()
@@ -91,7 +91,7 @@ class NpmProgram:
         folder: Where npm puts the package below `node_modules`, with `{platform}` in it.
         program: The program's path in the package, with `{triple}` (such as `x86_64-unknown-linux-musl`) in it.
         tree: The part of the package that is mounted; by default the program alone.
-        command: Its name on the PATH, where it is installed already.
+        command: The name of an installed program on the PATH.
     """
 
     name: str
@@ -105,7 +105,7 @@ class NpmProgram:
         """Find the program in the cache, or fetch it.
 
         Raises:
-            AgentUnavailable: neither works; the text names the command.
+            AgentUnavailable: neither works; the message names the command.
         """
         target = f"linux-{cpu()}{variant}"
         place = cache / "agents" / f"{self.name}-{version}-{target}"
@@ -131,41 +131,41 @@ class NpmProgram:
         return Installation(mounts=(Mount(tree, inside),), executable=executable, version=version)
 
     def on_path(self) -> Path | None:
-        """Return the program where it is installed already and native, else None."""
+        """Return the program if it is already installed and native, else None."""
         command = shutil.which(self.command)
         path = Path(command).resolve() if command else None
         return path if path is not None and is_native(path) else None
 
     def mount_file(self, path: Path, version: str) -> Installation:
-        """Use a program that lies elsewhere on the host."""
+        """Use a program outside the cache."""
         inside = f"{INSIDE}/{self.name}/{self.command}"
         return Installation(mounts=(Mount(path, inside),), executable=inside, version=version)
 
     def _path(self, root: Path, target: str, path: str) -> Path:
-        """Return the place of a file of the package below the folder that npm installed to."""
+        """Return the path of a package file below npm's target folder."""
         triple = f"{'x86_64' if '-x64' in target else 'aarch64'}-unknown-linux-musl"
         return root / "node_modules" / self.folder.format(platform=target) / path.format(triple=triple)
 
 
 def cpu() -> str:
-    """Return npm's name of this machine's processor.
+    """Return npm's name of the processor.
 
     Raises:
-        AgentUnavailable: the agents are not made for it.
+        AgentUnavailable: the agents do not support it.
     """
     machine = platform.machine().lower()
     if machine not in _CPUS:
-        raise AgentUnavailable(f"There are no packages of this agent for {machine}")
+        raise AgentUnavailable(f"This agent has no package for {machine}")
     return _CPUS[machine]
 
 
 def libc_suffix() -> str:
-    """Return `-musl` on systems with that C library, else nothing."""
+    """Return `-musl` on systems with that C library, else an empty text."""
     return "-musl" if any(Path("/lib").glob("ld-musl-*")) else ""
 
 
 def needs_baseline_build(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return whether this is an x86 processor without AVX2, for which some programs have a separate build."""
+    """Return whether this is an x86 processor without AVX2; some programs have a separate build for those."""
     if cpu() != "x64":
         return False
     try:

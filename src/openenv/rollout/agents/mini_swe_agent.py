@@ -1,6 +1,6 @@
-"""`mini-swe-agent`: the agent of that name from PyPI, in an environment of its own, visible read-only inside.
+"""`mini-swe-agent`: the agent from PyPI, in a virtual environment that sandboxes mount read-only.
 
-The interpreter that made the environment is what runs it inside, so the two always fit.
+The interpreter that created the environment also runs it inside the sandbox, so the two always match.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from openenv.rollout.agents.install import INSIDE, installed, run_installer
 from openenv.sandboxes.base import Mount, Sandbox
 
 VERSION = "2.4.6"
-# Isolated (-I): a module in the work folder must not be taken for one of the agent's, and the commands that the agent
-# runs must not find the agent's packages by a PYTHONPATH, which the verifier has not.
+# Isolated (-I): the agent must not import modules from the work folder. Its commands must not find its packages through
+# a PYTHONPATH, because the verifier has none.
 _START = (
     "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); "
     "from minisweagent.run.mini import app; sys.argv[0] = 'mini'; sys.exit(app())"
@@ -30,8 +30,8 @@ _DEFAULT_CONFIG = f"{_PACKAGES}/minisweagent/config/mini.yaml"
 class MiniSweAgent(Agent):
     """Drive mini-swe-agent.
 
-    Options of a run: `config` (a list of `-c` values), and `model_class`, such as `litellm`. By default the model class
-    is our own (`mini_swe_agent_model`): mini-swe-agent's loads litellm, which takes ten times as long as the rest.
+    Options of a run: `config` (a list of `-c` values), and `model_class`, such as `litellm`. The default model class is
+    `mini_swe_agent_model`: mini-swe-agent's default loads litellm, which takes ten times as long as everything else.
 
     Args:
         version: The version to use.
@@ -44,7 +44,7 @@ class MiniSweAgent(Agent):
         self.version = version
 
     def install(self, cache: Path, report: Callable[[str], None]) -> Installation:
-        """Find the environment in the cache, or make it with pip."""
+        """Find the environment in the cache, or create it with pip."""
         python = f"python{sys.version_info.major}.{sys.version_info.minor}"
         place = cache / "agents" / f"{self.name}-{self.version}-{python}"
 
@@ -66,7 +66,7 @@ class MiniSweAgent(Agent):
         return Installation(mounts=tuple(mounts), executable=interpreter, version=self.version)
 
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
-        """Start one run over the instruction, without any prompt to a user."""
+        """Start one run with the instruction, without questions to a user."""
         sandbox.write_text(f"{run.home}/task/instruction.md", run.task.instruction)
         argv = [
             *(run.installation.executable, "-I", "-B", "-c", _START, f"{_PACKAGES}:{_MODEL_FOLDER}"),
@@ -78,7 +78,7 @@ class MiniSweAgent(Agent):
         config = run.options.get("config")
         chosen = [str(value) for value in config] if isinstance(config, (list, tuple)) else []
         model_class = run.options.get("model_class", _MODEL_CLASS)
-        # Later values win. The default configuration by its whole path: `mini.yaml` could be a file of the task.
+        # Later values win. Name the default configuration by its full path: the task could have a file `mini.yaml`.
         for value in (f"model.model_class={model_class}", *(chosen or [_DEFAULT_CONFIG])):
             argv += ["-c", value]
         envs = {

@@ -1,8 +1,8 @@
-"""A model class for mini-swe-agent that sends its calls to the rollout's endpoint by itself, without litellm.
+"""A model class for mini-swe-agent that sends its calls to the rollout's endpoint without litellm.
 
 Runs inside the sandbox, in the agent's process, and imports nothing of this project. Importing litellm takes 90 % of
-the processor time of a short rollout; of what it can do, an agent behind the capture proxy needs one POST request.
-Messages, tool and observations are built by mini-swe-agent's own functions, so the model sees the same either way.
+the processor time of a short rollout, and an agent behind the capture proxy needs only one POST request of it.
+Functions of mini-swe-agent build messages, tool and observations, so the model's view does not change.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ logger = logging.getLogger("endpoint_model")
 
 _TIMEOUT_S = 600.0
 _FINAL = frozenset({400, 401, 403, 404, 405, 413, 422})
-"""Statuses that the same request would get again."""
+"""Statuses that a repeated request would get again."""
 _KEPT = ("content", "role", "tool_calls", "reasoning_content")
-"""What the next request repeats of a reply."""
+"""The fields of a reply that the next request repeats."""
 _OF_LITELLM = frozenset(
     {
         "additional_drop_params", "allowed_openai_params", "api_base", "api_key", "api_type", "api_version", "base_url",
@@ -45,11 +45,11 @@ _OF_LITELLM = frozenset(
 
 
 class EndpointRefusal(Exception):
-    """The endpoint refuses a request for good."""
+    """The endpoint refuses a request; repeating it is pointless."""
 
 
 class EndpointFailure(Exception):
-    """The endpoint gave no usable reply; the next attempt may get one."""
+    """The endpoint gave no usable reply; repeat the request."""
 
 
 class EndpointModelConfig(BaseModel):
@@ -60,7 +60,7 @@ class EndpointModelConfig(BaseModel):
     model_name: str
     model_kwargs: dict[str, Any] = {}
     set_cache_control: Literal["default_end"] | None = None
-    cost_tracking: Literal["ignore_errors"] = "ignore_errors"  # it knows no prices
+    cost_tracking: Literal["ignore_errors"] = "ignore_errors"  # this class has no prices
     format_error_template: str = "{{ error }}"
     observation_template: str = (
         "{% if output.exception_info %}<exception>{{output.exception_info}}</exception>\n{% endif %}"
@@ -77,7 +77,7 @@ class EndpointModel:
     def __init__(self, **config: Any) -> None:
         self.config = EndpointModelConfig(**config)
         parameters = dict(self.config.model_kwargs)
-        parameters.pop("drop_params", None)  # asks litellm to leave out what it knows an endpoint not to take
+        parameters.pop("drop_params", None)  # for litellm: drop parameters that the endpoint does not support
         if foreign := sorted(_OF_LITELLM & parameters.keys()):
             raise ValueError(
                 f"model_kwargs has {', '.join(foreign)}, which is litellm's: pass the option model_class='litellm'"
@@ -86,11 +86,11 @@ class EndpointModel:
         self._headers = {**parameters.pop("extra_headers", {}), "Content-Type": "application/json"}
         self._headers["Authorization"] = f"Bearer {os.environ['OPENAI_API_KEY']}"
         self._parameters = {**parameters.pop("extra_body", {}), **parameters}
-        self._model = self.config.model_name.removeprefix("openai/")  # for litellm, the name of an API comes first
+        self._model = self.config.model_name.removeprefix("openai/")  # litellm's names start with the API
         self._url = urlsplit(os.environ["OPENAI_API_BASE"].rstrip("/") + "/chat/completions")
 
     def query(self, messages: list[dict[str, Any]], **kwargs: Any) -> dict[str, Any]:
-        """Ask for the next message, and return it with the commands in it."""
+        """Request the next message, and return it with its commands."""
         sent = [{key: value for key, value in message.items() if key != "extra"} for message in messages]
         sent = set_cache_control(sent, mode=self.config.set_cache_control)
         for attempt in retry(logger=logger, abort_exceptions=list(self.abort_exceptions)):
@@ -112,14 +112,14 @@ class EndpointModel:
         return {"content": None, "role": "assistant", **message, "extra": {"actions": actions, **about}}
 
     def format_message(self, **message: Any) -> dict[str, Any]:
-        """Return a message, with pictures where the configuration has a pattern for them."""
+        """Return a message, with pictures if the configuration has a pattern for them."""
         formatted: dict[str, Any] = expand_multimodal_content(message, pattern=self.config.multimodal_regex)
         return formatted
 
     def format_observation_messages(
         self, message: dict[str, Any], outputs: list[dict[str, Any]], template_vars: dict[str, Any] | None = None
     ) -> list[dict[str, Any]]:
-        """Return the messages that hold what the commands of `message` have printed."""
+        """Return messages with the output of the commands in `message`."""
         observations: list[dict[str, Any]] = format_toolcall_observation_messages(
             actions=message.get("extra", {}).get("actions", []),
             outputs=outputs,
@@ -130,11 +130,11 @@ class EndpointModel:
         return observations
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
-        """Return what prompts may refer to."""
+        """Return the variables of prompt templates."""
         return self.config.model_dump()
 
     def serialize(self) -> dict[str, Any]:
-        """Return what a trajectory says about the model."""
+        """Return the description of the model for a trajectory."""
         kind = f"{type(self).__module__}.{type(self).__name__}"
         return {"info": {"config": {"model": self.config.model_dump(mode="json"), "model_type": kind}}}
 
@@ -142,8 +142,8 @@ class EndpointModel:
         """Send one request.
 
         Raises:
-            EndpointRefusal: the same request cannot succeed.
-            EndpointFailure: it failed in another way.
+            EndpointRefusal: repeating the request is pointless.
+            EndpointFailure: any other failure.
         """
         body = {"messages": messages, "model": self._model, "tools": [BASH_TOOL], **self._parameters, **more}
         kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection

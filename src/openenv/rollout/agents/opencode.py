@@ -1,6 +1,6 @@
 """`opencode`: the OpenCode CLI, from npm.
 
-It needs no network but the model: its provider is bundled, its model is declared, and it fetches and updates nothing.
+It needs no network except the model: the provider is bundled, the model is declared, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _QUIET = {
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
     "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
     "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
-    # Its events are for a user interface; the watcher's native library alone takes a tenth of a second.
+    # The file watcher's events are for a user interface, and loading its native library takes a tenth of a second.
     "OPENCODE_EXPERIMENTAL_DISABLE_FILEWATCHER": "1",
 }
 _PLUGIN = "@opencode-ai/plugin"
@@ -42,8 +42,9 @@ class OpenCode(Agent):
     `run_format`, `request_timeout_ms`, `context_limit`, `output_limit`, `npm_package`.
 
     Args:
-        version: The version to use; by default that of `opencode` on the PATH, else a known good one.
-        variant: The build of it: nothing, `-musl`, `-baseline` (no AVX2), `-baseline-musl`; by default this machine's.
+        version: The version to use; by default the version of `opencode` on the PATH, else a tested one.
+        variant: The build: empty, `-musl`, `-baseline` (no AVX2) or `-baseline-musl`; by default the one for this
+            machine.
     """
 
     name = "opencode"
@@ -65,7 +66,7 @@ class OpenCode(Agent):
         return _PROGRAM.install(cache, self.version or VERSION, report, variant=variant)
 
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
-        """Write the configuration, and start one run over the instruction."""
+        """Write the configuration, and start one run with the instruction."""
         options = run.options
         config_path = f"{run.home}/.config/opencode/opencode.json"
         system_path = f"{run.home}/task/system.md" if options.get("system_prompt") else None
@@ -85,9 +86,9 @@ class OpenCode(Agent):
         return start_with_instruction(sandbox, run, command, envs)
 
     def _model_list(self, sandbox: Sandbox, run: AgentRun) -> dict[str, str]:
-        """Give OpenCode an empty list of known models, so that it does not validate its own: 4 MB, a second and a half.
+        """Give OpenCode an empty list of models. Validating its built-in list of 4 MB takes a second and a half.
 
-        The one model that it uses is declared in its configuration. Other providers may need what the list says.
+        The configuration declares the only model that it uses. If the options add other providers, keep the list.
         """
         extra = run.options.get("extra_opencode_json")
         if isinstance(extra, Mapping) and {"provider", "model", "small_model"} & extra.keys():
@@ -97,7 +98,7 @@ class OpenCode(Agent):
         return {"OPENCODE_MODELS_PATH": path}
 
     def failure(self, exit_code: int, log: str) -> str | None:
-        """Count an exit code, and an error that OpenCode reports although it ends with 0."""
+        """Report a nonzero exit code, or an error event: OpenCode exits with 0 after some errors."""
         if exit_code != 0:
             return f"opencode exited with code {exit_code}"
         last = next((line for line in reversed(log.splitlines()) if line.startswith("{")), "")
@@ -111,9 +112,9 @@ class OpenCode(Agent):
 
 
 def _skip_downloads(sandbox: Sandbox, home: str) -> None:
-    """Let the configuration's folder look as if the plug-in interface were installed.
+    """Mark OpenCode's plug-in interface as installed.
 
-    Else OpenCode loads npm's resolver to fetch it, which fails in a sandbox without a network.
+    Otherwise OpenCode loads npm's resolver to download it, which fails in a sandbox without a network.
     """
     lock = {"packages": {"": {"dependencies": {_PLUGIN: "*"}}}}
     sandbox.write_text(f"{home}/.config/opencode/package-lock.json", json.dumps(lock))
@@ -132,7 +133,7 @@ def opencode_json(run: AgentRun, *, system_path: str | None = None) -> dict[str,
             "timeout": options.get("request_timeout_ms", 600_000),
         },
         "models": {
-            # The full id, vendor and all: everything after the provider's name is the model's id to OpenCode.
+            # The full ID with its vendor: OpenCode takes everything after the provider's name as the ID.
             run.model: {
                 "name": run.model,
                 "tool_call": True,
@@ -153,7 +154,7 @@ def opencode_json(run: AgentRun, *, system_path: str | None = None) -> dict[str,
         "permission": {"edit": "allow", "bash": "allow", "webfetch": "deny", "external_directory": "allow"},
         "autoupdate": False,
         "share": "disabled",
-        "snapshot": False,  # a copy of the work tree for every step, to undo it with
+        "snapshot": False,  # would copy the work tree at every step, for undo
         "tools": _tools(options),
     }
     if system_path is not None:
@@ -170,7 +171,7 @@ def _tools(options: Mapping[str, object]) -> dict[str, bool]:
 
 
 def merged(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with another one laid over it, mapping by mapping."""
+    """Return a configuration in which another one replaces or adds values, mapping by mapping."""
     result = dict(base)
     for key, value in extra.items():
         old = result.get(key)

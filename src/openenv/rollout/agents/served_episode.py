@@ -1,7 +1,7 @@
-"""An episode of a served environment inside a trainer's own loop: what adapters for trainers share.
+"""One episode of a served environment inside a trainer's loop; the adapters for trainers share it.
 
-`EpisodeRules` has the reward and the end of an episode and does no IO; `ServedEpisode` plays one over a blocking
-client. A failure of the server never becomes a reward: the episode then has none, and says why.
+`EpisodeRules` computes the reward and the end of an episode, without IO. `ServedEpisode` plays one with a blocking
+client. A failure of the server is never scored: the episode has no reward, and its `failure` has the reason.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from .dialogue import Dialogue, Json, TextDialogue, ToolDialogue, WrittenToolDia
 RewardRule = Literal["sum", "last"]
 
 EPISODE_OVER = "The episode is over."
-"""What a model reads that acts after the end."""
+"""The model reads this if it acts after the end."""
 
 _SCHEMA_TIMEOUT_S = 30.0
 
 
 class EpisodeFailed(RolloutError):
-    """An episode failed for a reason that is not the policy's, so it has no reward."""
+    """An infrastructure failure ended the episode, so it has no reward."""
 
     code = "EPISODE_FAILED"
 
 
 class EpisodeRules:
-    """The reward of an episode so far, and how it ended.
+    """The reward and the end of an episode.
 
     Args:
-        dialogue: Says what the model sees of an observation.
-        reward: `sum` of all rewards of the episode, or the `last` one.
+        dialogue: Converts observations for the model.
+        reward: `sum` adds all rewards of the episode, `last` takes the last one.
 
     Raises:
-        ValueError: There is no such rule.
+        ValueError: The rule is unknown.
     """
 
     def __init__(self, dialogue: Dialogue, reward: RewardRule = "sum") -> None:
@@ -59,20 +59,20 @@ class EpisodeRules:
         self._reward = 0.0
         self.is_over = True  # until it begins
         self.failure: EpisodeFailed | None = None
-        """Why the episode has no reward; None where it may have one."""
+        """The reason why the episode has no reward, or None."""
 
     @property
     def reward(self) -> float | None:
-        """The reward so far; None where the episode failed."""
+        """The reward so far; None if the episode failed."""
         return None if self.failure is not None else self._reward
 
     def begin(self, result: StepResult[Any]) -> str:
-        """Begin an episode with the result of `reset`; return what the model sees of it."""
+        """Start an episode with the result of `reset`; return the model's view of it."""
         self._reward, self.failure, self.is_over = 0.0, None, bool(result.done)
         return self.dialogue.shown(result.observation)
 
     def take(self, result: StepResult[Any]) -> str:
-        """Count the result of a step; return what the model sees of it.
+        """Count the result of a step; return the model's view of it.
 
         Raises:
             EpisodeFailed: The environment could not reach its own tool.
@@ -85,17 +85,17 @@ class EpisodeRules:
         return self.dialogue.shown(result.observation)
 
     def refuse(self, error: Exception) -> str:
-        """Return what the model reads of an action that was refused.
+        """Return the error of a refused action for the model.
 
         Raises:
-            EpisodeFailed: The action is not what is wrong.
+            EpisodeFailed: The error has another cause than the action.
         """
         if isinstance(error, (RequestValidationError, ToolCallError)) and not isinstance(error, ToolTransportError):
             return f"Error: {message_of(error)}"
         raise self.fail(error)
 
     def fail(self, error: Exception) -> EpisodeFailed:
-        """Note that the episode failed, and return the exception to raise."""
+        """Mark the episode as failed, and return the exception to raise."""
         if self.failure is None:
             self.failure = EpisodeFailed(f"{type(error).__name__}: {message_of(error)}")
             self.failure.__cause__ = error
@@ -104,19 +104,19 @@ class EpisodeRules:
 
 
 def transport_failed(observation: Any) -> bool:
-    """Say whether an observation is that of a tool which the environment could not reach."""
+    """Return whether an observation reports that the environment could not reach its tool."""
     error = observation.get("error") if isinstance(observation, Mapping) else None
     return isinstance(error, Mapping) and error.get("error_type") == ToolErrorType.TRANSPORT_ERROR.value
 
 
 class ServedEpisode(EpisodeRules):
-    """Episodes of a served environment, one after another in one session, over a blocking client.
+    """Plays episodes of a served environment one after another in one session, with a blocking client.
 
     Args:
         url: The server.
         dialogue: How the model talks with the environment; `served_dialogue` finds it.
-        reward: `sum` of all rewards of an episode, or the `last` one.
-        client_options: Further arguments of the client, such as `token`.
+        reward: `sum` adds all rewards of an episode, `last` takes the last one.
+        client_options: More arguments of the client, such as `token`.
     """
 
     def __init__(
@@ -134,17 +134,17 @@ class ServedEpisode(EpisodeRules):
         self._first: Any = None
 
     def opening(self, **start: Any) -> list[Json]:
-        """Begin an episode, and return the messages that begin the conversation; raises as `reset` does."""
+        """Start an episode, and return the first messages of the conversation; raises the errors of `reset`."""
         self.reset(**start)
         return self.dialogue.opening(self._first)
 
     def reset(self, **start: Any) -> str:
-        """Begin an episode, in a new session where the last one failed; return what the model sees.
+        """Start an episode, in a new session if the last one failed; return the model's view.
 
         Raises:
-            OpenEnvError: The server does not begin one.
+            OpenEnvError: The server does not start the episode.
         """
-        if self.failure is not None:  # what is left of that session cannot be trusted
+        if self.failure is not None:  # the old session may be broken
             self._client.close()
             self._client = GenericEnvClient(self._url, **self._client_options).sync()
         try:
@@ -156,10 +156,10 @@ class ServedEpisode(EpisodeRules):
         return self.begin(result)
 
     def act(self, action: Json) -> str:
-        """Take an action; return what the model sees of it, or reads of why it was refused.
+        """Take an action; return the model's view of the result, or the error of a refused action.
 
         Raises:
-            EpisodeFailed: The server or the environment failed; so does every action until `reset`.
+            EpisodeFailed: The server or the environment failed; every later action until `reset` raises it again.
         """
         if self.failure is not None:
             raise self.failure
@@ -181,19 +181,19 @@ def action_schema(url: str, client_options: Mapping[str, Any] | None = None) -> 
     """Ask a server for the JSON schema of its actions.
 
     Raises:
-        RolloutError: There is no such server.
+        RolloutError: The server does not answer.
     """
     try:
         headers = with_token(None, (client_options or {}).get("token"))
         answer = httpx2.get(f"{http_url(url)}/schema", headers=headers, timeout=_SCHEMA_TIMEOUT_S, trust_env=False)
         schema: Json = answer.raise_for_status().json()["action"]
     except (httpx2.HTTPError, ValueError, KeyError) as exc:
-        raise RolloutError(f"{url} does not say what its actions are ({message_of(exc)}). Is a server there?") from exc
+        raise RolloutError(f"{url} does not describe its actions ({message_of(exc)}). Is the server running?") from exc
     return schema
 
 
 def served_tools(url: str, client_options: Mapping[str, Any] | None = None) -> list[Json]:
-    """Ask a server for the tools of its environment, in a session that is closed again."""
+    """Ask a server for the tools of its environment in a short session."""
     with GenericEnvClient(url, **dict(client_options or {})).sync() as client:
         client.reset()
         listed = client.step({"type": "list_tools"})
@@ -201,23 +201,23 @@ def served_tools(url: str, client_options: Mapping[str, Any] | None = None) -> l
 
 
 def has_tools(schema: Mapping[str, Any]) -> bool:
-    """Say whether actions of this schema are tool calls."""
+    """Return whether actions of this schema are tool calls."""
     return "tool_name" in (schema.get("properties") or {})
 
 
 def served_dialogue(
     url: str, system: str = "", client_options: Mapping[str, Any] | None = None, *, calls_tools: bool = True
 ) -> Dialogue:
-    """Return how a model talks with a served environment: by its tools where it has them, else by texts.
+    """Return the dialogue for a served environment: with tool calls if it has tools, else with texts.
 
     Args:
         url: The server.
-        system: What the model is asked to do.
-        client_options: Further arguments of the client, such as `token`.
-        calls_tools: Whether answers have tool calls; where not, the model writes them into its text.
+        system: The system message.
+        client_options: More arguments of the client, such as `token`.
+        calls_tools: Whether the model supports tool calls. If False, it writes calls into its text.
 
     Raises:
-        RolloutError: There is no such server.
+        RolloutError: The server does not answer.
     """
     schema = action_schema(url, client_options)
     if not has_tools(schema):

@@ -1,6 +1,6 @@
-"""What an agent changed: the files of its work tree against what the setup left, line by line.
+"""Compare an agent's work tree with the task's initial files, line by line.
 
-Both are tar files that a store keeps. What an agent left may be made to be slow to compare: everything has a limit.
+Both are tar files in a store. An agent can write files that are slow to compare, so every step has a limit.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from openenv.rollout.store.archives import BROKEN_ARCHIVE, MAX_MEMBERS, Archive,
 
 Change = Literal["added", "removed", "changed"]
 LineMark = Literal[" ", "+", "-", "@"]
-"""A line that is in both, only in the new file, only in the old one; `@` begins a part of the file."""
+"""A line in both files, only in the new file, or only in the old file; `@` starts a part of the file."""
 
 MOST_FILES = 500
-"""How many changed files are listed."""
+"""The most changed files in a list."""
 MOST_SHOWN = 100
-"""How many of them are shown line by line."""
+"""The most files that are compared line by line."""
 MOST_BYTES = 256 * 1024
-"""How large a file may be that is shown."""
+"""The largest file that is compared line by line."""
 MOST_LINES = 2000
-"""How many lines of one file are shown."""
+"""The most lines per file."""
 _MOST_COMPARED = 512 * 1024 * 1024
-_MOST_ALIGNED = 1500  # difflib takes the square of it, and longer for what is made to be slow
+_MOST_ALIGNED = 1500  # difflib takes quadratic time, or more for malicious files
 _CONTEXT = 3
 _BLOCK = 1024 * 1024
 
@@ -40,45 +40,45 @@ class DiffLine:
     mark: LineMark
     text: str
     old: int | None = None
-    """Its number in the old file."""
+    """The line number in the old file."""
     new: int | None = None
 
 
 @dataclass(slots=True)
 class FileChange:
-    """A file that is not as the setup left it."""
+    """A changed file."""
 
     path: str
     change: Change
     size: int
-    """In bytes; of a removed file, what it had."""
+    """The size in bytes; for a removed file, its old size."""
     added: int = 0
     removed: int = 0
-    """How many lines."""
+    """The number of lines."""
     lines: list[DiffLine] = field(default_factory=list)
     note: str = ""
-    """Why there are no lines, or not all of them."""
+    """The reason why lines are missing."""
 
 
 @dataclass(slots=True)
 class TreeChanges:
-    """All files that are not as the setup left them."""
+    """All changed files."""
 
     files: list[FileChange] = field(default_factory=list)
     unchanged: int = 0
     left_out: int = 0
-    """How many more changed files there are."""
+    """The number of changed files beyond the list."""
     note: str = ""
-    """Why there is nothing to compare, or only a part of it."""
+    """The reason why the comparison is incomplete."""
 
 
 def compare_trees(worktree: Path | None, baseline: Path | None, *, workdir: str = "workdir") -> TreeChanges:
-    """Compare a packed work tree with what the setup left.
+    """Compare a packed work tree with the initial files.
 
     Args:
-        worktree: The work folder as the agent left it; None where it could not be taken.
-        baseline: The home as the setup left it; None where there was no setup.
-        workdir: The work folder's name in the home.
+        worktree: The archive of the agent's work folder; None if it could not be packed.
+        baseline: The archive of the home after the setup; None without a setup.
+        workdir: The name of the work folder in the home.
     """
     if worktree is None:
         return TreeChanges(note="The work tree was not kept.")
@@ -142,7 +142,7 @@ def _is_same(new: Archive, now: TarInfo, old: Archive, then: TarInfo) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A file in one of the two trees, or nothing."""
+    """A file in one of the two trees; it may be absent."""
 
     archive: Archive | None
     member: TarInfo | None
@@ -158,7 +158,7 @@ class _Side:
         return self.archive.file(self.member).size
 
     def lines(self) -> list[str] | None:
-        """Return its lines, each with its end; None for what is no text, or too large."""
+        """Return its lines with their ends; None if the file is binary or too large."""
         if self.archive is None or self.member is None or not self.is_there:
             return []
         if self.member.issym():
@@ -168,7 +168,7 @@ class _Side:
             text = None if content is None or b"\0" in content else content.decode()
         except UnicodeDecodeError:
             return None
-        # Not `splitlines`, which ends lines at characters that are no ends of lines to any tool.
+        # `splitlines` would also split at characters that other tools do not treat as the end of a line.
         return None if text is None else [f"{line}\n" for line in text.split("\n")[:-1]] + _last_line(text)
 
 
@@ -231,7 +231,7 @@ _Operation = tuple[str, int, int, int, int]
 
 
 def _operations(before: list[str], after: list[str]) -> list[_Operation]:
-    """Return what difflib's `get_opcodes` returns; where aligning would take too long, the middle is replaced."""
+    """Return the result of difflib's `get_opcodes`; if aligning would take too long, replace the whole middle."""
     start, most = 0, min(len(before), len(after))
     while start < most and before[start] == after[start]:
         start += 1
@@ -251,7 +251,7 @@ def _operations(before: list[str], after: list[str]) -> list[_Operation]:
 
 
 def _grouped(operations: list[_Operation]) -> Iterator[list[_Operation]]:
-    """Yield the parts that belong together; unlike difflib's own, takes the operations from anywhere."""
+    """Yield groups of nearby changes. difflib has the same function, but only for its own operations."""
     group: list[_Operation] = []
     for number, (tag, a, b, c, d) in enumerate(operations):
         if tag != "equal":

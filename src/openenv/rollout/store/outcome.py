@@ -16,13 +16,16 @@ from openenv.rollout.tasks.commands import CommandResult
 from openenv.rollout.tasks.trust_levels import Trust
 
 Status = Literal["ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled"]
-"""`ok`: verified. `policy_failed`: the agent itself failed (crash, exit code, memory), or something failed after it had
-started and did not fail where no agent was. `truncated`: a time or token limit ended it. `env_failed`: setup or capture
-failed, or the model endpoint does not answer the host either. `sandbox_failed`, `grader_failed`: the sandbox or the
-verifier failed, also without the agent."""
+"""- `ok`: verified.
+- `policy_failed`: the agent failed (crash, exit code, memory), or an operation failed after its start and succeeds
+  without it.
+- `truncated`: a time or token limit ended the agent.
+- `env_failed`: setup or capture failed, or the model endpoint does not answer the host either.
+- `sandbox_failed`, `grader_failed`: the sandbox or the verifier failed, also without the agent.
+"""
 
 Phase = Literal["sandbox", "setup", "agent", "collect", "verify", "store", "done"]
-"""Where a rollout is, in this order."""
+"""The phases of a rollout in their order."""
 
 
 _Text = Annotated[str, AfterValidator(writable)]
@@ -30,7 +33,7 @@ _Document = Annotated[dict[str, Any], AfterValidator(writable)]
 
 
 class Outcome(BaseModel):
-    """The result of one rollout; `reward` is a number only where it can be trusted."""
+    """The result of one rollout; `reward` is a number only if the status allows one."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -38,11 +41,11 @@ class Outcome(BaseModel):
     task_id: str = ""
     status: Status
     phase: Phase = "done"
-    """The phase that decided the status: `done` when all were passed."""
+    """The phase that decided the status; `done` if all phases passed."""
     reason: _Text | None = None
     reward: float | None = None
     trust: Trust | None = None
-    """How far the reward can be trusted: as far as the weakest of its checks. None where nothing was verified."""
+    """The trust level of the reward: the lowest level of its checks. None if nothing was verified."""
     agent: str = ""
     model: str = ""
     agent_exit_code: int | None = None
@@ -58,29 +61,29 @@ class Outcome(BaseModel):
     wall_s: float = 0.0
     phase_s: dict[str, float] = Field(default_factory=dict)
     metadata: _Document = Field(default_factory=dict)
-    # Not fields: what was captured is written once, as records of calls, and tokens of all rollouts fill the memory.
+    # Not fields: captured calls are stored only once, as records, and the tokens of all rollouts would fill the memory.
     _sequences: list[Sequence] = PrivateAttr(default_factory=list)
     _records: Path | None = PrivateAttr(default=None)
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The token sequences of its model calls, from the store if there is one; not in JSON.
+        """The token sequences of its model calls, read from the store if possible; not part of the JSON.
 
         Raises:
             CaptureError: the records in the store cannot be read.
         """
         if self._records is None or not self._records.is_dir():
             return self._sequences
-        from openenv.rollout.capture import export, records  # they read outcomes
+        from openenv.rollout.capture import export, records  # these modules import this one
 
         return export.sequences(records.read(self._records))
 
     def __eq__(self, other: object) -> bool:
-        """Compare the fields: where the tokens are kept is no part of how a rollout ended."""
+        """Compare the fields, without the location of the tokens."""
         return isinstance(other, Outcome) and self.__dict__ == other.__dict__
 
     def keep_sequences(self, source: Iterable[Sequence] | Path) -> None:
-        """Set the sequences: themselves, or the folder of the records that they are read from."""
+        """Set the sequences, or the folder of the records that contain them."""
         if isinstance(source, Path):
             self._records = source
         else:
@@ -106,7 +109,7 @@ class Outcome(BaseModel):
 
 
 class Progress(BaseModel):
-    """An event of a running rollout: a phase began, a command ended, a model call was made."""
+    """An event of a running rollout: the start of a phase, the end of a command, a model call."""
 
     rollout_id: str
     phase: Phase
@@ -116,62 +119,62 @@ class Progress(BaseModel):
 
 
 _BAD_REQUESTS = frozenset({400, 413, 422})
-"""Statuses that are about the request, so the agent's doing: a prompt that is too long, for example."""
+"""Statuses that refuse a request of the agent, for example because the prompt is too long."""
 
 _UNREACHABLE = 9
-"""Attempts in a row without a connection (three per call) after which an endpoint is asked whether it still answers."""
+"""After this number of failed connections in a row (three per call), the host tests the endpoint."""
 _FAILING = 30
-"""The same for an endpoint that answers with errors, which pass more often."""
+"""The same for error answers, which are more often temporary."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """What the host saw of a rollout's model calls."""
+    """The host's facts about a rollout's model calls."""
 
     needed: bool
     calls: int = 0
     answered: int = 0
     tokens: int = 0
     refused: str | None = None
-    """Which limit made the proxy refuse a call, or None."""
+    """The limit for which the proxy refused a call, or None."""
     failures: int = 0
-    """How often the endpoint has failed since its last good answer."""
+    """The number of endpoint failures since its last good answer."""
     last_status: int | None = None
     last_error: str = ""
     unrecorded: str | None = None
-    """Why records of calls are missing, or None."""
+    """The reason why records of calls are missing, or None."""
     outage: str | None = None
-    """Why the endpoint did not answer a request of the host, or was gone when the last call failed; else None."""
+    """The error of the host's test request, or of the connection after the last call failed; else None."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What the host saw of the agent."""
+    """The host's facts about the agent."""
 
     exit_code: int | None
-    """None where its end was not seen."""
+    """None if its end was not observed."""
     timed_out: bool
     limit_s: float
     failure: str | None
-    """What the driver concludes from exit code and log, or why the end was not seen."""
+    """The driver's conclusion from exit code and log, or the reason why the end was not observed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A status other than `ok`, and why."""
+    """A status except `ok`, with its reason."""
 
     status: Status
     reason: str
 
 
 def label_of(agent: AgentFacts, model: ModelUse) -> Label | None:
-    """Return what is wrong with an agent's run, or None when nothing is.
+    """Return the label of a failed agent run, or None for a good one.
 
-    A call that failed is the agent's failure unless `model.outage` says that the endpoint fails the host as well: an
-    agent can write requests at which a sound endpoint fails.
+    A failed call counts as the agent's failure unless `model.outage` shows that the endpoint fails the host too: an
+    agent can write requests that make a working endpoint fail.
     """
-    # The order is the order of trust: what the host saw comes before what the agent reports of itself, so that a
-    # broken endpoint or a limit never counts as a failing policy.
+    # Facts of the host come before reports of the agent, so that a broken endpoint or a limit never counts as a failing
+    # policy.
     if model.unrecorded is not None:
         return Label("env_failed", f"model calls could not be recorded: {model.unrecorded}")
     if model.outage is not None:
@@ -180,7 +183,7 @@ def label_of(agent: AgentFacts, model: ModelUse) -> Label | None:
     if model.refused is not None:
         return Label("truncated", f"the budget is spent: {model.refused}")
     if model.needed and model.calls == 0:
-        # Without a call the policy took no part: nothing that it decided can be the reason.
+        # Without an answered call the policy decided nothing, so it cannot be the reason.
         end = agent.failure or f"it exited with code {agent.exit_code}"
         return Label("env_failed", f"the agent made no model call: {end}")
     if agent.timed_out:
@@ -193,7 +196,7 @@ def label_of(agent: AgentFacts, model: ModelUse) -> Label | None:
 
 
 def is_endpoint_suspect(model: ModelUse) -> bool:
-    """Return whether the endpoint may be what failed, so that it has to be asked before the agent is blamed."""
+    """Return whether the endpoint may have failed, so that the host must test it before it blames the agent."""
     if not model.needed or model.calls == 0:
         return False
     has_failed = model.failures > 0 and model.last_status not in _BAD_REQUESTS
@@ -201,7 +204,7 @@ def is_endpoint_suspect(model: ModelUse) -> bool:
 
 
 def is_hopeless(model: ModelUse) -> bool:
-    """Return whether calls have failed so often that an endpoint which is down is not worth waiting for."""
+    """Return whether so many calls failed that the host should test the endpoint and perhaps give up."""
     if model.last_status in _BAD_REQUESTS:
         return False
     return model.failures >= (_UNREACHABLE if model.last_status is None else _FAILING)

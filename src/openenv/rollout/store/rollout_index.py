@@ -1,6 +1,6 @@
-"""The index of a store: what each record says in a row, how rows are selected, and figures over many of them.
+"""The index of a store in SQLite: one row per record, filters, and statistics.
 
-Knows shards, SQLite and nothing of files that rollouts keep. It can be deleted: it is built again from the shards.
+Knows shards and SQLite, but not the files of rollouts. It can be deleted, because it is rebuilt from the shards.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from openenv.rollout.tasks.trust_levels import TRUSTS, Trust, reaches
 logger = logging.getLogger(__name__)
 
 FIRST = "first"
-"""The verdict that a rollout got when it ran."""
+"""The verdict at the end of the rollout."""
 LAST = "last"
 """Its newest verdict."""
 PASS = 1.0
-"""The reward from which on a rollout counts as passed."""
+"""The smallest reward with which a rollout counts as passed."""
 
 Order = Literal["newest", "oldest", "reward", "turns", "tokens", "wall_s"]
 """`reward`, `turns`, `tokens` and `wall_s` list the largest first."""
@@ -61,7 +61,7 @@ _LATER = """
 SELECT 1 FROM records AS later WHERE later.rollout_id = records.rollout_id
 AND (later.stored_at, later.record_id) > (records.stored_at, records.record_id)
 """
-# By id where the times are equal: a verification can follow within one tick of the clock.
+# By ID if the times are equal: a verification can follow within one tick of the clock.
 _ORDERS: Mapping[str, str] = {
     "newest": "stored_at DESC, record_id DESC",
     "oldest": "stored_at, record_id",
@@ -72,7 +72,7 @@ _EQUAL = ("rollout_id", "task_id", "group", "status", "trust", "agent", "model",
 
 @dataclass(frozen=True, slots=True)
 class RolloutRow:
-    """One record as the index knows it."""
+    """The columns of one record."""
 
     record_id: str
     rollout_id: str
@@ -92,7 +92,7 @@ class RolloutRow:
     sandbox: str
     turns: int
     tokens: int
-    """How many tokens its model calls sampled."""
+    """The number of sampled tokens."""
     started_at: float
     wall_s: float
     shard: str
@@ -108,7 +108,7 @@ _INSERT = f"INSERT OR IGNORE INTO records ({_COLUMNS}) VALUES ({', '.join('?' * 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFilter:
-    """Which records are meant. None is no condition; of several values a record has to have one."""
+    """Conditions on records. None means no condition; of several values, one must match."""
 
     rollout_id: str | Collection[str] | None = None
     task_id: str | Collection[str] | None = None
@@ -120,7 +120,7 @@ class RolloutFilter:
     sandbox: str | Collection[str] | None = None
     kind: str | Collection[str] | None = None
     min_trust: Trust | None = None
-    """Only rewards that can be trusted so far; records of before trust was stored cannot."""
+    """The lowest trust level of the reward. Old records without a trust level never match."""
     min_reward: float | None = None
     max_reward: float | None = None
     since: float | None = None
@@ -128,16 +128,16 @@ class RolloutFilter:
     until: float | None = None
     """Stored before this time."""
     text: str | None = None
-    """A part of the id, the task, the group or the reason, in any case."""
+    """A part of the ID, the task, the group or the reason, in upper or lower case."""
     verdict: str | None = FIRST
-    """Which verdict of each rollout counts: `first`, `last`, or the name of a later one, which leaves out the rollouts
-    that have none of that name. None: all of them, each as a record of its own."""
+    """The verdict that counts: `first`, `last`, or the name of a later one, which excludes rollouts without it. None
+    lists all verdicts as separate records."""
 
     def having(self, conditions: Mapping[str, Any]) -> RolloutFilter:
         """Return a filter with further conditions.
 
         Raises:
-            ValueError: there is no such condition.
+            ValueError: a condition does not exist.
         """
         unknown = set(conditions) - {field.name for field in fields(self)}
         if unknown:
@@ -145,7 +145,7 @@ class RolloutFilter:
         return replace(self, **conditions)
 
     def sql(self) -> tuple[str, list[object]]:
-        """Return the WHERE clause, or nothing, and its values."""
+        """Return the WHERE clause, which may be empty, and its values."""
         conditions: list[str] = []
         values: list[object] = []
 
@@ -185,39 +185,39 @@ EVERY_RECORD = RolloutFilter(verdict=None)
 
 @dataclass(frozen=True, slots=True)
 class RolloutStats:
-    """Figures over the rollouts of one task, group, agent or model."""
+    """Statistics of the rollouts of one task, group, agent or model."""
 
     name: str
     rollouts: int
     scored: int
-    """How many have a reward; the other figures about rewards are over these."""
+    """The number of rollouts with a reward; the statistics of rewards cover these."""
     passed: int
-    """How many have a reward of 1 or more."""
+    """The number with a reward of 1 or more."""
     mean: float | None
     deviation: float | None
     """The standard deviation of the rewards; None for fewer than two."""
     lowest: float | None
     highest: float | None
     turns: float
-    """The mean, as are the next two."""
+    """A mean, like the next two."""
     tokens: float
     wall_s: float
     newest: float
-    """When the last of them was stored."""
+    """The time at which the last one was stored."""
 
     @property
     def pass_rate(self) -> float | None:
-        """The share that passed, of those with a reward."""
+        """The share of passed rollouts among the rollouts with a reward."""
         return self.passed / self.scored if self.scored else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Where the pass rate lies with 95 % confidence (Wilson's score interval)."""
+        """The 95 % confidence interval of the pass rate (Wilson score)."""
         return wilson(self.passed, self.scored) if self.scored else None
 
 
 def wilson(passed: int, count: int, z: float = 1.959964) -> tuple[float, float]:
-    """Return the interval of a share with 95 % confidence; unlike the normal one, it holds for few and for 0 or all."""
+    """Return the Wilson score interval (95 %). Unlike the normal one, it holds for few samples and shares of 0 or 1."""
     share, square = passed / count, z * z
     middle = share + square / (2 * count)
     half = z * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
@@ -226,9 +226,9 @@ def wilson(passed: int, count: int, z: float = 1.959964) -> tuple[float, float]:
 
 
 class RolloutIndex:
-    """Finds records. Safe from many threads and processes; rebuilt from the shards when the file is broken.
+    """Finds records. Safe from many threads and processes; a broken file is rebuilt from the shards.
 
-    Each shard is read on from where it was read to; its rows and that position change in one transaction.
+    Each shard has a read position. New rows and the new position are written in one transaction.
     """
 
     def __init__(self, path: Path, shards: Path) -> None:
@@ -239,10 +239,10 @@ class RolloutIndex:
         self._figures_lock = threading.Lock()
         self._figures_db: sqlite3.Connection | None = None
         self._kept: dict[tuple[object, ...], list[Any]] = {}
-        self._seen: dict[str, int] | None = None  # the sizes of all shards when they were last read
+        self._seen: dict[str, int] | None = None  # the sizes of all shards at the last read
 
     def sync(self, shard: str | None = None) -> None:
-        """Read what was appended since the last time, of one shard or of all."""
+        """Read the new records of one shard or of all shards."""
         with self._lock:
             try:
                 self._sync(shard)
@@ -262,7 +262,7 @@ class RolloutIndex:
     ) -> list[RolloutRow]:
         """Return rows."""
         clause, values = where.sql()
-        # First which rows, by the indexes alone, then what is in them: those that are passed over are not read.
+        # The inner query selects row IDs from the indexes alone, so that skipped rows are never read.
         chosen = f"SELECT rowid FROM records{clause} ORDER BY {_ORDERS[order]} LIMIT ? OFFSET ?"
         query = f"SELECT {_COLUMNS} FROM records WHERE rowid IN ({chosen}) ORDER BY {_ORDERS[order]}"
         if limit is None and not offset:
@@ -270,14 +270,14 @@ class RolloutIndex:
         return [RolloutRow(*row) for row in self._read(query, [*values, -1 if limit is None else limit, offset])]
 
     def count(self, where: RolloutFilter) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
         clause, values = where.sql()
         return int(self._figures(f"SELECT COUNT(*) FROM records{clause}", values)[0][0])
 
     def stats(
         self, where: RolloutFilter, *, by: Grouping | None = None, limit: int | None = None
     ) -> list[RolloutStats]:
-        """Return figures for each value of a column, the one with most rollouts first, or of all in one (`by` None)."""
+        """Return statistics per value of a column, the most frequent first; one line over all if `by` is None."""
         clause, values = where.sql()
         name = "''" if by is None else f"COALESCE(\"{by}\", '')"
         query = (
@@ -288,20 +288,20 @@ class RolloutIndex:
         return [_stats(row) for row in self._figures(query, [*values, -1 if limit is None else limit])]
 
     def names(self, column: Grouping, *, limit: int) -> list[tuple[str, int]]:
-        """Return the values of a column and how many rollouts have each, the most frequent first."""
+        """Return the values of a column and their counts, the most frequent first."""
         where = "kind != 'rollout'" if column == "verdict" else "kind = 'rollout'"
         name = f"COALESCE(\"{column}\", '')"
         query = f"SELECT {name}, COUNT(*) FROM records WHERE {where} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT ?"
         return [(str(name), int(count)) for name, count in self._figures(query, [limit])]
 
     def beginning(self, column: Literal["rollout_id", "verdict"], prefix: str, limit: int = 2) -> list[str]:
-        """Return the values of a column that begin so; one alone if it is the whole value."""
+        """Return the values of a column with this prefix; only one if it equals the prefix."""
         query = f'SELECT DISTINCT "{column}" FROM records WHERE "{column}" >= ? AND "{column}" < ? ORDER BY 1 LIMIT ?'
         values = [str(row[0]) for row in self._read(query, [prefix, prefix + "\U0010ffff", limit])]
         return [prefix] if prefix in values else values
 
     def rollout_ids(self) -> set[str]:
-        """Return the ids of all stored rollouts."""
+        """Return the IDs of all stored rollouts."""
         return {str(row[0]) for row in self._read("SELECT rollout_id FROM records WHERE kind = 'rollout'", [])}
 
     def close(self) -> None:
@@ -323,9 +323,9 @@ class RolloutIndex:
             return self._open().execute(query, values).fetchall()
 
     def _figures(self, query: str, values: list[object]) -> list[Any]:
-        """Read what takes a look at many rows; the last results are kept until the store grows.
+        """Run a query over many rows, and cache its result until the store grows.
 
-        Over a connection of its own: lists and single rollouts do not wait for it.
+        It uses a separate connection, so that lists and single rollouts do not wait for it.
         """
         key, kept = (query, *values), self._kept
         if key in kept:
@@ -345,7 +345,7 @@ class RolloutIndex:
     def _open(self, path: str | None = None) -> sqlite3.Connection:
         if self._db is None:
             self._db = sqlite3.connect(path or self._path, timeout=30, isolation_level=None, check_same_thread=False)
-            with contextlib.suppress(sqlite3.OperationalError):  # not on every file system
+            with contextlib.suppress(sqlite3.OperationalError):  # some file systems do not support it
                 self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             if self._db.execute("PRAGMA user_version").fetchone()[0] not in (0, _VERSION):
@@ -369,13 +369,13 @@ class RolloutIndex:
         db = self._open()
         sizes = self._sizes(shard)
         if shard is not None or sizes != self._seen:
-            self._kept = {}  # not cleared: what is read meanwhile is of before
+            self._kept = {}  # not `clear()`: a running query may still add an old result to the old dictionary
             self._seen = sizes if shard is None else None
-        # Most of the time nothing has changed, and a reader need not keep writers waiting.
+        # Usually nothing has changed, and then a reader must not block writers.
         if dict(self._positions(db, shard)) == sizes:
             return
-        with db:  # commits, or rolls back when an exception leaves the block
-            # Immediate: the write lock comes before the positions are read, or two processes would read the same
+        with db:  # commits, or rolls back after an exception
+            # IMMEDIATE takes the write lock before the positions are read. Otherwise two processes would read the same
             # lines of a shard.
             db.execute("BEGIN IMMEDIATE")
             known = dict(self._positions(db, shard))
@@ -395,7 +395,7 @@ class RolloutIndex:
         yield from db.execute(f"SELECT name, bytes FROM shards{where}", values).fetchall()
 
     def _sync_shard(self, db: sqlite3.Connection, name: str, size: int, done: int) -> None:
-        if size < done:  # another file under the same name
+        if size < done:  # another file with the same name
             self._drop(db, name)
             done = 0
         if size == done:
@@ -415,7 +415,7 @@ class RolloutIndex:
         # A shard that was copied beside itself has the same records twice.
         db.execute(_INSERT, _VALUES(row))
         others = db.execute("SELECT COUNT(*) FROM records WHERE rollout_id = ?", (row.rollout_id,)).fetchone()[0]
-        if others > 1:  # verified again, in whatever order the shards are read
+        if others > 1:  # verified again; shards are read in any order
             db.execute(f"UPDATE records SET is_last = NOT EXISTS ({_LATER}) WHERE rollout_id = ?", (row.rollout_id,))
 
     def _drop(self, db: sqlite3.Connection, name: str) -> None:
@@ -426,7 +426,7 @@ class RolloutIndex:
 
 
 def _row(line: bytes, shard: str, offset: int) -> RolloutRow | None:
-    """Return the row of a line, or None for a line that is no record."""
+    """Return the row of a line, or None if the line is not a record."""
     try:
         record = json.loads(line)
         outcome = record["outcome"]
@@ -466,7 +466,7 @@ def _row(line: bytes, shard: str, offset: int) -> RolloutRow | None:
 
 
 def group_of(*metadata: Mapping[str, Any] | None) -> str:
-    """Return the group of a rollout: what its metadata, or else its task's, has as `group`."""
+    """Return the group of a rollout: `group` in its metadata, or else in the metadata of its task."""
     named: Iterable[object] = ((each or {}).get("group") for each in metadata)
     return next((str(group) for group in named if group is not None), "")
 
@@ -474,7 +474,7 @@ def group_of(*metadata: Mapping[str, Any] | None) -> str:
 def _stats(row: tuple[Any, ...]) -> RolloutStats:
     name, rollouts, scored, passed, mean, squares, lowest, highest, turns, tokens, wall_s, newest = row
     deviation = None
-    if scored > 1:  # rounding can make a spread of nothing negative
+    if scored > 1:  # rounding can make a variance of 0 negative
         deviation = math.sqrt(max(0.0, squares - scored * mean * mean) / (scored - 1))
     return RolloutStats(
         name, rollouts, scored, passed or 0, mean, deviation, lowest, highest, turns, tokens, wall_s, newest

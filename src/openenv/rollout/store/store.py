@@ -1,24 +1,24 @@
 """The store of rollouts: append-only shards, an index, and each rollout's task, work tree and model calls.
 
-A rollout is stored when its line is in a shard; files are put in place before that. Nothing that was stored is ever
-changed: verifying again appends another record. Any number of processes may write to one store.
+A rollout is stored as soon as a shard contains its line; its files are written before. Stored data is never changed:
+verifying again appends another record. Any number of processes may write to one store.
 """
 
 # rollouts/                                     a store
 #   shards/20261116T041300-812-9f3c2a1b.jsonl   one file per writing process, one record per line, only appended to:
 #                                                 {"format":1,"record_id":"5e0c","rollout_id":"a41f","kind":"rollout",
 #                                                  "stored_at":1794802380.1,"outcome":{...},"task":{...}}
-#   index.sqlite                                where each record is, and what `find` filters by; can be deleted
+#   index.sqlite                                the position of each record, and the columns of `find`; can be deleted
 #   rollouts/a41f.../task.json                  written when the rollout begins
-#                    .running                   locked while it runs; a folder without a record whose lock is free was
-#                                               interrupted
+#                    .running                   locked while it runs. A folder with a free lock and without a record is
+#                                               an interrupted rollout
 #                    events.jsonl, agent.log    written while it runs: phases, commands, model calls; the agent's output
 #                    worktree.tar, baseline.tar
-#   running/a41f....json                        what is known of a rollout while it runs, so that those are found fast
+#   running/a41f....json                        agent, model, task of a running rollout, so that `running` is fast
 #   captures/a41f.../                           the recorded model calls
 #
-# The order of writing makes a crash harmless: files first (under a hidden name, then renamed), then the line with
-# fsync, then the index. A line counts once its newline is there, so a line that a crash tore off is never read.
+# The order of writes makes a crash harmless: files first (with a hidden name, then renamed), then the line with fsync,
+# then the index. A line counts only with its newline, so an incomplete line is never read.
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _BLOCK = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 ABOUT = ("task_id", "group", "agent", "model", "status", "reward", "trust", "verdict")
-"""What exports say of each rollout: keys of a JSON line, columns of a Parquet file."""
+"""The description of each rollout in exports: keys of a JSON line, columns of a Parquet file."""
 
 
 class ShardWriter:
-    """Appends lines to a shard of its own, made with the first line; safe from many threads and after a fork."""
+    """Appends lines to a private shard, created with the first line; safe from many threads and after a fork."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -86,12 +86,12 @@ class ShardWriter:
         """Write a line, wait until it is on the disk, and return the shard's name.
 
         Raises:
-            OSError: it could not be written; nothing of it remains.
+            OSError: it could not be written; no part of it remains.
         """
         line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         with self._lock:
             handle = self._open()
-            # Not a buffered file: after an error its buffer would still hold a part of the line, and write it later.
+            # Unbuffered, because after an error a buffer would keep a part of the line and write it later.
             offset = os.lseek(handle, 0, os.SEEK_END)
             try:
                 _write_all(handle, line)
@@ -102,13 +102,13 @@ class ShardWriter:
             return self._path.name
 
     def close(self) -> None:
-        """Close the file; a later line begins another shard."""
+        """Close the file; a later line starts another shard."""
         with self._lock:
             self._drop()
 
     def _open(self) -> int:
         if self._handle is not None and self._owner != os.getpid():
-            self._drop()  # the parent process goes on writing to the old one
+            self._drop()  # the parent process still writes to the old shard
         if self._handle is None:
             stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
             self._path = self._folder / f"{stamp}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
@@ -120,8 +120,8 @@ class ShardWriter:
         try:
             os.ftruncate(handle, offset)
         except OSError:
-            logger.warning("a torn line stays in %s", self._path)
-            self._drop()  # a line appended to the torn one would be lost with it
+            logger.warning("an incomplete line remains in %s", self._path)
+            self._drop()  # a line after an incomplete one would be lost
 
     def _drop(self) -> None:
         if self._handle is not None:
@@ -148,24 +148,24 @@ class Record(BaseModel):
     stored_at: float
     outcome: Outcome
     task: Task
-    """The task as it was verified in this record."""
+    """The task with the checks of this verdict."""
 
     @model_validator(mode="before")
     @classmethod
     def _name_verdict(cls, data: Any) -> Any:
-        """Name the verdict in records of before verdicts had names."""
+        """Name the verdict of old records, which have no name."""
         if isinstance(data, dict) and not data.get("verdict"):
             return {**data, "verdict": FIRST if data.get("kind") == "rollout" else data.get("record_id")}
         return data
 
     @property
     def group(self) -> str:
-        """Which rollouts belong together: `group` in the metadata of the rollout, else in its task's."""
+        """The group of the rollout: `group` in its metadata, or else in the metadata of its task."""
         return group_of(self.outcome.metadata, self.task.metadata)
 
 
 class BegunRollout(BaseModel):
-    """A rollout that has no record yet."""
+    """A rollout without a record."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -177,13 +177,13 @@ class BegunRollout(BaseModel):
     sandbox: str = ""
     began_at: float = 0.0
     is_running: bool = True
-    """False where its engine died."""
+    """False if its engine died."""
 
 
 class EventLog:
-    """Writes the events of a running rollout to the store, for those who watch; a context manager.
+    """Writes the events of a running rollout to the store, for live views; a context manager.
 
-    A disk that is full ends no rollout: what cannot be written is missing.
+    A full disk does not end the rollout; later events are missing then.
     """
 
     def __init__(self, path: Path) -> None:
@@ -214,7 +214,7 @@ class EventLog:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a rollout, as far as they are written: `phase`, `message`, `turn`, `elapsed_s`, `at`."""
+    """Return the events of a rollout so far: `phase`, `message`, `turn`, `elapsed_s`, `at`."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except OSError:
@@ -230,7 +230,7 @@ def require_store(root: Path) -> None:
     """Check that a folder is a store of rollouts.
 
     Raises:
-        StoreError: it is none, or is not there.
+        StoreError: it is not a store, or does not exist.
     """
     if not (root / "shards").is_dir():
         what = "is no store of rollouts" if root.exists() else "does not exist"
@@ -242,10 +242,10 @@ class RolloutStore:
 
     Args:
         root: The folder.
-        create: Whether to make it when it is not there.
+        create: Create the folder if it does not exist.
 
     Raises:
-        StoreError: it cannot be made, or is not there.
+        StoreError: the folder cannot be created, or does not exist.
     """
 
     def __init__(self, root: str | Path, *, create: bool = True) -> None:
@@ -266,20 +266,20 @@ class RolloutStore:
         self._lock = threading.Lock()
 
     def begin(self, rollout_id: str, task: Task, *, about: Mapping[str, Any] | None = None) -> None:
-        """Mark a rollout as running, so that one which is never stored shows up as interrupted.
+        """Mark a rollout as running. Without a record, it is listed as interrupted later.
 
         Args:
-            rollout_id: Its id.
+            rollout_id: Its ID.
             task: Its task.
-            about: What `running` says of it: `agent`, `model`, `sandbox`, `group`.
+            about: Its description for `running`: `agent`, `model`, `sandbox`, `group`.
 
         Raises:
-            StoreError: there is such a rollout already, or the disk is full.
+            StoreError: the ID is in use, or the disk is full.
         """
         folder = self._folder(rollout_id)
         try:
             with _as_store_error("begun"):
-                folder.mkdir()  # fails where the id is in use, in this process or in another one
+                folder.mkdir()  # fails if this or another process uses the ID
                 try:
                     with self._lock:
                         self._running[rollout_id] = open_locked(folder / ".running")
@@ -308,13 +308,13 @@ class RolloutStore:
         baseline: Path | None = None,
         agent_log: Path | None = None,
     ) -> Record:
-        """Store an outcome with copies of the rollout's files; those that do not exist are left out.
+        """Store an outcome with copies of the files that exist.
 
         Raises:
-            StoreError: the disk is full, or the rollout was stored before; nothing of it is listed.
+            StoreError: the disk is full, or the rollout was stored before; the outcome is not listed.
         """
         rollout_id = outcome.rollout_id
-        if rollout_id not in self._running:  # an outcome that no engine of this process began
+        if rollout_id not in self._running:  # no engine of this process started it
             self.begin(rollout_id, task)
         folder = self._folder(rollout_id)
         sources = {"worktree.tar": worktree, "baseline.tar": baseline, "agent.log": agent_log}
@@ -327,7 +327,7 @@ class RolloutStore:
                 outcome.keep_sequences(self.captures / rollout_id)
                 return record
         except StoreError:
-            # Without a record the folder would count as an interrupted rollout, which it is not: it ended.
+            # Without a record, the folder of this finished rollout would count as interrupted.
             shutil.rmtree(folder, ignore_errors=True)
             raise
         finally:
@@ -347,15 +347,15 @@ class RolloutStore:
                 draft.rename(place)
 
     def add_verification(self, outcome: Outcome, task: Task, *, verdict: str | None = None) -> Record:
-        """Append another verdict on a stored rollout; the earlier ones stay, and the first is still what is reported.
+        """Append another verdict on a stored rollout. Earlier verdicts remain, and the first is still the default.
 
         Args:
             outcome: The outcome with its new verdict.
-            task: The task as it was verified.
-            verdict: A name for the verdict, the same for all rollouts that are verified together; by default a new id.
+            task: The task with the checks of this verdict.
+            verdict: The name of the verdict, the same for all rollouts verified together; by default a new ID.
 
         Raises:
-            StoreError: there is no such rollout, it has a verdict of that name, or the disk is full.
+            StoreError: the rollout does not exist, it has a verdict of that name, or the disk is full.
         """
         verdict = secrets.token_hex(4) if verdict is None else verdict
         check_verdict_name(verdict)
@@ -365,15 +365,15 @@ class RolloutStore:
             return self._append("reverify", outcome, task, verdict)
 
     def get(self, rollout_id: str, *, record_id: str | None = None, verdict: str = FIRST) -> Record:
-        """Return a rollout as it ended, or with a later verdict.
+        """Return a rollout with its first verdict, or with a later one.
 
         Args:
-            rollout_id: Which one; the beginning of its id is enough when no other begins so.
-            record_id: A certain record, whatever its verdict.
-            verdict: `first`, `last`, or the name of a verdict, of which the beginning is enough.
+            rollout_id: Its ID; a unique prefix is enough.
+            record_id: The ID of a record, instead of a verdict.
+            verdict: `first`, `last`, or the name of a verdict; a unique prefix is enough.
 
         Raises:
-            StoreError: there is no such record.
+            StoreError: the record does not exist.
         """
         history = self.history(rollout_id)
         if record_id is not None:
@@ -393,30 +393,30 @@ class RolloutStore:
         """Return all records of a rollout, newest first.
 
         Raises:
-            StoreError: there is no such rollout.
+            StoreError: the rollout does not exist.
         """
         where = EVERY_RECORD.having({"rollout_id": self.resolve(rollout_id)})
         return [self.read(row) for row in self._index.find(where)]
 
     def running(self) -> list[BegunRollout]:
-        """Return the rollouts that run now, or whose engine died, the newest first; of any process."""
+        """Return the running and interrupted rollouts of all processes, the newest first."""
         rollouts = []
         for path in self._begun.glob("[!.]*.json"):
-            with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
+            with contextlib.suppress(OSError, ValueError):  # it has just ended
                 known = json.loads(path.read_bytes())
                 is_running = is_locked(self._rollouts / path.stem / ".running")
                 rollouts.append(BegunRollout.model_validate({**known, "is_running": is_running}))
         return sorted(rollouts, key=lambda each: each.began_at, reverse=True)
 
     def live_file(self, rollout_id: str, name: str) -> Path:
-        """Return where a file is written while a rollout runs: `events.jsonl` or `agent.log`."""
+        """Return the path of a file that is written during the rollout: `events.jsonl` or `agent.log`."""
         return self._folder(rollout_id) / name
 
     def resolve(self, rollout_id: str) -> str:
-        """Return the whole id of a rollout from its beginning.
+        """Return the ID of a rollout from a unique prefix.
 
         Raises:
-            StoreError: none or several begin so.
+            StoreError: no rollout, or several, have this prefix.
         """
         self._index.sync()
         ids = self._index.beginning("rollout_id", rollout_id) if rollout_id else []
@@ -426,10 +426,10 @@ class RolloutStore:
         raise StoreError(f"{how} '{rollout_id}' in {self.root}")
 
     def resolve_verdict(self, verdict: str) -> str:
-        """Return the whole name of a verdict from its beginning; `first` and `last` stay.
+        """Return the name of a verdict from a unique prefix; `first` and `last` are returned unchanged.
 
         Raises:
-            StoreError: no or several verdicts begin so.
+            StoreError: no verdict, or several, have this prefix.
         """
         if verdict in (FIRST, LAST):
             return verdict
@@ -450,18 +450,18 @@ class RolloutStore:
         latest: bool | None = None,
         **conditions: Any,
     ) -> list[RolloutRow]:
-        """Return rows of the index, newest first; by default each rollout as it ended, with its first verdict.
+        """Return rows of the index, newest first; by default each rollout with its first verdict.
 
         Args:
-            where: Which rollouts.
-            order: Which come first.
-            limit: At most so many.
-            offset: Leave out so many before them.
-            latest: True is `verdict="last"`, False `verdict=None`: every record, verified again or not.
+            where: The rollouts to return.
+            order: The order of the rows.
+            limit: The largest number of rows.
+            offset: The number of rows to skip.
+            latest: True means `verdict="last"`; False means `verdict=None`, all records.
             conditions: Fields of `RolloutFilter`, such as `task_id`, `status` or `verdict`.
 
         Raises:
-            ValueError: there is no such condition.
+            ValueError: a condition does not exist.
         """
         where = (where or RolloutFilter()).having(conditions)
         if latest is not None:
@@ -470,7 +470,7 @@ class RolloutStore:
         return self._index.find(where, order=order, limit=limit, offset=offset)
 
     def count(self, where: RolloutFilter | None = None, **conditions: Any) -> int:
-        """Return how many rollouts there are; the arguments are those of `find`."""
+        """Return the number of rollouts; takes the conditions of `find`."""
         self._index.sync()
         return self._index.count((where or RolloutFilter()).having(conditions))
 
@@ -482,17 +482,17 @@ class RolloutStore:
         limit: int | None = None,
         **conditions: Any,
     ) -> list[RolloutStats]:
-        """Return means, spread and pass rates of rollouts; the other arguments are those of `find`.
+        """Return means, deviations and pass rates of rollouts; takes the conditions of `find`.
 
         Args:
-            by: The column whose values are told apart, the most frequent first; None for one line over all.
-            limit: At most so many lines.
+            by: The column to group by, the most frequent value first; None for one line over all rollouts.
+            limit: The largest number of lines.
         """
         self._index.sync()
         return self._index.stats((where or RolloutFilter()).having(conditions), by=by, limit=limit)
 
     def names(self, column: Grouping, *, limit: int = 1000) -> list[tuple[str, int]]:
-        """Return the values of a column and how many rollouts have each, the most frequent first.
+        """Return the values of a column and their counts, the most frequent first.
 
         For `verdict`, the names of later verdicts.
         """
@@ -503,7 +503,7 @@ class RolloutStore:
         """Return the record of a row.
 
         Raises:
-            StoreError: it is gone.
+            StoreError: the record no longer exists.
         """
         try:
             with (self._shards / row.shard).open("rb") as file:
@@ -517,12 +517,12 @@ class RolloutStore:
     def records(
         self, where: RolloutFilter | None = None, *, limit: int | None = None, **conditions: Any
     ) -> Iterator[Record]:
-        """Yield each rollout as it ended, oldest first; the arguments are those of `find`."""
+        """Yield the rollouts, oldest first; takes the conditions of `find`."""
         for row in reversed(self.find(where, limit=limit, **conditions)):
             yield self.read(row)
 
     def file(self, rollout_id: str, name: str) -> Path | None:
-        """Return a file that was kept with a rollout (`worktree.tar`, `baseline.tar`, `agent.log`), or None."""
+        """Return a stored file of a rollout (`worktree.tar`, `baseline.tar`, `agent.log`), or None."""
         path = self._folder(self.resolve(rollout_id)) / name
         return path if path.is_file() else None
 
@@ -530,7 +530,7 @@ class RolloutStore:
         """Return the sequences of rollouts as a `datasets.Dataset`, with the columns of a Parquet export.
 
         Args:
-            where: Which rollouts, by default all; each as it ended.
+            where: The rollouts to return; by default all, each with its first verdict.
             conditions: Fields of `RolloutFilter`, such as `task_id`, `status` or `verdict`.
 
         Raises:
@@ -542,13 +542,13 @@ class RolloutStore:
             import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
         except ImportError as exc:
             raise ImportError("A dataset needs the package datasets: pip install datasets") from exc
-        from openenv.rollout.capture.export import tables  # the capture proxy's part is not always needed
+        from openenv.rollout.capture.export import tables  # needed only here
 
         recordings = (recording(self, record) for record in self.records(where, **conditions))
         return datasets.Dataset(pyarrow.concat_tables(tables(filter(None, recordings))))
 
     def interrupted(self) -> list[str]:
-        """Return the rollouts that began and never ended, because their engine died."""
+        """Return the rollouts that never ended because their engine died."""
         self._index.sync()
         stored = self._index.rollout_ids()
         names = sorted(path.name for path in self._rollouts.iterdir() if path.is_dir())
@@ -599,10 +599,10 @@ class RolloutStore:
 
 
 def check_verdict_name(name: str) -> None:
-    """Return if a verdict may have this name.
+    """Check that a verdict can have this name.
 
     Raises:
-        StoreError: it is a word with a meaning of its own, or could be mistaken for something else.
+        StoreError: the name is reserved, or has other characters than a name may have.
     """
     if name in (FIRST, LAST) or not _NAME.fullmatch(name):
         raise StoreError(
@@ -612,7 +612,7 @@ def check_verdict_name(name: str) -> None:
 
 @contextlib.contextmanager
 def _synced(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to write; after the block its content is on the disk."""
+    """Open a file for writing; after the block, its content is on the disk."""
     with path.open("wb") as file:
         yield file
         file.flush()
@@ -620,7 +620,7 @@ def _synced(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _replace(target: Path, content: bytes) -> None:
-    """Write a file that is there as a whole or not at all; it need not outlive a power cut."""
+    """Write a file completely or not at all; it may be lost in a power failure."""
     target.parent.mkdir(exist_ok=True)
     draft = target.with_name(f".{target.name}")
     draft.write_bytes(content)
@@ -628,7 +628,7 @@ def _replace(target: Path, content: bytes) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    if source == target:  # written here, while the rollout ran
+    if source == target:  # already written here during the rollout
         with source.open("rb") as file:
             os.fsync(file.fileno())
         return
@@ -658,7 +658,7 @@ def export_rollouts(
     where: RolloutFilter | None = None,
     **conditions: Any,
 ) -> int:
-    """Write stored rollouts into a file in the order in which they ended; return the number of lines or rows.
+    """Write stored rollouts into a file, oldest first; return the number of lines or rows.
 
     Every line and every row has the keys `task_id`, `group`, `agent`, `model`, `status`, `reward`, `trust` and
     `verdict`.
@@ -683,7 +683,7 @@ def export_rollouts(
         chosen = chosen.having({"verdict": store.resolve_verdict(chosen.verdict)})
     try:
         if (kind or ("parquet" if target.suffix == ".parquet" else "jsonl")) == "parquet":
-            from openenv.rollout.capture.export import write_parquet  # the capture proxy's part is not always needed
+            from openenv.rollout.capture.export import write_parquet  # needed only here
 
             try:
                 recordings = (recording(store, record) for record in store.records(chosen))
@@ -701,7 +701,7 @@ def export_rollouts(
 
 
 def recording(store: RolloutStore, record: Record) -> Recording | None:
-    """Return the captured model calls of a rollout, or None when it made none."""
+    """Return the captured model calls of a rollout, or None if it made no calls."""
     from openenv.rollout.capture.records import read
 
     folder = store.captures / record.rollout_id
@@ -718,19 +718,19 @@ def recording(store: RolloutStore, record: Record) -> Recording | None:
 
 
 def about(record: Record) -> dict[str, Any]:
-    """Return what exports say of a rollout."""
+    """Return the description of a rollout for exports."""
     outcome = record.outcome
     labels = {name: value for name in ("sample", "attempt") if isinstance(value := outcome.metadata.get(name), int)}
     return {name: getattr(record if name in ("group", "verdict") else outcome, name) for name in ABOUT} | labels
 
 
 def json_lines(store: RolloutStore, where: RolloutFilter, *, messages: bool = False) -> Iterator[str]:
-    """Yield rollouts as lines of JSON, each with its end: outcome, task, turns and sequences.
+    """Yield rollouts as lines of JSON with newlines: outcome, task, turns and sequences.
 
     Args:
-        store: What to export.
-        where: Which rollouts.
-        messages: Write the requests and responses in full, too.
+        store: The store to export.
+        where: The rollouts to export.
+        messages: Also write complete requests and responses.
     """
     from openenv.rollout.capture.export import document
 
@@ -740,5 +740,5 @@ def json_lines(store: RolloutStore, where: RolloutFilter, *, messages: bool = Fa
         line = {**about(record), **record.model_dump(mode="json"), "capture": calls}
         try:
             yield json.dumps(line, ensure_ascii=False).encode().decode() + "\n"
-        except UnicodeEncodeError:  # halves of characters, which agents can send and files cannot hold
+        except UnicodeEncodeError:  # lone surrogates, which agents can send and UTF-8 cannot encode
             yield json.dumps(line) + "\n"

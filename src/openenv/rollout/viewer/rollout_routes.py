@@ -1,6 +1,6 @@
-"""The routes of the rollout viewer: lists and figures, one rollout in parts, what a running one does, exports.
+"""The routes of the rollout viewer: lists and statistics, single and running rollouts, exports.
 
-They read stores and change nothing. What agents and models wrote goes out as JSON only, never as a page.
+They only read stores. Text from agents and models is sent as JSON only, never as a page.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ logger = logging.getLogger(__name__)
 
 PATH: Final = "/web/rollouts"
 MOST_ROWS: Final = 1000
-"""How many rows of a list one request gets at most."""
+"""The most rows of a list per request."""
 _MOST_NAMES = 1000
 _MOST_OUTPUT = 100_000
 _LOG_BLOCK = 256 * 1024
-_THREADS = 2  # the viewer of a server that trains must leave it the other cores
+_THREADS = 2  # a server used for training needs the other cores
 _KEPT_TRANSCRIPTS = 4
 _NO_STORE = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 _SEVERAL = {
@@ -75,17 +75,17 @@ _T = TypeVar("_T")
 
 
 class InvalidQuery(OpenEnvError):
-    """An address asks for something that there is not."""
+    """A query parameter is unknown or invalid."""
 
     code = "VALIDATION_ERROR"
 
 
 class RolloutQuery:
-    """The query of an address, of which every part has to be known.
+    """The query string of a request; unknown parameters are refused.
 
     Args:
-        text: The query, encoded.
-        known: The names that the route takes, beside those of filters.
+        text: The encoded query string.
+        known: The parameters of the route, in addition to the filters.
     """
 
     def __init__(self, text: bytes, *known: str) -> None:
@@ -94,10 +94,10 @@ class RolloutQuery:
             self._values.setdefault(name, []).append(value)
         unknown = self._values.keys() - _FILTERS - set(known)
         if unknown:
-            raise InvalidQuery(f"There is no parameter {', '.join(sorted(unknown))}")
+            raise InvalidQuery(f"unknown parameter {', '.join(sorted(unknown))}")
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a value, the last one where there are several."""
+        """Return the last value of a parameter."""
         return self._values.get(name, [default])[-1]
 
     def number(self, name: str) -> float | None:
@@ -114,21 +114,21 @@ class RolloutQuery:
         return value
 
     def count(self, name: str, default: int, most: int | None = None) -> int:
-        """Return a number of something."""
+        """Return a whole number."""
         text = self.text(name, str(default))
         if not text.isascii() or not text.isdigit() or len(text) > 15:
             raise InvalidQuery(f"{name} must be a whole number, not {text!r}")
         return int(text) if most is None else min(int(text), most)
 
     def choice(self, name: str, choices: Sequence[str], default: str) -> str:
-        """Return one of several words."""
+        """Return one of the choices."""
         text = self.text(name, default)
         if text not in choices:
             raise InvalidQuery(f"{name} must be one of {', '.join(choices)}, not {text!r}")
         return text
 
     def filter(self) -> RolloutFilter:
-        """Return which rollouts are asked for."""
+        """Return the filter for rollouts."""
         conditions: dict[str, Any] = {
             column: tuple(self._values[name]) for name, column in _SEVERAL.items() if name in self._values
         }
@@ -139,7 +139,7 @@ class RolloutQuery:
 
 
 class StoreSet:
-    """Several stores by name, each opened when it is first asked for; safe from any thread."""
+    """Several stores by name, each opened at its first use; safe from any thread."""
 
     def __init__(self, folders: Mapping[str, Path]) -> None:
         self._folders = dict(folders)
@@ -148,18 +148,18 @@ class StoreSet:
 
     @property
     def names(self) -> list[str]:
-        """The names of the stores; the first is the one that is shown first."""
+        """The names of the stores; the first one is the default."""
         return list(self._folders)
 
     def get(self, name: str = "") -> RolloutStore | None:
-        """Return a store, by default the first; None where there is no folder yet.
+        """Return a store, by default the first one; None if its folder does not exist yet.
 
         Raises:
-            InvalidQuery: there is no store of that name.
+            InvalidQuery: the name is unknown.
         """
         name = name or next(iter(self._folders))
         if name not in self._folders:
-            raise InvalidQuery(f"There is no store {name!r}")
+            raise InvalidQuery(f"unknown store {name!r}")
         with self._lock:
             if name not in self._opened:
                 try:
@@ -171,10 +171,10 @@ class StoreSet:
             return self._opened[name]
 
     def holding(self, rollout_id: str) -> tuple[str, RolloutStore, str]:
-        """Return the store that has a rollout, its name, and the rollout's whole id.
+        """Return the name of the store that contains a rollout, the store, and the complete rollout ID.
 
         Raises:
-            StoreError: none has it.
+            StoreError: no store contains it.
         """
         error: StoreError | None = None
         for name in self._folders:
@@ -198,14 +198,14 @@ class StoreSet:
 
 @dataclass(frozen=True, slots=True)
 class _CaptureState:
-    """The captured calls of a rollout at a certain length of their file."""
+    """The captured calls of a rollout, with the file size at which they were read."""
 
     size: int
     transcript: Transcript | None
 
 
 class RolloutViewer:
-    """What the routes answer, as plain values; blocking."""
+    """The content of the responses as plain values; its methods block."""
 
     def __init__(self, stores: StoreSet) -> None:
         self.stores = stores
@@ -213,7 +213,7 @@ class RolloutViewer:
         self._lock = threading.Lock()
 
     def rows(self, query: RolloutQuery) -> dict[str, Any]:
-        """Return a part of the list, and those that run."""
+        """Return a page of the list, and the running rollouts."""
         order = query.choice("order", get_args(Order), "newest")
         offset, limit = query.count("offset", 0), query.count("limit", 100, MOST_ROWS)
         store = self.stores.get(query.text("store"))
@@ -229,7 +229,7 @@ class RolloutViewer:
         }
 
     def stats(self, query: RolloutQuery) -> dict[str, Any]:
-        """Return figures by task, group, agent or model, and of all."""
+        """Return statistics by task, group, agent or model, and over all."""
         by = query.choice("by", list(_GROUPINGS), "task")
         limit = query.count("limit", 200, _MOST_NAMES)
         store = self.stores.get(query.text("store"))
@@ -244,7 +244,7 @@ class RolloutViewer:
         }
 
     def names(self, query: RolloutQuery) -> dict[str, Any]:
-        """Return what the filters can be set to, with how many rollouts have it."""
+        """Return the possible values of the filters with their counts."""
         store = self.stores.get(query.text("store"))
         names = {
             name: [] if store is None else store.names(column, limit=_MOST_NAMES) for name, column in _GROUPINGS.items()
@@ -252,7 +252,7 @@ class RolloutViewer:
         return {"stores": self.stores.names, "names": names}
 
     def rollout(self, rollout_id: str, query: RolloutQuery) -> dict[str, Any]:
-        """Return one rollout: its outcome, task, verdicts and events; no transcript and no files."""
+        """Return one rollout without transcript and files: its outcome, task, verdicts and events."""
         name, store, whole_id = self.stores.holding(rollout_id)
         events = read_events(store.live_file(whole_id, "events.jsonl"))
         begun = next((each for each in store.running() if each.rollout_id == whole_id), None)
@@ -295,21 +295,21 @@ class RolloutViewer:
         return {"turn": turns[0].number, "tokens": token_documents(turns[0])}
 
     def changes(self, rollout_id: str, query: RolloutQuery) -> dict[str, Any]:
-        """Return what the agent changed in its work folder."""
+        """Return the agent's changes in its work folder."""
         _, store, whole_id = self.stores.holding(rollout_id)
         worktree, baseline = (store.live_file(whole_id, each) for each in ("worktree.tar", "baseline.tar"))
         return asdict(compare_trees(*(path if path.is_file() else None for path in (worktree, baseline))))
 
     def log(self, rollout_id: str, query: RolloutQuery) -> dict[str, Any]:
-        """Return a part of the agent's output, from `start` on."""
+        """Return a block of the agent's output from `start`."""
         _, store, whole_id = self.stores.holding(rollout_id)
         return _log_part(store.live_file(whole_id, "agent.log"), query.count("start", 0))
 
     def live(self, rollout_id: str, query: RolloutQuery) -> dict[str, Any]:
-        """Return what a running rollout has done since the last time.
+        """Return the new parts of a running rollout.
 
-        The query says what is known: `events` (how many), `start` (of the log, in bytes), `size` (of the calls' file)
-        and `turn` (the last turn, which may have gone on).
+        The query has the caller's state: `events` (their number), `start` (the position in the log, in bytes), `size`
+        (of the file of calls) and `turn` (the last turn, which may be incomplete).
         """
         _, store, whole_id = self.stores.holding(rollout_id)
         begun = next((each for each in store.running() if each.rollout_id == whole_id), None)
@@ -328,7 +328,7 @@ class RolloutViewer:
         }
 
     def export(self, query: RolloutQuery) -> tuple[str, Iterator[bytes]]:
-        """Return a file's name and its content, piece by piece.
+        """Return the name of a file, and its content in blocks.
 
         Raises:
             RolloutError: the file is Parquet and pyarrow is not installed.
@@ -337,7 +337,7 @@ class RolloutViewer:
         messages = query.choice("messages", ("0", "1"), "0") == "1"
         store = self.stores.get(query.text("store"))
         if store is None:
-            raise StoreError("There are no rollouts yet")
+            raise StoreError("the store has no rollouts yet")
         where = self._filter(store, query)
         name = time.strftime(f"rollouts-%Y%m%d-%H%M%S.{kind}")
         if kind == "jsonl":
@@ -355,7 +355,7 @@ class RolloutViewer:
             return 0
 
     def _captured(self, store: RolloutStore, rollout_id: str) -> _CaptureState:
-        """Return the transcript of a rollout; the last few are kept, as long as their files do not grow."""
+        """Return the transcript of a rollout; caches the last few until their files grow."""
         path = store.captures / rollout_id / FILE
         with self._lock:
             size = self._capture_size(store, rollout_id)
@@ -437,14 +437,14 @@ def _read_json(path: Path) -> Any:
 
 
 class RolloutRoutes:
-    """The ASGI handlers; what blocks runs in a few threads of their own."""
+    """The ASGI handlers; a small thread pool runs blocking code."""
 
     def __init__(self, viewer: RolloutViewer) -> None:
         self._viewer = viewer
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="openenv-view")
 
     def handlers(self) -> list[tuple[str, Handler]]:
-        """Return the routes, each with GET, by their paths."""
+        """Return the handlers of GET requests by path."""
         viewer = self._viewer
         one = f"{PATH}/{{rollout_id}}"
         return [
@@ -461,12 +461,12 @@ class RolloutRoutes:
         ]
 
     def close(self) -> None:
-        """Let the threads end, and close the stores."""
+        """Wait for the threads, and close the stores."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._viewer.stores.close()
 
     def _answering(self, work: Callable[..., dict[str, Any]], *known: str) -> Handler:
-        """Make a handler of a function that takes the parameters of the path and a query."""
+        """Make a handler from a function of path parameters and query."""
 
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             def answer() -> bytes:
@@ -483,7 +483,7 @@ class RolloutRoutes:
         return handle
 
     async def _export(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle an export: a file that is written while it is read."""
+        """Handle an export; the response starts before the file is complete."""
         try:
             query = RolloutQuery(scope.get("query_string", b""), "format", "messages")
             name, pieces = await self._in_thread(partial(self._viewer.export, query))
@@ -514,15 +514,15 @@ class RolloutRoutes:
 
 
 def store_routes(folder: Path) -> RolloutRoutes:
-    """Make the rollouts tab of a server page, from the store its environment writes."""
+    """Make the rollouts tab of a server's web UI from the store of its environment."""
     return RolloutRoutes(RolloutViewer(StoreSet({"rollouts": folder})))
 
 
 def _encoded(value: Any) -> bytes:
-    # ASCII: what agents send may hold halves of characters, which UTF-8 has no bytes for.
+    # ASCII, because agents can send lone surrogates, which UTF-8 cannot encode.
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-    except ValueError:  # browsers read no NaN
+    except ValueError:  # browsers cannot parse NaN
         return json.dumps(_finite(value), separators=(",", ":")).encode()
 
 
@@ -550,11 +550,11 @@ async def _refuse(send: Send, exc: Exception) -> None:
 
 
 def viewer_app(folders: Mapping[str, Path], access: AccessPolicy | None = None) -> Starlette:
-    """Build an application that shows stores.
+    """Build the application of `openenv view`: the viewer with login and access checks, without an environment.
 
     Args:
-        folders: The stores by the names under which they are shown.
-        access: Which tokens it asks for; by default none.
+        folders: The stores by their displayed names.
+        access: The required tokens; by default none.
     """
     policy = access or AccessPolicy()
     routes = RolloutRoutes(RolloutViewer(StoreSet(folders)))

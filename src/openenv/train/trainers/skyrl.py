@@ -23,17 +23,17 @@ Conversation = list[dict[str, str]]
 
 
 class ServedTextEnv(BaseTextEnv):  # type: ignore[misc]
-    """One session of a served environment: answers are texts, and so is what the environment shows.
+    """One session of a served environment; actions and observations are texts.
 
     Args:
         env_config: The settings of all rows: `url`, and perhaps `max_turns`, `system` and `client` (arguments of the
             client, such as `token`).
-        extras: A row of the dataset; its `reset` (or that of `extra_info`) goes to the environment's `reset`, and
-            `url` and `max_turns` there count for more than the settings.
+        extras: A row of the dataset. Its key `reset` (or the one in `extra_info`) has the arguments for `reset` of the
+            environment; its `url` and `max_turns` take precedence over the settings.
 
     Raises:
-        ValueError: There is no `url`.
-        RolloutError: There is no such server.
+        ValueError: `url` is missing.
+        RolloutError: The server does not answer.
     """
 
     def __init__(self, env_config: Mapping[str, Any] | None = None, extras: Mapping[str, Any] | None = None) -> None:
@@ -49,20 +49,20 @@ class ServedTextEnv(BaseTextEnv):  # type: ignore[misc]
         self._episode = ServedEpisode(str(settings["url"]), dialogue, client_options=client)
 
     def init(self, prompt: Conversation) -> tuple[Conversation, dict[str, Any]]:
-        """Begin an episode; what the environment shows comes after the prompt of the row.
+        """Start an episode; the first observation follows the prompt of the row.
 
         Raises:
-            OpenEnvError: The server does not begin one.
+            OpenEnvError: The server does not start the episode.
         """
         self.turns = 0
         opening = self._episode.opening(**self._start)
         return [*prompt, *opening], {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """Take the action of an answer; one that is none costs a turn, and the model reads why.
+        """Take the action in a reply. A reply without a valid action costs a turn, and the model reads the reason.
 
         Raises:
-            EpisodeFailed: The server or the environment failed: there is no reward to go on with.
+            EpisodeFailed: The server or the environment failed, so the episode has no reward.
         """
         self.turns += 1
         before = self._episode.reward or 0.0
@@ -78,7 +78,7 @@ class ServedTextEnv(BaseTextEnv):  # type: ignore[misc]
         return BaseTextEnvStepOutput(observations=observations, reward=reward, done=done, metadata={})
 
     def get_metrics(self) -> dict[str, Any]:
-        """Return the number of turns, and whether the episode came to its end."""
+        """Return the number of turns, and whether the episode ended."""
         return {"turns": self.turns, "ended": float(self._episode.is_over)}
 
     def close(self) -> None:

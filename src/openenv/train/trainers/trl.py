@@ -1,7 +1,6 @@
-"""TRL: a served environment for `GRPOTrainer(environment_factory=...)`, and the names for its other ways in.
+"""TRL: served environments for `GRPOTrainer(environment_factory=...)`, agents in sandboxes for `HarnessRolloutWorker`.
 
-TRL itself is not imported. A failure that is not the policy's stops the run or drops the sample; it never becomes a
-reward.
+Does not import TRL. An infrastructure failure stops the run or drops the sample; it is never scored.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ OnFailure = Literal["raise", "drop"]
 _COLUMNS_OF_TRL = frozenset({"prompt", "image", "images", "environment", "chat_template_kwargs", "tools"})
 """Columns of a dataset that are not for the environment."""
 _NOTHING = frozenset({"", "{}"})
-"""What an observation without fields looks like."""
+"""The text of an observation without fields."""
 _SECTION = re.compile(r"\b(?:Args|Returns|Raises):")
 
 
@@ -39,19 +38,19 @@ def tool_environment(
     action_name: str = "act",
     **client_options: Any,
 ) -> ToolEnvironments:
-    """Make what `GRPOTrainer(environment_factory=...)` takes of a served environment: its tools are the model's.
+    """Make an `environment_factory` for `GRPOTrainer` from a served environment. The model calls its tools.
 
-    Every rollout has a session of its own. The columns of a row of the dataset go to `reset`; with a column `seed`,
-    all rollouts of a group begin alike.
+    Every rollout uses its own session. The columns of a dataset row become arguments of `reset`; with a column `seed`,
+    all rollouts of a group have the same start.
 
     Args:
         url: The server.
-        reward: `sum` of all rewards of an episode, or the `last` one. An episode in which the model does nothing has 0.
-        on_failure: What follows when the server or the environment fails during an episode: `raise` ends the run,
-            `drop` takes the sample out of its group. A `reset` that fails always ends the run.
-        columns: Which columns go to `reset`; by default all but TRL's own, such as `prompt`.
-        action_name: What the tool is called where the environment has typed actions instead of tools.
-        client_options: Further arguments of the client, such as `token` or `wait_s`.
+        reward: `sum` adds all rewards of an episode, `last` takes the last one. If the model does nothing, it is 0.
+        on_failure: The reaction to a failure of the server or the environment during an episode: `raise` ends the run,
+            `drop` removes the sample from its group. A failed `reset` always ends the run.
+        columns: The columns for `reset`; by default all except TRL's columns, such as `prompt`.
+        action_name: The tool's name if the environment has typed actions instead of tools.
+        client_options: More arguments of the client, such as `token` or `wait_s`.
     """
     return ToolEnvironments(
         url, reward=reward, on_failure=on_failure, columns=columns, action_name=action_name, options=client_options
@@ -59,9 +58,9 @@ def tool_environment(
 
 
 class ToolEnvironments:
-    """Makes environments for TRL, each with a session; can be pickled, as TRL's asynchronous trainer needs.
+    """Makes environments for TRL, each with a session. TRL's asynchronous trainer can pickle it.
 
-    Made by `tool_environment`. `close`, or the end of a `with` block, ends the sessions.
+    `tool_environment` creates it. `close`, or the end of a `with` block, ends the sessions.
     """
 
     def __init__(
@@ -103,8 +102,8 @@ class ToolEnvironments:
         """Make an environment.
 
         Raises:
-            RolloutError: There is no such server.
-            ValueError: A tool has a name that TRL cannot show to a model.
+            RolloutError: The server does not answer.
+            ValueError: TRL cannot show a tool's name to a model.
         """
         with self._lock:
             if self._class is None:
@@ -119,12 +118,12 @@ class ToolEnvironments:
         return made
 
     def start_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what of a row goes to `reset`."""
+        """Return the arguments of `reset` from a row."""
         wanted = self._columns if self._columns is not None else frozenset(row) - _COLUMNS_OF_TRL
         return {name: value for name, value in row.items() if name in wanted and value is not None}
 
     def reward_of(self, episode: ServedEpisode) -> float | None:
-        """Return the reward of an episode; None where it failed and such samples are dropped."""
+        """Return the reward of an episode; None if it failed and `on_failure` is `drop`."""
         if episode.failure is not None and self._on_failure == "raise":
             raise episode.failure
         return episode.reward
@@ -161,7 +160,7 @@ class ToolEnvironments:
 
 
 class _ToolEnvironment:
-    """One session, as TRL wants it: each public method but `reset` and `get_reward` is a tool."""
+    """One session in the form for TRL: each public method except `reset` and `get_reward` is a tool."""
 
     dialogue: Dialogue
 
@@ -170,7 +169,7 @@ class _ToolEnvironment:
         self._episode = environments.episode(self.dialogue)
 
     def reset(self, **row: Any) -> str | None:
-        """Begin an episode; what this returns is added to the last message of the prompt."""
+        """Start an episode; return a text for the end of the prompt's last message."""
         text = self._episode.reset(**self._environments.start_of(row))
         if text in _NOTHING:
             return None
@@ -186,7 +185,7 @@ def _tool_name(name: str, taken: Mapping[str, Any]) -> str:
     """Return the name of a tool.
 
     Raises:
-        ValueError: TRL would not take it for one.
+        ValueError: TRL would not treat the method as a tool.
     """
     if name.startswith("_") or name in taken or hasattr(_ToolEnvironment, name):
         raise ValueError(f"TRL cannot show a tool named {name!r} to a model: rename it")
@@ -194,7 +193,7 @@ def _tool_name(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def _tool_method(tool: Mapping[str, Any], *, is_action: bool) -> Callable[..., str]:
-    """Return a method that takes the step, with the signature and docstring that TRL makes a schema of."""
+    """Return a method that takes the step. TRL makes a schema from its signature and docstring."""
     name = str(tool["name"])
     schema = clean_mcp_schema(tool.get("input_schema") or tool.get("inputSchema"))
 
@@ -208,7 +207,7 @@ def _tool_method(tool: Mapping[str, Any], *, is_action: bool) -> Callable[..., s
     lines: list[str] = []
     for key, field in (schema.get("properties") or {}).items():
         if not key.isidentifier():
-            raise ValueError(f"the tool {name!r} has a parameter {key!r}, which is no name in Python")
+            raise ValueError(f"the tool {name!r} has a parameter {key!r}, which is not a valid name in Python")
         hint = _hint(field, schema.get("$defs") or {})
         default = inspect.Parameter.empty if key in required else field.get("default")
         parameters.append(inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
@@ -218,7 +217,7 @@ def _tool_method(tool: Mapping[str, Any], *, is_action: bool) -> Callable[..., s
     method.__qualname__ = f"ToolEnvironment.{name}"
     method.__annotations__ = {**annotations, "return": str}
     method.__signature__ = inspect.Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]
-    # A description may have sections of its own, of which the reader of docstrings would take the first.
+    # A description may contain sections such as "Args:", which the docstring parser would read instead of ours.
     purpose = _one_line(_SECTION.split(str(tool.get("description") or ""))[0]) or name
     returns = "\n\nReturns:\n    What the environment answers."
     method.__doc__ = purpose + ("\n\nArgs:\n" + "\n".join(lines) if lines else "") + returns
@@ -235,7 +234,7 @@ _TYPES: Mapping[str, Any] = {
 
 
 def _hint(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Any:
-    """Return the type hint of a JSON schema, as far as hints can say it."""
+    """Return the closest type hint for a JSON schema."""
     if "$ref" in field:
         return _hint(definitions.get(str(field["$ref"]).rpartition("/")[2], {"type": "object"}), definitions)
     if "const" in field or field.get("enum"):

@@ -1,8 +1,8 @@
-"""verifiers: served environments as one of its tasksets. Needs verifiers (0.4 or newer); prime-rl trains with it.
+"""verifiers: served environments as a taskset, also for prime-rl. Needs verifiers (0.4 or newer).
 
 The module's name is the taskset's ID: `--env.taskset.id openenv.train.trainers.verifiers` with
 `--env.taskset.url http://localhost:8000`.
-`openenv.adapters.verifiers` is the other way: it serves environments of verifiers'.
+`openenv.adapters.verifiers` does the opposite: it serves environments written for verifiers.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ __all__ = ["ServedData", "ServedEnv", "ServedEnvConfig", "ServedTask", "ServedTa
 
 
 class ServedTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
-    """Where the environment is served, and where its episodes begin."""
+    """The server of the environment, and the starts of its episodes."""
 
     url: str
     """The server."""
     resets: list[dict[str, Any]] = Field(default_factory=list)
-    """A task for each, with the arguments of the environment's `reset`."""
+    """Arguments of the environment's `reset`; each entry becomes a task."""
     seeds: int = Field(default=0, ge=0)
-    """So many tasks more, with the seeds 0, 1, ...; one task without a seed where there is no other."""
+    """The number of additional tasks, with the seeds 0, 1, ... An empty taskset gets one task without a seed."""
     system: str = ""
-    """What the model is asked to do."""
+    """The system message."""
     max_turns: int = Field(default=20, ge=1)
-    """How many answers an episode has at most."""
+    """The largest number of replies in an episode."""
     reward: RewardRule = "sum"
     """The sum of all rewards of an episode, or the last one."""
     client: dict[str, Any] = Field(default_factory=dict)
@@ -48,7 +48,7 @@ class ServedTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
 
 
 class ServedData(vf.TaskData):  # type: ignore[misc]
-    """Where one episode begins, and how it is played."""
+    """The start of one episode, and how it is played."""
 
     url: str
     reset: dict[str, Any]
@@ -59,11 +59,11 @@ class ServedData(vf.TaskData):  # type: ignore[misc]
 
 
 class ServedTask(vf.Task[ServedData]):  # type: ignore[misc]
-    """One start of an episode; the environment scores it."""
+    """One start of an episode, scored by the environment."""
 
 
 class ServedTaskset(vf.Taskset[ServedTask, ServedTasksetConfig]):  # type: ignore[misc]
-    """A task for each start."""
+    """One task per start."""
 
     def load(self) -> Iterator[ServedTask]:
         """Yield the tasks."""
@@ -84,16 +84,16 @@ class ServedTaskset(vf.Taskset[ServedTask, ServedTasksetConfig]):  # type: ignor
 
 
 class ServedEnvConfig(vf.EnvConfig):  # type: ignore[misc]
-    """The player: by default a plain conversation, without a program of its own."""
+    """The player: by default a plain conversation, without a program."""
 
     player: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"}, runtime=vf.SubprocessConfig())
 
 
 class ServedEnv(vf.Env[ServedEnvConfig]):  # type: ignore[misc]
-    """Plays the user's side of the conversation: what the environment shows are its messages.
+    """Plays the user's side of the conversation with the environment's observations.
 
-    An answer that is no action costs a turn, and the model reads why. A server or an environment that fails is an error
-    of the episode, which verifiers retries or leaves out; no reward is recorded for it.
+    A reply without a valid action costs a turn, and the model reads the reason. A failure of the server or the
+    environment is an error of the episode: verifiers retries or drops it, without a reward.
     """
 
     async def run(self, task: Any, agents: Any) -> None:

@@ -1,12 +1,12 @@
 """veRL: an agent loop that plays a served environment. Needs verl.
 
-Name it in a file of agent loops, which `actor_rollout_ref.rollout.agent.agent_loop_config_path` points to:
+Add it to the file of agent loops that `actor_rollout_ref.rollout.agent.agent_loop_config_path` names:
 
     - name: openenv
       _target_: openenv.train.trainers.verl.ServedAgentLoop
       url: http://localhost:8000
 
-and in the column `agent_name` of the dataset.
+and set the column `agent_name` of the dataset to `openenv`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ except ImportError as exc:
 
 @dataclass
 class _Conversation:
-    """What the model saw and said: messages, their tokens, and which of the response were sampled."""
+    """A conversation: messages, their tokens, and a mask of the sampled tokens."""
 
     messages: list[Json]
     tokens: list[int] = field(default_factory=list)
@@ -50,16 +50,16 @@ class _Conversation:
 
 @register("openenv")
 class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]
-    """Plays one episode for each prompt, in a session of its own; the score is the environment's reward.
+    """Plays one episode per prompt, each in its session; the score is the environment's reward.
 
-    `reset` of a row's `extra_info` goes to the environment's `reset`, and what the environment shows comes after the
-    row's prompt. A server or an environment that fails raises `EpisodeFailed`, which ends veRL's run.
+    The key `reset` of a row's `extra_info` has the arguments for `reset` of the environment. The first observation
+    follows the prompt. A failure of the server or the environment raises `EpisodeFailed`, which ends veRL's run.
 
     Args:
-        url: The server; `url` of a row's `extra_info` counts for more.
-        system: What the model is asked to do.
-        max_turns: How many answers an episode has at most.
-        reward: `sum` of all rewards of an episode, or the `last` one.
+        url: The server; `url` in a row's `extra_info` takes precedence.
+        system: The system message.
+        max_turns: The largest number of replies in an episode.
+        reward: `sum` adds all rewards of an episode, `last` takes the last one.
         client: Arguments of the client, such as `token`.
     """
 
@@ -73,8 +73,8 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]
         client: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        kwargs.pop("tools", None)  # those of veRL's own loops; the environment brings its own
-        kwargs.pop("name", None)  # of the entry in the file
+        kwargs.pop("tools", None)  # tools for veRL's loops; the environment has its tools
+        kwargs.pop("name", None)  # the name of the entry in the file
         super().__init__(*args, **kwargs)
         self._url, self._system, self._max_turns = url, system, max_turns
         self._reward: RewardRule = reward
@@ -86,7 +86,7 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """Play an episode.
 
         Raises:
-            ValueError: There is no `url`.
+            ValueError: `url` is missing.
             EpisodeFailed: The server or the environment failed.
         """
         row = dict(kwargs.get("extra_info") or {})
@@ -117,7 +117,7 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]
     async def _play(
         self, client: GenericEnvClient, rules: EpisodeRules, talk: _Conversation, start: Json, sampling: Json
     ) -> None:
-        """Talk until the episode is over, the model stops, or turns or tokens are used up."""
+        """Play until the episode ends, the model stops, or the limit of turns or tokens is reached."""
         dialogue, request_id = rules.dialogue, uuid4().hex
         try:
             first = await client.reset(**start)
@@ -139,7 +139,7 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 return
 
     async def _ask(self, talk: _Conversation, request_id: str, sampling: Json, dialogue: Dialogue) -> Json:
-        """Let the model answer; return the answer as a message."""
+        """Ask the model; return its reply as a message."""
         if self._parser.stop_token_ids:
             stops = {*(sampling.get("stop_token_ids") or []), *self._parser.stop_token_ids}
             sampling = {**sampling, "stop_token_ids": list(stops)}
@@ -178,7 +178,7 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]
         return answer
 
     async def _act(self, client: GenericEnvClient, rules: EpisodeRules, action: Json, talk: _Conversation) -> str:
-        """Take an action; return what the model sees of it."""
+        """Take an action; return the model's view of the result."""
         if rules.is_over:
             return EPISODE_OVER
         began = time.perf_counter()
@@ -192,7 +192,7 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]
             talk.environment_s += time.perf_counter() - began
 
     async def _tell(self, talk: _Conversation, messages: list[Json], dialogue: Dialogue) -> bool:
-        """Add what the environment shows; return False where there is no room for it."""
+        """Add the environment's messages; return False if they exceed the token limit."""
         before, after = list(talk.messages), [*talk.messages, *messages]
         merged, mask, logprobs = await self.ct_merge_context_msg(
             before, after, talk.tokens, talk.mask, talk.logprobs, tools=list(dialogue.tools) or None
@@ -205,5 +205,5 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
 @lru_cache(maxsize=64)
 def _dialogue(url: str, system: str, client_options: tuple[tuple[str, Any], ...]) -> Dialogue:
-    """Ask a server what its actions are, once: veRL makes a loop for each row."""
+    """Ask a server for its action schema, only once: veRL creates a loop per row."""
     return served_dialogue(url, system, dict(client_options))
