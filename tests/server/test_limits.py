@@ -117,7 +117,7 @@ def test_agents_leave_slots_to_the_orchestrator(
         assert reply.get("type") != "error", reply
         assert "error" not in reply, reply
     refused = json.dumps(way(server, stack))
-    assert "as many sessions for agents as it may" in refused
+    assert "reached its limit of sessions for agents" in refused
     assert server.manager.active == 2
     with GenericEnvClient(server.url, token="trainer-token").sync() as trainer:
         trainer.reset()
@@ -132,7 +132,7 @@ def test_agents_leave_a_slot_to_the_orchestrator_where_no_limit_was_set(
 ) -> None:
     server = serve(create_app(Greeter, Action, Observation, max_concurrent_envs=2, access=POLICY))
     assert "error" not in json.dumps(way(server, stack))
-    assert "as many sessions for agents as it may" in json.dumps(way(server, stack))
+    assert "reached its limit of sessions for agents" in json.dumps(way(server, stack))
     listed = _post(server, {"jsonrpc": "2.0", "id": 1, "method": "tools/list"})  # a single request takes no slot
     assert "greet" in json.dumps(listed)
     with GenericEnvClient(server.url, token="trainer-token").sync() as trainer:

@@ -1,4 +1,4 @@
-"""The contract between sessions and the place where their code runs: runners, lanes and calls.
+"""The contract between sessions and the runners of their code: runners, lanes and calls.
 
 Knows calls, not environments; must not know sessions, the wire or the server.
 """
@@ -16,7 +16,7 @@ from openenv.errors import OpenEnvError
 RunnerName = Literal["auto", "thread", "inline", "process"]
 
 WORKER_CRASHED: Final = "worker crashed"
-"""Why a session is lost whose process has died."""
+"""The close reason of a session after its process has died."""
 
 
 class NotSendable(OpenEnvError, TypeError):
@@ -32,7 +32,7 @@ class LaneCall(Protocol):
 
     @property
     def count(self) -> int:
-        """How many calls this one stands for."""
+        """The number of steps in this call."""
         ...
 
     def run(self) -> None:
@@ -44,38 +44,38 @@ class LaneExecutor(Protocol):
     """Runs calls, one at a time."""
 
     def submit(self, call: LaneCall) -> None:
-        """Run a call after those submitted before it."""
+        """Queue a call."""
         ...
 
 
 class Lane:
-    """Where all code of one session runs. A runner implements `host` and `submit`, and what else differs there."""
+    """Runs all code of one session. A runner implements `host` and `submit`, and overrides other methods as needed."""
 
     __slots__ = ()
 
     @property
     def is_shared(self) -> bool:
-        """Whether calls of other sessions run on the same thread: then calls are best handed over many at a time."""
+        """Whether other sessions run on the same thread; then hand over many calls at a time."""
         return False
 
     @property
     def host(self) -> LaneExecutor:
-        """What runs the calls; those of several lanes with the same host can be submitted to it together."""
+        """The executor of the calls; calls of several lanes with the same host can be submitted together."""
         raise NotImplementedError
 
     def submit(self, call: LaneCall) -> None:
-        """Run a call after those submitted before it; may be called from any thread."""
+        """Queue a call; may be called from any thread."""
         raise NotImplementedError
 
     def submit_close(self, call: LaneCall) -> None:
-        """Run the environment's own `close`, which may hang, so that its caller does not hang with it."""
+        """Run the environment's `close`, which may hang, without blocking the caller."""
         self.submit(call)
 
     def make_way(self, call: object) -> None:
-        """Let calls of other sessions pass the one that runs, where it keeps a thread that they share."""
+        """Let calls of other sessions on the same thread pass the running call."""
 
     def abandon(self, call: object) -> None:
-        """Free the lane of a session whose last call hangs; where it runs in a process of its own, that is killed."""
+        """Free the lane of a session with a hanging last call; kill its process if no other session is there."""
 
     def construct(self, factory: Callable[[], Any]) -> Any:
         """Build the environment, or a stub of it; called in the lane."""
@@ -85,18 +85,18 @@ class Lane:
         """Copy the environment that runs in this lane for others; only where `construct` returns stubs.
 
         Raises:
-            NotForkable: It cannot be copied.
+            NotForkable: The environment cannot be copied.
         """
         raise NotImplementedError
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
-        """Call back with the reason if the environment dies with the process that it runs in; from any thread."""
+        """Call back with the reason if the environment's process dies; from any thread."""
 
     def ending(self) -> None:
-        """Note that the session is closing: a process whose code does not end may be killed."""
+        """Record that the session is closing: its process may be killed if the code does not end."""
 
     def release(self) -> None:
-        """Free the lane: no further call comes."""
+        """Free the lane after its last call."""
 
 
 class Runner(Protocol):
@@ -122,10 +122,10 @@ class ProcessOptions:
     """Options of the process runner.
 
     Args:
-        processes: Over how many processes sessions are spread; None for as many as there are cores.
-        sessions_each: How many sessions one process may hold; where all are full, more processes are started.
-        hang_s: After how many seconds a process is killed whose sessions are all closing and do not end.
-        models: Classes that the workers have to find, beside the factory.
+        processes: The number of processes; None for one per core.
+        sessions_each: The most sessions in one process; if all are full, more processes are started.
+        hang_s: How long closing sessions may hang before their process is killed, in seconds.
+        models: Classes that the workers must be able to import, beside the factory.
     """
 
     processes: int | None = None
@@ -151,15 +151,15 @@ def make_runner(
     """Build a runner by name. `auto` runs synchronous methods in threads; asynchronous ones always run on the loop.
 
     Args:
-        name: Which.
-        max_threads: For `thread`: how many there may be.
-        single_thread: Whether all sessions need one and the same thread.
-        server_processes: For `thread`: how many processes share the sessions of the server.
-        factory: For `process`: what makes environments.
-        processes: For `process`: how many, and more.
+        name: The runner.
+        max_threads: For `thread`: the most threads.
+        single_thread: Whether all sessions need the same thread.
+        server_processes: For `thread`: the number of processes that share the sessions of the server.
+        factory: For `process`: makes environments.
+        processes: For `process`: its options.
 
     Raises:
-        ValueError: There is no runner of that name.
+        ValueError: The name is unknown.
         NotSendable: The factory cannot be sent to another process.
     """
     from .inline import InlineRunner

@@ -1,7 +1,7 @@
 """The inline runner: calls run at once, in the caller's thread. For environments that answer in microseconds.
 
-Blocking code here blocks its caller. Only a server's environments are closed in a thread apart: `close` waits for
-other things more often than a step, and one that hangs must not stop the server.
+Blocking code blocks its caller. Only a server closes environments in separate threads: `close` waits for other things
+more often than a step, and a hanging one must not stop the server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .base import Lane, LaneCall
 
 
 class InlineLane(Lane):
-    """Runs each call as it is submitted; a call submitted by another one runs after it, not inside it."""
+    """Runs each call when it is submitted. A call submitted during another one runs after it, not inside it."""
 
     __slots__ = ("_closes_apart", "_following", "_running", "host")
 
@@ -37,7 +37,7 @@ class InlineLane(Lane):
             self._running = False
 
     def submit_close(self, call: LaneCall) -> None:
-        """Run the call in a thread of its own where the runner closes apart, else as any other."""
+        """Run the call in a separate thread if the runner says so, else like any other call."""
         if self._closes_apart:
             threading.Thread(target=call.run, name="openenv-close", daemon=True).start()
         else:
@@ -48,7 +48,7 @@ class InlineRunner:
     """Hands out inline lanes.
 
     Args:
-        closes_apart: Whether environments are closed in threads of their own.
+        closes_apart: Whether environments are closed in separate threads.
     """
 
     name = "inline"
@@ -62,8 +62,8 @@ class InlineRunner:
         return InlineLane(self._host, closes_apart=self._closes_apart)
 
     def pin(self, lane: Lane) -> None:
-        """Close environments in the caller's thread too, from now on: they need one and the same."""
+        """From now on, close environments in the caller's thread: they need the same thread for all calls."""
         self._closes_apart = False
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Do nothing: there is nothing to stop."""
+        """Do nothing: this runner has no threads."""

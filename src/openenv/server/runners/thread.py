@@ -1,13 +1,13 @@
-"""The thread runner: all calls of a session run on one and the same thread; fast sessions share theirs.
+"""The thread runner: all calls of a session run on the same thread; fast sessions share a thread.
 
-A new session is placed by what its environment's calls have shown so far, and never changes its thread:
+A new session is placed by the measured durations of calls, and never changes its thread:
 
-    nothing known yet     up to `SPREAD` threads, the emptiest first; less where several processes serve together
+    no calls yet          up to `SPREAD` threads, the emptiest first; fewer if several processes share the sessions
     steps are fast        one shared thread: few hand-overs, and the interpreter lock changes hands rarely
-    some calls are slow   a thread of its own, up to `max_threads`
-    in between            spread: a millisecond spent waiting for a disk or an engine would add up on one thread
+    some calls are slow   a separate thread, up to `max_threads`
+    in between            spread: milliseconds of waiting for a disk or an engine would add up on one thread
 
-Results go back to the event loop through its `Dispatcher`. Knows calls and their duration; must not know sessions or
+Results return to the event loop through its `Dispatcher`. Knows calls and their duration; must not know sessions or
 environments.
 """
 
@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 SPREAD = 32
 PARKED = 4
 SLOW_S = 0.005
-"""A mean above this, of any kind of call, is slow."""
+"""A mean duration above this is slow, for any kind of call."""
 FAST_S = 0.0005
-"""A mean up to this, of steps and of tool calls, is fast."""
+"""A mean duration up to this is fast, for steps and tool calls."""
 PROOF = 8
-"""How many steps must be seen before they count as fast."""
+"""How many steps must be measured before they count as fast."""
 _STEPS = ("step", "tool")
 _WEIGHT = 0.1
 _ATTRIBUTE = "_openenv_objects"
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class CallProfile:
-    """The durations of calls so far: a moving mean of each kind."""
+    """The durations of calls: a moving mean for each kind."""
 
     __slots__ = ("_mean_s", "_steps")
 
@@ -61,24 +61,24 @@ class CallProfile:
 
     @property
     def is_slow(self) -> bool:
-        """Whether some kind of call takes long enough to delay other sessions on its thread."""
+        """Whether some kind of call is slow enough to delay other sessions on its thread."""
         return any(mean > SLOW_S for mean in self._mean_s.values())
 
     @property
     def is_fast(self) -> bool:
-        """Whether enough steps have been seen, all of them fast, and no other kind of call is slow."""
+        """Whether enough steps were measured, steps are fast, and all other kinds of calls are not slow."""
         if self._steps < PROOF or self.is_slow:
             return False
         return all(self._mean_s.get(kind, 0.0) <= FAST_S for kind in _STEPS)
 
 
 class WorkerThread:
-    """One thread and the calls that wait for it."""
+    """One thread and its queue of calls."""
 
     def __init__(self, name: str, profile: CallProfile) -> None:
         self.sessions = 0
         self._calls: SimpleQueue[LaneCall | None] = SimpleQueue()
-        self.submit = self._calls.put  # no method of its own: every step passes here
+        self.submit = self._calls.put  # not a method, to save a call in every step
         self._profile = profile
         self._began: float | None = None
         self._call: LaneCall | None = None
@@ -86,7 +86,7 @@ class WorkerThread:
         self._start()
 
     def _start(self) -> None:
-        # A daemon: an environment that hangs must not keep the process from ending.
+        # A daemon: a hanging environment must not keep the process alive.
         self.thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self.thread.start()
 
@@ -97,16 +97,16 @@ class WorkerThread:
         return began is not None and time.perf_counter() - began > SLOW_S
 
     def runs(self, call: object) -> bool:
-        """Whether a call is the one that runs now."""
+        """Return whether a call runs now."""
         return self._call is call
 
     def replace_thread(self) -> None:
-        """Let a new thread run the calls that wait; the old one ends with the call that it hangs in."""
+        """Let a new thread run the queued calls; the old one ends with its hanging call."""
         self._began = self._call = None
         self._start()
 
     def stop(self) -> None:
-        """End the thread after the calls that are queued."""
+        """End the thread after the queued calls."""
         self.submit(None)
 
     def _run(self) -> None:
@@ -119,11 +119,11 @@ class WorkerThread:
                 call.run()
             except BaseException:
                 logger.exception("a call raised in its lane")
-            if self.thread is not thread:  # replaced: the other thread has the rest
+            if self.thread is not thread:  # replaced: the new thread runs the rest
                 return
             self._began = self._call = None
             record(call.kind, (clock() - began) / call.count)
-            del call  # or an idle thread would keep the last action alive
+            del call  # an idle thread must not keep the last action alive
 
 
 class ThreadLane(Lane):
@@ -136,7 +136,7 @@ class ThreadLane(Lane):
         self._runner = runner
         self._has_left = False
         self._keeps_thread = False
-        self.submit = worker.submit  # type: ignore[method-assign, assignment]  # no call between: every step passes here
+        self.submit = worker.submit  # type: ignore[method-assign, assignment]  # saves a call in every step
 
     @property
     def is_shared(self) -> bool:
@@ -148,7 +148,7 @@ class ThreadLane(Lane):
         self._runner.make_way(self.host, call)
 
     def abandon(self, call: object) -> None:
-        """Leave the thread to the call that hangs, and the other sessions to a new one."""
+        """Leave the thread to the hanging call, and move the other sessions to a new thread."""
         if not self._has_left:
             self._has_left = True
             self._keeps_thread = self._runner.leave_hanging(self.host, call)
@@ -166,9 +166,9 @@ class ThreadRunner:
     """Places sessions on threads.
 
     Args:
-        max_threads: How many threads slow sessions may take; beyond that they share, the emptiest first.
-        spread: How many threads sessions take before it is known what their calls are like.
-        single_thread: Put every session on one and the same thread.
+        max_threads: The most threads for slow sessions; more sessions share threads, the emptiest first.
+        spread: The number of threads to use before call durations are known.
+        single_thread: Put all sessions on the same thread.
     """
 
     name = "thread"
@@ -187,7 +187,7 @@ class ThreadRunner:
 
     @property
     def threads(self) -> int:
-        """Threads alive now."""
+        """The number of live threads."""
         with self._lock:
             return len(self._workers) + len(self._parked)
 
@@ -199,7 +199,7 @@ class ThreadRunner:
         return ThreadLane(worker, self)
 
     def adopt(self, worker: WorkerThread) -> Lane:
-        """Take over the thread that a copy of a process has in common with its original."""
+        """Take over the thread that a copied process has inherited."""
         with self._lock:
             worker.sessions = 1
             self._workers.append(worker)
@@ -237,7 +237,7 @@ class ThreadRunner:
         return worker
 
     def leave(self, worker: WorkerThread) -> None:
-        """Take a session off its thread; a thread without sessions is parked or stopped."""
+        """Remove a session from its thread; park or stop a thread without sessions."""
         with self._lock:
             worker.sessions -= 1
             if worker.sessions or worker is self._single or worker not in self._workers:
@@ -249,10 +249,10 @@ class ThreadRunner:
         worker.stop()
 
     def leave_hanging(self, worker: WorkerThread, call: object) -> bool:
-        """Take a session off its thread whose last call is given up.
+        """Remove a session with an abandoned last call from its thread.
 
         Returns:
-            Whether it keeps the thread, since it was alone there and the call still runs; else others have it.
+            Whether the session keeps the thread, because it was alone there and the call still runs.
         """
         with self._lock:
             is_alone = worker.sessions == 1 and worker is not self._single and worker in self._workers
@@ -271,14 +271,14 @@ class ThreadRunner:
             self._shared = None
 
     def make_way(self, worker: WorkerThread, call: object) -> None:
-        """Give the other sessions of a thread a new one while a call hangs; not where all need the same thread."""
+        """Give the other sessions of a thread a new one while a call hangs, unless all need the same thread."""
         with self._lock:
             if worker.sessions > 1 and worker is not self._single and worker.runs(call):
                 logger.warning("thread %s hangs in close(); its other sessions get a new one", worker.thread.name)
                 worker.replace_thread()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Stop the threads; one that is stuck in a call is abandoned when the time is up."""
+        """Stop the threads; abandon a stuck one when the time is up."""
         with self._lock:
             workers = [*self._workers, *self._parked]
             self._workers, self._parked = [], []
@@ -298,28 +298,28 @@ class ThreadRunner:
 def loop_local(
     loop: asyncio.AbstractEventLoop, kind: Callable[[asyncio.AbstractEventLoop], T], make: Callable[[], T] | None = None
 ) -> T:
-    """Return the loop's own object of a kind, made at the first call; it lives as long as the loop."""
-    # An attribute of the loop: a table beside it would keep every loop alive that ever was.
+    """Return the loop's object of a kind, made at the first call; it lives as long as the loop."""
+    # Stored in an attribute of the loop: a separate table would keep all loops alive.
     objects: dict[Any, Any] | None = getattr(loop, _ATTRIBUTE, None)
     if objects is None:
         objects = {}
         setattr(loop, _ATTRIBUTE, objects)
-    own: T | None = objects.get(kind)
-    if own is None:
-        own = objects[kind] = kind(loop) if make is None else make()
-    return own
+    instance: T | None = objects.get(kind)
+    if instance is None:
+        instance = objects[kind] = kind(loop) if make is None else make()
+    return instance
 
 
 class Delivery(Protocol):
     """A result on its way to the loop."""
 
     def deliver(self) -> None:
-        """Hand it over; called on the loop."""
+        """Deliver the result; called on the loop."""
         ...
 
 
 class Dispatcher:
-    """The way back from threads to one event loop; a burst of results costs one wake-up."""
+    """Delivers results from threads to one event loop; a burst of results costs one wake-up."""
 
     __slots__ = ("__weakref__", "_due", "_ready", "_scheduled", "_thread", "after_delivery", "is_delivering", "loop")
 
@@ -339,16 +339,16 @@ class Dispatcher:
 
     @property
     def is_at_hand(self) -> bool:
-        """Whether the caller may touch the loop's objects: the loop runs, in the caller's thread."""
-        # Needed for every result, where `is_current` would cost a system call: asyncio compares process ids each time,
-        # which was a tenth of an inline step.
+        """Whether the caller may use the loop's objects: the loop runs in the caller's thread."""
+        # Every result needs this check. `is_current` would cost a system call, because asyncio compares process ids;
+        # that was a tenth of an inline step.
         return self._thread == threading.get_ident() and self.loop.is_running()
 
     def at_end_of_pass(self, action: Callable[..., object], *arguments: Any) -> None:
-        """Call an action once the loop has read all input of this pass; the caller is in the loop's thread.
+        """Call an action after the loop has read all input of this pass; call this in the loop's thread.
 
-        For calls to a thread that several sessions share. Handed over one by one, each would wake the thread, which
-        then takes the interpreter from the loop: with 1000 sessions that is a quarter of a step's cost.
+        For calls to a thread that several sessions share. If each were handed over separately, each would wake the
+        thread, which takes the interpreter from the loop. With 1000 sessions that is a quarter of a step's cost.
         """
         if not self._due:
             self.loop.call_soon(self._act)
@@ -363,7 +363,7 @@ class Dispatcher:
                 logger.exception("a call could not be handed over")
 
     def hand_over(self, delivery: Delivery) -> bool:
-        """Deliver at once where the loop is at hand, else soon; return whether it was at once."""
+        """Deliver at once if the loop is at hand, else soon; return whether it was at once."""
         if self._thread == threading.get_ident() and self.loop.is_running():  # `is_at_hand`, without its call
             delivery.deliver()
             return True
@@ -381,7 +381,7 @@ class Dispatcher:
                 self._ready.clear()
 
     def _drain(self) -> None:
-        # The flag falls before the queue is emptied: a thread that appends after that schedules another pass.
+        # Reset the flag before emptying the queue: a thread that appends later schedules another pass.
         self._scheduled = False
         ready = self._ready
         self.is_delivering = True

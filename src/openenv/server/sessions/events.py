@@ -1,4 +1,4 @@
-"""What logs, metrics and orchestrators learn of sessions: events, request origins, and figures of the episode."""
+"""Session data for logs, metrics and orchestrators: events, request origins, and episode statistics."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class SessionEvent:
     """One event in a session's life.
 
     Args:
-        name: What happened; `error` means that a request was answered with an error, `abandoned` that a session that
-            is to end hangs and has lost its slot. `closed` may still follow that.
-        session_id: Of the session; empty for a request that reached none.
-        reason: Why; the code of an error.
-        steps: Steps taken, once the session is closed.
-        repeats: Repeated requests that were answered from its ledger, once the session is closed.
+        name: The event. `error` is an error reply to a request. `abandoned` is an ending session that hangs and has
+            lost its slot; `closed` may still follow.
+        session_id: The session; empty for a request without one.
+        reason: The close reason, or the code of an error.
+        steps: The number of steps; set in `closed`.
+        repeats: The number of repeated requests answered from the ledger; set in `closed`.
     """
 
     name: EventName
@@ -33,11 +33,11 @@ SessionListener = Callable[[SessionEvent], None]
 
 
 class RequestOrigin(NamedTuple):
-    """Where a call comes from.
+    """The origin of a call.
 
     Args:
-        request_id: The id that the requester chose.
-        traceparent: The trace that it is part of, as in W3C Trace Context.
+        request_id: The requester's id.
+        traceparent: The trace of the request, as in W3C Trace Context.
     """
 
     request_id: str | int | None = None
@@ -46,7 +46,7 @@ class RequestOrigin(NamedTuple):
 
 @dataclass(slots=True)
 class EpisodeStats:
-    """Reward and end of a session's running episode, for an orchestrator whose agent plays it."""
+    """Reward and end of a running episode, for an orchestrator that watches its agent."""
 
     steps: int = 0
     reward: float | None = None

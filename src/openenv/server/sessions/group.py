@@ -1,7 +1,7 @@
-"""`StepGroup`: steps of several sessions whose code runs on one thread, with one hand-over there and one back.
+"""`StepGroup`: steps of several sessions on one thread, with one hand-over there and one back.
 
-Each session is reserved as for a call of its own, and released as soon as its own step is done. Knows sessions and
-lanes; must not know the wire.
+Each session is reserved as for a separate call, and released as soon as its step is done. Knows sessions and lanes;
+must not know the wire.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _LARGE: Final = 16
 _YIELD_S: Final = 0.00005
 
 Write = Callable[[Any, int, str], bytes]
-"""Writes a reply: from an observation, the id of the request and that of the session."""
+"""Writes a reply from an observation, the request id and the session id."""
 
 
 ObserveGroup = Callable[["StepGroup"], None]
-"""Takes a group whose outcomes are delivered, on the loop."""
+"""Receives a group after its outcomes are delivered, on the loop."""
 
 
 @dataclass(slots=True)
 class StepObservers:
-    """Who takes part in the steps of groups; None for nobody.
+    """The observers of grouped steps; None for none.
 
     Args:
-        step: Takes how long each step waited, ran, and was on its way back: telemetry.
-        group: Takes each group once its outcomes are delivered: recordings.
+        step: Receives the seconds that each step waited, ran, and took to return; for telemetry.
+        group: Receives each group once its outcomes are delivered; for recordings.
     """
 
     step: ObserveStep | None = None
@@ -46,13 +46,13 @@ class StepObservers:
 class StepGroup:
     """Runs its steps one after the other, then delivers all outcomes on the loop.
 
-    Steps have no object each: what belongs to one is at the same index of several lists. No step refers back to the
-    group either: it is freed with its last reference, without the garbage collector.
+    A step is no object: its parts are at the same index of several lists. Steps do not refer back to the group, so it
+    is freed without the garbage collector.
 
     Args:
-        operation: What a step is.
+        operation: The step operation.
         write: Writes the reply to a step, in the lane.
-        request: What ledgers keep of the requests.
+        request: The request as stored in ledgers.
         dispatcher: Delivers the outcomes on its loop.
         done: Called with the group when all steps are done.
         observers: Telemetry and recordings.
@@ -105,7 +105,7 @@ class StepGroup:
 
     @property
     def count(self) -> int:
-        """How many calls this one stands for."""
+        """The number of steps."""
         return len(self.sessions)
 
     def cancel(self, session: Session) -> None:
@@ -134,8 +134,8 @@ class StepGroup:
             if following is not None:
                 waiting.append((session, following))
         if not self._dispatcher.hand_over(self) and len(outcomes) >= _LARGE:
-            # Gives the interpreter to the loop. Otherwise this thread goes on with the next group, all replies go out
-            # together at the end, and the clients that wait for them have nothing to do until then.
+            # Give the interpreter to the loop. Otherwise this thread continues with the next group, all replies go out
+            # together at the end, and their clients idle until then.
             time.sleep(_YIELD_S)
         for session, following in waiting:
             session.start(following)

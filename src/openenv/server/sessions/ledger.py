@@ -1,6 +1,6 @@
-"""`Ledger`: the replies to a session's last requests, so that a repeated request is answered and never run twice.
+"""`Ledger`: the replies to a session's last requests, to answer repeated requests without running them twice.
 
-Keys are the ids of requests: growing numbers on WebSockets, text (`Idempotency-Key`) elsewhere.
+Keys are request ids: growing numbers on WebSockets, text (`Idempotency-Key`) over HTTP.
 
     find(7), last id is 5      new: run it
     find(5), running           its entry: the repeat waits for the same reply
@@ -30,7 +30,7 @@ class LedgerEntry:
 
     Args:
         key: Its id.
-        request: What distinguishes it from another request with the same id.
+        request: Its content, to distinguish it from another request with the same id.
     """
 
     __slots__ = ("_listeners", "is_done", "key", "reply", "request")
@@ -43,7 +43,7 @@ class LedgerEntry:
         self._listeners: list[ReplyListener] | None = None
 
     def on_reply(self, listener: ReplyListener) -> None:
-        """Call a listener with the reply, now or when it is there."""
+        """Call a listener with the reply, now or when it is ready."""
         if self.is_done:
             listener(self.reply)
         elif self._listeners is None:
@@ -60,10 +60,10 @@ class LedgerEntry:
 
 
 class Ledger:
-    """The requests of one session. The last reply is always kept, earlier ones while they are few and small.
+    """The requests of one session. It always stores the last reply, and earlier ones while they are few and small.
 
-    A step of a group gets an entry only when it is repeated: making one for each step would cost more than everything
-    else that the ledger does for it.
+    A grouped step gets an entry only when it is repeated: creating entries would cost more than all other work of the
+    ledger for a step.
     """
 
     __slots__ = ("_dropped", "_kept", "_step", "_total", "_under_way", "hits", "last_id")
@@ -79,10 +79,10 @@ class Ledger:
         self.hits = 0
 
     def find(self, key: int | str) -> LedgerEntry | None:
-        """Return a request that was seen before, or None for a new one.
+        """Return the entry of a repeated request, or None for a new one.
 
         Raises:
-            StaleRequest: It was seen before, but its reply is no longer kept.
+            StaleRequest: The request was answered before, but the reply is no longer stored.
         """
         if type(key) is int and key > self.last_id:
             return None
@@ -114,28 +114,28 @@ class Ledger:
         return entry
 
     def add(self, entry: LedgerEntry) -> None:
-        """Record a new request under an entry of the caller's own class."""
+        """Record a new request with an entry made by the caller."""
         self._under_way[entry.key] = entry
         if isinstance(entry.key, int):
             self.last_id = entry.key
 
     def begin_step(self, key: int, request: Any) -> None:
         """Record a new step of a group."""
-        # The step before has run, since a session takes one at a time, but its group may not have delivered it yet. It
-        # gets an entry now, or a repeat of it would find neither a step nor a reply.
+        # The previous step has run, because a session runs one at a time, but its group may not have delivered it yet.
+        # Give it an entry now, or a repetition would find neither a step nor a reply.
         if self._step is not None and self._step[0] not in self._under_way:
             self._entry_of_step(self._step[0])
         self.last_id = key
         self._step = (key, request)
 
     def finish(self, entry: LedgerEntry, reply: Any, size: int) -> None:
-        """Keep a reply, and drop earlier ones that are too many."""
+        """Store a reply, and drop the oldest ones over the limits."""
         self._under_way.pop(entry.key, None)
         self._keep(entry.key, entry.request, reply, size)
         entry.finish(reply)
 
     def finish_step(self, key: int, request: Any, reply: Any, size: int) -> None:
-        """Keep the reply to a step of a group, and answer its repeats."""
+        """Store the reply to a grouped step, and answer its repetitions."""
         if self._step is not None and self._step[0] == key:
             self._step = None
         self._keep(key, request, reply, size)
@@ -147,7 +147,7 @@ class Ledger:
         kept.append((key, request, reply, size))
         self._total += size
         while len(kept) > KEPT or (self._total > KEPT_BYTES and len(kept) > 1):
-            # The reply to the last id stays even where it came first: a slower request before it may end after it.
+            # Keep the reply to the last id even if it is the oldest one: a slower, earlier request may end after it.
             is_last = kept[0][0] == self.last_id
             if is_last and len(kept) == 2 and type(key) is str:  # the last reply of either kind of keys is kept
                 break
@@ -157,7 +157,7 @@ class Ledger:
                 self._remember(oldest)
 
     def _remember(self, key: str) -> None:
-        """Remember a text key whose reply is dropped: a copy of its request may still be on its way."""
+        """Remember the text key of a dropped reply: a copy of its request may still be on its way."""
         if self._dropped is None:
             self._dropped = {}
         self._dropped[hash(key)] = None

@@ -1,4 +1,4 @@
-"""How long sessions live and why they end: limits, leases, the reaper, ends that hang, and the reasons for clients.
+"""The lifetime of sessions: limits, leases, the reaper, the watch over hanging ends, and close reasons.
 
 The reasons are part of the protocol (docs/protocol.md: `SESSION_LOST` and `detached`).
 """
@@ -26,25 +26,25 @@ UNANSWERED: Final = "the first reset was not answered"
 NOT_BEGUN: Final = "its first episode could not begin"
 RESTORE_FAILED: Final = "its environment could not be restored"
 
-# Logs and metrics distinguish these from the above; clients need not.
+# Logs and metrics distinguish these from the reasons above; clients see the same reason.
 CLOSED_BY_CLIENT: Final = "closed by the client"
 DISCONNECTED: Final = "client disconnected"
 CANCELLED: Final = "cancelled while it was created"
 _CLIENT_REASON_OF: Mapping[str, str] = {CLOSED_BY_CLIENT: CLOSED, DISCONNECTED: EXPIRED, CANCELLED: CLOSED}
 
-# Why a connection no longer holds a session that goes on.
+# Why a connection has lost a session that continues.
 TAKEN_OVER: Final = "another connection has attached to it"
 
 UNCLAIMED_S: Final = 60.0
-"""How long a copy of a session is kept, at least, for the client that has its token and has not attached to it yet."""
-_HANGING_S: Final = 1.0  # a `close` that takes longer must not keep other sessions from their thread
+"""The shortest time that a copied session waits for a client to attach with its token."""
+_HANGING_S: Final = 1.0  # a `close` that takes longer must not block other sessions of its thread
 _FEWEST_LEFT: Final = 16
 _MOST_LEFT: Final = 4096
 _LEASED: Final = frozenset({SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE})
 
 
 def client_reason(reason: str | None) -> str:
-    """Return a session's close reason as clients know it; None is a session that was closed without one."""
+    """Return a session's close reason for clients; None means that it was closed without a reason."""
     return CLOSED if reason is None else _CLIENT_REASON_OF.get(reason, reason)
 
 
@@ -54,17 +54,17 @@ class SessionLimits:
 
     Args:
         sessions: Environments held at once.
-        idle_s: Life of an unused HTTP session.
-        soft_idle_s: Life of an unused soft session, and of an HTTP session whose client has left.
+        idle_s: The lease of an HTTP session.
+        soft_idle_s: The lease of a soft session, and of an HTTP session after its client has left.
         soft_sessions: Soft sessions kept at once.
-        grace_s: Life of a detached session.
+        grace_s: The lease of a detached session.
         queue: How many clients may wait for a slot.
-        agents: Sessions held at once that agents have opened; None for all but one, or the only one.
-        closing_wait_s: How long a client waits for a slot whose session is already closing.
-        close_s: How long an environment's `close` may take before its slot is given to others.
+        agents: Sessions opened by agents, held at once; None for all but one, or the only one.
+        closing_wait_s: How long a client waits for the slot of a closing session.
+        close_s: How long an environment's `close` may take before its slot is freed.
         drain_s: How long a shutdown waits for running calls.
-        finish_s: How long sessions may go on after SIGTERM, before the shutdown begins.
-        separate: Whether a class that does not say if its instances share something may have several sessions.
+        finish_s: How long sessions may continue after SIGTERM, before the shutdown begins.
+        separate: Whether to allow several sessions of a class that does not declare whether its instances share state.
     """
 
     sessions: int = 1
@@ -82,7 +82,7 @@ class SessionLimits:
 
     @property
     def reaper_period_s(self) -> float:
-        """How often to look for expired leases: four times in the shortest one."""
+        """How often to check for expired leases: a quarter of the shortest lease."""
         leases = [self.idle_s, self.soft_idle_s]
         return max(0.05, min([*leases, self.grace_s] if self.grace_s > 0 else leases) / 4)
 
@@ -96,9 +96,9 @@ def life_s(session: Session, limits: SessionLimits) -> float:
 
 
 def close_expired(sessions: Iterable[Session], limits: SessionLimits, now: float) -> bool:
-    """Close sessions whose lease is over; return whether any are left to watch.
+    """Close sessions with an expired lease; return whether any sessions remain to watch.
 
-    A session that a connection holds, or that runs a call, never expires.
+    An attached session, or one that runs a call, never expires.
     """
     leased = [session for session in sessions if session.kind in _LEASED]
     for session in leased:
@@ -111,7 +111,7 @@ def close_expired(sessions: Iterable[Session], limits: SessionLimits, now: float
 class Reaper:
     """Calls `look` periodically until it returns False.
 
-    It starts with the first session to watch, on the loop that opened that session, so servers need no start-up hook.
+    It starts with the first session to watch, on that session's loop, so servers need no start-up hook.
     """
 
     def __init__(self, look: Callable[[], bool], *, period_s: float) -> None:
@@ -140,18 +140,18 @@ class Reaper:
 
 
 class CloseWatch:
-    """Watches sessions that are closing until they are closed, or hang for so long that they are given up.
+    """Watches closing sessions until they are closed, or until they hang too long and are abandoned.
 
         closing ── `close` began ── 1 s ──> sessions on the same thread get another one
               │                 └── `close_s` ──> abandoned
-              └── a call still runs ── `idle_s` ──> abandoned: it may be a long step, whose client is gone
+              └── a call still runs ── `idle_s` ──> abandoned; until then it may be a long step of a lost client
 
-    One timer, on the loop that opened the sessions, runs while there are any.
+    One timer, on the loop of the sessions, runs while any session is closing.
 
     Args:
         limits: Returns the limits.
-        clock: That of the sessions.
-        abandon: Gives a session up; returns False where it has to stay.
+        clock: The clock of the sessions.
+        abandon: Abandons a session; returns False if it has to keep its slot.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class CloseWatch:
         self._is_armed = False
 
     def add(self, session: Session) -> None:
-        """Watch a session that begins to end; from any thread."""
+        """Watch a closing session; from any thread."""
         loop = session.loop
         if loop is None:
             return
@@ -179,7 +179,7 @@ class CloseWatch:
             self._is_armed = True
         try:
             loop.call_soon_threadsafe(self._arm, loop)
-        except RuntimeError:  # the loop has ended: `drain` looks after what is left
+        except RuntimeError:  # the loop has ended: `drain` closes the remaining sessions
             self._is_armed = False
 
     def discard(self, session: Session) -> None:
@@ -211,14 +211,14 @@ class CloseWatch:
 
 
 class ClosedEnvironments:
-    """Collects garbage before environments that are closed, but still in memory, become many.
+    """Collects garbage before many closed environments fill the memory.
 
-    A FastMCP server refers to its environment by the tools, and the environment to its server. Only the garbage
-    collector frees such a circle, and it counts objects, not bytes: the state of hundreds of environments may be
-    left when it looks.
+    A FastMCP server refers to its environment through the tools, and the environment to its server. Only the garbage
+    collector frees this cycle. It counts objects and not bytes, so the state of hundreds of environments could
+    accumulate before it runs.
 
     Args:
-        live: Returns how many environments are in use: looking takes longer, the more there are.
+        live: Returns the number of environments in use; collecting takes longer with more of them.
         collect: Collects garbage.
     """
 
@@ -230,7 +230,7 @@ class ClosedEnvironments:
         self._fewest = _FEWEST_LEFT
 
     def add(self, env: Any) -> None:
-        """Count an environment that is closed until it is freed; from any thread."""
+        """Count a closed environment until it is freed; from any thread."""
         try:
             ref = weakref.ref(env, self._freed)
         except TypeError:  # its class takes no weak references
@@ -242,7 +242,7 @@ class ClosedEnvironments:
             left, self._left = self._left, {}
         del env, ref
         self._collect()
-        # Where something else keeps them, looking again soon would only cost time.
+        # If something else keeps them alive, collecting again soon would only cost time.
         is_of_use = any(ref() is None for ref in left.values())
         self._fewest = _FEWEST_LEFT if is_of_use else min(2 * self._fewest, _MOST_LEFT)
 

@@ -1,7 +1,7 @@
-"""`SessionManager`: every live environment of a server, within its limit.
+"""`SessionManager`: all live environments of a server, within its limits.
 
-A slot is reserved before the factory runs and given back when the environment is closed, on every path; `slots` decides
-which client gets one. Knows sessions and runners; must not know HTTP, WebSocket or JSON.
+A slot is reserved before the factory runs and returned when the environment is closed, on every path. `slots` assigns
+them to clients. Knows sessions and runners; must not know HTTP, WebSocket or JSON.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from .slots import CapacityQueue, OnPosition, Slots
 logger = logging.getLogger(__name__)
 
 HURRIED_S: Final = 2.0
-"""How long a drain takes at most after a second signal."""
-_LOOK_S: Final = 0.25  # how long a drain does not notice that it is hurried
+"""The longest drain after a second signal."""
+_LOOK_S: Final = 0.25  # how often a drain checks whether to hurry
 EXIT_S: Final = 5.0
 """How long the end of a process waits for environments that no drain has closed."""
 
@@ -86,7 +86,7 @@ def _full_text(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FactoryHooks:
-    """What a server adds to the building of an environment.
+    """A server's hooks for building environments.
 
     Args:
         prepare: Called with each new environment, in its lane.
@@ -102,11 +102,11 @@ class SessionManager:
 
     Args:
         factory: Makes an environment.
-        limits: How many, and how long they live.
-        runner: Where their code runs.
-        processes: Options of a `process` runner.
-        clocks: The time; tests set their own.
-        hooks: What the server adds to the building of an environment.
+        limits: The number and lifetime of sessions.
+        runner: Runs their code.
+        processes: Options of the `process` runner.
+        clocks: Return the time; tests replace them.
+        hooks: Called while an environment is built.
 
     Raises:
         ConcurrencyConfigurationError: The limits allow more than one session, and the environment's class does not.
@@ -195,7 +195,7 @@ class SessionManager:
     def _make_runner(self) -> Runner:
         if not isinstance(self._runner_spec, str):
             return self._runner_spec
-        # Only where the class is known before the first session: a session never changes the thread that it runs on.
+        # Decide only if the class is known before the first session: a session never changes its thread.
         is_inline = self._runner_spec == "auto" and bool(getattr(self.env_cls, "RUNS_INLINE", False))
         return make_runner(
             "inline" if is_inline else self._runner_spec,
@@ -210,12 +210,12 @@ class SessionManager:
 
     @property
     def active(self) -> int:
-        """Slots in use, those of other processes included."""
+        """Slots in use, including other processes."""
         return self.slots.used
 
     @property
     def max_sessions(self) -> int:
-        """Slots there are; falls to one when the first environment turns out not to allow concurrent sessions."""
+        """The number of slots; falls to one if the first environment does not allow concurrent sessions."""
         return self.slots.count
 
     @property
@@ -225,12 +225,12 @@ class SessionManager:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no session runs a call."""
+        """Whether all sessions are idle."""
         return all(session.is_idle for session in self.slots.all())
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no session but soft ones, which make room for others anyway."""
+        """Whether all sessions are soft ones, which make room for others anyway."""
         return all(session.kind is SessionKind.SOFT for session in self.slots.all())
 
     @property
@@ -246,8 +246,8 @@ class SessionManager:
         """Return a live session that clients address by its id; a socket's own session cannot be addressed.
 
         Raises:
-            SessionLost: There was such a session; the reason says how it ended.
-            SessionNotFoundError: There never was.
+            SessionLost: The session has ended; the reason says how.
+            SessionNotFoundError: The session never existed.
             SessionElsewhere: Another process of the server has it.
         """
         try:
@@ -269,7 +269,7 @@ class SessionManager:
         raise SessionLost(client_reason(ended))
 
     def info(self, session_id: str) -> SessionInfo | None:
-        """Describe a session, one that is abandoned too, or return None when there is none of that id."""
+        """Describe a session, even an abandoned one; None for an unknown id."""
         session = self.slots.lookup(session_id)[0] or self.abandoned.get(session_id)
         if session is None:
             return None
@@ -298,12 +298,12 @@ class SessionManager:
 
         Args:
             kind: What keeps it alive.
-            wait_s: How long to wait for a slot, after the clients that came before.
-            by_agent: Whether an agent opens it; agents may have a limit of their own.
-            on_position: Called with the place in the queue, now and then.
+            wait_s: How long to wait for a slot, behind earlier clients.
+            by_agent: Whether an agent opens it; agents may have a separate limit.
+            on_position: Called with the position in the queue from time to time.
             on_reserved: Called with the session before its environment is built, so that the caller can close it
                 while it waits.
-            build: Makes the environment, in place of the factory.
+            build: Makes the environment; replaces the factory.
 
         Raises:
             SessionCapacityError: No slot came free in time, or too many clients wait.
@@ -328,15 +328,15 @@ class SessionManager:
         return session
 
     def reserve_at_once(self, kind: SessionKind, *, by_agent: bool = False) -> Session | None:
-        """Reserve a slot for `build` to fill; None where `open` would have to wait for one, or to refuse."""
+        """Reserve a slot for `build`; None if `open` would have to wait or refuse."""
         session = self.slots.reserve_at_once(kind, by_agent=by_agent)
         return None if session is None else self._admitted(session)
 
     @asynccontextmanager
     async def borrow(self) -> Any:
-        """Build an environment for a single request, beside the slots; at most as many at once as there are slots.
+        """Build an environment for a single request, without a slot; at most as many at once as the server has slots.
 
-        The session is closed afterwards, in the background, unless `keep_soft` gave it a slot meanwhile.
+        Close the session afterwards, in the background, unless `keep_soft` gave it a slot meanwhile.
         """
         session = self._admitted(await self.slots.reserve(SessionKind.ONCE))
         try:
@@ -347,14 +347,14 @@ class SessionManager:
                 session.close("request done")
 
     def keep_soft(self, session: Session) -> bool:
-        """Give a borrowed session a slot of its own, if one is free, so that a cookie can continue it."""
-        kept = self.slots.keep_soft(session)
-        if kept:
+        """Give a borrowed session a slot, if one is free, so that a cookie can continue it."""
+        has_slot = self.slots.keep_soft(session)
+        if has_slot:
             self._reaper.ensure_running()
-        return kept
+        return has_slot
 
     async def open_once(self, kind: SessionKind, nonce: str | None, *, wait_s: float = 0.0) -> Session:
-        """Open a session, or return the one that the nonce has opened before.
+        """Open a session, or return the earlier one with the same nonce.
 
         Raises:
             SessionLost: The session of that nonce has ended.
@@ -410,12 +410,12 @@ class SessionManager:
     def build(
         self, session: Session, done: Callable[[OpenEnvError | None], None], build: Factory | None = None
     ) -> None:
-        """Build the environment of a reserved session; `done` is called with a problem or None, on the running loop.
+        """Build the environment of a reserved session; call `done` with a problem or None, on the running loop.
 
         Args:
             session: The session.
-            done: Takes the problem.
-            build: Makes the environment, in place of the factory.
+            done: Receives the problem.
+            build: Makes the environment; replaces the factory.
         """
 
         def built(_: Any, error: BaseException | None) -> None:
@@ -430,7 +430,7 @@ class SessionManager:
         return env
 
     def _problem(self, session: Session, error: BaseException | None) -> OpenEnvError | None:
-        """Return what the client that opens a session has to know once the constructor has run."""
+        """Return the error for the client that opens a session, if the constructor failed or the session ended."""
         if isinstance(error, NotForkable):
             self.report_error(error.code, session)
             return error
@@ -451,18 +451,18 @@ class SessionManager:
     async def fork(
         self, session: Session, n: int, *, kind: SessionKind, by_agent: bool = False, wait_s: float = 0.0
     ) -> list[Session]:
-        """Open sessions that go on from where another one is, after the calls that it has got: all of them, or none.
+        """Open copies of a session, after its earlier calls have run: all of them or none.
 
         Args:
             session: The session to copy.
             n: How many copies.
-            kind: What keeps them alive.
+            kind: What keeps the copies alive.
             by_agent: Whether an agent opens them.
             wait_s: How long to wait for their slots.
 
         Raises:
             NotForkable: The environment cannot be copied.
-            SessionCapacityError: There were not enough slots in time.
+            SessionCapacityError: Not enough slots came free in time.
             SessionClosedError: The session was closed meanwhile.
         """
         work = self.forking(session, n, kind=kind, by_agent=by_agent, wait_s=wait_s)
@@ -472,7 +472,7 @@ class SessionManager:
     def forking(
         self, session: Session, n: int, *, kind: SessionKind, by_agent: bool = False, wait_s: float = 0.0
     ) -> Callable[[], Awaitable[list[Session]]]:
-        """Return the argument of a `FORK` that does the same; for surfaces that submit their calls themselves."""
+        """Return the argument of a `FORK` that does the same; for surfaces that submit calls themselves."""
         return partial(self._fork, session, n, kind, by_agent, wait_s)
 
     async def _fork(self, session: Session, n: int, kind: SessionKind, by_agent: bool, wait_s: float) -> list[Session]:
@@ -489,7 +489,7 @@ class SessionManager:
             environments = await self._copy(session, [copied.lane for copied in copies])
             building = zip(copies, environments, strict=True)
             await asyncio.gather(*(self._construct(copied, environment.build) for copied, environment in building))
-        except SessionClosedError as exc:  # of a copy: the session itself goes on
+        except SessionClosedError as exc:  # a copy was closed; the session itself continues
             self._close_all(copies)
             raise NotForkable(f"A copy ended while it was made ({client_reason(exc.reason)}).") from exc
         except BaseException:
@@ -500,10 +500,10 @@ class SessionManager:
         return copies
 
     async def copy_environment(self, session: Session, n: int) -> list[EnvironmentCopy]:
-        """Copy the environment of a session, for managers of their own; not where it runs in another process.
+        """Copy the environment of a session, for other managers; not possible with the `process` runner.
 
         Raises:
-            NotForkable: It cannot be copied.
+            NotForkable: The environment cannot be copied.
         """
         self._require_concurrency(session)
         work = partial(self._copy, session, [session.lane] * n)
@@ -514,8 +514,8 @@ class SessionManager:
         cls = class_of(session.env)
         if not _allows_several(cls, self.limits):
             raise NotForkable(
-                f"{cls.__name__} does not declare SUPPORTS_CONCURRENT_SESSIONS = True, so there may be one of it at a "
-                "time. Set the attribute if its instances share nothing."
+                f"{cls.__name__} does not declare SUPPORTS_CONCURRENT_SESSIONS = True, so only one instance may exist "
+                "at a time. Set the attribute if instances share no state."
             )
 
     @staticmethod
@@ -524,7 +524,7 @@ class SessionManager:
             session.close(CANCELLED)
 
     async def _copy(self, session: Session, lanes: list[Lane]) -> list[EnvironmentCopy]:
-        """Copy the environment of a session that is reserved for this; each copy is for one of the lanes."""
+        """Copy the environment of a session during its `FORK`; each copy is for one of the lanes."""
         env = session.env
         if isinstance(env, RemoteEnvironment):
             return await session.lane.fork(lanes)
@@ -534,34 +534,34 @@ class SessionManager:
         return copies
 
     async def restore(self, session: Session, source: Session) -> None:
-        """Let a session go on from where another one is, with a copy of its environment; its own one is closed.
+        """Replace a session's environment by a copy of another session's, and close the former environment.
 
         Args:
             session: The session.
             source: The other one.
 
         Raises:
-            NotForkable: The other session is gone, or its environment cannot be copied. If the environment's own
-                `restore` failed, the session is closed.
-            RequestValidationError: The two would wait for each other.
+            NotForkable: The other session is gone, or its environment cannot be copied. If the environment's `restore`
+                failed, the session is closed.
+            RequestValidationError: The two sessions would wait for each other.
             SessionClosedError: The session was closed meanwhile.
         """
         await session.run(RESTORE, partial(self._restore, session, source), cancellable=True)
 
     def restoring(self, session: Session, token: str) -> Callable[[], Awaitable[None]]:
-        """Return the argument of a `RESTORE` from the session of a token; for surfaces that submit calls themselves."""
+        """Return the argument of a `RESTORE` from a token's session; for surfaces that submit calls themselves."""
 
         async def restore() -> None:
             try:
                 source = self.attachments.claimed(token)
-            except SessionLost as exc:  # which is not this session's loss
+            except SessionLost as exc:  # the other session is lost, not this one
                 raise _gone(exc.reason) from exc
             await self._restore(session, source)
 
         return restore
 
     async def _restore(self, session: Session, source: Session) -> None:
-        # The source is copied in its own turn, so two sessions that are restored from each other would wait for ever.
+        # The copy waits for the source's calls, so two sessions that restore from each other would wait forever.
         waits_for: Session | None = source
         while waits_for is not None:
             if waits_for is session:
@@ -569,7 +569,7 @@ class SessionManager:
             waits_for = waits_for.restored_from
         session.restored_from = source
         try:
-            # Beside the slots, as for a single request: for a moment, the session has two environments.
+            # The session briefly has two environments. Like a single request, the second one takes no slot.
             spare = self._admitted(await self.slots.reserve(SessionKind.ONCE))
             try:
                 await self._restore_by(spare, session, source)
@@ -588,7 +588,7 @@ class SessionManager:
             try:
                 await session.run_in_lane(partial(copied.put_into, session.env), kind="restore")
             except BaseException:
-                session.close(RESTORE_FAILED)  # half of its state may be that of the snapshot
+                session.close(RESTORE_FAILED)  # its state may be a mixture of both
                 raise
         else:
             try:
@@ -602,12 +602,12 @@ class SessionManager:
     def make_calls_with(
         self, factory: CallFactory, *, with_origins: bool = False, observe_step: ObserveStep | None = None
     ) -> None:
-        """Let every session make its calls in another way from now on, for telemetry.
+        """Change the call factory of all sessions, for telemetry.
 
         Args:
             factory: Makes a call.
-            with_origins: Whether surfaces have to pass on where requests come from, which is not free.
-            observe_step: Takes the times of steps; where only those are wanted, steps still run in groups.
+            with_origins: Whether surfaces have to pass on the origins of requests, which costs time.
+            observe_step: Receives the times of steps; with it, steps still run in groups.
         """
         self.wants_origins = self.wants_origins or with_origins
         self._make_call, self.observers.step = factory, observe_step
@@ -650,7 +650,7 @@ class SessionManager:
         self._notify(SessionEvent("closed", session.id, session.close_reason, session.step_count, session.ledger.hits))
 
     def _give_up(self, session: Session) -> None:
-        """Take back the slot of a session, and let its holder and a drain know."""
+        """Take back the slot of a session, and tell its holder and a drain."""
         self.slots.give_back(session)
         holder = session.holder
         if holder is not None and session.detach(holder):
@@ -658,10 +658,10 @@ class SessionManager:
         self._endings.call_all()
 
     def _abandon(self, session: Session, passed_s: float) -> bool:
-        """Give up a session that is to end and hangs; return False where that is not possible.
+        """Abandon a closing session that hangs; return False if that is not possible.
 
-        Its environment stays in memory, and its thread too. So there are never more of them than slots: after that,
-        they keep theirs.
+        Its environment and its thread stay in memory. So at most as many sessions are abandoned as the server has
+        slots; further ones keep their slots.
         """
         if len(self.abandoned) >= self.slots.count:
             if not self._is_full_of_abandoned:
@@ -682,7 +682,7 @@ class SessionManager:
         )
         self._give_up(session)
         self._emit("abandoned", session, session.close_reason)
-        if session.state is SessionState.CLOSED:  # meanwhile
+        if session.state is SessionState.CLOSED:  # it was closed meanwhile
             self.abandoned.pop(session.id, None)
         return True
 
@@ -690,7 +690,7 @@ class SessionManager:
         self._notify(SessionEvent(name, session.id, reason))
 
     def report_error(self, code: str, session: Session | None = None) -> None:
-        """Report that a request was answered with an error."""
+        """Report an error reply to a request."""
         self._notify(SessionEvent("error", session.id if session is not None else "", code))
 
     def _notify(self, event: SessionEvent) -> None:
@@ -706,7 +706,7 @@ class SessionManager:
         return close_expired(self.sessions(), self.limits, self._clock())
 
     def stop_admitting(self) -> None:
-        """Open no more sessions, and refuse clients that wait for one; running sessions go on."""
+        """Open no more sessions, and refuse waiting clients; running sessions continue."""
         self.slots.close()
 
     async def drain(self, limit_s: float | None = None) -> list[str]:
@@ -716,7 +716,7 @@ class SessionManager:
             limit_s: How long that may take; by default `drain_s` of the limits.
 
         Returns:
-            The ids of sessions whose environment could not be closed; `unclosed` has them, too.
+            The ids of sessions with an unclosed environment; also stored in `unclosed`.
         """
         self.stop_admitting()
         self._reaper.stop()
@@ -740,19 +740,19 @@ class SessionManager:
         return self.unclosed
 
     def hurry(self) -> None:
-        """Let a drain that goes on, or begins, wait for `HURRIED_S` at most."""
-        self._is_hurried = True  # and nothing else: a signal handler calls this, perhaps in the midst of a lock
+        """Limit a current or later drain to `HURRIED_S`."""
+        self._is_hurried = True  # nothing else: a signal handler calls this, and the thread may hold a lock
 
     def close_at_exit(self) -> None:
-        """Close what is left when the process ends without a drain, and report what could not be closed.
+        """Close the remaining sessions at the end of a process without a drain, and report failures.
 
-        So it is where an application is mounted in another one, whose lifespan knows nothing of it.
+        This happens if another application mounts ours and does not run our lifespan.
         """
         sessions = self.slots.all()
         if not sessions:
             return
         self.stop_admitting()
-        for session in sessions:  # in threads: a coroutine would run in this one, since its loop has ended
+        for session in sessions:  # use threads: the loop has ended, so a coroutine would run in this thread
             threading.Thread(target=session.close, args=(SHUTTING_DOWN,), daemon=True).start()
         deadline = time.monotonic() + min(self.limits.drain_s, EXIT_S)
         while (left := self.slots.all()) and time.monotonic() < deadline:
@@ -760,7 +760,7 @@ class SessionManager:
         self.unclosed = self._report_unclosed(left, EXIT_S)
 
     def _report_unclosed(self, left: list[Session], limit_s: float) -> list[str]:
-        """Name the sessions whose environment is not closed at the end of a shutdown."""
+        """Log and return the sessions with an unclosed environment at the end of a shutdown."""
         unclosed = {session.id: session for session in (*self.abandoned.values(), *left)}
         for session in unclosed.values():
             logger.error("session %s: its environment was not closed: %s does not return", session.id, session.hangs_in)
@@ -769,7 +769,7 @@ class SessionManager:
         return list(unclosed)
 
     def resume(self) -> None:
-        """Admit again after a drain, for an application that is started a second time."""
+        """Admit again after a drain, for an application that is restarted in the same process."""
         if self.slots.is_closed:
             self.runner = self._make_runner()
             self.slots.is_closed = self._is_hurried = False
@@ -781,6 +781,6 @@ def _gone(reason: str) -> NotForkable:
 
 
 def _allows_several(env_cls: type[Any], limits: SessionLimits) -> bool:
-    """Whether a class may have several instances at once: as it says, or else as the limits say."""
+    """Return whether a class may have several instances at once: by its declaration, else by the limits."""
     declared = declared_concurrency(env_cls)
     return limits.separate if declared is None else declared

@@ -1,7 +1,7 @@
 """The operations on an environment: construct, reset, step, state, close, and free calls.
 
-An operation is built once per surface, with that surface's encoder, which runs where the environment's code runs.
-Knows how to call environments; must not know threads, sessions or frames.
+An operation is built once per surface, with the surface's encoder, which runs in the same thread as the environment's
+code. Knows how to call environments; must not know threads, sessions or frames.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ OperationKind = Literal["construct", "reset", "step", "state", "tool", "call", "
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation. A session runs `in_loop` where the environment overrides the async method, else `in_lane`.
+    """One operation. A session runs `in_loop` if the environment overrides the async method, else `in_lane`.
 
     Args:
-        kind: What it is.
-        in_lane: Runs where blocking code runs.
+        kind: The name of the operation.
+        in_lane: Runs in the session's lane, for blocking code.
         in_loop: Runs on the event loop.
         prefers_lane: Whether `in_loop` would only block, for an environment and an argument; then `in_lane` runs.
-        interrupt: Ends a call of the environment that runs in its lane, as far as that is possible.
+        interrupt: Interrupts a running call in the lane, if possible.
     """
 
     kind: OperationKind
@@ -39,7 +39,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """An action and the keywords that came with it."""
+    """An action and the keywords of its request."""
 
     action: Any
     kwargs: Mapping[str, Any]
@@ -56,7 +56,7 @@ class Operations:
 
 
 def build_operations(encode_observation: Encoder, encode_state: Encoder) -> Operations:
-    """Build operations whose results are already encoded."""
+    """Build operations that encode their results."""
 
     def reset(env: Any, kwargs: Mapping[str, Any]) -> Any:
         return encode_observation(env.reset(**bind_instance(env).reset.accept(kwargs)))

@@ -1,7 +1,7 @@
-"""What the sessions of one process know of the other processes of their server: by default, that there are none.
+"""`Peers`: the other processes of a server, as its sessions see them. By default the server has one process.
 
-`openenv serve --workers N` gives each process the `SharedPeers` of `server.workers.board`; the workers of plain uvicorn
-get `SeparatePeers`, which share nothing. Must not know how processes talk to each other.
+With `openenv serve --workers N` each process has the `SharedPeers` of `server.workers.board`. The workers of plain
+uvicorn have `SeparatePeers`, which share nothing. Must not know how processes communicate.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from openenv.errors import OpenEnvError, SessionElsewhere, SessionNotFoundError
 
 
 class SlotCounts(NamedTuple):
-    """What slots are used for: those of one process, or of all others together.
+    """Slot counts by use: of one process, or of all others together.
 
     Args:
         live: Sessions that hold a slot.
         once: Sessions for a single request.
-        agents: Live sessions that agents have opened.
+        agents: Live sessions opened by agents.
         soft: Live sessions that may be evicted.
         closing: Live sessions that are about to end.
         waiting: Clients in the admission queue.
-        waiting_briefly: Clients that wait for a session that is about to end.
-        waiting_once: Single requests that wait for a place.
+        waiting_briefly: Clients that wait for a closing session.
+        waiting_once: Single requests that wait.
     """
 
     live: int = 0
@@ -46,7 +46,7 @@ class SlotCounts(NamedTuple):
 
 NO_SLOTS: Final = SlotCounts()
 
-# Every id is a UUID whose first 48 bits name the server as it was started, so that a gateway finds it without a table:
+# Every id is a UUID. Its first 48 bits name this start of the server, so that a gateway finds it without a table:
 #
 #     3f9a61c2-7be0-4d13-9a52-c06f1e8b7d44
 #     |-- boot ---| |------ 74 random bits
@@ -60,25 +60,24 @@ def new_boot() -> str:
 
 
 def boot_of(name: str) -> str | None:
-    """Return which server, as it was started, has made the id of a session or the cookie of a visitor."""
+    """Return the name of the server in a session id or a visitor's cookie; each start has a new name."""
     match = _BOOT.match(name)
     return None if match is None else match[0]
 
 
 class Peers:
-    """The other processes of a server that has one process: none.
+    """The other processes of a server; this base class is for a server with one process.
 
-    `with peers as counts` holds the lock that all processes share; `counts` are those of the others, and stay true
-    while it is held.
+    `with peers as counts` holds the lock of all processes. Meanwhile `counts` are the exact counts of the others.
 
     Args:
-        boot: The name of the server as it was started: ids and resume tokens begin with it.
+        boot: The server's name, new at each start: ids and resume tokens begin with it.
     """
 
     is_shared = False
     is_draining = False
     processes = 1
-    """How many processes the server has."""
+    """The number of processes of the server."""
 
     def __init__(self, boot: str | None = None) -> None:
         self.boot = boot or new_boot()
@@ -90,59 +89,59 @@ class Peers:
         return None
 
     def counts(self) -> SlotCounts:
-        """Return the counts of the others at this moment, without the lock."""
+        """Return the current counts of the others, without the lock."""
         return NO_SLOTS
 
     def publish(self, counts: SlotCounts) -> None:
-        """Let the others know the counts of this process; where a slot is taken, the caller holds the lock."""
+        """Publish the counts of this process; hold the lock when taking a slot."""
 
     def leave(self) -> None:
-        """Let the others know that this process opens no more sessions."""
+        """Tell the others that this process opens no more sessions."""
 
     def refused(self) -> None:
-        """Note that a client that came for a session gets none."""
+        """Record that a client was refused a session."""
 
     def slot_freed(self, *, briefly: bool, once: bool) -> None:
-        """Have the others look for clients that wait: in the admission queue, briefly, or for a single request."""
+        """Wake waiting clients of other processes: those that wait briefly, or with a single request."""
 
     def wake_first(self) -> None:
-        """Wake the process whose client is the first of the admission queue."""
+        """Wake the process with the first client of the admission queue."""
 
     def evict_soft(self, *, for_soft: bool) -> bool:
-        """Ask another process to evict a soft session; say whether one may do so."""
+        """Ask another process to evict a soft session; return whether one may do so."""
         return False
 
     # -- the admission queue --------------------------------------------------------------------------------------
 
     def next_ticket(self) -> int:
-        """Return the number of a client that joins the queue: the higher, the later it came."""
+        """Return the number of a client that joins the queue; numbers grow with time."""
         return 0
 
     def publish_waiting(self, tickets: list[int], first: int) -> None:
-        """Let the others know which tickets wait here, and which of them a free slot is for (0: none)."""
+        """Publish the waiting tickets, and the one that gets the next free slot (0: none)."""
 
     @property
     def has_next(self) -> bool:
-        """Whether a slot that is free now is for a client of another process."""
+        """Whether the next free slot is for a client of another process."""
         return False
 
     def is_first(self, ticket: int) -> bool:
-        """Say whether no client of another process came before."""
+        """Return whether all earlier clients of other processes are served."""
         return True
 
     def waiting_before(self, ticket: int) -> int:
-        """Return how many clients of other processes came before."""
+        """Return how many earlier clients wait in other processes."""
         return 0
 
     # -- the environment's class, which may be unknown until the first one is built -------------------------------
 
     @property
     def allows_concurrency(self) -> bool | None:
-        """Whether the class allows concurrent sessions, as far as another process knows it."""
+        """Whether the class allows concurrent sessions; None if no other process knows."""
         return None
 
     def learned_class(self, *, is_concurrent: bool) -> None:
-        """Let the others know that."""
+        """Tell the others whether the class allows concurrent sessions."""
 
     # -- names ----------------------------------------------------------------------------------------------------
 
@@ -151,11 +150,11 @@ class Peers:
         return self.boot + str(uuid.uuid4())[len(self.boot) :]
 
     def mark(self, name: str) -> str:
-        """Return a name by which requests find this process."""
+        """Add the server's name to a name, so that requests with it find this process."""
         return f"{self.boot}-{name}"
 
     def absence(self, session_id: str) -> OpenEnvError | None:
-        """Return the error for a session that this process does not know, where another one has or had it."""
+        """Return the error for an unknown session, if another process has or had it."""
         return None
 
     async def ask(self, question: str) -> list[bytes]:
@@ -169,14 +168,13 @@ _SEPARATE: Final = re.compile(r"-p([0-9a-f]{1,7})-([0-9a-f]{12})$")
 class SeparatePeers(Peers):
     """Processes that serve one port and share nothing, such as the workers of `uvicorn --workers N`.
 
-    Connections go to any of them, so a request may reach a process that does not have its session. Ids name the process
-    that has made them (`-pPID-TAG`), and the tag shows that this was a process of the same parent: then the answer can
-    be more than "not found".
+    Connections go to any of them, so a request may reach a process without its session. Ids name the process that
+    created them (`-pPID-TAG`), and the tag proves that it has the same parent. Then the error can explain the problem.
 
     Args:
-        family: A secret that the processes have from their parent.
+        family: A secret that the processes inherit from their parent.
         pid: This process.
-        boot: The name of the process as a server.
+        boot: The server name of this process.
     """
 
     def __init__(self, family: bytes, pid: int, boot: str | None = None) -> None:
@@ -202,13 +200,13 @@ class SeparatePeers(Peers):
             session_id,
             f"Session '{session_id}' is held by another process of this server, and this request has reached one that "
             "does not have it: worker processes of uvicorn share no sessions. Serve with `openenv serve --workers N`, "
-            "where each request reaches the process of its session, or with one process.",
+            "which routes each request to the process of its session, or with one process.",
         )
 
 
 def is_process(pid: int) -> bool:
-    """Say whether a process of this machine runs."""
-    if sys.platform == "win32":  # where looking would end it
+    """Return whether a process of this machine runs."""
+    if sys.platform == "win32":  # `os.kill` would end the process there
         return True
     try:
         os.kill(pid, 0)
@@ -220,14 +218,14 @@ def is_process(pid: int) -> bool:
 
 
 def peers_of_process(boot: str | None = None) -> Peers:
-    """Return what this process knows of others: those that `multiprocessing` has started beside it, as uvicorn does."""
+    """Return the peers of this process: siblings if `multiprocessing` has started it, as uvicorn does, else none."""
     if parent_process() is None:
         return Peers(boot)
     return SeparatePeers(bytes(current_process().authkey), os.getpid(), boot)
 
 
 def not_found(peers: Peers, session_id: str) -> OpenEnvError:
-    """Return the error for a session that no slot holds and that has not ended here."""
+    """Return the error for a session that never existed in this process."""
     return peers.absence(session_id) or SessionNotFoundError(session_id)
 
 

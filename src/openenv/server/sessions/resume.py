@@ -1,10 +1,10 @@
-"""Coming back to a session: with its token after a lost connection, or with its nonce after a lost reply to `open`.
+"""Resuming a session: with its token after a lost connection, or with its nonce after a lost reply to `open`.
 
     open(nonce) ──> Opening ──> session, token ──> connection lost ──> DETACHED ── open(resume=token) ──> READY
                        ^                                                 │
     open(nonce) again ─┘ joins it, or gets the same session              └── grace period over ──> SESSION_LOST
 
-Tokens and nonces are secrets: possession of one is the right to the session. Knows sessions; must not know connections.
+Tokens and nonces are secrets: whoever has one may use the session. Knows sessions; must not know connections.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from .slots import OnPosition
 _REMEMBERED: Final = 10_000
 
 SessionLookup = Callable[[str], tuple[Session | None, str | None]]
-"""Returns a live session by its id, and the reason why one has ended."""
+"""Returns a live session by its id, or the close reason of an ended one."""
 
 
 class Attachments:
     """The resume tokens of one server's sessions, and the connections that attach with them.
 
-    A token is `BOOT.SESSION_ID.SECRET`. The first part names the server as it was started: so a client learns whether
-    its server has restarted, or the token is wrong.
+    A token is `BOOT.SESSION_ID.SECRET`. The first part names this start of the server, so a client learns whether its
+    server has restarted or its token is wrong.
 
     Args:
         lookup: Finds sessions.
-        grace_s: Returns how long a detached session is kept.
-        peers: Returns what this process knows of its server.
+        grace_s: Returns the lease of a detached session.
+        peers: Returns the other processes of the server.
     """
 
     def __init__(self, lookup: SessionLookup, grace_s: Callable[[], float], peers: Callable[[], Peers]) -> None:
@@ -59,19 +59,19 @@ class Attachments:
         """Return the session of a token.
 
         Raises:
-            SessionLost: There is none; the reason says why.
+            SessionLost: The session is gone; the reason says why.
             SessionElsewhere: Another process of the server has it.
         """
         boot, _, rest = token.partition(".")
         session_id, _, secret = rest.partition(".")
         peers = self._peers()
         if boot != peers.boot:
-            # Where processes share nothing, the token of one beside this names one that is still there.
+            # If processes share nothing, the token may belong to another process, which may still run.
             absence = None if peers.is_shared else peers.absence(session_id)
-            # A token of three parts is that of another server, or of an earlier start; anything else is none.
+            # A token with three parts comes from another server or an earlier start; any other text is invalid.
             raise absence or SessionLost(RESTARTED if secret else UNKNOWN)
         session, ended = self._lookup(session_id)
-        # Compared in constant time. A session without a secret has given out no token.
+        # Compare in constant time. A session without a secret never had a token.
         if session is None or not session.secret or not hmac.compare_digest(session.secret.encode(), secret.encode()):
             absence = peers.absence(session_id) if session is None and ended is None else None
             raise absence or SessionLost(client_reason(ended) if ended is not None else UNKNOWN)
@@ -80,16 +80,16 @@ class Attachments:
         return session
 
     def reattach(self, session: Session, holder: SessionHolder) -> None:
-        """Attach a connection to a session that goes on; the one that held it before has to let go."""
+        """Attach a connection to a live session, and detach the former connection."""
         self.resumes += 1
-        # Attached first: a reply that is ready now goes to the new connection. The former one may be on another loop,
-        # or may not know yet that its client is gone; it sends `detached`, if it still can (docs/protocol.md, 4).
+        # Attach first: a reply that is ready now goes to the new connection. The former one may be on another loop, or
+        # may not know yet that its client is gone; it sends `detached` if it still can (docs/protocol.md, 4).
         former = session.attach(holder)
         if former is not None:
             former.let_go(session, TAKEN_OVER)
 
     def release(self, session: Session, holder: SessionHolder) -> None:
-        """Detach a connection that is gone; the token is good for the grace period."""
+        """Detach a lost connection; the token stays valid for the grace period."""
         if session.detach(holder) and self._grace_s() <= 0:
             session.close(DISCONNECTED)
 
@@ -98,31 +98,31 @@ class Opening:
     """A session that is being opened, for all requests with one nonce.
 
     Args:
-        is_kept: Whether the session is kept for a client that has gone but may come back.
+        is_kept: Whether to keep the session for a client that may come back.
     """
 
     def __init__(self, *, is_kept: bool) -> None:
         self.is_kept = is_kept
         self._task: asyncio.Task[Session] | None = None
-        self._waiters = 0  # requests with the nonce: a client that reconnects sends it again before the first is gone
+        self._waiters = 0  # requests with the nonce; a reconnecting client may repeat it before the first one ends
         self._listeners: list[OnPosition] = []
-        self._is_reserved = False  # whether it has a slot: then its environment is being built, which may take long
+        self._is_reserved = False  # whether it has a slot; then its environment is being built, which may take long
         self._is_given_up = False
 
     def start(self, work: Coroutine[Any, Any, Session]) -> asyncio.Task[Session]:
-        """Begin to open it."""
+        """Start opening the session."""
         self._task = asyncio.get_running_loop().create_task(work)
         return self._task
 
     @property
     def can_be_joined(self) -> bool:
         """Whether it is still being opened, on the running loop."""
-        # A task can be awaited on its own loop only; an application may run on several (Starlette's TestClient).
+        # A task can be awaited on its loop only; an application may run on several (Starlette's TestClient).
         task = self._task
         return task is not None and not self._is_given_up and task.get_loop() is asyncio.get_running_loop()
 
     def reserved(self, session: Session) -> None:
-        """Record that the session has a slot: from now on it is kept for a client that comes back."""
+        """Record that the session has a slot: from now on, keep it for a client that comes back."""
         self._is_reserved = True
 
     def report_position(self, position: int) -> None:
@@ -131,23 +131,23 @@ class Opening:
             listener(position)
 
     async def wait(self, on_position: OnPosition | None = None) -> Session:
-        """Wait until the session is open, and raise what prevents that. A waiter that is cancelled has to `leave`."""
+        """Wait until the session is open, or raise the failure. A cancelled waiter has to call `leave`."""
         assert self._task is not None
         self._waiters += 1
         if on_position is not None:
             self._listeners.append(on_position)
         try:
-            return await asyncio.shield(self._task)  # shared: a waiter that is cancelled must not end it for the others
+            return await asyncio.shield(self._task)  # shared: a cancelled waiter must not end it for the others
         finally:
             if on_position is not None:
                 self._listeners.remove(on_position)
             self._waiters -= 1
 
     def leave(self, *, is_final: bool) -> None:
-        """Give the opening up if this was the last waiter.
+        """Give up the opening if this was the last waiter.
 
-        A place in the queue is given up at once. A slot is kept for a client that may come back, unless its leaving is
-        final: the environment may be built already, and the client's next `open` with the nonce gets it.
+        A place in the queue is given up at once. A slot is kept for a client that may come back, unless `is_final` is
+        true: the environment may be built already, and the client's next `open` with the nonce gets it.
         """
         if self._waiters or self._task is None:
             return
@@ -157,11 +157,11 @@ class Opening:
 
 
 class Openings:
-    """The nonces of one server's sessions. Only their digests are kept, since a nonce is as good as a token.
+    """The nonces of one server's sessions. Stores only digests, because a nonce grants access like a token.
 
     Args:
         lookup: Finds sessions.
-        grace_s: Returns how long a session is kept for a client that may come back.
+        grace_s: Returns how long to keep a session for a client that may come back.
     """
 
     def __init__(self, lookup: SessionLookup, grace_s: Callable[[], float]) -> None:
@@ -172,10 +172,10 @@ class Openings:
         self._under_way: dict[bytes, Opening] = {}
 
     def find(self, nonce: str | None) -> Session | None:
-        """Return the session that a nonce has opened; None where it has not, or not yet.
+        """Return the session opened with a nonce; None if it is new or still being opened.
 
         Raises:
-            SessionLost: It has, and the session has ended.
+            SessionLost: The session of the nonce has ended.
         """
         with self._lock:
             session_id = None if nonce is None else self._ids.get(_digest(nonce))
@@ -189,8 +189,8 @@ class Openings:
         return session
 
     def begin(self, nonce: str | None, work: Callable[[Opening], Coroutine[Any, Any, Session]]) -> Opening:
-        """Return the opening that is under way for a nonce, or start one with this work."""
-        if nonce is None or self._grace_s() <= 0:  # there is nothing to come back to
+        """Return the running opening of a nonce, or start one with this work."""
+        if nonce is None or self._grace_s() <= 0:  # the client could not come back
             opening = Opening(is_kept=False)
             opening.start(work(opening))
             return opening
@@ -208,7 +208,7 @@ class Openings:
         with self._lock:
             if self._under_way.get(digest) is opening:
                 del self._under_way[digest]
-            if is_open:  # a nonce whose opening failed may be used again
+            if is_open:  # after a failure the nonce may be used again
                 self._ids[digest] = task.result().id
                 while len(self._ids) > _REMEMBERED:
                     self._ids.popitem(last=False)

@@ -10,9 +10,9 @@
                                 │                     ^
                                 └─ abandon ─> ABANDONED (its code ends after all, or never)
 
-READY and DETACHED are idle. DETACHED exists for resumable sessions only: no connection holds the session, and its token
-attaches it again. A session that is BUSY when its connection goes stays BUSY until its last call has ended. ABANDONED
-holds no slot: its last call, or the environment's own `close`, hangs.
+READY and DETACHED are idle. DETACHED exists for resumable sessions only: no connection holds the session, and a client
+can attach with its token. If the connection is lost while the session is BUSY, it stays BUSY until its last call ends.
+An ABANDONED session holds no slot: its last call or the environment's `close` hangs.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from .operations import CLOSE, CONSTRUCT, Operation, closes_at_once
 logger = logging.getLogger(__name__)
 
 Done = Callable[[Any, BaseException | None], None]
-"""Takes the result of a call, or its error."""
+"""Receives the result of a call, or its error."""
 
 
 class SessionState(str, Enum):
-    """Where a session is in its life."""
+    """The states of a session."""
 
     CREATING = "creating"
     READY = "ready"
@@ -53,7 +53,7 @@ class SessionState(str, Enum):
     CLOSED = "closed"
 
 
-# A member looked up in its class costs four times a global, and every step needs several.
+# Looking up an enum member costs four times as much as a global, and every step needs several.
 _CREATING, _READY, _BUSY = SessionState.CREATING, SessionState.READY, SessionState.BUSY
 _DETACHED, _CLOSING, _CLOSED = SessionState.DETACHED, SessionState.CLOSING, SessionState.CLOSED
 _ABANDONED = SessionState.ABANDONED
@@ -76,21 +76,21 @@ class Cancellable(Protocol):
     """Work that a session is busy with: a call, or a group of steps."""
 
     def cancel(self, session: Session) -> None:
-        """End the work for a session early, as far as that is possible."""
+        """End the work for a session early, if possible."""
         ...
 
 
 class SessionHolder(Protocol):
-    """A connection that a session is attached to."""
+    """A connection with attached sessions."""
 
     def let_go(self, session: Session, reason: str) -> None:
         """Forget the session: it has ended, or another connection has attached to it. Called from any thread."""
         ...
 
     def holds_back(self, session: Session) -> bool:
-        """Say whether the session must not start its next call, since the client does not read replies.
+        """Return whether the session must wait with its next call, because the client does not read replies.
 
-        The holder then calls `continue_calls` when that has changed. Called from any thread, under the session's lock.
+        The holder calls `continue_calls` later. Called from any thread, under the session's lock.
         """
         ...
 
@@ -98,8 +98,8 @@ class SessionHolder(Protocol):
 class SessionCall:
     """One request to a session, and its outcome.
 
-    It runs in the session's lane, or as a coroutine on the requester's loop where the environment overrides the async
-    method. The outcome goes to `done` once, always on the requester's loop.
+    It runs in the session's lane, or as a coroutine on the requester's loop if the environment overrides the async
+    method. `done` receives the outcome once, always on the requester's loop.
     """
 
     __slots__ = (
@@ -133,14 +133,14 @@ class SessionCall:
         session = self._session
         try:
             self.result = self.operation.in_lane(session.env, self.argument)
-        except BaseException as exc:  # `sys.exit` in an environment is its failure, and must not end the thread
+        except BaseException as exc:  # `sys.exit` in an environment counts as a failure and must not end the thread
             self.error = exc
         session._finished(self)
 
     async def _run_in_loop(self) -> None:
         session = self._session
         assert self.operation.in_loop is not None
-        OFFLOAD.set(session.run_in_lane)  # in the context of this task: the coroutine's blocking parts go to the lane
+        OFFLOAD.set(session.run_in_lane)  # in this task's context: blocking parts of the coroutine go to the lane
         try:
             self.result = await self.operation.in_loop(session.env, self.argument)
         except asyncio.CancelledError:
@@ -151,9 +151,9 @@ class SessionCall:
         session._finished(self)
 
     def launch(self) -> None:
-        """Start the coroutine on the requester's loop, or elsewhere when that one has ended."""
+        """Start the coroutine on the requester's loop, or on a new loop if that one has ended."""
         if self.kind == "close" and asyncio._get_running_loop() is not None:
-            # The loop that opened the session may have ended, or may be blocked by the caller's (`LocalEnv.sync()`).
+            # The loop of the session may have ended, or the caller may block it (`LocalEnv.sync()`).
             self._dispatcher = current_dispatcher()
         loop = self._dispatcher.loop
         if self._dispatcher.is_current:
@@ -165,14 +165,14 @@ class SessionCall:
 
     def _start_task(self) -> None:
         session = self._session
-        if session.is_ending and self.kind != "close":  # closed before the coroutine could begin
+        if session.is_ending and self.kind != "close":  # the session was closed before the coroutine could begin
             self.error = session.closed_error()
             session._finished(self)
             return
         self.task = self._dispatcher.loop.create_task(self._run_in_loop())
 
     def cancel(self, session: Session) -> None:
-        """Interrupt a coroutine, or a tool in the lane; other code in a thread runs to its end."""
+        """Interrupt a coroutine, or a tool in the lane; other code in a thread cannot be interrupted."""
         if self.task is not None:
             self._dispatcher.loop.call_soon_threadsafe(self.task.cancel)
         else:
@@ -192,7 +192,7 @@ class SessionCall:
 
 
 class ClosingCall(SessionCall):
-    """The environment's own `close`, which comes last; nothing waits for its outcome."""
+    """The environment's `close`, the last call of a session; nothing waits for its outcome."""
 
     __slots__ = ()
 
@@ -211,13 +211,13 @@ class ClosingCall(SessionCall):
 
 CallFactory = Callable[["Session", Operation, Any, Done, Dispatcher, "RequestOrigin | None"], SessionCall]
 WrapFactory = Callable[[CallFactory], CallFactory]
-"""Makes a factory of calls that does more than another one, for a recording."""
+"""Wraps a call factory, for a recording."""
 ObserveStep = Callable[[float, float, float], None]
-"""Takes the seconds that a step has waited, run, and been on its way back."""
+"""Receives the seconds that a step waited, ran, and took to return."""
 
 
 def interrupt(session: Session, call: Cancellable, operation: Operation, dispatcher: Dispatcher) -> None:
-    """Interrupt code in a session's lane, repeatedly until its call has ended: the tool may not have begun yet."""
+    """Interrupt code in a session's lane. Repeat until its call has ended, because the tool may not have begun yet."""
     if session._running is not call or operation.interrupt is None:
         return
     operation.interrupt(session.env)
@@ -250,13 +250,13 @@ class Session:
     Args:
         session_id: Its id.
         kind: What keeps it alive.
-        lane: Where its blocking code runs.
+        lane: Runs its blocking code.
         clock: A steady clock.
-        listener: Learns what happens to the session.
+        listener: Called when something happens to the session.
     """
 
-    # CPython's instances of one class share the keys of their dictionaries up to 30 attributes only. Beyond that, each
-    # attribute costs more to read and to keep, in every step (`benchmarks/instructions.py`).
+    # Slots, because CPython's instances share the keys of their dictionaries only up to 30 attributes. With more, each
+    # attribute costs more time and memory in every step (`benchmarks/instructions.py`).
     __slots__ = (
         "__weakref__",
         "_async_kinds",
@@ -317,30 +317,30 @@ class Session:
         self.created_at = self.last_activity_at = clock()
         self.step_count = 0
         self.close_reason: str | None = None
-        self.closing_at: float | None = None  # since when it is to end
-        self.close_began_at: float | None = None  # since when the environment's own `close` runs
+        self.closing_at: float | None = None  # when `close` was requested
+        self.close_began_at: float | None = None  # when the environment's `close` began
         self.holder: SessionHolder | None = None  # only `attach` and `detach` write it
-        self.is_unclaimed = False  # a copy whose client has not attached to it yet
+        self.is_unclaimed = False  # whether this is a copy that no client has attached to yet
         self.client_left = False
         self.secret = ""
         self.ledger = Ledger()
         self.by_agent = False  # whether an agent has opened it, not an orchestrator
         self.episode = EpisodeStats()
         self.was_reset = False
-        self.restored_from: Session | None = None  # while it is
+        self.restored_from: Session | None = None  # only during a restore
         self.make_call: CallFactory = SessionCall
-        self.calls_alone = False  # whether calls are watched one by one, so that steps cannot run in groups
+        self.calls_alone = False  # whether each call is watched, so that steps cannot run in groups
         self.observe_step: ObserveStep | None = None
-        self.on_dropped: Callable[[Any], None] | None = None  # takes the environment once it is closed
+        self.on_dropped: Callable[[Any], None] | None = None  # receives the closed environment
         self._clock = clock
         self._on_ready = listener.on_ready
         self._on_closed = listener.on_closed
         self._on_error = listener.on_error
         self._on_closing = listener.on_closing
-        # The state without a call: one attribute instead of a decision at the end of every step.
+        # The state without a running call, stored to avoid a decision at the end of every step.
         self._idle_state = _DETACHED if kind is SessionKind.RESUMABLE else _READY
         self._close_after_detach: str | None = None
-        self._dispatcher: Dispatcher | None = None  # of the loop that opened the session
+        self._dispatcher: Dispatcher | None = None  # the dispatcher of the loop that opened the session
         self._running: Cancellable | None = None  # None in BUSY: the next call is held back
         self._waiting: deque[SessionCall] = deque()
         self._async_kinds: frozenset[str] = frozenset()
@@ -356,17 +356,17 @@ class Session:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call runs or waits."""
+        """Whether the session neither runs nor queues a call."""
         return self.state is _READY or self.state is _DETACHED
 
     @property
     def is_attached(self) -> bool:
-        """Whether a connection holds the session; a socket's own session is attached to it for life."""
+        """Whether a connection holds the session; a v1 socket holds its session for life."""
         return self.holder is not None or self.kind is SessionKind.SOCKET
 
     @property
     def is_detached(self) -> bool:
-        """Whether a resumable session has lost its connection; true while its last call still runs, too."""
+        """Whether a resumable session has lost its connection, even while its last call still runs."""
         return self.state is _DETACHED or (self.state is _BUSY and self._idle_state is _DETACHED)
 
     @property
@@ -385,35 +385,35 @@ class Session:
             self._on_error(self, error)
 
     def closed_error(self) -> SessionClosedError:
-        """Return the error for requests that come after the end."""
+        """Return the error for requests after the end."""
         return SessionClosedError(self.id, self.close_reason or "closed")
 
     # -- connections ----------------------------------------------------------------------------------------------
 
     def attach(self, holder: SessionHolder) -> SessionHolder | None:
-        """Make a connection the session's holder; return the one that it takes the session from."""
+        """Make a connection the session's holder; return the former holder."""
         with self._lock:
             former, self.holder = self.holder, holder
             self.is_unclaimed = False
             self.last_activity_at = self._clock()
-            self._idle_state = _READY  # a session that is busy now gets there with the end of its call
+            self._idle_state = _READY  # a busy session enters this state at the end of its call
             if self.state is _DETACHED:
                 self.state = _READY
-        self.continue_calls()  # the former connection may have held them back
+        self.continue_calls()  # the former holder may have held calls back
         return None if former is holder else former
 
     def detach(self, holder: SessionHolder, *, client_left: bool = False) -> bool:
-        """End a connection's hold on the session; return False where another connection holds it by now.
+        """Detach a connection; return False if another connection already holds the session.
 
         Args:
             holder: The connection.
-            client_left: Whether the session's client has most likely left with it, which shortens the lease.
+            client_left: Whether the session's client has probably left too, which shortens the lease.
         """
         with self._lock:
             if self.holder is not holder:
                 return False
             self.holder = None
-            self.last_activity_at = self._clock()  # the grace period begins, or begins again with the end of a call
+            self.last_activity_at = self._clock()  # the grace period begins now, or at the end of a running call
             self.client_left = self.client_left or client_left
             if self.kind is SessionKind.RESUMABLE:
                 self._idle_state = _DETACHED
@@ -423,11 +423,11 @@ class Session:
         if reason is not None:
             self.close(reason)
         else:
-            self.continue_calls()  # replies are kept for a client that comes back
+            self.continue_calls()  # the ledger stores replies for a client that comes back
         return True
 
     def close_when_detached(self, reason: str) -> bool:
-        """Close the session now, or as soon as its connection detaches; return whether it was now."""
+        """Close the session now, or when its connection detaches; return whether it was closed now."""
         with self._lock:
             if self.is_attached:
                 self._close_after_detach = reason
@@ -438,7 +438,7 @@ class Session:
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def construct(self, factory: Callable[[], Any], done: Done, dispatcher: Dispatcher) -> None:
-        """Build the environment in the lane; comes first and only once."""
+        """Build the environment in the lane; the first call, made once."""
         call = self.make_call(self, CONSTRUCT, factory, done, dispatcher, None)
         self._dispatcher = dispatcher
         self._running = call
@@ -452,7 +452,7 @@ class Session:
         dispatcher: Dispatcher,
         origin: RequestOrigin | None = None,
     ) -> SessionCall:
-        """Run an operation after those before it; `done(result, error)` is called once, on the dispatcher's loop."""
+        """Queue an operation; `done(result, error)` is called once, on the dispatcher's loop."""
         call = self.make_call(self, operation, argument, done, dispatcher, origin)
         with self._lock:
             state = self.state
@@ -463,7 +463,7 @@ class Session:
             elif state is _BUSY or state is _CREATING:
                 self._waiting.append(call)
                 return call
-        # Not under the lock: the inline runner runs the call here and now, and its end takes the lock again.
+        # Outside of the lock: the inline runner runs the call right here, and its end takes the lock again.
         if state is _READY or state is _DETACHED:
             self.start(call)
         else:
@@ -486,34 +486,34 @@ class Session:
             call.launch()
 
     def make_calls_with(self, factory: CallFactory, observe_step: ObserveStep | None) -> None:
-        """Make calls in another way from now on, for telemetry."""
+        """Replace the call factory, for telemetry."""
         self._base_factory, self.observe_step = factory, observe_step
         self.calls_alone = factory is not SessionCall and observe_step is None
         self.make_call = factory if self._wrap_factory is None else self._wrap_factory(factory)
 
     def wrap_calls(self, wrap: WrapFactory | None) -> None:
-        """Have calls made by what `wrap` makes of the factory, from now on; None ends that."""
+        """Wrap the call factory; None restores the original."""
         self._wrap_factory = wrap
         self.make_call = self._base_factory if wrap is None else wrap(self._base_factory)
 
     def begin_step(self, group: Cancellable, operation: Operation, action: Any) -> bool:
-        """Reserve the session for a step of a group; return False where the step has to be a call of its own.
+        """Reserve the session for a grouped step; return False if the step has to be a separate call.
 
-        That is so if its code does not block, if calls are watched one by one, or if the session is busy or ending.
+        It has to be if its code does not block, if each call is watched, or if the session is busy or ending.
         """
         if self.calls_alone:
             return False
         if self._steps_in_loop and not (operation.prefers_lane and operation.prefers_lane(self.env, action)):
             return False
         with self._lock:
-            if self.state is not _READY:  # not DETACHED either: a batch comes on the connection that holds the session
+            if self.state is not _READY:  # DETACHED is impossible: a batch arrives on the session's connection
                 return False
             self.state = _BUSY
             self._running = group
         return True
 
     def end_step(self, *, failed: bool) -> SessionCall | None:
-        """Release the session after a step of a group, in its lane; return the call to start next."""
+        """Release the session after a grouped step, in its lane; return the next call to start."""
         with self._lock:
             self.last_activity_at = self._clock()
             if not failed:
@@ -535,10 +535,10 @@ class Session:
         """Run an operation and wait for its result.
 
         Args:
-            operation: What to run.
+            operation: The operation.
             argument: The operation's argument.
             cancellable: Whether cancelling the wait cancels the operation too; otherwise it runs to its end.
-            origin: Where the request comes from, for logs and traces.
+            origin: The origin of the request, for logs and traces.
         """
         dispatcher = current_dispatcher()
         future: asyncio.Future[Any] = dispatcher.loop.create_future()
@@ -551,21 +551,21 @@ class Session:
             raise
 
     async def run_in_lane(self, function: Callable[[], Any], *, kind: str = "step") -> Any:
-        """Run a blocking part of the running call where all blocking code of the session runs."""
+        """Run a blocking part of the running call in the session's lane."""
         dispatcher = current_dispatcher()
         future: asyncio.Future[Any] = dispatcher.loop.create_future()
         self.lane.submit(_LanePart(function, future, dispatcher, kind))
         return await future
 
     def continue_episode(self, other: Session) -> None:
-        """Record that the environment is a copy of another session's, in the midst of its episode."""
+        """Take over another session's episode: the environment is a copy of its environment."""
         self.episode = replace(other.episode)
         self.was_reset = other.was_reset
 
     def exchange_environments(self, other: Session) -> bool:
-        """Exchange environments, and the lanes that they run in, with a session that runs no call.
+        """Exchange environments and lanes with an idle session.
 
-        Called during a call of this session; returns False where one of them is ending, and nothing was exchanged.
+        Call this during a call of this session. Return False, without any effect, if one of the sessions is ending.
         """
         with self._lock, other._lock:
             if self.is_ending or other.is_ending:
@@ -577,20 +577,20 @@ class Session:
         return True
 
     def cancel(self, call: Cancellable) -> bool:
-        """Remove a call that waits, or interrupt the one that runs; return False where it has ended."""
+        """Remove a queued call or interrupt a running one; return False if the call has ended."""
         with self._lock:
             is_running = self._running is call
             waiting = next((one for one in self._waiting if one is call), None)
             if waiting is not None:
                 self._waiting.remove(waiting)
-        if waiting is not None:  # it has not begun, so that its request can be answered at once
+        if waiting is not None:  # it has not begun, so its request can be answered at once
             waiting.settle(RequestCancelled())
         if is_running:
             call.cancel(self)
         return is_running or waiting is not None
 
     def _finished(self, call: SessionCall) -> None:
-        """Record a finished call and start the next; called in the lane or on the loop, wherever the call ran."""
+        """Record a finished call and start the next; runs in the lane or on the loop, like the call."""
         kind = call.kind
         if kind == "close":
             self._end(call.error)
@@ -616,9 +616,9 @@ class Session:
             self.start(following)
 
     def _next_call(self) -> SessionCall | None:
-        """Choose what runs next; the caller holds the lock."""
+        """Choose the next call; the caller holds the lock."""
         following: SessionCall | None = None
-        if self.state is not _BUSY and self.is_ending:  # the first is enough at the end of every step
+        if self.state is not _BUSY and self.is_ending:  # the first condition is cheap and usually false
             following = self._closing_call() if self.env is not None else None
         elif self._waiting:
             self.state = _BUSY
@@ -630,7 +630,7 @@ class Session:
         return following
 
     def continue_calls(self) -> None:
-        """Start the next call, if it was held back; may be called at any time."""
+        """Start the next call if it was held back; may be called at any time."""
         with self._lock:
             if self.state is not _BUSY or self._running is not None:
                 return
@@ -639,7 +639,7 @@ class Session:
             self.start(following)
 
     def _constructed(self, call: SessionCall) -> None:
-        """Record that the environment is built, or could not be."""
+        """Record that the environment is built, or that building it failed."""
         if call.error is None:
             self.env = call.result
             try:
@@ -649,7 +649,7 @@ class Session:
                 call.error = exc
             call.result = self
         error = call.error
-        self._on_ready(self, error)  # before the state changes: other sessions wait for what the first one reveals
+        self._on_ready(self, error)  # before the state changes: other sessions wait for the class of the first one
         with self._lock:
             self.last_activity_at = self._clock()
             if error is not None:
@@ -684,14 +684,16 @@ class Session:
         ends_soon = closing is not None and closes_at_once(self.env)
         if self._on_closing is not None and not ends_soon:
             self._on_closing(self)
-        self.lane.ending()  # before the environment's own `close`, which may hang
-        if not is_built:  # its client left before the constructor was called
+        self.lane.ending()  # before the environment's `close`, which may hang
+        if not is_built:  # the client left before the constructor was called
             self._end(None)
-        if running is not None:  # `_next_call` closes the environment when it has ended
+        if running is not None:  # `_next_call` closes the environment after it
             running.cancel(self)
         if closing is not None:
             self.start(closing)
-        if self._on_closing is not None and ends_soon and self.state is _CLOSING:  # its thread may be busy with another
+        if (
+            self._on_closing is not None and ends_soon and self.state is _CLOSING
+        ):  # another session may block the thread
             self._on_closing(self)
 
     def _closing_call(self) -> SessionCall:
@@ -700,31 +702,31 @@ class Session:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop that opened the session; None before its constructor was called."""
+        """The loop that opened the session; None before the constructor is called."""
         return None if self._dispatcher is None else self._dispatcher.loop
 
     @property
     def hangs_in(self) -> str:
-        """What a session that does not end is busy with, for the log."""
+        """The call that keeps a session from ending, for the log."""
         if self.close_began_at is not None:
             return "close()"
         kind = getattr(self._running, "kind", None)
         return "its constructor" if kind == "construct" else f"a call ({kind})"
 
     def close_began(self) -> None:
-        """Record that the environment's own `close` runs now."""
+        """Record that the environment's `close` begins now."""
         self.close_began_at = self._clock()
 
     def make_way(self) -> None:
-        """Let other sessions pass, where their calls wait behind this one's `close`."""
+        """Let other sessions pass if their calls wait behind this session's `close`."""
         running = self._running
         if running is not None:
             self.lane.make_way(running)
 
     def abandon(self) -> bool:
-        """Give up a session whose last call, or whose `close`, hangs; return False where it has ended after all.
+        """Give up a closing session that hangs; return False if it has ended after all.
 
-        Should its code return one day, the environment is closed and the session ends as any other.
+        If its code returns later, the environment is closed and the session ends normally.
         """
         with self._lock:
             if self.state is not _CLOSING:
@@ -732,7 +734,7 @@ class Session:
             self.state = _ABANDONED
             running = self._running
         if running is not None:
-            running.cancel(self)  # a `close` that is a coroutine can be ended
+            running.cancel(self)  # ends a `close` that is a coroutine
             self.lane.abandon(running)
         return True
 
@@ -740,7 +742,7 @@ class Session:
         with self._lock:
             self.state = _CLOSED
             self._running = None
-            refused, self._waiting = self._waiting, deque()  # calls that waited for a constructor that has failed
+            refused, self._waiting = self._waiting, deque()  # calls that waited for a failed constructor
         env, self.env = self.env, None
         for waiting in refused:
             waiting.settle(self.closed_error())
@@ -753,7 +755,7 @@ class Session:
 
 
 class _LanePart:
-    """A blocking part of a coroutine's work, for the lane. It does not begin when its coroutine is cancelled before."""
+    """A blocking part of a coroutine, for the lane. It does not begin if the coroutine was cancelled."""
 
     __slots__ = ("_dispatcher", "_error", "_function", "_future", "_result", "kind")
 
@@ -785,7 +787,7 @@ class _LanePart:
 
 
 def _settler(future: asyncio.Future[Any]) -> Done:
-    """Return what sets a future to the outcome of a call, unless its waiter was cancelled."""
+    """Return a callback that sets a future to the outcome of a call, unless the waiter was cancelled."""
 
     def done(result: Any, error: BaseException | None) -> None:
         if future.done():
@@ -799,10 +801,10 @@ def _settler(future: asyncio.Future[Any]) -> Done:
 
 
 def _raisable(error: BaseException) -> BaseException:
-    """Wrap what a coroutine must not raise for an environment.
+    """Wrap exceptions of an environment that a coroutine must not raise.
 
-    `StopIteration` cannot be raised by a coroutine. `SystemExit` and `KeyboardInterrupt` would end the server. A
-    `CancelledError` of the environment would look like a cancellation of the waiter.
+    A coroutine cannot raise `StopIteration`. `SystemExit` and `KeyboardInterrupt` would end the server. A
+    `CancelledError` from the environment would look like a cancellation of the waiter.
     """
     if isinstance(error, StopIteration) or not isinstance(error, Exception):
         return RuntimeError(f"{type(error).__name__}: {error}")
@@ -810,15 +812,15 @@ def _raisable(error: BaseException) -> BaseException:
 
 
 def error_hint(session: Session, kind: str) -> str:
-    """Return what to append to the text of an exception that an operation of that kind has raised."""
+    """Return a hint to append to the text of an exception from an operation of that kind."""
     return _NEVER_RESET if kind == "step" and not session.was_reset else ""
 
 
 def with_hint(shown: BaseException, session: Session, kind: str, *, has_place: bool = True) -> BaseException:
-    """Return an environment's failure with a hint at its cause; errors of the framework itself stay as they are.
+    """Add a hint and details to an environment's failure; leave errors of the framework unchanged.
 
-    The details have the exception's class and, where this process knows it, the line of the author's code, unless
-    `has_place` is false: v1 knows no such keys.
+    The details contain the exception's class and, if known in this process, the failing line. Set `has_place` to false
+    for v1, which has no such keys.
     """
     text = error_hint(session, kind)
     if isinstance(shown, OpenEnvError):

@@ -1,9 +1,9 @@
-"""Slots: which sessions hold one, which client gets the next, and which session has to make room for it.
+"""Slots: assigns the server's session slots to clients, queues clients, and evicts soft sessions.
 
-A slot is taken before a session's environment is built, and given back when it is closed. Soft sessions (kept for
-clients that hold a cookie) are evicted when their slot is needed. Knows sessions and limits; must not know
-environments. May be used from several threads. Where several processes serve together, all limits are those of the
-whole server: each decision counts what the others have (`peers`), under the lock of all.
+A session takes a slot before its environment is built, and returns it after the environment is closed. Soft sessions
+(kept for clients with a cookie) are evicted when their slot is needed. With several processes, the limits hold for the
+whole server: each decision includes the counts of the others (`peers`), under a common lock. Knows sessions and limits;
+must not know environments. May be used from several threads.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .lifetime import CLOSED, EVICTED, SessionLimits
 from .peers import Peers, SlotCounts
 from .session import Session, SessionKind, SessionState
 
-_POSITIONS_S: Final = 0.5  # how old a known position in the queue may be
-_REMEMBERED: Final = 10_000  # sessions that have ended, and why
-_LEFT_AFTER_S: Final = 10.0  # a visitor who has done nothing for so long makes room for another
+_POSITIONS_S: Final = 0.5  # the maximum age of computed queue positions
+_REMEMBERED: Final = 10_000  # close reasons of ended sessions
+_LEFT_AFTER_S: Final = 10.0  # a visitor who is idle this long makes room for another one
 _NAMED: Final = frozenset({SessionKind.HTTP, SessionKind.SOFT, SessionKind.RESUMABLE})  # clients know their ids
 
 OnPosition = Callable[[int], None]
 
 
 class Ticket:
-    """A place in a queue; `called` is done when its holder should try to get a slot."""
+    """A place in a queue; `called` is done when its owner should try to get a slot."""
 
     __slots__ = ("called", "loop", "number")
 
@@ -40,7 +40,7 @@ class Ticket:
         self.called: asyncio.Future[None] = self.loop.create_future()
 
     async def wait(self, deadline: float | None) -> bool:
-        """Wait for a call until a time of the loop's clock; return whether it came."""
+        """Wait for a call until a deadline on the clock of the loop; return whether it came."""
         timeout = None if deadline is None else deadline - self.loop.time()
         if timeout is not None and timeout <= 0:
             return False
@@ -51,21 +51,21 @@ class Ticket:
 class CapacityQueue:
     """Tasks that wait for capacity, first come, first served; a change may come from any thread.
 
-        join ──> waiting ──── call_next ────> called ── found a slot ──> leave, which calls the next
+        join ──> waiting ──── call_next ────> called ── gets a slot ──> leave, which calls the next
                    ^ │                           │
-                   │ └── stand_aside: keeps      │ found none
+                   │ └── stand_aside: keeps      │ no slot
                    │     the place, not called   │
                    │     until slot_freed        │
                    └──────── wait_again ─────────┘
 
-    One call is under way at a time: a freed slot wakes the first ticket only, and its leaving wakes the next. So slots
-    go out in order, and a crowd of waiting clients does not wake for each of them.
+    Only one ticket is called at a time: a freed slot wakes the first ticket, and when that leaves, it wakes the next.
+    So slots are assigned in order, and a freed slot does not wake all waiting clients.
 
     Args:
-        limit: How many may wait, here and in other processes; None for no limit.
-        clock: Says how old the known positions are.
-        peers: The processes that the queue is shared with.
-        on_change: Called when a ticket has come or gone.
+        limit: How many may wait, in all processes; None for no limit.
+        clock: Measures the age of computed positions.
+        peers: The processes that share the queue.
+        on_change: Called when a ticket joins or leaves.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class CapacityQueue:
 
     @property
     def has_next(self) -> bool:
-        """Whether a slot that is free now is for a client that waits: those that stand aside do not count."""
+        """Whether the next free slot is for a waiting client; clients that stand aside do not count."""
         if self._tickets:
             with self._lock:
                 if self._first() is not None:
@@ -100,7 +100,7 @@ class CapacityQueue:
 
     @property
     def total(self) -> int:
-        """How many wait, in all processes."""
+        """The number of waiting clients in all processes."""
         return len(self._tickets) + self.peers.counts().waiting
 
     def join(self) -> Ticket | None:
@@ -117,7 +117,7 @@ class CapacityQueue:
         return ticket
 
     def _publish(self) -> None:
-        """Let other processes know which tickets wait here; the caller holds the lock."""
+        """Publish the waiting tickets for other processes; the caller holds the lock."""
         if self.peers.is_shared:
             first = self._first()
             self.peers.publish_waiting([ticket.number for ticket in self._tickets], first.number if first else 0)
@@ -127,7 +127,7 @@ class CapacityQueue:
             self._on_change()
 
     def leave(self, ticket: Ticket) -> None:
-        """Leave the queue, with a slot or without; the next one may try."""
+        """Leave the queue, with or without a slot, and call the next ticket."""
         with self._lock:
             self._tickets.pop(ticket, None)
             self._positions.pop(ticket, None)
@@ -137,7 +137,7 @@ class CapacityQueue:
         self.call_next()
 
     def slot_freed(self) -> None:
-        """Call the first ticket, those that stood aside included."""
+        """End all standing aside, and call the first ticket."""
         with self._lock:
             if self._aside:
                 self._aside.clear()
@@ -145,7 +145,7 @@ class CapacityQueue:
         self.call_next()
 
     def call_next(self) -> None:
-        """Call the first ticket, unless it was called and has not tried yet."""
+        """Call the first ticket, unless it is called already."""
         with self._lock:
             ticket = self._first()
             if ticket is not None and self.peers.is_first(ticket.number):
@@ -160,7 +160,7 @@ class CapacityQueue:
             self._wake(ticket)
 
     def call_all(self) -> None:
-        """Call every ticket: what they wait for may have come true for all of them."""
+        """Call all tickets: the change may concern each of them."""
         with self._lock:
             tickets = [ticket for ticket, is_called in self._tickets.items() if not is_called]
             self._tickets.update(dict.fromkeys(tickets, True))
@@ -174,13 +174,13 @@ class CapacityQueue:
             self.leave(ticket)
 
     def _first(self) -> Ticket | None:
-        """The ticket that a free slot is for; the caller holds the lock."""
+        """Return the ticket that gets the next free slot; the caller holds the lock."""
         if not self._aside:
             return next(iter(self._tickets), None)
         return next((ticket for ticket in self._tickets if ticket not in self._aside), None)
 
     def stand_aside(self, ticket: Ticket) -> None:
-        """Keep the place, but let others pass until a slot is freed: a limit of its own holds this one back."""
+        """Keep the place, but let others pass until a slot is freed, because a separate limit stops this ticket."""
         with self._lock:
             if ticket in self._tickets:
                 self._aside.add(ticket)
@@ -188,19 +188,19 @@ class CapacityQueue:
         self.call_next()
 
     def wait_again(self, ticket: Ticket) -> None:
-        """Make a ticket that was called ready for the next call; comes before the try, or a call between is lost."""
+        """Prepare a called ticket for the next call. Do this before the try, or a call in between is lost."""
         with self._lock:
             if ticket.called.done() and ticket in self._tickets:
                 self._tickets[ticket] = False
                 ticket.called = ticket.loop.create_future()
 
     def is_next(self, ticket: Ticket) -> bool:
-        """Whether a slot that is free now is for this ticket."""
+        """Return whether the next free slot is for this ticket."""
         with self._lock:
             return self._first() is ticket and self.peers.is_first(ticket.number)
 
     def position(self, ticket: Ticket) -> int:
-        """Return a place in the queue, 1 for the next; half a second old at most, since counting is not free."""
+        """Return a position in the queue, 1 for the next; up to half a second old, because counting costs time."""
         with self._lock:
             now = self._clock()
             if ticket not in self._positions or now - self._counted_at > _POSITIONS_S:
@@ -218,7 +218,7 @@ def _set(called: asyncio.Future[None]) -> None:
 
 
 class SlotReservation(NamedTuple):
-    """The outcome of a try: a session, or which one to evict and what to wait for; nothing of these is a refusal."""
+    """The outcome of a try: a session, or a session to evict and a change to wait for. All None is a refusal."""
 
     session: Session | None
     victim: Session | None = None
@@ -228,18 +228,18 @@ class SlotReservation(NamedTuple):
 class Slots:
     """The slots of one server.
 
-    Clients wait in three queues, which differ in what is waited for:
+    Clients wait in three queues:
 
-        queue           sessions opened with `wait_s`: any slot. Newcomers may not overtake these clients.
-        _closing_queue  other sessions: a slot whose session is closing already, for `closing_wait_s`
-        _once_queue     single requests, which have as many places of their own as there are slots
+        queue           sessions opened with `wait_s` wait for any slot. Newcomers may not overtake these clients.
+        _closing_queue  other sessions wait up to `closing_wait_s` for the slot of a closing session
+        _once_queue     single requests wait for a place; they have as many separate places as the server has slots
 
     Args:
-        limits: How many slots there are, and for which clients.
-        make: Makes a session that is not built yet.
-        is_unsure: Whether the environment's class, and so the number of slots, is unknown until the first one is built.
+        limits: The number of slots, and the limits for kinds of clients.
+        make: Makes an unbuilt session.
+        is_unsure: Whether the environment's class is unknown; then the number of slots depends on the first one.
         report: Called with the code of each refusal.
-        abandon: Gives up a session that is to end and hangs, which gives its slot back; says whether it did.
+        abandon: Abandons a closing session that hangs, which frees its slot; returns whether it did.
     """
 
     def __init__(
@@ -265,19 +265,19 @@ class Slots:
         self._lock = threading.Lock()
         self._live: dict[str, Session] = {}
         self._once: set[Session] = set()
-        self._of_agents = 0  # live sessions that agents have opened
-        self._soft = 0  # live sessions that may be evicted, but for those that are in use
-        self._closing: set[str] = set()  # live sessions that are about to end
-        self._ended: OrderedDict[str, str] = OrderedDict()  # reasons by id, of sessions that clients may still name
+        self._of_agents = 0  # live sessions opened by agents
+        self._soft = 0  # live sessions that may be evicted while unused
+        self._closing: set[str] = set()  # live sessions that are closing
+        self._ended: OrderedDict[str, str] = OrderedDict()  # close reasons of ended sessions, by id
 
     def reconfigure(self, limits: SessionLimits) -> None:
-        """Change the limits, while there is no session."""
+        """Change the limits, before the first session."""
         self._limits = limits
         self.queue.limit = limits.queue
         self.count = limits.sessions
 
     def share(self, peers: Peers) -> None:
-        """Share the limits with other processes, while there is no session."""
+        """Share the limits with other processes, before the first session."""
         self.peers = self.queue.peers = peers
         self._publish()
 
@@ -289,7 +289,7 @@ class Slots:
                 self._publish_counts()
 
     def _publish_counts(self) -> None:
-        """Let other processes know what is used here; the caller holds the lock, and to take a slot that of all."""
+        """Publish the counts of this process; the caller holds the lock, and the common one when taking a slot."""
         if self.peers.is_shared:
             self.peers.publish(
                 SlotCounts(
@@ -305,7 +305,7 @@ class Slots:
             )
 
     def note_closing(self, session: Session) -> None:
-        """Note that a session is about to end, so that clients of other processes wait for its slot; any thread."""
+        """Record a closing session, so that clients of other processes wait for its slot; from any thread."""
         if self.peers.is_shared:
             with self._lock:
                 if self._live.get(session.id) is session:
@@ -313,7 +313,7 @@ class Slots:
                     self._publish_counts()
 
     def wake(self) -> None:
-        """Let clients try again: a slot of another process is free, or what kept them from one has changed."""
+        """Let clients try again: another process has freed a slot, or the conditions have changed."""
         self._closing_queue.call_all()
         self._once_queue.call_next()
         self.queue.slot_freed()
@@ -325,11 +325,11 @@ class Slots:
         if victim is not None:
             victim.close(EVICTED)
 
-    # -- what there is --------------------------------------------------------------------------------------------
+    # -- the sessions ---------------------------------------------------------------------------------------------
 
     @property
     def used(self) -> int:
-        """Slots in use, those of other processes included."""
+        """Slots in use, including other processes."""
         return len(self._live) + self.peers.counts().live
 
     @property
@@ -343,12 +343,12 @@ class Slots:
             return list(self._live.values())
 
     def all(self) -> list[Session]:
-        """List them, and those for a single request."""
+        """List all sessions, including those for a single request."""
         with self._lock:
             return [*self._live.values(), *self._once]
 
     def lookup(self, session_id: str) -> tuple[Session | None, str | None]:
-        """Return a live session, and the reason why one has ended."""
+        """Return a live session, or the close reason of an ended one."""
         with self._lock:
             return self._live.get(session_id), self._ended.get(session_id)
 
@@ -360,14 +360,14 @@ class Slots:
     # -- taking one -----------------------------------------------------------------------------------------------
 
     def reserve_at_once(self, kind: SessionKind, *, by_agent: bool = False) -> Session | None:
-        """Take a slot; None where the client has to wait, or is refused."""
+        """Take a slot; None if the client has to wait or is refused."""
         return self._try(kind, by_agent=by_agent).session
 
     async def reserve(self, kind: SessionKind, *, by_agent: bool = False) -> Session:
-        """Take a slot, waiting while one is about to come free; single requests wait as long as it takes.
+        """Take a slot, waiting while one is about to come free; single requests wait without a limit.
 
         Raises:
-            SessionCapacityError: All slots are taken.
+            SessionCapacityError: All slots are in use.
         """
         session = self._try(kind, by_agent=by_agent).session
         if session is not None:
@@ -384,10 +384,10 @@ class Slots:
                 if session is not None:
                     return session
                 if victim is not None:
-                    victim.close(EVICTED)  # its slot comes free when the environment's own `close` has returned
+                    victim.close(EVICTED)  # its slot comes free when the environment's `close` returns
                 if wait_for is None:
                     raise self._refusal(kind, by_agent=by_agent)
-                # A constructor takes the time it takes; a session that is closing is not waited for as long.
+                # Wait for a constructor without a limit, but for a closing session only until the deadline.
                 is_called = await ticket.wait(None if wait_for == "class" else deadline)
                 if not is_called and not self._abandon_soft():
                     raise self._refusal(kind, by_agent=by_agent)
@@ -397,17 +397,18 @@ class Slots:
     async def reserve_in_turn(
         self, kind: SessionKind, *, by_agent: bool, wait_s: float, on_position: OnPosition | None = None
     ) -> Session:
-        """Take a slot after the clients that came before.
+        """Take a slot behind earlier clients.
 
         Raises:
             SessionCapacityError: No slot came free in time, or too many clients wait.
         """
-        # Where a limit was set, an agent would wait for its own kind; the one of every server keeps a slot for others.
+        # With an explicit limit for agents, an agent would wait for other agents, so refuse it. The default limit only
+        # keeps one slot free for orchestrators.
         is_over = by_agent and self._limits.agents is not None and self._is_over_agents(kind, self.peers.counts())
         ticket = self.queue.join() if wait_s > 0 and not is_over else None
         if ticket is None:
             if wait_s <= 0 and not is_over and not self.queue.has_next:
-                return await self.reserve(kind, by_agent=by_agent)  # a slot that is just coming free is worth a moment
+                return await self.reserve(kind, by_agent=by_agent)  # wait briefly for a slot that is just coming free
             raise self._refusal(kind, by_agent=by_agent)
         deadline = ticket.loop.time() + wait_s
         try:
@@ -419,7 +420,7 @@ class Slots:
                 if victim is not None:
                     victim.close(EVICTED)
                 if by_agent and self._is_over_agents(kind, self.peers.counts()):
-                    # Or an agent at the head of the queue would keep free slots from the orchestrators behind it.
+                    # An agent at the head of the queue must not keep free slots from the orchestrators behind it.
                     self.queue.stand_aside(ticket)
                 if on_position is not None:
                     on_position(self.queue.position(ticket))
@@ -431,11 +432,11 @@ class Slots:
             self.queue.leave(ticket)
 
     def _try(self, kind: SessionKind, *, by_agent: bool, is_next: bool = False) -> SlotReservation:
-        """Reserve if possible; else name a session to evict, and what to wait for. Clients in the queue come first."""
-        # A client that comes now must not overtake those that wait. Single requests use no slot, so they may.
-        # Before the locks: the queue has one of its own, which threads hold while they take that of all processes.
+        """Reserve if possible; else return a session to evict and a change to wait for. Queued clients come first."""
+        # A new client must not overtake queued ones. Single requests use no slot, so they may.
+        # Check this before taking the locks: threads take the queue's lock first and the common lock second.
         is_waited_for = not is_next and kind is not SessionKind.ONCE and self.queue.has_next
-        # All processes wait for one that holds their lock: what is likely to be needed is made before.
+        # All processes wait for the common lock, so make a session that will probably be needed before taking it.
         ready = self._make(kind) if self.peers.is_shared and not is_waited_for and self.used < self.count else None
         reservation = self._decide(kind, ready, by_agent=by_agent, is_waited_for=is_waited_for)
         if ready is not None and reservation.session is not ready:
@@ -457,7 +458,7 @@ class Slots:
                 if first_elsewhere or any(
                     s.state is SessionState.CREATING for s in (*self._live.values(), *self._once)
                 ):
-                    return SlotReservation(None, wait_for="class")  # the first one reveals how many there may be
+                    return SlotReservation(None, wait_for="class")  # the first session determines the number of slots
                 if allows_concurrency is False:
                     count = 1
             is_once = kind is SessionKind.ONCE
@@ -479,14 +480,14 @@ class Slots:
         return SlotReservation(None, victim, "slot" if is_closing else None)
 
     def _victim(self, *, for_soft: bool) -> Session | None:
-        """Choose the session to evict: the longest unused one, and one that runs a call only where all do."""
+        """Choose the session to evict: the longest unused one; a busy one only if all are busy."""
         soft = self._evictable()
-        if for_soft:  # a visitor does not evict another one, who may be thinking
+        if for_soft:  # a visitor must not evict another one, who may be thinking
             soft = [s for s in soft if s.is_idle and s.unused_s > _LEFT_AFTER_S]
         return min(soft, key=lambda s: (not s.is_idle, s.last_activity_at), default=None)
 
     def _is_over_agents(self, kind: SessionKind, others: SlotCounts) -> bool:
-        """Whether agents have as many sessions as they may: by default all but one, which is the orchestrator's."""
+        """Return whether agents have reached their limit: by default all slots but one for the orchestrator."""
         held = self._of_agents + others.agents
         if self._limits.agents is not None:
             return held >= self._limits.agents
@@ -506,7 +507,7 @@ class Slots:
 
     @property
     def retry_after_s(self) -> float:
-        """When to try again; later for a longer queue."""
+        """Seconds to wait before the next try; more for a longer queue."""
         return 1.0 + self.queue.total // 100
 
     def _refusal(self, kind: SessionKind, *, by_agent: bool) -> SessionCapacityError:
@@ -514,7 +515,7 @@ class Slots:
         if self.is_closed:
             text = "The server is shutting down and opens no more sessions."
         elif by_agent and self._is_over_agents(kind, self.peers.counts()):
-            text = "The server holds as many sessions for agents as it may."
+            text = "The server has reached its limit of sessions for agents."
         self._report(SessionCapacityError.code)
         self.peers.refused()
         return SessionCapacityError(self.used, self.count, text)
@@ -522,7 +523,7 @@ class Slots:
     # -- making room ----------------------------------------------------------------------------------------------
 
     def keep_soft(self, session: Session) -> bool:
-        """Give a session for a single request a slot, if one is free, so that a cookie can continue it."""
+        """Give a single request's session a slot, if one is free, so that a cookie can continue it."""
         with self._lock, self.peers as others:
             soft = self._evictable()
             oldest = min(soft, key=lambda other: other.last_activity_at, default=None)
@@ -531,7 +532,7 @@ class Slots:
             )
             if self.is_closed or session.state not in (SessionState.READY, SessionState.BUSY):
                 return False
-            if is_crowded:  # exchanged under one lock: the slot must not go to another client in between
+            if is_crowded:  # exchange under one lock: no other client may get the slot in between
                 if oldest is None or not oldest.is_idle:
                     return False
                 self._forget(oldest, EVICTED)
@@ -547,7 +548,7 @@ class Slots:
         return True
 
     def promote(self, session: Session) -> None:
-        """Give a soft session the life of an explicit one: its client has shown that it comes back."""
+        """Give a soft session the lease of an HTTP session, because its client has come back."""
         with self._lock, self.peers:
             if session.kind is SessionKind.SOFT and self._live.get(session.id) is session:
                 session.kind = SessionKind.HTTP
@@ -555,7 +556,7 @@ class Slots:
                 self._publish_counts()
 
     def _evictable(self) -> list[Session]:
-        """Soft sessions that no socket is attached to; the caller holds the lock."""
+        """Return the soft sessions without an attached socket; the caller holds the lock."""
         return [
             session
             for session in self._live.values()
@@ -565,7 +566,7 @@ class Slots:
         ]
 
     def _abandon_soft(self) -> bool:
-        """Give up a soft session that does not end: it must not take another client's slot."""
+        """Abandon a soft session that does not end: it must not block another client's slot."""
         with self._lock:
             stuck = [s for s in self._live.values() if s.kind is SessionKind.SOFT and s.state is SessionState.CLOSING]
         return any(self._abandon(session, self._limits.closing_wait_s) for session in stuck[:1])
@@ -580,13 +581,13 @@ class Slots:
             if self._live.get(session.id) is session:
                 self._forget(session, session.close_reason or CLOSED)
             self._publish_counts()
-        # Clients that wait only for a moment try first, and get nothing while others are in `queue` (see `_try`).
+        # Clients that wait briefly try first, but get nothing while others are in `queue` (see `_try`).
         (self._once_queue if is_once else self._closing_queue).call_next()
         self.queue.slot_freed()
         self.peers.slot_freed(briefly=not is_once, once=is_once)
 
     def _forget(self, session: Session, reason: str) -> None:
-        """Give the slot back; the caller holds the lock."""
+        """Free the slot; the caller holds the lock."""
         if self._live.pop(session.id, None) is not None:
             self._of_agents -= session.by_agent
             self._soft -= session.kind is SessionKind.SOFT
@@ -597,12 +598,12 @@ class Slots:
                 self._ended.popitem(last=False)
 
     def close(self) -> None:
-        """Give no more slots, and refuse the clients that wait for one."""
+        """Assign no more slots, and refuse waiting clients."""
         self.is_closed = True
         self.peers.leave()
         self.look_again()
 
     def look_again(self) -> None:
-        """Let the clients that wait for a moment try again: the number of slots is known now, or there are no more."""
+        """Let briefly waiting clients try again: the number of slots is known now, or the server closes."""
         self._closing_queue.call_all()
         self._once_queue.call_all()

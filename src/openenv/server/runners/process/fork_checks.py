@@ -1,8 +1,8 @@
-"""What a copy of this process by fork(2) would lose or share: threads, tasks, processes, descriptors, memory, folders.
+"""Checks whether this process can be forked: threads, tasks, processes, descriptors, memory and folders prevent it.
 
-A copy has the calling thread alone, and descriptors and shared memory in common with its original. Where an environment
-depends on such, it is not copied: the text says on what. Linux only. Knows the kernel's view of this process; must not
-know sessions.
+A copy by fork(2) has only the calling thread, and it shares descriptors and memory maps with its original. An
+environment that depends on these cannot be copied, and the text names the obstacle. Linux only. Knows the kernel's view
+of this process; must not know sessions.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 COPY_NAME: Final = "openenv-copy"
-"""What the kernel calls the main thread of a copy, for `ps`, and for its original."""
-_OUR_THREADS: Final = ("openenv-", "asyncio_")  # idle between calls, and started again where they are needed
+"""The name of a copy's main thread in the kernel, for `ps` and for the original."""
+_OUR_THREADS: Final = ("openenv-", "asyncio_")  # idle between calls, and started again when needed
 _TOOLS: Final = "openenv.env.tools.execution"
 _HARMLESS_DEVICES: Final = frozenset({"/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/tty"})
 _STDIO: Final = 3
@@ -31,7 +31,7 @@ _STDIO: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A file that this process has open for reading, and where it reads."""
+    """A file that this process reads, with its offset."""
 
     fd: int
     path: str
@@ -47,9 +47,9 @@ def is_possible() -> bool:
 def obstacle(
     own_tasks: Collection[asyncio.Task[Any] | None], own_descriptors: Collection[int], own_copies: Collection[int]
 ) -> str | None:
-    """Return what keeps this process, or the environments in it, from being copied, in words; None for nothing.
+    """Return the obstacle to copying this process and its environments, as text; None if it can be copied.
 
-    Called in the thread of the event loop while the environment is at rest.
+    Call this in the thread of the event loop while the environment is idle.
 
     Args:
         own_tasks: Tasks of the worker itself.
@@ -57,7 +57,7 @@ def obstacle(
         own_copies: The ids of processes that it has forked.
     """
     problem = _threads() or _tasks(own_tasks) or _folders()
-    if problem is None and sys.platform == "linux":  # where the kernel shows it
+    if problem is None and sys.platform == "linux":  # these need /proc
         problem = _processes(own_copies) or _descriptors(own_descriptors) or _memory()
     return problem
 
@@ -79,7 +79,7 @@ def _tasks(own: Collection[asyncio.Task[Any] | None]) -> str | None:
 
 
 def tool_loops() -> list[asyncio.AbstractEventLoop]:
-    """Return the event loop that tools run on, if there is one in this process."""
+    """Return the event loop of tools, if this process has one."""
     tools = sys.modules.get(_TOOLS)
     background = getattr(tools, "TOOL_LOOP", None)
     loop = None if background is None or background._pid != os.getpid() else background._loop
@@ -91,7 +91,7 @@ def _processes(copies: Collection[int]) -> str | None:
         with contextlib.suppress(OSError):
             for pid in listing.read_text().split():
                 name = _text(f"/proc/{pid}/comm")
-                if int(pid) not in copies and name != COPY_NAME:  # a copy of a copy, whose parent has ended
+                if int(pid) not in copies and name != COPY_NAME:  # a copy of an ended copy has this name
                     return f"it has started another process ({name or pid}), which copies would share"
     return None
 
@@ -102,7 +102,7 @@ def _descriptors(own: Collection[int]) -> str | None:
             continue
         try:
             mode, flags = os.fstat(fd).st_mode, fcntl.fcntl(fd, fcntl.F_GETFL)
-        except OSError:  # it was that of the listing
+        except OSError:  # the descriptor of the listing itself
             continue
         access = flags & os.O_ACCMODE
         if stat.S_ISSOCK(mode):
@@ -120,7 +120,7 @@ def _descriptors(own: Collection[int]) -> str | None:
 
 
 def _memory() -> str | None:
-    """Find memory that stays shared after a fork: `multiprocessing.Array`, /dev/shm, a file that is mapped."""
+    """Find memory that stays shared after a fork: `multiprocessing.Array`, /dev/shm, a mapped file."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         for line in file:  # 7f12c8a00000-7f12c8a21000 rw-s 00000000 00:01 1042 /dev/zero (deleted)
             _, rights, _, _, _, *place = line.split(maxsplit=5)
@@ -144,22 +144,22 @@ def _folders() -> str | None:
 
 
 def open_descriptors() -> Iterator[tuple[int, str]]:
-    """Yield the descriptors of this process, and what each of them is."""
+    """Yield the descriptors of this process with their targets."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             yield int(name), os.readlink(f"/proc/self/fd/{name}")
 
 
 def loop_descriptors(loop: asyncio.AbstractEventLoop) -> set[int]:
-    """Return the descriptors of asyncio's own loop; none of another one."""
+    """Return the descriptors of an asyncio loop; empty for other loops."""
     parts = [getattr(loop, name, None) for name in ("_selector", "_ssock", "_csock")]
     return {part.fileno() for part in parts if part is not None}
 
 
 def close_copied_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Close the descriptors of a loop in a copy of its process; nothing is said to the epoll instance, which is shared.
+    """Close the descriptors of a loop in a copied process, without changing the shared epoll instance.
 
-    `loop.close()` would take the loop's own sockets out of it, and the original would no longer wake up.
+    `loop.close()` would remove the loop's sockets from it, and the original would no longer wake up.
     """
     for name in ("_selector", "_ssock", "_csock"):
         part = getattr(loop, name, None)
@@ -168,7 +168,7 @@ def close_copied_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def open_files() -> list[OpenFile]:
-    """Return the regular files that this process reads: a copy that used the same descriptor would share its offset."""
+    """Return the regular files that this process reads: a copy would share the offset of the same descriptor."""
     files = []
     for fd, path in open_descriptors():
         with contextlib.suppress(OSError):
@@ -180,13 +180,13 @@ def open_files() -> list[OpenFile]:
 
 
 def reopen(file: OpenFile) -> None:
-    """Give a copy an offset of its own in a file, under the same descriptor; works for deleted files, too."""
-    own = os.open(f"/proc/self/fd/{file.fd}", file.flags & ~os.O_CREAT | os.O_CLOEXEC)
+    """Give a copy a separate offset in a file, with the same descriptor; works for deleted files, too."""
+    fd = os.open(f"/proc/self/fd/{file.fd}", file.flags & ~os.O_CREAT | os.O_CLOEXEC)
     try:
-        os.lseek(own, file.offset, os.SEEK_SET)
-        os.dup2(own, file.fd, inheritable=os.get_inheritable(file.fd))
+        os.lseek(fd, file.offset, os.SEEK_SET)
+        os.dup2(fd, file.fd, inheritable=os.get_inheritable(file.fd))
     finally:
-        os.close(own)
+        os.close(fd)
 
 
 def _text(path: str) -> str:

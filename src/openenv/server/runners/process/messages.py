@@ -1,9 +1,9 @@
-"""Messages between a server and its worker processes, and what they carry: factories, results, exceptions.
+"""Messages between a server and its worker processes, and their contents: factories, results, exceptions.
 
     <size: 8 bytes> <kind: 1> <number of the request: 8> <payload: size>     one after the other, on a Unix socket
 
-Payloads are pickled, classes and functions by their names. Both sides run the same release, so there is no version.
-Knows what can be sent, and what replaces what cannot; must not know sockets.
+Payloads are pickled, classes and functions by name. Both sides run the same release, so messages need no version
+number. Knows pickling, and replacements for values that cannot be pickled; must not know sockets.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from ..base import NotSendable
 HEADER: Final = struct.Struct("<QBQ")
 READ_BYTES: Final = 256 * 1024
 MAIN_MODULE: Final = "__mp_main__"
-"""What the program's own module is called in a worker, as with multiprocessing."""
+"""The name of the program's main module in a worker, as with multiprocessing."""
 
 _FLAGS: Final = ("SUPPORTS_CONCURRENT_SESSIONS", "REQUIRES_SINGLE_THREAD_EXECUTOR")
 
 
 class MessageKind(IntEnum):
-    """What a message is. `number` in its header is the request's, unless said otherwise here."""
+    """The kinds of messages. `number` in the header is the request's number, except as noted here."""
 
     # From the server.
     SETUP = 1  # a `WorkerSetup`, before anything else
-    ENCODER = 2  # an encoder of results; `number` is its own
+    ENCODER = 2  # an encoder of results; `number` is the encoder's
     OPEN = 3  # build an environment
     ASK = 4  # run an operation on one
     CANCEL = 5  # interrupt a request
@@ -57,7 +57,7 @@ class MessageKind(IntEnum):
     VALUE = 19  # a result
     ERROR = 20  # an exception instead of a result
     EVENT = 21  # progress or a log message of a running tool
-    LOG = 22  # a record of the worker's log
+    LOG = 22  # a log record
     COPIES = 23  # process ids of copies; with a socket to each, as ancillary data
 
 
@@ -70,7 +70,7 @@ class WorkerMessage(NamedTuple):
 
 
 def encode_message(kind: MessageKind, number: int = 0, payload: bytes = b"") -> bytes:
-    """Write a message."""
+    """Encode a message."""
     return HEADER.pack(len(payload), kind, number) + payload
 
 
@@ -102,7 +102,7 @@ class MessageReader:
 
 
 class _Pickler(pickle.Pickler):
-    """Also pickles classes made at run time that name what makes them: `__made_by__`, a function and its arguments."""
+    """Also pickles classes made at run time: their `__made_by__` names a function and its arguments."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type):
@@ -130,12 +130,12 @@ class WorkerSetup:
     """The first message to a worker.
 
     Args:
-        path: Where modules are looked for.
-        files: Modules that are not found by their names alone, and their files.
-        main: The file of the program, where the factory is defined in it.
+        path: The server's `sys.path`.
+        files: Files of modules that cannot be found by their names.
+        main: The program's main file, if it defines the factory.
         factory: The factory, pickled.
         parent: The server's process id.
-        levels: Levels of the server's loggers, by name; the empty name is the root's.
+        levels: The log levels of the server, by logger; the empty name is the root logger.
     """
 
     path: list[str]
@@ -150,7 +150,7 @@ def pack_factory(factory: Callable[[], Any]) -> bytes:
     """Pickle a factory.
 
     Raises:
-        NotSendable: It is not defined at the top level of a module.
+        NotSendable: The factory is not defined at the top level of a module.
     """
     try:
         return pack(factory)
@@ -163,9 +163,9 @@ def pack_factory(factory: Callable[[], Any]) -> bytes:
 
 
 def modules_of(factory: Callable[[], Any], others: Iterable[Any] = ()) -> tuple[dict[str, str], str | None]:
-    """Return the files of the modules that a factory is made of, for a process that does not find them by their names.
+    """Return the files of a factory's modules, for a process that cannot find them by name.
 
-    The second is the file of the program itself, where something is defined in that.
+    The second value is the program's main file, if it defines a part of the factory.
     """
     files = tabled_places()
     main = None
@@ -198,15 +198,15 @@ def _parts(factory: Any, others: Iterable[Any]) -> Iterable[Any]:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentDescription:
-    """What a server has to know of an environment in a worker.
+    """The facts about a worker's environment that the server needs.
 
     Args:
-        cls: Its class, pickled; None where that cannot be.
+        cls: Its class, pickled; None if it cannot be pickled.
         name: The class's name.
         flags: The class's flags about sessions and threads.
         methods: Names of the methods that can be called.
-        has_tools: Whether it has tools of its own.
-        has_server: Whether it has a FastMCP server and no tools of its own.
+        has_tools: Whether it defines tools itself.
+        has_server: Whether its tools come from a FastMCP server only.
         instructions: The instructions of its FastMCP server.
     """
 
@@ -219,7 +219,7 @@ class EnvironmentDescription:
     instructions: str | None
 
     def served_class(self) -> type[Any]:
-        """Return the environment's class, or one that looks like it."""
+        """Return the environment's class, or an equivalent one."""
         return _served_class(self.cls, self.name, tuple(self.flags.items()))
 
 
@@ -236,7 +236,7 @@ def _served_class(pickled: bytes | None, name: str, flags: tuple[tuple[str, bool
 
 
 def describe(env: Any) -> EnvironmentDescription:
-    """Describe an environment; called where its code runs."""
+    """Describe an environment; call this in its lane."""
     server = getattr(env, "mcp_server", None)
     has_tools = isinstance(getattr(env, "tools", None), ToolSource)
     own = [name for name, value in getattr(env, "__dict__", {}).items() if callable(value)]
@@ -271,8 +271,8 @@ class PackedState(NamedTuple):
     """The state of an environment on its way to another worker.
 
     Args:
-        is_snapshot: Whether it is what `snapshot` has returned, for `restore`; otherwise it is the environment itself.
-        pickled: The one or the other.
+        is_snapshot: Whether the value is the result of `snapshot`, for `restore`; else it is the environment itself.
+        pickled: The pickled value.
     """
 
     is_snapshot: bool
@@ -287,13 +287,13 @@ class RemoteFailure:
     """An exception on its way from a worker.
 
     Args:
-        pickled: The exception, where it can be pickled.
-        name: Its class's name.
+        pickled: The exception, if it can be pickled.
+        name: The name of its class.
         message: Its text.
-        base: The nearest of its base classes that every Python has.
-        attributes: Those of its attributes that can be pickled.
-        trace: Where it was raised, from the author's first frame on.
-        place: The line of the author's code.
+        base: The nearest builtin base class.
+        attributes: Its picklable attributes.
+        trace: The traceback from the author's first frame on.
+        place: The failing line in the author's code.
     """
 
     pickled: bytes | None
@@ -307,7 +307,7 @@ class RemoteFailure:
 
 @dataclass(frozen=True, slots=True)
 class _ExceptionParts:
-    """An exception whose constructor takes other arguments than those it keeps in `args`."""
+    """An exception with constructor arguments that differ from its `args`."""
 
     cls: type[BaseException]
     arguments: tuple[Any, ...]
@@ -329,7 +329,7 @@ class _ExceptionParts:
 
 
 def pack_error(error: BaseException) -> bytes:
-    """Pickle an exception, or a description of one that cannot be pickled."""
+    """Pickle an exception, or a description of an unpicklable one."""
     base = next(cls for cls in type(error).__mro__ if vars(builtins).get(cls.__name__) is cls)
     return pack(
         RemoteFailure(
@@ -345,7 +345,7 @@ def pack_error(error: BaseException) -> bytes:
 
 
 def unpack_error(data: bytes) -> BaseException:
-    """Return an exception that was raised in a worker; its cause shows where."""
+    """Return an exception from a worker; its cause shows the traceback there."""
     try:
         failure: RemoteFailure = unpack(data)
     except Exception as exc:
@@ -358,7 +358,7 @@ def unpack_error(data: bytes) -> BaseException:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """Pickle an exception so that it is the same after unpickling: by its constructor, else by its parts."""
+    """Pickle an exception by its constructor if the result is equal, else by its parts."""
     for value in (error, _ExceptionParts(type(error), error.args, vars(error))):
         try:
             data = pack(value)
@@ -397,7 +397,7 @@ def _unpickled(failure: RemoteFailure) -> BaseException | None:
 
 
 def _similar(failure: RemoteFailure) -> BaseException:
-    """Make an exception that looks like one whose class is not available here."""
+    """Make an exception that resembles one of an unavailable class."""
     base = vars(builtins)[failure.base]
     message = failure.message
     cls: Any = type(failure.name, (base,), {"__str__": lambda _: message, "__module__": "openenv.worker"})

@@ -1,9 +1,9 @@
-"""The process runner: environments in worker processes, so that a crash takes only the sessions of one of them.
+"""The process runner: environments in worker processes, so that a crash ends only the sessions of one worker.
 
     Session ── calls ──> ProcessLane ── requests ──> WorkerProcess ══ socket ══> child.SessionHost ──> Environment
 
-Sessions are spread over a number of processes, the emptiest first; a process that has died is replaced. Knows workers
-and lanes; must not know sessions or environments.
+Sessions are spread over several processes, the emptiest first; a dead process is replaced. Knows workers and lanes;
+must not know sessions or environments.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LOGGERS: Final = ("", "openenv")
 
 
 class WorkersKeepDying(RuntimeError):
-    """No worker is started for a while, since the last ones have died before they did anything."""
+    """New workers are refused for a while, because the last ones died before they answered anything."""
 
 
 class WorkerDied(RuntimeError):
@@ -48,7 +48,7 @@ class WorkerDied(RuntimeError):
 
 
 class StartBackoff:
-    """Delays the start of workers after some in a row have died before they answered anything.
+    """Delays the start of workers after several consecutive ones died before they answered anything.
 
     From the death of number `PATIENCE` on, each one doubles the pause, from one second up to 30.
     """
@@ -67,7 +67,7 @@ class StartBackoff:
                 self._deaths = 0
 
     def died(self, how: str) -> None:
-        """Record that a worker has died without an answer."""
+        """Record that a worker died without an answer."""
         with self._lock:
             self._deaths += 1
             self._last = how
@@ -90,7 +90,7 @@ class StartBackoff:
 
 
 class PackedEncoder(NamedTuple):
-    """An encoder of results, pickled, and the number that workers know it by."""
+    """A pickled encoder of results, and its number in workers."""
 
     number: int
     payload: bytes
@@ -117,7 +117,7 @@ class ProcessLane(Lane):
 
     @property
     def host(self) -> ProcessLane:
-        """Return the lane itself: it shares no thread with others."""
+        """Return the lane itself: each lane has its thread."""
         return self
 
     def submit(self, call: LaneCall) -> None:
@@ -133,11 +133,11 @@ class ProcessLane(Lane):
             callback(WORKER_CRASHED)
 
     def ending(self) -> None:
-        """Note when the session began to close."""
+        """Record when the session began to close."""
         self.ending_since = time.monotonic()
 
     def abandon(self, call: object) -> None:
-        """Give the session up; its process is killed as soon as it holds no other."""
+        """Give up the session; kill its process when it holds no further sessions."""
         self.is_abandoned = True
         self._runner.kill_abandoned(self.worker)
 
@@ -148,12 +148,12 @@ class ProcessLane(Lane):
     # -- the environment ------------------------------------------------------------------------------------------
 
     def construct(self, factory: Callable[[], Any]) -> EnvironmentStub:
-        """Build the environment in the worker, which has the factory, and return a stub of it; raises as `_construct`.
+        """Build the environment in the worker, which has the factory, and return its stub; raises as `_construct`.
 
         Raises:
             WorkerDied: The process has died meanwhile.
-            WorkersKeepDying: The process is not started, since others have died too soon.
-            BaseException: What the constructor has raised.
+            WorkersKeepDying: The process is not started, because others have died too soon.
+            BaseException: The exception of the constructor.
         """
         return self._construct(None)
 
@@ -162,8 +162,8 @@ class ProcessLane(Lane):
 
         Raises:
             WorkerDied: The process has died meanwhile.
-            WorkersKeepDying: The process is not started, since others have died too soon.
-            BaseException: What the constructor has raised.
+            WorkersKeepDying: The process is not started, because others have died too soon.
+            BaseException: The exception of the constructor.
         """
         reply = BlockingReply()
         try:
@@ -180,10 +180,10 @@ class ProcessLane(Lane):
         return self.stub
 
     async def fork(self, lanes: Sequence[Lane]) -> list[EnvironmentCopy]:
-        """Copy the worker for each of these lanes, which move there; or else the environment's state, for theirs.
+        """Fork the worker for each of these lanes and move them there, or copy the environment's state to their workers.
 
         Raises:
-            NotForkable: Neither can be.
+            NotForkable: Neither is possible.
             SessionLost: The process has died.
         """
         others = [lane for lane in lanes if isinstance(lane, ProcessLane)]
@@ -211,7 +211,7 @@ class ProcessLane(Lane):
         return EnvironmentCopy(lambda: lane.stub)
 
     def moved(self, worker: WorkerProcess) -> None:
-        """Record that the session's environment is in another worker."""
+        """Record that the session's environment moved to another worker."""
         with self._lock:
             self.worker = worker
             self._is_built = True
@@ -263,7 +263,7 @@ class ProcessLane(Lane):
             raise SessionLost(WORKER_CRASHED) from None
 
     async def close(self) -> None:
-        """Close the environment; in a dead worker it is closed already."""
+        """Close the environment, unless the worker is dead."""
         reply = AwaitedReply(current_dispatcher())
         try:
             number = self.worker.request(MessageKind.CLOSE, pack(self.number), reply)
@@ -307,7 +307,7 @@ class ProcessRunner:
         self._backoff = StartBackoff(clock)
         self._lock = threading.Lock()
         self._lanes: dict[WorkerProcess, set[ProcessLane]] = {}  # of each worker
-        self._ancestors: set[WorkerProcess] = set()  # workers without lanes that wait for the end of their copies
+        self._ancestors: set[WorkerProcess] = set()  # workers without lanes; they wait for the end of their copies
         self._lane_numbers = itertools.count(1)
         self._encoder_numbers = itertools.count(1)
         self._encoders: dict[Encoder, PackedEncoder | None] = {}
@@ -316,7 +316,7 @@ class ProcessRunner:
 
     @property
     def workers(self) -> list[WorkerProcess]:
-        """The workers that there are now."""
+        """The current workers."""
         with self._lock:
             return list(self._lanes)
 
@@ -350,7 +350,7 @@ class ProcessRunner:
 
     @property
     def _started_count(self) -> int:
-        """How many workers there are beside copies, which end with their only session."""
+        """The number of workers without copies, which end with their only session."""
         return sum(worker.original is None for worker in self._lanes)
 
     def _new_worker(self) -> WorkerProcess:
@@ -409,7 +409,7 @@ class ProcessRunner:
         return WorkerSetup(list(sys.path), self._files, self._main, self._factory, os.getpid(), levels)
 
     def encoder(self, encode: Encoder) -> PackedEncoder | None:
-        """Return an encoder as workers get it; None where it cannot be sent."""
+        """Return an encoder for workers; None if it cannot be pickled."""
         if encode in self._encoders:
             return self._encoders[encode]
         try:
@@ -419,7 +419,7 @@ class ProcessRunner:
         return self._encoders.setdefault(encode, packed)
 
     def leave(self, lane: ProcessLane) -> None:
-        """Take a lane back; a worker that is one too many ends with its last lane."""
+        """Remove a lane; a surplus worker ends with its last lane."""
         with self._lock:
             worker, lanes = lane.worker, self._lanes.get(lane.worker)
             if lanes is None:
@@ -438,7 +438,7 @@ class ProcessRunner:
             self.kill_abandoned(worker)
 
     def kill_abandoned(self, worker: WorkerProcess) -> None:
-        """Kill a worker whose sessions are all abandoned."""
+        """Kill a worker if all of its sessions are abandoned."""
         with self._lock:
             lanes = self._lanes.get(worker)
             is_abandoned = bool(lanes) and all(lane.is_abandoned for lane in lanes or ())
@@ -473,7 +473,7 @@ class ProcessRunner:
             self._replace()
 
     def _reap(self, copied: WorkerProcess) -> None:
-        """Have the parent of a copy that has ended, which may be its ancestor by now, ask for its status."""
+        """Let the parent of an ended copy, or its ancestor, collect the exit status."""
         assert copied.original is not None
         ancestor = copied.ancestor
         for worker in {copied.original, ancestor}:
@@ -503,7 +503,7 @@ class ProcessRunner:
             logger.exception("a worker process could not be replaced")
 
     def _is_stuck(self, lanes: set[ProcessLane]) -> bool:
-        """Whether every session of a process should have ended long ago."""
+        """Return whether all sessions of a process should have ended long ago."""
         latest = self._clock() - self.options.hang_s
         return bool(lanes) and all(lane.ending_since is not None and lane.ending_since < latest for lane in lanes)
 
@@ -518,7 +518,7 @@ class ProcessRunner:
     # -- ending ---------------------------------------------------------------------------------------------------
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End all workers; those that do not end in time are killed."""
+        """End all workers; kill those still running when the time is up."""
         with self._lock:
             self._is_closing = True
             workers = [*self._lanes, *self._ancestors]

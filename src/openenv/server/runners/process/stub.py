@@ -1,6 +1,6 @@
 """Stubs of an environment in a worker, of its tools, and of the FastMCP client of its server.
 
-Knows what sessions and surfaces call; how requests reach the worker is the lane's business.
+They implement the methods that sessions and surfaces call. The lane sends the requests to the worker.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class ToolsStub(ToolSource):
         return tools
 
     async def call(self, request: ToolRequest) -> Any:
-        """Call a tool; raises `ToolCallError` and its kind."""
+        """Call a tool; raises `ToolCallError` and its subclasses."""
         argument = (request.name, dict(request.arguments), request.timeout_s)
         return await self._lane.ask("tool", argument, events=request.events)
 
     async def ask_server(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Do something with a stub of FastMCP's client of the server."""
+        """Run `work` with a stub of the server's FastMCP client."""
         return await work(McpClientStub(self._lane))
 
 
 class McpClientStub:
-    """FastMCP's client of an environment's server: each method is called in the worker."""
+    """The FastMCP client of an environment's server; each method runs in the worker."""
 
     def __init__(self, lane: ProcessLane) -> None:
         self._lane = lane
@@ -58,7 +58,7 @@ class McpClientStub:
 
 
 class EnvironmentStub(RemoteEnvironment):
-    """An environment in a worker. Its own methods can be called too, from threads only: they block."""
+    """An environment in a worker. Its own methods block, so call them from threads only."""
 
     tools: ToolSource | None
     mcp_server: Any
@@ -74,7 +74,7 @@ class EnvironmentStub(RemoteEnvironment):
         if description.has_server:
             self.mcp_server = ToolsStub(lane, description.instructions)
         elif description.has_tools:
-            self.mcp_server = SimpleNamespace(instructions=description.instructions)  # all that is known of it here
+            self.mcp_server = SimpleNamespace(instructions=description.instructions)  # the only known attribute
 
     async def ask(self, operation: RemoteOperation, argument: Any, encode: Encoder | None = None) -> Any:
         """Run an operation in the worker and return its result, encoded."""

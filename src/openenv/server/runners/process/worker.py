@@ -1,4 +1,4 @@
-"""One worker process, as the server sees it: its socket, the requests it has not answered, and the thread that reads.
+"""One worker process in the server: its socket, its open requests, and the thread that reads.
 
 Knows messages and processes; must not know environments, or which session gets which worker.
 """
@@ -41,13 +41,13 @@ from .messages import (
 
 logger = logging.getLogger(__name__)
 
-# With `-c`, `sys.path[0]` is the working folder, where a file may be named like one of our modules.
+# With `-c`, `sys.path[0]` is the working folder. A file there may have the name of one of our modules.
 _BOOT: Final = (
     "import sys; sys.path[0] = sys.argv[1]; from openenv.server.runners.process.child.main import main; main()"
 )
 _SOURCES: Final = str(Path(__file__).resolve().parents[4])
-_STDERR: Final = 2  # what environments print: standard output may carry a protocol (`openenv mcp`)
-_REAP_S: Final = 1.0  # between the end of a socket and that of its process
+_STDERR: Final = 2  # for the output of environments: standard output may carry a protocol (`openenv mcp`)
+_REAP_S: Final = 1.0  # between the end of a socket and the end of its process
 _LOOK_S: Final = 0.5
 _MOST_DESCRIPTORS: Final = 253  # with one message, by the kernel's own limit
 
@@ -60,7 +60,7 @@ class WorkerGone(Exception):
 
 
 class WorkerReply:
-    """A request that a worker has not answered yet. `resolve` is called once, from any thread."""
+    """An open request to a worker. `resolve` is called once, from any thread."""
 
     __slots__ = ("error", "events", "result")
 
@@ -99,7 +99,7 @@ class BlockingReply(WorkerReply):
         self._done.set()
 
     def wait(self) -> Any:
-        """Block until the reply is there."""
+        """Block until the reply arrives."""
         self._done.wait()
         return self.outcome()
 
@@ -138,7 +138,7 @@ class AwaitedReply(WorkerReply):
                 if not is_cancelled:
                     is_cancelled = True
                     cancel()
-                self._future = self._dispatcher.loop.create_future()  # one that was cancelled cannot be awaited again
+                self._future = self._dispatcher.loop.create_future()  # a cancelled future cannot be awaited again
         if is_cancelled and isinstance(self.error, RequestCancelled):
             raise asyncio.CancelledError
         return self.outcome()
@@ -154,13 +154,13 @@ class ForkReply(AwaitedReply):
         self.copies: list[tuple[int, socket.socket]] = []
 
     def close(self) -> None:
-        """Close the sockets of copies that were not taken: such a copy ends."""
+        """Close the sockets of unused copies, which ends them."""
         while self.copies:
             self.copies.pop()[1].close()
 
 
 class ForkedProcess:
-    """A process that another one has forked, with what is used of `Popen`. Its exit code is not known here."""
+    """A process forked by a worker, with the needed part of the `Popen` interface. Its exit code is unknown here."""
 
     returncode: int | None = None
 
@@ -195,7 +195,9 @@ class ForkedProcess:
             descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
-            with contextlib.suppress(ChildProcessError):  # only where this is PID 1, and all its other parents are dead
+            with contextlib.suppress(
+                ChildProcessError
+            ):  # it is our child only if we are PID 1 and its parents are dead
                 os.waitpid(self.pid, os.WNOHANG)
 
 
@@ -205,8 +207,8 @@ class WorkerProcess:
     Args:
         sockets: The thread that reads from it.
         on_gone: Called with it once it has ended, in that thread.
-        on_answer: Called for its first request that is answered with a result.
-        original: The worker that it is a copy of.
+        on_answer: Called at its first successful reply.
+        original: The worker that it is a copy of, if it is a copy.
     """
 
     socket: socket.socket
@@ -223,11 +225,11 @@ class WorkerProcess:
         self._on_gone = on_gone
         self._on_answer = on_answer
         self.original = original
-        # The worker that this server has started: orphans among its copies, and theirs, become its children.
+        # The worker started by this server. Orphans among its direct and indirect copies become its children.
         self.ancestor: WorkerProcess = self if original is None else original.ancestor
-        self.copies: set[WorkerProcess] = set()  # of an ancestor: those that live
+        self.copies: set[WorkerProcess] = set()  # live copies; only an ancestor has these
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
-        self._forks = 0  # requests for copies under way: descriptors come with their replies
+        self._forks = 0  # open requests for copies: their replies carry descriptors
         self._descriptors: deque[int] = deque()
         self._lock = threading.Lock()
         self._sending = threading.Lock()  # the bytes of two messages must not mix
@@ -249,16 +251,16 @@ class WorkerProcess:
 
     @property
     def is_started(self) -> bool:
-        """Whether there is a process, or was one."""
+        """Whether the process was started."""
         return self._process is not None
 
     @property
     def pid(self) -> int:
-        """Its process id; 0 before there is one."""
+        """Its process id; 0 before the start."""
         return 0 if self._process is None else self._process.pid
 
     def start(self, setup: WorkerSetup) -> None:
-        """Start the process. It is no fork: threads and locks of the server must not be in it."""
+        """Start the process. Do not fork: it must not inherit the server's threads and locks."""
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setblocking(False)
@@ -277,7 +279,7 @@ class WorkerProcess:
         self._sockets.add(self)
 
     def adopt(self, pid: int, sock: _Socket) -> None:
-        """Take a copy of another worker, which serves already.
+        """Take over a copy of another worker, which serves already.
 
         Raises:
             OSError: There is no such process any more.
@@ -300,7 +302,7 @@ class WorkerProcess:
         return self.request(MessageKind.FORK, payload, reply)
 
     def reap(self, pid: int) -> None:
-        """Have the process ask for the status of a copy that has ended, or it would stay a zombie."""
+        """Let the process collect the status of an ended copy, which would stay a zombie."""
         self.send(encode_message(MessageKind.REAP, pid))
 
     def request(self, kind: MessageKind, payload: bytes, reply: WorkerReply) -> int:
@@ -327,11 +329,11 @@ class WorkerProcess:
                 self._encoders.add(number)
 
     def cancel(self, number: int, lane: int) -> None:
-        """Interrupt a request as far as that is possible; it is answered all the same."""
+        """Interrupt a request if possible; it is answered in any case."""
         self.send(encode_message(MessageKind.CANCEL, number, pack(lane)))
 
     def leave(self) -> None:
-        """Ask the process to end; one that is not ready holds no environments to close, and is killed."""
+        """Ask the process to end; kill it if it is not ready yet, because it has no environments to close."""
         self.is_leaving = True
         if self.is_ready:
             self.send(encode_message(MessageKind.EXIT))
@@ -355,7 +357,7 @@ class WorkerProcess:
         return True
 
     def send(self, data: bytes) -> None:
-        """Send, from any thread; what the socket does not take now is sent later."""
+        """Send from any thread; the socket thread sends the rest later if the socket is full."""
         if self._process is None:
             return
         with self._sending:
@@ -376,7 +378,7 @@ class WorkerProcess:
     # -- in the socket thread -------------------------------------------------------------------------------------
 
     def write(self) -> bool:
-        """Send what waits; return whether some of it still does."""
+        """Send queued bytes; return whether some remain."""
         with self._sending:
             try:
                 sent = self.socket.send(self._unsent)
@@ -389,7 +391,7 @@ class WorkerProcess:
             return bool(self._unsent)
 
     def read(self) -> bool | None:
-        """Read once; return None where there is nothing now, False at the end of the stream."""
+        """Read once; return None if no data is available, False at the end of the stream."""
         try:
             if self._forks:
                 data, descriptors, _, _ = socket.recv_fds(self.socket, READ_BYTES, _MOST_DESCRIPTORS)
@@ -466,9 +468,9 @@ class WorkerProcess:
         return self._process is not None and self._process.poll() is None
 
     def gone(self) -> None:
-        """Clean up after a process that has ended, or whose socket is closed."""
+        """Clean up after the process has ended or closed its socket."""
         assert self._process is not None
-        if not self.wait(_REAP_S):  # without its socket it is of no use
+        if not self.wait(_REAP_S):  # without its socket it is useless
             self.kill()
             self._process.wait()
         self.how = _exit_text(self._process.returncode)
@@ -480,7 +482,7 @@ class WorkerProcess:
         self._on_gone(self)
 
     def take_pending(self) -> list[WorkerReply]:
-        """Refuse further requests, and return those that will not be answered."""
+        """Refuse further requests, and return the unanswered ones."""
         with self._lock:
             self.is_gone = True
             pending, self._pending = list(self._pending.values()), {}
@@ -488,13 +490,13 @@ class WorkerProcess:
 
 
 class SocketThread:
-    """One thread that reads from all workers, writes what their sockets did not take, and notices their end.
+    """One thread that reads from all workers, writes queued bytes to their sockets, and notices their end.
 
-    A worker's end shows in its socket, except where a child of the worker keeps that open: so its pidfd is watched too,
-    or the process is polled where there are no pidfds.
+    The end of a worker closes its socket, unless a child of the worker keeps it open. So the thread also watches the
+    worker's pidfd, or polls the process on systems without pidfds.
 
     Args:
-        look: Called now and then, in the thread.
+        look: Called periodically in the thread.
     """
 
     def __init__(self, look: Callable[[], None]) -> None:
@@ -516,11 +518,11 @@ class SocketThread:
         self._do(lambda: self._add(worker))
 
     def watch_writes(self, worker: WorkerProcess) -> None:
-        """Let a worker write when its socket takes more."""
+        """Write to a worker when its socket has room."""
         self._do(lambda: self._watch_writes(worker))
 
     def stop(self) -> None:
-        """End the thread, once all workers have ended."""
+        """End the thread after all workers have ended."""
         self._is_stopping = True
         self._do(lambda: None)
         if self._thread is not threading.current_thread():
@@ -571,7 +573,7 @@ class SocketThread:
 
     def _serve(self, worker: WorkerProcess, what: str, mask: int) -> None:
         if worker not in self._known:
-            return  # it has ended in this very pass
+            return  # it has ended in this pass
         try:
             if what == "socket" and mask & selectors.EVENT_WRITE and not worker.write():
                 self._selector.modify(worker.socket, selectors.EVENT_READ, (worker, "socket"))
@@ -592,7 +594,7 @@ class SocketThread:
     def _drop(self, worker: WorkerProcess) -> None:
         self._known.discard(worker)
         with contextlib.suppress(Exception):
-            while worker.read():  # messages that it has sent before its end
+            while worker.read():  # read the messages sent before its end
                 pass
         self._selector.unregister(worker.socket)
         pidfd = self._pidfds.pop(worker, None)
