@@ -180,7 +180,7 @@ class ProcessLane(Lane):
         return self.stub
 
     async def fork(self, lanes: Sequence[Lane]) -> list[EnvironmentCopy]:
-        """Fork the worker for each of these lanes and move them there, or copy the environment's state to their workers.
+        """Fork the worker for each of these lanes, or copy the environment's state to their workers; return the copies.
 
         Raises:
             NotForkable: Neither is possible.
