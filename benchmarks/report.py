@@ -69,7 +69,7 @@ TABLES = (
             Column("threads", "server_threads"),
             Column("errors", "errors", worst=True),
         ),
-        "KB/session is what the server has grown since it was fresh, earlier levels included. Errors: the worst round.",
+        "KB/session is the server's growth since its start, earlier levels included. Errors: the worst round.",
         least_sessions=1000,
     ),
     Table(
@@ -110,12 +110,12 @@ TABLES = (
             Column("bytes/step", "bytes_per_step"),
             Column("errors", "errors", worst=True),
         ),
-        "256 echo sessions, and 64 sessions that answer an image: with `VectorEnv` over 4 connections, in MessagePack "
-        "unless marked, and with a socket for each session: under the load generator, cheaper than any client, "
-        "and with asynchronous clients of the same package in one process, all steps gathered, which is what a trainer "
-        "without `VectorEnv` runs. All clients take and give dicts. p99 is that of a whole batch for clients and "
-        '`VectorEnv`. "The first 64 that are ready": `step_wait(k=64)`, each slot gets its next action as soon as its '
-        "result was seen, while others still step. The published package knows only sockets.",
+        "256 echo sessions, and 64 sessions that answer an image. Compared: `VectorEnv` over 4 connections "
+        "(MessagePack unless marked); a socket per session under the load generator, which is cheaper than any client; and async "
+        "clients of the same package in one process, all steps gathered, as in a trainer without `VectorEnv`. All "
+        'clients use dicts. For clients and `VectorEnv`, p99 covers a whole batch. "The first 64 that are ready": '
+        "`step_wait(k=64)`, each slot gets its next action as soon as its result arrived, while others still step. The "
+        "published package has sockets only.",
     ),
     Table(
         "Client import",
@@ -148,7 +148,7 @@ TABLES = (
             Column("client CPU us", "client_cpu_us", 1),
         ),
         "One session. `stub`: a server that costs next to nothing, so that the client alone shows; `published`: both "
-        "against openenv 0.10.0 with uvloop, whose own time is in both figures; `own`: each against its own server.",
+        "against openenv 0.10.0 with uvloop, which adds its time to both figures; `own`: each against its own server.",
     ),
     Table(
         "Large messages, 8 sessions",
@@ -271,9 +271,8 @@ def render_report(samples: Samples, facts: Mapping[str, str], *, plot: str | Non
     head = (
         "# Benchmark results\n\n"
         "Ours beside the published package, in one interleaved run on one machine that the load generator shares with "
-        "the server. Absolute figures move from run to run; the ratios are what counts. A ratio is the configuration's "
-        "figure divided by that of the better published configuration in the same case; all figures are medians over "
-        "rounds.\n\n"
+        "the server. Absolute figures move from run to run: compare ratios. A ratio divides a configuration's figure "
+        "by the better published figure in the same case. All figures are medians over rounds.\n\n"
     )
     facts_table = markdown(["what", "value"], [[name, value] for name, value in shown.items()])
     tables = [render_table(samples, table, judged) for table in TABLES if table.section in samples.sections()]

@@ -26,7 +26,7 @@ print(stats.calls, stats.budget_exhausted, stats.budget_stops, stats.last_error)
 stack.close()
 
 # region: read
-recording = read(root / "rollout-1")  # from disk: also after the proxy was killed
+recording = read(root / "rollout-1")  # from disk, even if the proxy was killed
 document = export.document(recording)
 print(document["capture_level"], document["trainable"], document["stats"]["n_trainable_tokens"])
 print([finding["code"] for finding in document["validation"]])

@@ -16,9 +16,9 @@ proxy = stack.enter_context(CaptureServer(Path(tempfile.mkdtemp())))
 model = Model(
     base_url=endpoint.url,
     name=endpoint.name,
-    engine="vllm",  # checks the names in `sampling`; leave it out for any other engine
-    sampling=Sampling(temperature=1.0, top_k=20),  # in every call, complete, by the endpoint's names
-    agent_may_set=("seed",),  # the agent's after all, by the agent's names
+    engine="vllm",  # validates the names in `sampling`; omit it for other engines
+    sampling=Sampling(temperature=1.0, top_k=20),  # all parameters, sent with every call
+    agent_may_set=("seed",),  # parameters that the agent may set
 )
 capture = proxy.open("rollout-1", model)
 ask = {"messages": [{"role": "user", "content": "1 + 1?"}], "temperature": 0, "seed": 7, "grammar": "root ::= x"}

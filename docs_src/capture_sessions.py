@@ -13,7 +13,7 @@ endpoint = stack.enter_context(ScriptedModel(Script(turns=(Turn(text="Two."),)))
 server = CaptureServer(llm_url=endpoint.url, model=endpoint.name, port=0)
 server.start()
 session = server.registry.create(sampling={"temperature": 1.0}, max_model_calls=20, task="sum")
-reply = httpx2.post(  # what the agent does: its key is the session's id
+reply = httpx2.post(  # the agent's request; its key is the session ID
     f"{server.url}/v1/chat/completions",
     headers={"authorization": f"Bearer {session.session_id}"},
     json={"model": "any", "messages": [{"role": "user", "content": "1 + 1?"}]},

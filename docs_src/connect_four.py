@@ -14,7 +14,7 @@ class Board(Observation):
 
 
 class ConnectFour(Environment[Drop, Board, State]):
-    """Drop pieces into seven columns. Four of yours in a line win; the opponent wins where it can."""
+    """Drop pieces into seven columns. Four of yours in a line win; the opponent wins when it can."""
 
     def reset(self, seed=None):
         self.random = random.Random(seed)
@@ -23,7 +23,7 @@ class ConnectFour(Environment[Drop, Board, State]):
 
     def step(self, action):
         if len(self.columns[action.column]) == 6:
-            return self.see(reward=0.0, done=True)  # a column that is full loses
+            return self.see(reward=0.0, done=True)  # a full column loses
         for piece, choose in (("X", lambda: action.column), ("O", self.answer)):
             self.columns[choose()].append(piece)
             if self.wins(piece):

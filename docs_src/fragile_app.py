@@ -20,7 +20,7 @@ class Console(Environment[Press, Observation, State]):
 
     def step(self, action: Press, timeout_s: float | None = None, **kwargs: object) -> Observation:
         if action.button == "red":
-            os.abort()  # as a library in C does when something is wrong
+            os.abort()  # as a C library does after an internal error
         self._state.step_count += 1
         return Observation(reward=1.0)
 

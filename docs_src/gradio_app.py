@@ -1,4 +1,4 @@
-"""The word game with a Gradio page of its own, as a tab of the web page."""
+"""The word game with a Gradio tab on the web page."""
 
 from __future__ import annotations
 

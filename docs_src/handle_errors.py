@@ -13,15 +13,15 @@ from openenv.errors import (
 
 
 def play(env, word: str) -> float | None:
-    """Play one episode; None means that there is no reward to learn from."""
+    """Play one episode; return None if it has no reward."""
     try:
         env.reset(seed=5)
         return env.step(WordAction(guess=word)).reward
-    except RequestValidationError as exc:  # our mistake: the action does not fit its schema
+    except RequestValidationError as exc:  # the action does not match its schema
         print("refused:", exc.details["errors"][0]["loc"])
-    except ExecutionError as exc:  # the environment raised; the session lives on
+    except ExecutionError as exc:  # the environment raised; the session continues
         print("environment failed:", exc)
-    except (SessionLost, RequestTimeout) as exc:  # the episode is gone: drop it, the next reset starts another
+    except (SessionLost, RequestTimeout) as exc:  # drop the episode; the next reset starts another
         print("episode lost:", exc)
     except SessionCapacityError as exc:  # try again later
         print(f"{exc.active_sessions} of {exc.max_sessions} sessions are taken")

@@ -14,12 +14,12 @@ open("answer.txt", "w").write(answer)
 
 
 class OneQuestion(Agent):
-    """Ask the model once and write down what it says."""
+    """Ask the model once and write its answer to a file."""
 
     name = "one-question"
 
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
-        """Write what the agent reads at its start, and return the command that starts it."""
+        """Write the agent's files and return its start command."""
         sandbox.write_text(f"{run.home}/agent.py", PROGRAM)
         sandbox.write_text(f"{run.home}/task.md", run.task.instruction)
         envs = {"URL": run.base_url, "KEY": run.api_key, "MODEL": run.model}

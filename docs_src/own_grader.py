@@ -2,9 +2,9 @@ from openenv.validation import CheckResult, CheckStatus, Level, NormalizedManife
 
 
 class SbomGrader:
-    """The package lists what its image holds."""
+    """The package lists the contents of its image."""
 
-    check_id = "static.sbom"  # a check that the policy names
+    check_id = "static.sbom"  # the policy must contain it
     level = Level.STATIC
     requires_capabilities: frozenset[str] = frozenset()  # fields of validation.capabilities
     requires_provider: frozenset[ProviderCapability] = frozenset()

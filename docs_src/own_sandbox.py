@@ -21,10 +21,10 @@ ENVS = ("env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8", "USER=
 
 
 class NamespaceSandboxes(Sandboxes):
-    """Sandboxes made of `unshare` and `nsenter`: own processes, own network, own home. Needs root."""
+    """Sandboxes made of `unshare` and `nsenter`: separate processes, network and home. Needs root."""
 
     name = "namespaces"
-    features = frozenset({"trees", "ports", "expiry"})  # only what it keeps: the host's files can be read
+    features = frozenset({"trees", "ports", "expiry"})  # no isolation: the host's files can be read
 
     def check(self) -> None:
         if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "nsenter", "setpriv", "ip"))):
@@ -34,7 +34,7 @@ class NamespaceSandboxes(Sandboxes):
         spec = spec or SandboxSpec()
         self.check()
         if spec.mounts or spec.limits != Limits() or spec.home != HOME:
-            raise SandboxUnsupported("These sandboxes have no mounts, no limits and no other home.")
+            raise SandboxUnsupported("These sandboxes do not support mounts, limits or another home.")
         command = [*START, "sh", "-c", FIRST, "first", str(spec.timeout_s)]
         first = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert first.stdout is not None
@@ -47,7 +47,7 @@ class NamespaceSandboxes(Sandboxes):
 
 
 class NamespaceSandbox(ShellSandbox):
-    """One sandbox. It adds a shell inside, whether the sandbox lives, and its end."""
+    """One sandbox. It adds the start of a shell, a liveness check, and the end."""
 
     def __init__(self, first: subprocess.Popen[bytes], spec: SandboxSpec) -> None:
         super().__init__(f"namespaces-{secrets.token_hex(6)}", spec)
@@ -59,12 +59,12 @@ class NamespaceSandbox(ShellSandbox):
 
     def _channel(self, script: str, *, has_input: bool) -> ProcessChannel:
         channel = ProcessChannel([*self._enter, "/bin/sh", "-c", READ_SCRIPT])
-        channel.send(framed(script))  # not as an argument, which other users could read
+        channel.send(framed(script))  # not as an argument: other users could read it
         return channel
 
     def _why_gone(self) -> str | None:
         if self._control_once(":").endswith("done"):
-            return None  # a shell can still be started
+            return None  # a shell still starts
         return "expired" if time.monotonic() > self._expires - 1 else "its first process ended"
 
     def _destroy(self) -> None:

@@ -7,7 +7,7 @@ spec = SandboxSpec(
     limits=Limits(memory_mb=256, pids=64, cpus=1.0, disk_mb=128),
     mounts=(Mount(Path("/usr/share/doc"), "/opt/doc"),),  # read-only
     envs={"TASK": "7"},
-    timeout_s=120,  # then the sandbox ends, also when this process is dead
+    timeout_s=120,  # then the sandbox ends, even if this process is dead
 )
 with LocalSandboxes().open(spec) as sandbox:
     print(sandbox.exec("test -d /opt/doc && echo task $TASK").stdout, end="")

@@ -4,7 +4,7 @@ from openenv.sandboxes import LocalSandboxes, SandboxPool
 
 
 def work(number: int) -> int:
-    with pool.lease() as sandbox:  # ready at once; thrown away afterwards
+    with pool.lease() as sandbox:  # ready at once; discarded afterwards
         return int(sandbox.exec(f"expr {number} '*' {number}").stdout)
 
 

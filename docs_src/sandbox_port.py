@@ -28,7 +28,7 @@ with tempfile.TemporaryDirectory() as folder:
     path = Path(folder, "socket")
     with Server(str(path), Hello) as server, LocalSandboxes().open() as sandbox:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = sandbox.expose(path, port=8080)  # this, and nothing else, can be reached from inside
+        url = sandbox.expose(path, port=8080)  # the only address reachable from inside
         fetch = f"import urllib.request as r; print(r.urlopen('{url}').read().decode())"
         print(sandbox.exec(["python3", "-c", fetch]).stdout, end="")
         server.shutdown()

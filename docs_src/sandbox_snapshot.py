@@ -2,7 +2,7 @@ from openenv.sandboxes import LocalSandboxes
 
 backend = LocalSandboxes()
 with backend.open() as first:
-    first.exec("mkdir repo; echo built > repo/log")  # what takes long
+    first.exec("mkdir repo; echo built > repo/log")  # the slow part
     snapshot = first.snapshot()
 with snapshot:
     for number in range(3):

@@ -8,9 +8,9 @@ with backend.open() as agents, backend.open() as verifiers, tempfile.TemporaryDi
     job = agents.start_bg("echo 42 > answer.txt; sleep 600")
     while not agents.exists("answer.txt"):
         pass
-    agents.stop_processes()  # also those that hide
+    agents.stop_processes()  # hidden daemons too
     print(job.wait())
     archive = Path(folder, "work.tar")
     agents.pack(agents.workdir, archive)
-    verifiers.unpack(archive, verifiers.workdir)  # inside: a hostile archive harms nothing else
+    verifiers.unpack(archive, verifiers.workdir)  # runs inside: a hostile archive cannot reach the host
     print(verifiers.exec("grep -c 42 answer.txt").stdout, end="")

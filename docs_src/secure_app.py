@@ -13,6 +13,6 @@ def orchestrators_only(request: Request) -> None:
         raise HTTPException(401, headers={"WWW-Authenticate": "Bearer"})
 
 
-@app.get("/words", dependencies=[Depends(orchestrators_only)])  # routes of your own are not guarded for you
+@app.get("/words", dependencies=[Depends(orchestrators_only)])  # guard your own routes
 def words() -> list[str]:
     return ["cable", "eagle"]

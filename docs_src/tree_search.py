@@ -38,7 +38,7 @@ class Lock(Environment[Turn, Dial, State]):
 
 
 def search(root: SyncLocalEnv[Turn, Dial, State], depth: int) -> list[int] | None:
-    """Return the moves that open the lock: each branch is tried in a copy of the environment."""
+    """Return the moves that open the lock: each branch runs in a fork of the environment."""
     frontier: list[tuple[list[int], SyncLocalEnv[Turn, Dial, State]]] = [([], root)]
     for _ in range(depth):
         branches = []
@@ -49,7 +49,7 @@ def search(root: SyncLocalEnv[Turn, Dial, State], depth: int) -> list[int] | Non
                 if result.done:
                     return branches[-1][0]
             if node is not root:
-                node.close()  # its branches go on
+                node.close()  # its branches remain
         frontier = branches
     return None
 

@@ -16,7 +16,7 @@ from openenv.protocol.tool_messages import Tool
 
 
 class Clerk(AgenticHarnessAdapter):
-    """An agent of a few lines: puts every word of a message on a shelf."""
+    """A small agent that puts every word of a message on a shelf."""
 
     url: str | None = None
     tools: Client | None = None

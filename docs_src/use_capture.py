@@ -14,7 +14,7 @@ proxy = stack.enter_context(CaptureServer(tempfile.mkdtemp()))
 # region: open
 model = Model(base_url=endpoint.url, name=endpoint.name, api_key="sk-the-real-one", sampling=Sampling(temperature=0.7))
 with proxy.open("rollout-1", model) as capture:
-    reply = httpx2.post(  # what the agent does
+    reply = httpx2.post(  # the agent's request
         f"{proxy.url}/v1/chat/completions",
         headers={"authorization": f"Bearer {capture.key}"},
         json={"model": "any", "messages": [{"role": "user", "content": "1 + 1?"}]},

@@ -16,7 +16,7 @@ def main(url: str, endpoint: str, folder: Path) -> None:
         session_factory=ServedSessionFactory(url),
         harness_adapter=MCPHarnessAdapter(),
         serializer=RolloutSerializer(folder),
-        tasks=[{"seed": seed} for seed in range(3)],  # what each episode begins with
+        tasks=[{"seed": seed} for seed in range(3)],  # arguments of reset, per episode
         limits=HarnessRunLimits(max_turns=5),
     )
     teacher = build_model_step(OpenAIClient(endpoint, None, "teacher"), system_prompt="Guess a number from 0 to 9.")
@@ -31,7 +31,7 @@ if __name__ == "__main__":
     guesses = [Turn(calls=[ScriptedCall(name="act", arguments={"number": number})]) for number in range(10)]
     with (
         serve(GuessTheNumber) as served,
-        ScriptedModel(Script(name="teacher", turns=guesses)) as model,  # any endpoint with chat completions will do
+        ScriptedModel(Script(name="teacher", turns=guesses)) as model,  # or any chat completions endpoint
         tempfile.TemporaryDirectory() as folder,
     ):
         main(served.url, f"http://127.0.0.1:{model.port}", Path(folder))

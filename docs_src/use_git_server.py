@@ -9,7 +9,7 @@ if not client.wait_for_ready(timeout=30):
 print([repository["name"] for repository in client.list_repositories()])
 path = client.clone_to_workspace("calculator", commit="main")
 start = client.get_current_commit("calculator")
-# ... an episode in which an agent changes files in `path` and commits ...
+# ... an agent changes files in `path` and commits ...
 print(client.execute_git_command("status --short", "calculator"))
 client.reset_workspace("calculator", start)
 print(client.get_current_commit("calculator") == start)

@@ -15,7 +15,7 @@ async def episode(env: WordEnv, seed: int) -> float:
 
 async def main() -> None:
     async with WordEnv(base_url="http://localhost:8000") as first:
-        others = [first.new_session() for _ in range(15)]  # closed with the first one
+        others = [first.new_session() for _ in range(15)]  # they close with the first
         rewards = await asyncio.gather(*(episode(env, seed) for seed, env in enumerate([first, *others])))
         print(f"{len(rewards)} episodes, mean reward {sum(rewards) / len(rewards)}")
 

@@ -41,7 +41,7 @@ async def main(url: str, model: Model) -> None:
     async with play(url, model, starts=[1, 2, 3], samples=4, concurrency=12, system="Answer in one word.") as stream:
         groups = [group async for group in stream]
     batch = collate(groups, "grpo")  # batch.torch("cuda") makes tensors of it
-    for group in sorted(groups, key=lambda group: group.name):  # they come as they end
+    for group in sorted(groups, key=lambda group: group.name):  # groups arrive as they end
         print(group.name, group.rewards)
     print(len(batch), "sequences,", batch.n_tokens, "tokens to train on")
 
@@ -49,5 +49,5 @@ async def main(url: str, model: Model) -> None:
 if __name__ == "__main__":
     script = Script(name="guesser", turns=[Turn(text="A keyring.")], ending="A piano.")
     app = create_app(Riddle, Answer, Hint, max_concurrent_envs=16)
-    with serve(app) as served, ScriptedModel(script) as scripted:  # any endpoint with chat completions will do
+    with serve(app) as served, ScriptedModel(script) as scripted:  # or any chat completions endpoint
         asyncio.run(main(served.url, Model(**scripted.model())))

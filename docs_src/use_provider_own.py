@@ -5,7 +5,7 @@ from openenv.providers import ContainerProvider, ProcessProvider, wait_for_ready
 
 
 class Folders(ContainerProvider):
-    """Takes folders for images; ask your cluster for a server here."""
+    """Serves folders instead of images; start a server in your cluster here."""
 
     def start_container(
         self, image: str, port: int | None = None, env_vars: dict[str, str] | None = None, **kwargs: Any

@@ -12,7 +12,7 @@ from openenv.train import play, shuffled
 async def main(url: str, model: Model) -> None:
     with TaskClient(url) as tasks:
         print([split["name"] for split in tasks.splits()], tasks.num_tasks("train"))
-        starts = shuffled(tasks.split("train"), seed=1, epochs=1)  # pages are read as they are needed
+        starts = shuffled(tasks.split("train"), seed=1, epochs=1)  # pages load lazily
         async with play(url, model, starts, samples=2, concurrency=4, max_turns=3) as stream:
             groups = [group async for group in stream]
     for group in sorted(groups, key=lambda group: group.start["index"]):

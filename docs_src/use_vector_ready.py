@@ -7,7 +7,7 @@ with VectorEnv("http://localhost:8000", 16, on_failure="restart") as envs:
     envs.step_async([{"guess": "apple"}] * 16, each=True)
     steps = 0
     while steps < 100:
-        ready = envs.step_wait(k=4)  # four slots or more, the others go on
+        ready = envs.step_wait(k=4)  # at least four slots; the others continue
         steps += len(ready)
         for slot, error in ready.errors.items():
             print(f"slot {slot} was restarted: {error}")

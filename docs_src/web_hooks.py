@@ -1,4 +1,4 @@
-"""The word game with a picture and a button of its own on the web page."""
+"""The word game with a custom picture and buttons on the web page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class DrawnGame(WordGame):
     """Guess a word, in colours."""
 
     def render_web(self, observation: dict[str, Any]) -> str | None:
-        """Return HTML to show instead of the standard views, or None for those."""
+        """Return HTML that replaces the standard views, or None."""
         squares = [f"<b style='background:{COLORS[mark]}'>&emsp;</b>" for mark in observation["marks"]]
         return " ".join(squares) or None
 

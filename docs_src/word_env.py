@@ -20,7 +20,7 @@ class WordAction(Action):
 
 
 class WordObservation(Observation):
-    marks: str = ""  # per letter: = in place, ~ elsewhere, . not in the word
+    marks: str = ""  # per letter: = correct, ~ in another place, . not in the word
     tries_left: int = TRIES
 
 
