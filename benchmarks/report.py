@@ -113,9 +113,9 @@ TABLES = (
         "256 echo sessions, and 64 sessions that answer an image. Compared: `VectorEnv` over 4 connections "
         "(MessagePack unless marked); a socket per session under the load generator, which is cheaper than any "
         "client; and async clients of the same package in one process, all steps gathered, as in a trainer without "
-        '`VectorEnv`. All clients use dicts. For clients and `VectorEnv`, p99 covers a whole batch. "The first 64 that are ready": '
-        "`step_wait(k=64)`, each slot gets its next action as soon as its result arrived, while others still step. The "
-        "published package has sockets only.",
+        "`VectorEnv`. All clients use dicts. For clients and `VectorEnv`, p99 covers a whole batch. "
+        '"The first 64 that are ready": `step_wait(k=64)`, each slot gets its next action as soon as its '
+        "result arrived, while others still step. The published package has sockets only.",
     ),
     Table(
         "Client import",
