@@ -37,6 +37,7 @@ from openenv.types import EnvironmentMetadata, Observation, State
 _METHODS = ("list_splits", "list_tasks", "list_tools", "get_prompt", "_call_tool")
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
 _FIRST_SPLIT = "train"
+# Reasons of the SDK, and our error types for them.
 _REASONS = {"not_found": ToolErrorType.TOOL_NOT_FOUND, "input_validation": ToolErrorType.INVALID_ARGS}
 
 
@@ -86,13 +87,16 @@ class ServedORS(Environment[CallToolAction, CallToolObservation, State]):
         Raises:
             ValueError: There is no such split or task, or both a task and the number of one were given.
         """
+        # A specification is a task by itself. A number beside it would be ignored silently.
         if task_spec is not None and (split is not None or index is not None):
             raise ValueError("give a task_spec, or the split and index of a task, not both")
+        # The previous instance is torn down before the new one sets up: they may use the same files or ports.
         self._end_episode()
         if task_spec is None:
             split, index = self._choose(split, index, seed)
             task_spec = self.get_task(split, index)
         self._state = State(episode_id=episode_id or str(uuid.uuid4()))
+        # ORS creates one object per episode; secrets reach only that object.
         episode = self.source(task_spec=task_spec, secrets=dict(secrets or {}))
         self._episode, self._is_over = episode, False
         self._await(episode.setup())
@@ -112,6 +116,7 @@ class ServedORS(Environment[CallToolAction, CallToolObservation, State]):
         if self._episode is None or self._is_over:
             raise RuntimeError("the episode is over: reset begins one" if self._is_over else "reset begins an episode")
         self._state.step_count += 1
+        # Tools may depend on the task, so the list is read for each call.
         names = [tool.name for tool in self._tools()]
         if action.tool_name not in names:
             problem = f"tool not found: {action.tool_name!r}; there are {', '.join(names) or 'none'}"
@@ -120,14 +125,17 @@ class ServedORS(Environment[CallToolAction, CallToolObservation, State]):
             reply = self._await(self._episode._call_tool(action.tool_name, dict(action.arguments)))
         except Exception as error:  # the tool's own failure is the agent's to see, and the episode goes on
             return _failed(action, ToolErrorType.EXECUTION_ERROR, f"{type(error).__name__}: {message_of(error)}")
+        # Newer SDKs wrap the result in a root model, older ones return it.
         outcome = getattr(reply, "root", reply)
         if not outcome.ok:
             # A tool that is there is refused for its arguments, unless the SDK names another reason.
             kind = _REASONS.get(getattr(outcome, "reason", None) or "input_validation", ToolErrorType.EXECUTION_ERROR)
             return _failed(action, kind, str(outcome.error))
         output = outcome.output
+        # ORS has no truncation: a finished episode is terminated.
         self._is_over = bool(output.finished)
         blocks = [_dump(block) for block in output.blocks]
+        # The form of MCP tool results, which clients of tools expect.
         result = {"content": blocks, "structured_content": None, "data": _text(blocks), "is_error": False}
         return CallToolObservation(
             tool_name=action.tool_name,
@@ -155,6 +163,7 @@ class ServedORS(Environment[CallToolAction, CallToolObservation, State]):
         try:
             self._end_episode()
         finally:
+            # Asynchronous generators of tools may hold connections; closing the loop alone would leak them.
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
@@ -171,6 +180,7 @@ class ServedORS(Environment[CallToolAction, CallToolObservation, State]):
 
     def num_tasks(self, split: str) -> int:
         """Count the tasks of a split."""
+        # Counting is optional in ORS. Listing all tasks is the fallback.
         count = getattr(self.source, "num_tasks", None)
         return len(self.list_tasks(split)) if count is None else int(self._await(count(split)))
 
@@ -181,6 +191,7 @@ class ServedORS(Environment[CallToolAction, CallToolObservation, State]):
             IndexError: The split has no such task.
         """
         count = self.num_tasks(split)
+        # Negative indexes count from the end, as in Python and in ORS.
         if not -count <= index < count:
             raise IndexError(f"the split {split!r} has {count} tasks, so there is no {index}")
         get = getattr(self.source, "get_task", None)
@@ -204,11 +215,13 @@ class ServedORS(Environment[CallToolAction, CallToolObservation, State]):
         count = self.num_tasks(chosen)
         if not count:
             raise ValueError(f"the split {chosen!r} has no tasks")
+        # The remainder makes every seed valid, and equal seeds choose equal tasks.
         return chosen, (seed or 0) % count
 
     def _tools(self) -> list[Tool]:
         """Return the tools of the class; during an episode, add the tools of its task."""
         specs = [*self.source.list_tools().tools]
+        # Some environments add tools per task, such as a submission form.
         if self._episode is not None and hasattr(self._episode, "list_task_tools"):
             specs += self._await(self._episode.list_task_tools()).tools
         return [
@@ -227,6 +240,7 @@ class ServedORS(Environment[CallToolAction, CallToolObservation, State]):
         async def wait() -> Any:
             return await value
 
+        # A session has its thread, so blocking it on the session's loop blocks nobody else.
         return self._loop.run_until_complete(wait()) if inspect.isawaitable(value) else value
 
 

@@ -93,11 +93,13 @@ class ServedPettingZoo(Environment[AgentActions, AgentObservations, State]):
         Raises:
             ValueError: The actions do not match the living agents.
         """
+        # PettingZoo ignores missing and unknown agents. A typo in a name would then look like a lazy agent.
         living, named = list(self._env.agents), list(action.actions)
         if sorted(living) != sorted(named):
             raise ValueError(f"there must be an action for each of {living}, not for {named}")
         self._state.step_count += 1
         observations, rewards, terminations, truncations, infos = self._env.step(dict(action.actions))
+        # PettingZoo removes finished agents from `agents`; an empty list is the end of the episode.
         is_over = not self._env.agents
         return self._seen(
             observations,
@@ -107,11 +109,13 @@ class ServedPettingZoo(Environment[AgentActions, AgentObservations, State]):
             truncations={agent: bool(value) for agent, value in truncations.items()},
             reward=float(sum(rewards.values())),
             done=is_over,
+            # The episode counts as terminated if any agent terminated in the last step, else as truncated.
             terminated=is_over and any(terminations.values()),
             truncated=is_over and not any(terminations.values()),
         )
 
     def _seen(self, observations: Mapping[str, Any], infos: Mapping[str, Any], **fields: Any) -> Any:
+        # Each agent has its space: agents of one environment may see different things.
         wire = {agent: to_wire(self._env.observation_space(agent), value) for agent, value in observations.items()}
         known = {agent: {str(key): value for key, value in info.items()} for agent, info in infos.items()}
         return self.observation_cls(agents=list(self._env.agents), observations=wire, infos=known, **fields)
@@ -241,6 +245,7 @@ class ServedParallelEnv(ParallelEnv):  # type: ignore[misc]
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin an episode."""
+        # Options are sent only if they are given: environments without that parameter would refuse it.
         extra: dict[str, Any] = {} if options is None else {"options": options}
         fields = self._only(lambda: self._env.reset(seed=seed, **extra))
         return self._observations(fields), self._infos(fields)
@@ -259,9 +264,11 @@ class ServedParallelEnv(ParallelEnv):  # type: ignore[misc]
     def _only(self, work: Callable[[], Any]) -> Mapping[str, Any]:
         try:
             result = work()
+        # The single slot's error is the caller's error.
         except SlotsFailed as exc:
             raise exc.errors[0] from None
         fields: Mapping[str, Any] = result.observations[0]
+        # As in PettingZoo, `agents` shrinks while an episode goes on.
         self.agents = list(fields["agents"])
         return fields
 

@@ -40,6 +40,7 @@ except ImportError as exc:
     raise ModuleNotFoundError(text, name=exc.name) from exc
 
 T = TypeVar("T")
+# Loading an environment may download its dataset.
 _START_S = 120.0
 _MOST_TASKS = 10_000
 """How many tasks of an endless taskset are served."""
@@ -78,12 +79,14 @@ class ServedVerifiers(Environment[ChatAnswer, ChatRequest, State]):
         super().__init__()
         self._state = State()
         self._episode: _Episode | None = None
+        # The first session starts the shared loop and endpoint.
         self._host.acquire()
 
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, task: int | None = None, **kwargs: Any
     ) -> ChatRequest:
         """Begin an episode, and return the first request to the model."""
+        # An unfinished episode still waits for answers; verifiers must stop before the next one begins.
         self._end_episode()
         self._state = State(episode_id=episode_id or str(uuid.uuid4()))
         self._episode = self._host.run(self._host.begin(seed or 0 if task is None else task))
@@ -98,21 +101,25 @@ class ServedVerifiers(Environment[ChatAnswer, ChatRequest, State]):
         if self._episode is None:
             raise RuntimeError("the episode is over: reset begins one")
         self._state.step_count += 1
+        # Answer first, then wait: verifiers continues only after it has the answer.
         self._host.run(self._episode.answer(action))
         return self._next()
 
     def _next(self) -> ChatRequest:
         assert self._episode is not None
         body = self._host.run(self._episode.next())
+        # A body is the next model call; None means that verifiers has finished the episode.
         if body is not None:
             return ChatRequest(messages=body.get("messages") or [], tools=body.get("tools") or [])
         episode, self._episode = self._episode, None
         played = self._host.run(episode.result())
+        # A failed rollout has no meaningful reward. Raising keeps it out of training.
         if not played.ok:
             errors = [*played.errors, *(error for trace in played.traces for error in trace.errors)]
             reasons = [error.message for error in errors]
             raise RuntimeError(f"verifiers could not play the episode: {'; '.join(reasons)[:1000]}")
         metrics = {name: float(value) for trace in played.traces for name, value in trace.metrics.items()}
+        # An episode may contain several traces, one for each agent.
         reward = float(sum(trace.reward for trace in played.traces))
         return ChatRequest(reward=reward, done=True, terminated=True, metadata={"metrics": metrics})
 
@@ -158,7 +165,9 @@ class _Episode:
     """One episode that verifiers plays, and the model calls of it that wait for an answer."""
 
     def __init__(self) -> None:
+        # The key in the URL identifies the episode, because the endpoint serves all sessions of the class.
         self.key = secrets.token_hex(16)
+        # None in the queue marks the end. It is put by a callback, so that it comes after a crash as well.
         self._calls: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._waiting: deque[asyncio.Future[ChatAnswer]] = deque()
         self._playing: asyncio.Task[Any] | None = None
@@ -167,6 +176,7 @@ class _Episode:
     def play(self, work: Coroutine[Any, Any, Any]) -> None:
         """Start to play."""
         self._playing = asyncio.create_task(work)
+        # Runs for success, failure and cancellation alike.
         self._playing.add_done_callback(lambda _: self._calls.put_nowait(None))
 
     async def ask(self, body: dict[str, Any]) -> ChatAnswer:
@@ -182,6 +192,7 @@ class _Episode:
         self._calls.put_nowait(body)
         try:
             return await answer
+        # A cancelled call must not receive the answer of the next one.
         finally:
             if answer in self._waiting:
                 self._waiting.remove(answer)
@@ -225,6 +236,7 @@ class _Host:
         self._episodes: dict[str, _Episode] = {}
         self._url = ""
 
+    # Locks and loops cannot be pickled. Another process gets a new host with the same configuration.
     def __reduce__(self) -> tuple[type[_Host], tuple[Any]]:
         return _Host, (self._config,)
 
@@ -232,6 +244,7 @@ class _Host:
         """Start for the first session."""
         with self._lock:
             if self._sessions == 0:
+                # The thread reports success or failure through a future, so that the first session sees the error.
                 ready: Future[None] = Future()
                 self._thread = threading.Thread(
                     target=self._serve, args=(ready,), name="openenv-verifiers", daemon=True
@@ -244,6 +257,7 @@ class _Host:
         """Stop with the last session."""
         with self._lock:
             self._sessions -= 1
+            # The last session ends the thread; a later session starts it again.
             if self._sessions == 0 and self._loop is not None and self._stop is not None and self._thread is not None:
                 self._loop.call_soon_threadsafe(self._stop.set)
                 self._thread.join(_START_S)
@@ -255,9 +269,11 @@ class _Host:
 
     async def begin(self, number: int) -> _Episode:
         """Begin an episode of a task; numbers beyond the last begin at the first again."""
+        # Seeds beyond the taskset wrap around, so that every seed is valid.
         task = self._tasks[number % len(self._tasks)]
         episode = _Episode()
         self._episodes[episode.key] = episode
+        # verifiers requires the name of a variable for the API key, even if the endpoint needs none.
         client = vf.EvalClientConfig(base_url=f"{self._url}/{episode.key}/v1", api_key_var="NO_KEY")
         context = vf.ModelContext(model="policy", client=client)
 
@@ -282,9 +298,11 @@ class _Host:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._env = vf.load_environment(self._config)
         taskset = self._env.taskset
+        # An endless taskset is cut off, because the catalogue has to count its tasks.
         self._tasks = list(taskset if taskset.bounded else taskset.take(_MOST_TASKS))
         if not self._tasks:
             raise ValueError(f"the taskset {self._config.taskset.id!r} has no tasks")
+        # The listener is bound before the server starts, so its port is known and calls cannot be refused.
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self._url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             routes = [Route("/{key}/v1/chat/completions", self._completion, methods=["POST"])]
@@ -294,6 +312,7 @@ class _Host:
                 async with self._env.serving():
                     ready.set_result(None)
                     await self._stop.wait()
+            # The flag lets open requests finish; cancelling the task would cut them off.
             finally:
                 server.should_exit = True
                 await serving
@@ -305,6 +324,7 @@ class _Host:
             return JSONResponse({"error": {"message": "there is no such episode"}}, 404)
         body = await request.json()
         try:
+            # Waits for `step`, possibly for minutes: a trainer samples a whole batch first.
             action = await episode.ask(body)
         except EpisodeGivenUp:
             return JSONResponse({"error": {"message": "the episode was given up"}}, 410)
@@ -313,6 +333,7 @@ class _Host:
             message["tool_calls"] = [_tool_call(call, number) for number, call in enumerate(action.tool_calls)]
         reason = "tool_calls" if action.tool_calls else "stop"
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.get("model", "")}
+        # Clients that stream expect server-sent events. The answer is complete, so it is one delta and the end.
         if not body.get("stream"):
             choice = {"index": 0, "message": message, "finish_reason": reason}
             usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}

@@ -58,6 +58,7 @@ def interface_of(
     Raises:
         ValueError: The server's models have no spaces, and the arguments name none.
     """
+    # The server is asked only if it is needed, so that callers who pass both spaces can work offline.
     schemas: dict[str, Any] = {}
     if action_space is None or observation_space is None:
         schemas = _schemas(url, token)
@@ -71,6 +72,7 @@ def interface_of(
 
 def _codec(schemas: Mapping[str, Any], name: str, override: SomeSpace | None) -> SpaceCodec:
     """Take the caller's space, else the one that the schema describes, else derive it from the model's fields."""
+    # Order of preference: the caller's space, the space in the schema, a space derived from the fields.
     schema = schemas.get(name, {})
     description = schema.get(SPACE_KEY)
     if override is None and not isinstance(description, dict):
@@ -83,6 +85,7 @@ def _codec(schemas: Mapping[str, Any], name: str, override: SomeSpace | None) ->
             ) from exc
     space = space_of(description) if override is None else override
     write = wire_writer(space)
+    # Models made by `gymnasium_environment` have one field, named like the side: `action` or `observation`.
     return SpaceCodec(
         space,
         lambda value: {name: write(value)},
@@ -127,6 +130,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         token: str | None = None,
         **options: Any,
     ) -> None:
+        # A client knows its address, and its hooks translate actions; a plain URL uses dicts.
         client = url if isinstance(url, EnvClient) else None
         address = str(url.base_url) if isinstance(url, EnvClient) else url
         self._actions, self._observations = interface_of(
@@ -142,12 +146,14 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         self.metadata = {"render_modes": ["rgb_array"]}
         self.render_mode = render_mode
         self._picture: Any = None
+        # `autoreset="disabled"`: Gymnasium's single environments never reset themselves.
         self._env: VectorEnv[Any, Any] = VectorEnv(
             address, 1, client=client, autoreset="disabled", token=token, **options
         )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
+        # Gymnasium seeds `np_random` here. The episode's randomness is on the server, seeded below.
         super().reset(seed=seed)
         kwargs: dict[str, Any] = {} if options is None else {"options": options}
         if self.render_mode is not None:
@@ -171,6 +177,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
     def _observed(self, slot: SlotResult[Any]) -> tuple[Any, dict[str, Any]]:
         assert slot.result is not None
         info = dict(slot.result.metadata or {})
+        # The picture travels in the metadata, but is not part of Gymnasium's info.
         picture = info.pop(RENDER_KEY, None)
         if picture is not None:
             self._picture = _pixels(picture)
@@ -185,6 +192,7 @@ def _only(work: Callable[[], VectorResult[Any]]) -> SlotResult[Any]:
     """
     try:
         return work().by_slot[0]
+    # A vector collects failures by slot. With one slot, the caller wants the original error.
     except SlotsFailed as exc:
         raise exc.errors[0] from None
 
@@ -229,6 +237,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         token: str | None = None,
         **options: Any,
     ) -> None:
+        # All servers of a vector serve the same environment, so the first one describes it.
         self._actions, self._observations = interface_of(
             url if isinstance(url, str) else url[0],
             token=token,
@@ -240,6 +249,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.num_envs = num_envs
         self.single_action_space = self._actions.space
         self.single_observation_space = self._observations.space
+        # Vector interfaces have batched spaces: `Box(3,)` becomes `Box(num_envs, 3)`, `Dict` a dict of batches.
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.metadata = {"autoreset_mode": AutoresetMode[autoreset.upper()]}
@@ -260,6 +270,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def step_async(self, actions: Any) -> None:
         """Send actions."""
+        # `iterate` splits a batched action into one action per slot, also for nested spaces.
         self._env.step_async([self._actions.write(action) for action in iterate(self.action_space, actions)])
 
     def step_wait(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -275,6 +286,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def _batch(self, observations: Sequence[Any]) -> Any:
         values = [self._observations.read(fields) for fields in observations]
         space = self.single_observation_space
+        # The common case without Gymnasium's general, slower concatenation.
         if is_of_arrays(space):
             return np.array(values, space.dtype)
         empty: Any = create_empty_array(space, self.num_envs)
@@ -282,11 +294,13 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _infos(self, result: VectorResult[Any]) -> dict[str, Any]:
         infos: dict[str, Any] = {}
+        # Gymnasium's format of infos: one dict of arrays, with `_name` masks that say which slots have a value.
         for slot, (info, final) in enumerate(zip(result.infos, result.finals, strict=True)):
             if not info and final is None:
                 continue
             slot_info = dict(info)
             if final is not None:
+                # `final_obs` is the last observation of the finished episode: autoreset has replaced it in the batch.
                 slot_info["final_obs"] = self._observations.read(final.observation)
                 slot_info["final_info"] = dict(final.metadata or {})
             infos = self._add_info(infos, slot_info, slot)

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 RENDER_KEY: Final = "render"
+# Classic control and toy text compute a step in microseconds. A thread per session would cost more than the step.
 _AT_ONCE: Final = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
 """The runner for environments with steps of a few microseconds that wait for nothing."""
 
@@ -70,6 +71,7 @@ class ServedGymnasium(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
         **kwargs: Any,
     ) -> Any:
         """Begin an episode."""
+        # Gymnasium fixes the render mode at construction, so a change of mode needs a new environment.
         if render is not None and render != self._is_rendered:
             self._env.close()
             self._env = type(self).make(render_mode="rgb_array") if render else type(self).make()
@@ -82,6 +84,7 @@ class ServedGymnasium(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
         """Take an action."""
         observation, reward, terminated, truncated, info = self._env.step(action.action)
         self._steps += 1
+        # NumPy's bool_ is not JSON. Gymnasium environments return either type.
         terminated, truncated = bool(terminated), bool(truncated)
         return self._observed(
             observation,
@@ -93,6 +96,7 @@ class ServedGymnasium(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
         )
 
     def _observed(self, observation: Any, info: dict[str, Any], **fields: Any) -> Any:
+        # Info keys may be numbers in Gymnasium, but are texts in JSON.
         metadata = {str(key): value for key, value in info.items()} if info else {}
         if self._is_rendered:
             metadata[RENDER_KEY] = _picture(self._env.render())
@@ -139,20 +143,24 @@ def gymnasium_environment(env: str | MakeEnv, **kwargs: Any) -> type[ServedGymna
         gymnasium.error.Error: There is no such environment.
     """
 
+    # `gymnasium.make` takes an ID; a function builds environments that are not registered.
     def make(**more: Any) -> gymnasium.Env[Any, Any]:
         return gymnasium.make(env, **kwargs, **more) if isinstance(env, str) else env(**kwargs, **more)
 
+    # Spaces belong to instances, so one instance is made, read and closed.
     sample = make()
     try:
         action_space, observation_space = sample.action_space, sample.observation_space
         name = env if isinstance(env, str) else type(sample.unwrapped).__name__
     finally:
         sample.close()
+    # "ALE/Pong-v5" -> "PongV5": class names must be identifiers, and users read them in error messages.
     title = "".join(part for part in name.rpartition("/")[2].title() if part.isalnum())
     valid_action = Annotated[Any, BeforeValidator(checker(action_space))]
     action_cls = _model(Action, title, action_space, valid_action)
     observation_cls = _model(Observation, title, observation_space, Any)
     members = {
+        # Members of a class body, built here because names and models depend on the environment.
         "__doc__": f"Gymnasium's {name}.",
         "__module__": __name__,
         "name": name,
@@ -174,7 +182,9 @@ def gymnasium_environment(env: str | MakeEnv, **kwargs: Any) -> type[ServedGymna
 
 def _make_picklable(made: type[ServedGymnasium[Any, Any]], env: str | MakeEnv, kwargs: dict[str, Any]) -> None:
     """Let the class and its models be pickled by how they are made: another process cannot import them by name."""
+    # Process runners and gateways send the class to another process. It has no module path to import there, so
     try:
+        # it is sent as the arguments that made it.
         recipe = pickle.dumps((env, kwargs))
     except Exception:  # a local function, for example
         return
@@ -182,6 +192,7 @@ def _make_picklable(made: type[ServedGymnasium[Any, Any]], env: str | MakeEnv, k
         type.__setattr__(cls, "__made_by__", (_made_again, (recipe, name)))
 
 
+# The cache keeps one class per recipe: two unpicklings of one class must be identical for `isinstance`.
 @lru_cache(maxsize=64)
 def _served(recipe: bytes) -> type[ServedGymnasium[Any, Any]]:
     env, kwargs = pickle.loads(recipe)

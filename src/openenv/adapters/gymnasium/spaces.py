@@ -30,11 +30,13 @@ def describe(space: SomeSpace) -> dict[str, Any]:
     Raises:
         UnsupportedSpace: It is of another kind.
     """
+    # The class of a space decides its form on the wire. Subclasses of a listed class take its form.
     match space:
         case spaces.Discrete():
             return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
         case spaces.Box():
             bounds = {"low": _bound(space.low), "high": _bound(space.high)}
+            # `dtype.str` includes the byte order ("<f4"), so the receiver rebuilds the same type on any machine.
             return {"type": "Box", "shape": list(space.shape), "dtype": space.dtype.str, **bounds}
         case spaces.MultiDiscrete():
             numbers = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
@@ -43,6 +45,7 @@ def describe(space: SomeSpace) -> dict[str, Any]:
             return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
         case spaces.Text():
             lengths = {"min_length": space.min_length, "max_length": space.max_length}
+            # Sorted, because a set of characters has no order and equal spaces must have equal descriptions.
             return {"type": "Text", "charset": "".join(sorted(space.character_set)), **lengths}
         case spaces.Dict():
             return {"type": "Dict", "spaces": {key: describe(inner) for key, inner in space.spaces.items()}}
@@ -64,11 +67,12 @@ def space_of(description: dict[str, Any]) -> SomeSpace:
         case "Box":
             dtype: Any = np.dtype(description["dtype"])
             shape = tuple(description["shape"])
-            # By way of float64, which reads the text "inf" as well.
+            # Bounds may be the texts "inf" and "-inf" (see `_finite`), which only a float type can parse.
             kind = np.float64 if dtype.kind == "f" else dtype
             low, high = (np.broadcast_to(np.asarray(description[key], kind), shape) for key in ("low", "high"))
             return spaces.Box(low.astype(dtype), high.astype(dtype), shape, dtype.type)
         case "MultiDiscrete":
+            # Older servers send no `start`; Gymnasium then begins at 0.
             return spaces.MultiDiscrete(
                 description["nvec"], np.dtype(description["dtype"]).type, start=description.get("start")
             )
@@ -92,6 +96,7 @@ def schema_of(space: SomeSpace) -> dict[str, Any]:
         case spaces.Discrete():
             return {"type": "integer", "minimum": int(space.start), "maximum": int(space.start + space.n - 1)}
         case spaces.Box():
+            # Schemas describe shapes exactly, but no bounds per element: the space in the schema's extension has them.
             return _array_schema("integer" if space.dtype.kind in "iu" else "number", space.shape)
         case spaces.MultiDiscrete() | spaces.MultiBinary():
             return _array_schema("integer", space.shape)
@@ -104,6 +109,7 @@ def schema_of(space: SomeSpace) -> dict[str, Any]:
             count = len(space.spaces)
             items = [schema_of(value) for value in space.spaces]
             return {"type": "array", "prefixItems": items, "minItems": count, "maxItems": count}
+        # Unknown spaces accept any value. `describe` has refused them before a server could publish this.
         case _:
             return {}
 
@@ -118,6 +124,7 @@ def to_wire(space: SomeSpace, value: Any) -> Any:
         case spaces.Dict():
             return {key: to_wire(inner, value[key]) for key, inner in space.spaces.items()}
         case spaces.Tuple():
+            # `strict`: a tuple of another length would otherwise lose its tail silently.
             return [to_wire(inner, one) for inner, one in zip(space.spaces, value, strict=True)]
         case _:
             return np.asarray(value, dtype=space.dtype)
@@ -129,6 +136,7 @@ def from_wire(space: SomeSpace, value: Any) -> Any:
     Raises:
         ValueError: It does not fit.
     """
+    # MessagePack carries arrays with their type, JSON carries nested lists. Only lists have to be converted.
     # An array of MessagePack is the value already.
     if type(value) is np.ndarray and value.dtype == space.dtype and value.shape == space.shape:
         return value
@@ -150,6 +158,7 @@ def checker(space: SomeSpace) -> Callable[[Any], Any]:
             raise ValueError(f"{str(value)[:100]} is not in {str(space)[:200]}")
         return converted
 
+    # `contains` of a Discrete space builds arrays. Most environments have one, and each step pays for it.
     if not isinstance(space, spaces.Discrete):
         return check
     first, last = int(space.start), int(space.start + space.n - 1)
@@ -164,6 +173,7 @@ def wire_writer(space: SomeSpace) -> Callable[[Any], Any]:
     """Return `to_wire` of a space; for numbers and arrays without looking at the space again."""
     if isinstance(space, spaces.Discrete):
         return int
+    # Arrays are encoded by the protocol (MessagePack as bytes, JSON as lists), so no conversion happens here.
     return partial(np.asarray, dtype=space.dtype) if is_of_arrays(space) else partial(to_wire, space)
 
 
@@ -175,6 +185,7 @@ def is_of_arrays(space: SomeSpace) -> bool:
 def _from_wire(space: SomeSpace, value: Any) -> Any:
     match space:
         case spaces.Discrete():
+            # `True` is an int in Python, and 1.5 would be cut off to 1. Both are mistakes of the caller.
             if isinstance(value, bool) or int(value) != value:
                 raise ValueError(f"{value!r} must be an integer")
             return np.int64(value)
@@ -191,6 +202,7 @@ def _from_wire(space: SomeSpace, value: Any) -> Any:
 def _array(numbers: Any, dtype: Any) -> Any:
     if numbers.dtype.kind not in "biuf":
         raise ValueError("numbers were expected")
+    # NumPy warns about every overflow; the comparison below reports it as an error instead.
     with np.errstate(all="ignore"):
         array = numbers.astype(dtype)
     if dtype.kind in "iu" and not np.array_equal(array, numbers):  # else 300 would become the byte 44
@@ -209,6 +221,7 @@ def _nan_for_none(value: Any) -> Any:
 
 def _bound(values: Any) -> Any:
     """Write bounds: one number if all are equal; infinities and NaN as text, which JSON can carry."""
+    # An image has 3 x 84 x 84 equal bounds. One number instead makes its description readable.
     array = np.asarray(values)
     if array.size and (array == array.flat[0]).all():
         array = array.flat[0]
@@ -223,6 +236,7 @@ def _finite(value: Any) -> Any:
 
 def _array_schema(kind: str, shape: tuple[int, ...]) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": kind}
+    # From the innermost dimension outwards: shape (2, 3) is a list of 2 lists of 3 numbers.
     for size in reversed(shape):
         schema = {"type": "array", "items": schema, "minItems": size, "maxItems": size}
     return schema
@@ -230,6 +244,7 @@ def _array_schema(kind: str, shape: tuple[int, ...]) -> dict[str, Any]:
 
 # -- spaces of models that were not made with Gymnasium ---------------------------------------------------------------
 
+# Fields that every observation has. They are Gymnasium's reward, flags and info, not its observation.
 _BASE_FIELDS: Final = frozenset({"done", "reward", "metadata", "terminated", "truncated"})
 
 
@@ -274,6 +289,7 @@ def _model(fields: Mapping[str, Any], shared: Mapping[str, Any], path: str) -> S
 
 
 def _derive(schema: Mapping[str, Any], shared: Mapping[str, Any], path: str) -> SpaceCodec:
+    # Pydantic moves nested models to `$defs` and refers to them: {"$ref": "#/$defs/Point"}.
     reference = schema.get("$ref")
     if isinstance(reference, str):
         return _derive(shared.get(reference.rpartition("/")[2], {}), shared, path)
@@ -283,11 +299,13 @@ def _derive(schema: Mapping[str, Any], shared: Mapping[str, Any], path: str) -> 
     kind = schema.get("type")
     if kind == "boolean":
         return SpaceCodec(spaces.Discrete(2), bool, np.int64)
+    # An integer without both bounds has no Discrete space: Gymnasium needs a finite number of choices.
     if kind == "integer" and (bounds := _integer_bounds(schema)) is not None:
         low, high = bounds
         return SpaceCodec(spaces.Discrete(high - low + 1, start=low), int, np.int64)
     if kind in ("number", "array"):
         return _box(schema, path)
+    # Text without a maximum length has no space either: `Text` samples up to that length.
     if kind == "string" and "maxLength" in schema:
         text = spaces.Text(schema["maxLength"], min_length=schema.get("minLength", 0), charset=string.printable)
         return SpaceCodec(text, str, str)
@@ -305,12 +323,14 @@ def _choice(choices: list[Any]) -> SpaceCodec:
 
 
 def _integer_bounds(schema: Mapping[str, Any]) -> tuple[int, int] | None:
+    # A missing bound becomes NaN, and NaN differs from itself: that is the test in the last line.
     low = schema.get("minimum", schema.get("exclusiveMinimum", np.nan) + 1)
     high = schema.get("maximum", schema.get("exclusiveMaximum", np.nan) - 1)
     return None if low != low or high != high or high < low else (int(low), int(high))
 
 
 def _box(schema: Mapping[str, Any], path: str) -> SpaceCodec:
+    # Each level of nesting is one dimension, and must have a fixed length.
     shape: list[int] = []
     while schema.get("type") == "array":
         size = schema.get("maxItems")
@@ -321,6 +341,7 @@ def _box(schema: Mapping[str, Any], path: str) -> SpaceCodec:
     kind: Any = {"integer": np.int64, "number": np.float64}.get(schema.get("type", ""))
     if kind is None:
         raise UnsupportedSpace(f"the field {path} must be a list of numbers")
+    # Unbounded integers get the limits of int64, unbounded numbers infinity.
     least, most = (np.iinfo(kind).min, np.iinfo(kind).max) if kind is np.int64 else (-np.inf, np.inf)
     low = schema.get("minimum", schema.get("exclusiveMinimum", least))
     high = schema.get("maximum", schema.get("exclusiveMaximum", most))

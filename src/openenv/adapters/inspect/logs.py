@@ -63,7 +63,9 @@ except ImportError as exc:
     raise ModuleNotFoundError(f"inspect-ai is required: {INSTALL}", name=exc.name) from exc
 
 SCORER = "env_reward"
+# Inspect requires a model name even if none was called, as for a played script.
 _NO_MODEL = "none/none"
+# Characters that are unsafe in file names on some systems.
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -86,12 +88,14 @@ def write_inspect_logs(store: RolloutStore, target: str | Path, where: RolloutFi
         StoreError: Nothing is there to export, a record cannot be read, the file cannot be written, or a single file is
             named for several agents or models.
     """
+    # A log of Inspect has one model and one solver, so rollouts are grouped by agent and model.
     groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in store.records(where):
         groups[record.outcome.agent, record.outcome.model].append(record)
     target = Path(target)
     is_file = target.suffix in (".eval", ".json")
     if not groups:
+        # An empty log would look like a successful export.
         raise StoreError(f"There are no such rollouts in {store.root}")
     if is_file and len(groups) > 1:
         names = "; ".join(f"{agent or 'no agent'} with {model or 'no model'}" for agent, model in groups)
@@ -112,11 +116,13 @@ def write_inspect_logs(store: RolloutStore, target: str | Path, where: RolloutFi
 
 
 def _log(store: RolloutStore, agent: str, model: str, records: Sequence[Record]) -> Any:
+    # Inspect numbers repetitions of a sample as epochs; a group of rollouts of one task is the same idea.
     epochs: Counter[str] = Counter()
     samples = []
     for record in records:
         epochs[record.task.task_id] += 1
         samples.append(_sample(record, recording(store, record), epochs[record.task.task_id]))
+    # Old records lack a start time; the time of storing is the best substitute.
     began = min(record.outcome.started_at or record.stored_at for record in records)
     ended = max(record.stored_at for record in records)
     spec = EvalSpec(
@@ -134,6 +140,7 @@ def _log(store: RolloutStore, agent: str, model: str, records: Sequence[Record])
         packages={"openenv": load_package_version()},
         metadata={"agent": agent, "store": str(store.root)},
     )
+    # Usage objects add up field by field.
     usage: dict[str, Any] = {}
     for sample in samples:
         for name, one in sample.model_usage.items():
@@ -148,10 +155,12 @@ def _log(store: RolloutStore, agent: str, model: str, records: Sequence[Record])
 
 
 def _results(samples: Sequence[Any]) -> Any:
+    # Unscored samples have NaN as their value, which would make every mean NaN.
     values = [float(score.value) for sample in samples for score in (sample.scores or {}).values()]
     rewards = [value for value in values if not math.isnan(value)]
     metrics = {}
     if rewards:
+        # The standard error of the mean needs at least two values.
         spread = statistics.stdev(rewards) / math.sqrt(len(rewards)) if len(rewards) > 1 else 0.0
         known = {"mean": statistics.fmean(rewards), "stderr": spread}
         metrics = {name: EvalMetric(name=name, value=value) for name, value in known.items()}
@@ -168,6 +177,7 @@ def _results(samples: Sequence[Any]) -> Any:
 
 def _sample(record: Record, captured: Recording | None, epoch: int) -> Any:
     outcome, task = record.outcome, record.task
+    # Calls were recorded only if the rollout ran behind the capture proxy.
     calls = [] if captured is None else captured.calls
     main = _main_call(captured)
     messages = [ChatMessageUser(content=task.instruction)]
@@ -175,6 +185,7 @@ def _sample(record: Record, captured: Recording | None, epoch: int) -> Any:
     if main is not None:
         output = _output(main, outcome.model)
         messages = [*transcript_to_inspect(question(main)), output.message]
+    # A failed environment is an error in Inspect, and its sample is not completed. A failed agent is completed.
     failed = is_failed(outcome.status)
     error = EvalError(message=f"{outcome.status}: {outcome.reason}", traceback="", traceback_ansi="")
     ended = outcome.started_at + outcome.wall_s
@@ -189,6 +200,7 @@ def _sample(record: Record, captured: Recording | None, epoch: int) -> Any:
         output=output,
         scores=None if failed else {SCORER: reward_score(outcome, answer=output.completion or None)},
         error=error if failed else None,
+        # The whole outcome travels in the sample's store, so that an import restores it exactly.
         metadata={"status": outcome.status, "reason": outcome.reason, "group": record.group, **outcome.metadata},
         store={
             STORE_KEY: {
@@ -197,6 +209,7 @@ def _sample(record: Record, captured: Recording | None, epoch: int) -> Any:
             }
         },
         events=events,
+        # `sum` needs a start value, and Usage has no zero.
         model_usage={outcome.model: sum(usages[1:], usages[0])} if usages else {},
         uuid=outcome.rollout_id,
         started_at=_moment(outcome.started_at) if outcome.started_at else None,
@@ -209,12 +222,14 @@ def _main_call(captured: Recording | None) -> Call | None:
     """Return the call that ends the agent's own conversation."""
     if captured is None:
         return None
+    # Subagents and helpers have branches too; the sample shows the agent's main conversation.
     turns_of_agent = [turn for turn in transcript(captured).turns if turn.branch in ("main", "compaction")]
     calls = {call.number: call for call in captured.calls if call.sampled}
     return next((calls[turn.number] for turn in reversed(turns_of_agent) if turn.number in calls), None)
 
 
 def _event(call: Call, outcome: Outcome) -> Any:
+    # Only this dialect has the tools in the form that Inspect's parser reads.
     tools = call.sent.get("tools") if call.endpoint_dialect == "openai_chat" else None
     return ModelEvent(
         model=str(call.sent.get("model") or outcome.model),
@@ -222,6 +237,7 @@ def _event(call: Call, outcome: Outcome) -> Any:
         tools=to_inspect_tools(tools if isinstance(tools, list) else []),
         tool_choice="auto",
         config=GenerateConfig(),
+        # A call without a completion failed; its error is shown instead.
         output=_output(call, outcome.model) if call.sampled else ModelOutput(model=outcome.model),
         error=None if call.error is None else str(call.error.get("message") or call.error),
         timestamp=_when(call.started_at),
@@ -234,6 +250,7 @@ def _event(call: Call, outcome: Outcome) -> Any:
 def _output(call: Call, model: str) -> Any:
     (message,) = transcript_to_inspect([answer(call)])
     usage = call.completion.usage or {}
+    # Providers name token counts differently; recorded token IDs are the last resort.
     sent = int(usage.get("prompt_tokens") or usage.get("input_tokens") or len(call.completion.prompt_ids or ()))
     sampled = len(call.completion.sampled) or call.reader.completion_tokens({"usage": usage})
     return ModelOutput(
@@ -280,17 +297,21 @@ def import_inspect_log(path: str | Path, store: RolloutStore, *, scorer: str | N
         StoreError: The log cannot be read, has no such scorer, or the store cannot be written.
     """
     try:
+        # Attachments hold long texts outside of the messages; without resolving they would be references.
         log = read_eval_log(str(path), resolve_attachments=True)
     except Exception as exc:  # Inspect raises many types for a file that is not a log
         raise StoreError(f"{path} cannot be read as a log of Inspect: {exc}") from exc
     if not log.samples:
+        # Logs can be written without samples. Importing nothing must not look like success.
         raise StoreError(f"{path} has no samples: it was written with --no-log-samples, or has not begun")
     added = known = 0
     for sample in log.samples:
         outcome, task = _rollout(log, sample, scorer)
+        # The identity is stable, so importing a log twice adds nothing.
         if store.count(rollout_id=outcome.rollout_id):
             known += 1
             continue
+        # `begin` before the calls: if the import is interrupted, the store shows an unfinished rollout.
         store.begin(outcome.rollout_id, task)
         folder = store.captures / outcome.rollout_id
         events = [event for event in sample.events if event.event == "model" and event.output.choices]
@@ -303,6 +324,7 @@ def import_inspect_log(path: str | Path, store: RolloutStore, *, scorer: str | N
 
 
 def _rollout(log: Any, sample: Any, scorer: str | None) -> tuple[Outcome, Task]:
+    # Logs of our solvers contain the outcome and the task. Other logs are translated below.
     kept = sample.store.get(STORE_KEY)
     if isinstance(kept, Mapping):
         try:
@@ -312,6 +334,7 @@ def _rollout(log: Any, sample: Any, scorer: str | None) -> tuple[Outcome, Task]:
             )
         except (ValueError, KeyError) as exc:
             raise StoreError(f"The sample {sample.id} has an outcome that cannot be read: {exc}") from exc
+    # Other logs: error -> env_failed without reward; limit -> truncated with its score.
     status: Status = "ok"
     reason = reward = None
     if sample.error is not None:

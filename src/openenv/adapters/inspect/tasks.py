@@ -117,17 +117,21 @@ def play_env(
     """
     if max_turns < 1:
         raise ValueError("max_turns must be at least 1")
+    # The server describes its actions once per solver. The list is the cache: closures cannot assign outer names.
     known: list[Dialogue] = []
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
+        # Blocking client calls need asyncio; Inspect can also run on trio.
         _require_asyncio()
         episode = _Episode(url, state)
         try:
+            # Reading the schemas blocks, so it runs in a thread.
             if not known:
                 known.append(await asyncio.to_thread(served_dialogue, url, system, {"wait_s": wait_s}))
             rules = EpisodeRules(known[0], reward)
             async with _session(url, wait_s) as client:
                 await episode.play(client, rules, max_turns)
+        # A limit is raised after the outcome is stored, so that the sample keeps its reward so far.
         except LimitExceededError as exc:
             episode.end("truncated", message_of(exc))
             raise
@@ -149,6 +153,7 @@ async def _session(url: str, wait_s: float) -> AsyncIterator[GenericEnvClient]:
     try:
         yield client
     finally:
+        # Inspect cancels every wait in the scope again and again. The shield gives closing a bounded time.
         with anyio.move_on_after(_CLOSE_S, shield=True), contextlib.suppress(OpenEnvError, OSError):
             await client.close()
 
@@ -161,6 +166,7 @@ class _Episode:
         self._state = state
         self._start: Json = dict((state.metadata or {}).get(_RESET) or {})
         self._rules: EpisodeRules | None = None
+        # Tells whether a cancellation hit the model (truncated) or the environment (env_failed).
         self._is_model_turn = False
         self._began = time.time()
         self._rollout_id = new_rollout_id()
@@ -178,8 +184,10 @@ class _Episode:
         except (OpenEnvError, OSError) as exc:
             raise rules.fail(exc) from exc
         rules.begin(first)
+        # The opening contains the instructions and the first observation.
         state.messages = to_inspect_messages(rules.dialogue.opening(first.observation))
         tools = to_inspect_tools(rules.dialogue.tools)
+        # for ... else: the `else` runs if all turns are used and the episode goes on.
         for _ in range(max_turns):
             if rules.is_over:
                 break
@@ -201,6 +209,7 @@ class _Episode:
         answer = from_inspect_answer(message)
         results: list[str] = []
         try:
+            # A model can write invalid JSON as arguments. It gets the error as the reply and may try again.
             problems = [call.parse_error for call in message.tool_calls or () if call.parse_error]
             if problems:
                 raise AnswerRefused(f"Error: {problems[0]}")
@@ -218,6 +227,7 @@ class _Episode:
         return not has_ended
 
     async def _step(self, client: GenericEnvClient, rules: EpisodeRules, action: Json) -> str:
+        # A refused action is the model's mistake and becomes its next message. Only a broken server ends the sample.
         try:
             result = await client.step(action)
             shown = rules.take(result)
@@ -256,6 +266,7 @@ class _Episode:
             wall_s=time.time() - self._began,
             metadata={"start": self._start, "url": self._url},
         )
+        # For the log: the system and user messages are the closest thing to a task's instruction.
         opening = [message.text for message in state.messages if message.role in ("system", "user")][:2]
         _keep(state, outcome, Task(task_id=name, instruction="\n\n".join(filter(None, opening)) or name))
 
@@ -282,8 +293,10 @@ def rollout(
         min_trust: Refuse tasks with a check that can be trusted less.
         max_calls: How many model calls a rollout may make.
     """
+    # One path or several: Inspect's command line passes single values as text.
     loaded = _load_tasks([tasks] if isinstance(tasks, str) else tasks)
     samples = [
+        # The whole task travels in the metadata, so that a log can be solved again without the files.
         Sample(input=one.instruction, id=one.task_id or str(number), metadata={_TASK: one.model_dump(mode="json")})
         for number, one in enumerate(loaded, 1)
     ]
@@ -293,6 +306,7 @@ def rollout(
 
 def _load_tasks(paths: Sequence[str]) -> list[Task]:
     files: list[Path] = []
+    # A folder of tasks; a single file is a task.
     for path in map(Path, paths):
         inside = sorted(file for file in path.glob("*") if file.suffix in (".yaml", ".yml", ".json"))
         if path.is_dir() and not inside:
@@ -321,8 +335,10 @@ def run_agent(
         name = str(state.sample_id)
         work = Task.model_validate(described) if described else Task(task_id=name, instruction=state.input_text)
         cancel = Cancellation()
+        # A failed model call must end the rollout at once: the agent would retry for minutes.
         endpoint = InspectEndpoint(get_model(), lambda exc: cancel.cancel(f"a model call failed: {message_of(exc)}"))
         async with endpoint:
+            # The store is optional. Inspect's log has the outcome in any case.
             with contextlib.nullcontext() if store is None else RolloutStore(store) as kept:
                 running = asyncio.create_task(
                     run_rollout_async(
@@ -337,12 +353,14 @@ def run_agent(
                         metadata={"epoch": state.epoch},
                     )
                 )
+                # Also record the outcome of a cancelled rollout if it has one.
                 try:
                     outcome = await _ended(running, cancel)
                 except asyncio.CancelledError:
                     if running.exception() is None:
                         _keep(state, running.result(), work)
                     raise
+        # A limit of the sample stops the agent. The outcome counts as truncated unless the infrastructure failed first.
         if endpoint.limit is not None and not is_failed(outcome.status):
             outcome = outcome.model_copy(update={"status": "truncated", "reason": message_of(endpoint.limit)})
         if endpoint.messages:
@@ -360,6 +378,7 @@ def run_agent(
 
 async def _ended(running: asyncio.Task[Outcome], cancel: Cancellation) -> Outcome:
     """Return the outcome of a rollout; a sample that is cancelled ends it first, so that nothing of it is left."""
+    # The shield keeps the rollout alive while the cancellation is turned into an orderly end.
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
@@ -377,6 +396,7 @@ def env_reward() -> Any:
     """Score a sample with the reward of its episode or rollout; one without a reward is not scored."""
 
     async def score(state: TaskState, target: Target) -> Score:
+        # The scorer runs after the solver, maybe in another process: the sample's store is the only connection.
         kept = state.store.get(STORE_KEY)
         if kept is None:
             raise RolloutError("The sample was solved by another solver than openenv/play_env or openenv/run_agent")
@@ -388,12 +408,14 @@ def env_reward() -> Any:
 
 def reward_score(outcome: Outcome, answer: str | None = None) -> Score:
     """Return the reward of an outcome as a score; without one it counts in no mean."""
+    # Check results explain a reward in Inspect's viewer.
     checks = [f"{'passed' if check.exit_code == 0 else 'failed'}: {check.cmd}" for check in outcome.verify_results]
     about: Json = {
         "answer": answer,
         "explanation": "\n".join([*([outcome.reason] if outcome.reason else []), *checks]) or None,
         "metadata": {"status": outcome.status, "trust": outcome.trust, "rollout_id": outcome.rollout_id},
     }
+    # Unscored samples are left out of means. A reward of 0 would count as the agent's failure.
     if outcome.reward is None:
         return Score.unscored(reason=outcome.status, **about)
     return Score(value=outcome.reward, **about)

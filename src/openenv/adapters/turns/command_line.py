@@ -127,10 +127,12 @@ class JsonLinesAdapter(ProcessAdapter):
         process = self._process
         if process is None:
             raise HarnessNotRunningError("the agent was not started")
+        # One line in, many lines out, until TURN_COMPLETE. Other lines are text that the agent prints for people.
         await process.write_line(json.dumps({"type": "message", "content": message}))
         while True:
             line = await process.read_line()
             if line is None:
+                # The end of the output within a turn is a crash; the end of stderr usually names the cause.
                 problem = process.drain_stderr().strip()[-2000:]
                 raise HarnessNotRunningError(f"the agent ended within its turn{f': {problem}' if problem else ''}")
             event = event_of(line)
@@ -157,6 +159,7 @@ class CommandAdapter(ProcessAdapter):
         self._turns = 0
 
     async def _begin(self) -> None:
+        # A new conversation: the next turn must not continue the previous one.
         self._turns = 0
 
     async def is_alive(self) -> bool:
@@ -165,6 +168,7 @@ class CommandAdapter(ProcessAdapter):
 
     def command(self, message: str) -> list[str]:
         """Return the command line of the next turn."""
+        # Example: `claude -p TEXT` first, then `claude -p TEXT --continue`.
         extra = self._continue_arguments if self._turns else ()
         return [*(part.replace(MESSAGE, message) for part in self.config.command), *extra]
 
@@ -182,20 +186,24 @@ class CommandAdapter(ProcessAdapter):
         """
         if self._folder is None:
             raise HarnessNotRunningError("the agent was not started")
+        # Kept in `self._process`, so that `stop` can end it while this generator waits.
         process = self._process = self._new_process(self.command(message))
         texts: list[str] = []
         feeding: asyncio.Task[None] | None = None
         try:
             await process.start()
+            # Feed in parallel: if the message fills one pipe while output fills the other, both sides would hang.
             feeding = asyncio.ensure_future(self._feed(process, message))
             while (line := await process.read_line()) is not None:
                 for event in self.events_of(line):
                     if event.type is HarnessEventType.TEXT_OUTPUT:
                         texts.append(str(event.data.get("text", "")))
                     yield event
+            # The output has ended, but the process may still clean up.
             code = await process.wait(_EXIT_S)
         finally:
             self._process = None
+            # Also if the caller leaves the generator early.
             await process.stop()
             if feeding is not None:
                 await asyncio.wait({feeding})
@@ -206,16 +214,19 @@ class CommandAdapter(ProcessAdapter):
         yield HarnessEvent(type=HarnessEventType.TURN_COMPLETE, data={"response": "\n".join(texts)})
 
     async def _feed(self, process: HarnessProcess, message: str) -> None:
+        # An agent that reads nothing closes its input; that is not an error.
         """Send the message while the output is read: the agent may print before it reads, or never read."""
         with contextlib.suppress(HarnessNotRunningError):
             if not any(MESSAGE in part for part in self.config.command):
                 await process.write_line(message)
+        # The end of the input tells the agent that the message is complete.
         await process.close_input()
 
 
 def event_of(line: str) -> HarnessEvent:
     """Read a line of JSON as an event; any other line is text."""
     try:
+        # RecursionError: deeply nested JSON from an agent must not crash the session.
         value: Any = json.loads(line)
         return HarnessEvent.model_validate(value)
     except (ValueError, ValidationError, RecursionError):

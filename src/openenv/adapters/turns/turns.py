@@ -21,6 +21,7 @@ from openenv.protocol.tool_messages import Tool
 from openenv.protocol.turn_messages import HarnessEvent, HarnessEventType
 
 
+# Values are published: configurations contain them as texts.
 class HarnessTransport(str, Enum):
     """How an adapter talks to its agent."""
 
@@ -58,6 +59,7 @@ class HarnessConfig(BaseModel):
     model: str | None = None
     api_key_env_var: str | None = None
 
+    # An empty command would fail much later, in the operating system, with an unclear message.
     @field_validator("command")
     @classmethod
     def _has_a_program(cls, command: list[str]) -> list[str]:
@@ -139,6 +141,7 @@ async def turn_events(adapter: AgenticHarnessAdapter, message: str) -> AsyncGene
         HarnessError: The stream ended early, or yielded an object that is not an event.
     """
     stream = adapter.send_message_streaming(message)
+    # Close the stream on every path: an abandoned generator would keep the agent's output pipe open.
     try:
         async for item in stream:
             event = _checked(item)
@@ -147,6 +150,7 @@ async def turn_events(adapter: AgenticHarnessAdapter, message: str) -> AsyncGene
                 return
     finally:
         close = getattr(stream, "aclose", None)  # only generators must have it
+        # Adapters may also return a plain iterator.
         if close is not None:
             await close()
     raise HarnessError("harness event stream ended without a TURN_COMPLETE event")
@@ -154,6 +158,7 @@ async def turn_events(adapter: AgenticHarnessAdapter, message: str) -> AsyncGene
 
 def _checked(item: Any) -> HarnessEvent:
     if isinstance(item, HarnessEvent):
+        # Adapters of other packages may yield dicts of the same shape.
         return item
     try:
         return HarnessEvent.model_validate(item)
@@ -180,10 +185,12 @@ def resolve_tool_conflicts(
     Raises:
         ValueError: Two tools of the environment have one name, or the name with the prefix is taken too.
     """
+    # Duplicates are refused before renaming: their calls could not be told apart.
     names = [tool.name for tool in env_tools]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
         raise ValueError(f"Duplicate environment tool name: {duplicate}")
+    # Example: tools bash, add; the agent has bash. Result: env_bash, add.
     taken = {*names, *harness_builtin_tools}
     resolved: list[Tool] = []
     for tool in env_tools:
@@ -196,4 +203,5 @@ def resolve_tool_conflicts(
             raise ValueError(f"Cannot resolve tool name conflict: {text}")
         taken.add(name)
         resolved.append(tool.model_copy(update={"name": name}))
+    # The order of the tools stays: agents list them to the model in this order.
     return resolved
