@@ -1,6 +1,6 @@
 """The capture proxy as a process: `python -m openenv.rollout.capture --root DIR`.
 
-The first line of its output is JSON: where it listens and, where it made one, the admin key.
+The first line of its output is JSON: the addresses, and the admin key if it made one.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .capture_server import CaptureOptions, CaptureServer
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until a signal comes."""
     parser = argparse.ArgumentParser(prog="python -m openenv.rollout.capture", description=__doc__)
-    parser.add_argument("--root", required=True, help="where records go, a folder per rollout")
-    parser.add_argument("--host", default="127.0.0.1", help="anything but loopback needs OPENENV_CAPTURE_ADMIN_KEY")
-    parser.add_argument("--port", type=int, default=8100, help="0 for a free one")
-    parser.add_argument("--policy-header", default="x-policy-version", help="names the version of an endpoint's policy")
+    parser.add_argument("--root", required=True, help="folder of the records, with a folder per rollout")
+    parser.add_argument("--host", default="127.0.0.1", help="if not loopback, set OPENENV_CAPTURE_ADMIN_KEY")
+    parser.add_argument("--port", type=int, default=8100, help="0 for a free port")
+    parser.add_argument("--policy-header", default="x-policy-version", help="header with the policy's version")
     parser.add_argument("--max-body-mb", type=float, default=64.0, help="the largest request")
     options = parser.parse_args(arguments)
     raise_file_limit()
     chosen_key = settings.capture_admin_key()
-    # Where other machines can reach it, the key must be a chosen one, not a printed one.
+    # If other machines reach the proxy, the admin must choose the key: a printed key ends up in logs.
     made_key = secrets.token_urlsafe(32) if is_loopback(options.host) else None
     try:
         server = CaptureServer(

@@ -40,7 +40,7 @@ class AnswerRelay:
     Args:
         call: The call.
         complete: Called when the answer is recorded, before the agent gets its last piece. The argument is the number
-            of the prompt's tokens if their IDs must be asked for.
+            of prompt tokens if their IDs must be asked for.
     """
 
     def __init__(self, call: CallParts, complete: Callable[[int | None], Awaitable[None]]) -> None:
@@ -141,7 +141,7 @@ class AnswerRelay:
         return CallFailed("broken", 502, message, error=error)
 
     async def ping(self) -> None:
-        """Send comments while an agent waits for a stream of which the endpoint sends only the whole.
+        """Send comments while an agent waits for a stream, and the endpoint sends the whole answer at once.
 
         Agents and their HTTP clients give up on a connection that stays silent.
         """

@@ -1,7 +1,14 @@
-"""What the steps of one model call share: `CallParts`, with the call's account and records in `CallLedger`.
+"""The shared state of the steps of one model call: `CallParts`, with account and records in `CallLedger`.
 
-Knows the rollout's budget and its records. Knows nothing of the endpoint's answers or of the agent's connection.
+Knows the budget and the records of the rollout. Knows nothing of answers or connections.
 """
+
+# Each step of a call adds to the ledger, and nothing else writes its records:
+#
+#   endpoint_sender    attempts, `tried`, `resent`
+#   answer_relay       `head`, prompt, events or body, tokens (which count against the budget at once)
+#   model_call         `settle`: complete | broken | failed | timeout | unreachable | budget | context | revoked |
+#                      agent_gone | cancelled | record_failed
 
 from __future__ import annotations
 
@@ -21,7 +28,7 @@ PASSED_HEADERS = frozenset({"retry-after", "retry-after-ms", "x-request-id", "re
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What all calls of a capture server share."""
+    """The shared objects of all calls of a capture server."""
 
     endpoints: Endpoints
     policy_header: str
@@ -72,8 +79,8 @@ class CallLedger:
             return
         self.is_settled = True
         rollout = self._rollout
-        # The endpoint was asked for a whole answer, and the call ended before it came. The endpoint sampled, and nobody
-        # knows how much: the full limit is charged, so that agents gain nothing from hanging up.
+        # The endpoint was asked for a whole answer, and the call ended before it came. The number of sampled tokens is
+        # unknown, so the full limit is charged: agents gain nothing if they hang up.
         is_unseen = not self._prepared.is_streamed and self.attempts and not self.tokens
         if how in ("agent_gone", "budget", "revoked") and is_unseen:
             rollout.spending.unseen_tokens += self._prepared.limit or 0

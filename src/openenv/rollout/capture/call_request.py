@@ -1,4 +1,4 @@
-"""The request of a model call: what the agent asks for, and what the endpoint is sent.
+"""The request of a model call, as the agent sent it and as the endpoint gets it.
 
 Knows parameters and dialects. Knows nothing of connections, retries or answers.
 """
@@ -75,7 +75,7 @@ class PreparedRequest:
         return self.body.get("stream") is True
 
     def facts(self) -> Json:
-        """Return what the records say about the request, beside its two bodies."""
+        """Return the facts about the request that are recorded with its two bodies."""
         request = self._request
         facts: Json = {"dialect": request.dialect.name, "to": request.endpoint.name, "path": request.path}
         facts |= {"stream": request.wants_stream, "not_trainable": steering(request.endpoint.name, self.body)}

@@ -57,7 +57,7 @@ class Capture:
         self._server = server
         self.rollout = rollout
         self.key = key
-        """The agent's API key, which is worth nothing elsewhere."""
+        """The agent's API key; only this proxy accepts it."""
         self.rollout_id = rollout.rollout_id
         self.path = path
         """The folder of the records."""
@@ -118,7 +118,7 @@ class CaptureOptions:
     admin_key: str | None = None
     """Opens the control routes on TCP; without it the server has none."""
     policy_header: str = "x-policy-version"
-    """The response header in which an endpoint reports the version of its policy."""
+    """The response header with the version of the endpoint's policy."""
     tls: ssl.SSLContext | None = None
     """How to check the endpoints' certificates; by default as the system does."""
     backoff_s: float = 0.5
@@ -128,7 +128,7 @@ class CaptureOptions:
     max_body: int = 64 * 1024 * 1024
     """The largest request in bytes."""
     sockets: Path | None = None
-    """The folder in which the unix socket's folder is made; by default the system's folder for temporary files."""
+    """The parent of the unix socket's folder; by default the system's folder for temporary files."""
 
 
 class CaptureServer(ProxyListener):
@@ -153,7 +153,7 @@ class CaptureServer(ProxyListener):
         self._root = None if root is None else Path(root)
         self._root_lock = threading.Lock()
         self._scratch = contextlib.ExitStack()
-        weakref.finalize(self, self._scratch.close)  # for an ASGI application whose server runs no lifespan
+        weakref.finalize(self, self._scratch.close)  # for an ASGI server that runs no lifespan
         self._registry = RolloutRegistry(options.closed_ttl_s)
         self._endpoints = Endpoints(options.tls)
         self._services = Services(self._endpoints, options.policy_header.lower(), options.backoff_s)
@@ -211,7 +211,7 @@ class CaptureServer(ProxyListener):
             model: The endpoint that its calls go to.
             budget: Its limits.
             metadata: Written into its records.
-            traits: What earlier rollouts found out about the endpoint.
+            traits: Facts about the endpoint from earlier rollouts.
             key: The agent's key; by default a random one.
 
         Raises:

@@ -1,7 +1,15 @@
-"""The rollouts that the proxy knows: each with its model, keys, budget, records and calls under way.
+"""The rollouts of the proxy: model, keys, budget, records and calls under way of each.
 
-Must not know sockets.
+Knows nothing of sockets or of HTTP.
 """
+
+# The token budget of a rollout, while three calls are under way:
+#
+#   |<------------------------- max_completion_tokens -------------------------->|
+#   | sampled | unseen | call 1: sampled, unspent | call 2 | call 3 |   free    |
+#
+# `unseen` are the limits of whole answers that were cut off: sampled, but nobody knows how many. A call reserves its
+# limit before it is sent (`CallLedger.unspent`), so that calls at the same time cannot exceed the budget together.
 
 from __future__ import annotations
 
@@ -31,9 +39,9 @@ if TYPE_CHECKING:
     from .model_call import ProxiedCall
 
 EXHAUSTED = "Step budget exhausted; stopping."
-"""The answer that an agent gets from an exhausted budget, in the model's place."""
+"""The answer to an agent with an exhausted budget, in place of the model's."""
 MAX_STOPS = 1000
-"""How many of these answers a rollout's records list; further ones are only counted."""
+"""The number of these answers in a rollout's records; further ones are only counted."""
 
 
 @dataclass(slots=True)
@@ -45,9 +53,9 @@ class Spending:
     calls: int = 0
     completion_tokens: int = 0
     unseen_tokens: int = 0
-    """What whole answers may have had that ended before they came: they were sampled, and nothing tells how many."""
+    """The limits of whole answers that were cut off: their tokens were sampled, but not counted."""
     refused: int = 0
-    """How many calls the budget answered, or ended."""
+    """The number of calls that the budget answered or ended."""
     started_at: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,11 +63,11 @@ class Spending:
 
     @property
     def seconds(self) -> float:
-        """Return how long the rollout has been open."""
+        """Return the seconds since the rollout was opened."""
         return self.clock() - self.started_at
 
     def exhausted(self) -> str | None:
-        """Return which limit is reached: `calls`, `completion_tokens` or `seconds`; None while there is some left."""
+        """Return the limit that is reached: `calls`, `completion_tokens` or `seconds`; None if budget remains."""
         limits = self.budget
         if limits.max_calls is not None and self.calls >= limits.max_calls:
             return "calls"
@@ -76,18 +84,18 @@ class Spending:
         return max(0, self.budget.max_completion_tokens - self.completion_tokens - self.unseen_tokens)
 
     def is_overdrawn(self) -> bool:
-        """Say whether more tokens were sampled than there may be."""
+        """Return whether more tokens were sampled than the budget allows."""
         limit = self.budget.max_completion_tokens
         return limit is not None and self.completion_tokens > limit
 
     def seconds_left(self) -> float | None:
-        """Return how long the rollout may still take; None for no limit."""
+        """Return the remaining seconds; None for no limit."""
         return None if self.budget.max_seconds is None else max(0.0, self.budget.max_seconds - self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Where a rollout stands."""
+    """The current figures of a rollout."""
 
     calls: int = 0
     active: int = 0
@@ -96,22 +104,22 @@ class Stats:
     budget_exhausted: str | None = None
     """The limit that is reached: `calls`, `completion_tokens` or `seconds`."""
     budget_stops: int = 0
-    """How many calls were answered, or ended, by the budget and not by the model."""
+    """The number of calls that the budget answered or ended, instead of the model."""
     endings: dict[str, int] = field(default_factory=dict)
-    """How calls ended, as in `Call.ended`, and how many of each."""
+    """The number of calls per ending (`Call.ended`)."""
     last_error: Json | None = None
     """The last failure of the endpoint: `status`, `kind`, `message`, `at`."""
     failures_in_a_row: int = 0
-    """Attempts that failed at the endpoint since its last good answer: above 0, the endpoint is what is wrong."""
+    """Attempts that failed at the endpoint since its last good answer: above 0, the endpoint is broken."""
     outage: str | None = None
-    """Why the last call failed, where nothing listened at the endpoint any more: no request can be the reason."""
+    """The error of the last call if nothing listened at the endpoint: no request can cause that."""
     record_failure: str | None = None
-    """Why records are missing; None while they are whole."""
+    """The reason for missing records; None if they are complete."""
     revoked: bool = False
 
 
 class Redactor:
-    """Takes the endpoint's secrets out of what its answers say: error texts may quote the key that was sent."""
+    """Removes the endpoint's secrets from its answers: error texts may quote the key that was sent."""
 
     def __init__(self, model: Model) -> None:
         secrets = sorted({secret for secret in _secrets(model) if len(secret) >= 4}, key=len, reverse=True)
@@ -120,10 +128,8 @@ class Redactor:
         self._forms = sorted(forms, key=len, reverse=True)
 
     def data(self, data: bytes) -> bytes:
-        """Redact bytes of any answer: secrets that are long enough for keys, in every form that endpoints quote.
-
-        A short one, such as the `EMPTY` of a local engine, is a word that a model may say.
-        """
+        """Redact bytes of any answer: secrets that are long enough for keys, in every form that endpoints quote."""
+        # A short secret, such as the `EMPTY` of a local engine, is a word that a model may say.
         for form in self._forms:
             if form in data:
                 data = data.replace(form, b"***")
@@ -137,7 +143,7 @@ class Redactor:
         return text
 
     def value(self, value: Any) -> Any:
-        """Redact every text in a JSON value: of an error, whose escapes may hide the key from `data`."""
+        """Redact every text in the JSON of an error: its escapes may hide the key from `data`."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
@@ -154,16 +160,16 @@ def _secrets(model: Model) -> Iterator[str]:
     if key != "intercepted":  # the default
         yield key
     for base_url in model.replicas:
-        with contextlib.suppress(ValueError):  # an address that is none fails when it is called
+        with contextlib.suppress(ValueError):  # an invalid address fails when it is called
             password = urlsplit(base_url).password or ""
             yield from (password, unquote(password))
     for name, value in model.extra_headers.items():
         if any(word in name.lower() for word in _SECRET_HEADERS):
-            yield from (value, value.rpartition(" ")[2])  # the second without its scheme, `Bearer`
+            yield from (value, value.rpartition(" ")[2])  # the second is the value without its scheme, `Bearer`
 
 
 def _forms(secret: str) -> Iterator[bytes]:
-    """Yield a secret as an error may quote it: as it is, in a URL, in JSON, as hexadecimal digits and as base64."""
+    """Yield the forms in which an error may quote a secret: plain, in a URL, in JSON, hexadecimal and base64."""
     data = secret.encode()
     escaped = json.dumps(secret)[1:-1]
     percent = quote(secret, safe="")
@@ -180,13 +186,13 @@ def _forms(secret: str) -> Iterator[bytes]:
 
 
 def key_digest(key: str) -> bytes:
-    """Return what the proxy keeps of a key: a lookup by it takes the same time for any key."""
+    """Return the digest of a key, which is all that the proxy keeps of it: lookups take the same time for any key."""
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointTraits:
-    """What is known about an endpoint before a rollout's first call."""
+    """Facts about an endpoint before a rollout's first call."""
 
     refused: frozenset[str] = frozenset()
     """Parameters that it refuses."""
@@ -200,7 +206,7 @@ class EndpointTraits:
 
 @dataclass(slots=True, eq=False)
 class CapturedRollout:
-    """One rollout as the proxy knows it."""
+    """The proxy's state of one rollout."""
 
     rollout_id: str
     key_digest: bytes
@@ -216,25 +222,25 @@ class CapturedRollout:
     last_error: Json | None = None
     failures_in_a_row: int = 0
     outage: str | None = None
-    """Why the last call failed, where nothing listened at the endpoint any more; None after a good answer."""
+    """The error of the last call if nothing listened at the endpoint; None after a good answer."""
     refused: frozenset[str] = field(init=False)
-    """Parameters that the endpoint refuses: those of `traits`, and those that it refused in this rollout.
+    """Parameters that the endpoint refuses, according to `traits` or to calls of this rollout.
 
     Kept per rollout, because an agent's request may be the reason for a refusal."""
     no_prompt_ids: bool = False
-    """Whether the endpoint has no route that names the ids of a prompt."""
+    """Whether the endpoint lacks a route for the IDs of a prompt."""
     endings: dict[str, int] = field(default_factory=dict)
     waiting: int = 0
-    """How many calls wait until those under way leave them tokens."""
+    """The number of calls that wait for tokens that calls under way have reserved."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a call ends, or the key is revoked: calls that wait look again."""
+    """Set when a call ends or the key is revoked: waiting calls check again."""
     redactor: Redactor = field(init=False)
     _replica: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.redactor = Redactor(self.model)
         self.refused = self.traits.refused
-        # By the id, not in turn: a rollout that is repeated under its id finds its prompts cached.
+        # Chosen by the ID, not in turn: a rollout that is repeated under its ID finds its prompts in the cache.
         self._replica = zlib.crc32(self.rollout_id.encode()) % len(self.model.replicas)
 
     @property
@@ -243,27 +249,26 @@ class CapturedRollout:
         return self.model.replicas[self._replica]
 
     def leave_replica(self, base_url: str) -> None:
-        """Go on with the next replica, unless another call has done so already."""
+        """Continue with the next replica, unless another call has switched already."""
         if base_url == self.base_url:
             self._replica = (self._replica + 1) % len(self.model.replicas)
 
     def tokens_free(self) -> int | None:
-        """Return how many tokens are left that no call under way may sample; None for no limit."""
+        """Return the number of tokens that no call under way has reserved; None for no limit."""
         left = self.spending.tokens_left()
         return None if left is None else max(0, left - sum(call.unspent for call in self.active))
 
     def has_room_for(self, asked: int | None) -> bool:
-        """Say whether a call may begin that asks for so many tokens.
+        """Return whether a call that asks for so many tokens may begin.
 
-        Each call takes what it may sample out of the budget before it begins, so that calls at the same time stay
-        within it together. One for which that is not left waits for the others, which may sample less than they may.
+        If not, it waits: the calls under way may sample less than they reserved. A call never waits alone.
         """
         free = self.tokens_free()
         wanted = [limit for limit in (asked, self.model.max_tokens_cap) if limit is not None]
         return free is None or not self.active or (bool(wanted) and free >= min(wanted))
 
     def call_options(self) -> CallOptions:
-        """Return what the next call asks of the endpoint."""
+        """Return the options of the next call: token limit, log-probabilities, sampling."""
         model = self.model
         caps = [cap for cap in (model.max_tokens_cap, self.tokens_free()) if cap is not None]
         return CallOptions(
@@ -278,30 +283,30 @@ class CapturedRollout:
         )
 
     def budget_ended(self, limit: str, dialect: str) -> None:
-        """Record a call that the budget answered, or ended."""
+        """Record a call that the budget answered or ended."""
         self.spending.refused += 1
         if self.spending.refused <= MAX_STOPS:
             self.recorder.note("stop", limit=limit, dialect=dialect)
 
     def endpoint_failed(self, *, status: int | None, kind: str, message: str) -> None:
-        """Count an attempt that failed at the endpoint; a request that it `refused` may be the agent's fault."""
+        """Count a failed attempt; a `refused` request is not counted, as the agent may be at fault."""
         message = self.redactor.text(message)
         self.failures_in_a_row += kind != "refused"
         self.last_error = {"status": status, "kind": kind, "message": message[:2000], "at": time.time()}
 
     def call_ended(self, how: str) -> None:
-        """Count how a call ended."""
+        """Count the ending of a call."""
         self.endings[how] = self.endings.get(how, 0) + 1
         if how == "complete":
             self.failures_in_a_row, self.outage = 0, None
 
     def close(self) -> None:
-        """Release what only a rollout under way needs."""
+        """Release the memory that only an open rollout needs."""
         self.closed_at = time.time()
         self.recorder.forget()
 
     def stats(self) -> Stats:
-        """Return the figures as they stand."""
+        """Return the current figures."""
         spending = self.spending
         return Stats(
             calls=spending.calls,
@@ -320,7 +325,7 @@ class CapturedRollout:
 
 
 class RolloutRegistry:
-    """The rollouts that have a key, and for a while those that had one."""
+    """The open rollouts, and for some time the closed ones."""
 
     def __init__(self, closed_ttl_s: float) -> None:
         self._by_key: dict[bytes, CapturedRollout] = {}
@@ -328,11 +333,12 @@ class RolloutRegistry:
         self._closed_ttl_s = closed_ttl_s
 
     def add(self, rollout: CapturedRollout) -> None:
-        """Add a rollout; one of its id that is closed makes room, as when it is run again after its sandbox failed.
+        """Add a rollout.
 
         Raises:
-            CaptureError: there is one of that id.
+            CaptureError: An open rollout has its ID.
         """
+        # A closed one makes room: an engine repeats a rollout under its ID if the sandbox failed.
         present = self._by_id.setdefault(rollout.rollout_id, rollout)
         if present is not rollout:
             if present.closed_at is None:
@@ -341,7 +347,7 @@ class RolloutRegistry:
         self._by_key[rollout.key_digest] = rollout
 
     def by_key(self, key: str) -> CapturedRollout | None:
-        """Return the rollout that a key belongs to."""
+        """Return the rollout with this key."""
         digest = key_digest(key)
         rollout = self._by_key.get(digest)
         return rollout if rollout is not None and hmac.compare_digest(rollout.key_digest, digest) else None
@@ -351,7 +357,7 @@ class RolloutRegistry:
         return self._by_id.get(rollout_id)
 
     def all(self) -> list[CapturedRollout]:
-        """Return every rollout that is still known."""
+        """Return every rollout, the closed ones included."""
         return list(self._by_id.values())
 
     def forget_key(self, rollout: CapturedRollout) -> None:

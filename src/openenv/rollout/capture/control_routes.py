@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 class NewSession(Model):
     """The body of `POST /sessions`: an endpoint as in `Model`, with other names for three fields, and its limits."""
 
+    # Aliases of the published API, whose clients create sessions here as well.
     base_url: str = Field(alias="llm_url")
     name: str = Field(alias="model")
     dialect: Dialect = Field(default="openai_chat", alias="provider")
@@ -41,11 +42,11 @@ class NewSession(Model):
     max_seconds: float | None = Field(default=None, allow_inf_nan=False)
 
     def as_model(self) -> Model:
-        """Return the endpoint that it describes."""
+        """Return the endpoint of the session."""
         return Model.model_validate(self.model_dump(include=set(Model.model_fields)))
 
     def as_budget(self) -> Budget:
-        """Return the budget that it describes."""
+        """Return the budget of the session."""
         return Budget(
             max_calls=self.max_model_calls,
             max_completion_tokens=self.max_completion_tokens,
@@ -107,7 +108,7 @@ class ControlRoutes(AdminRoutes):
             raise RequestRefused(405, "GET or POST")
         rollout = self._server.find(parts[1])
         if rollout is None:
-            raise RequestRefused(404, f"there is no session '{parts[1]}'")
+            raise RequestRefused(404, f"unknown session '{parts[1]}'")
         if len(parts) == 2:
             if request.method == "GET":
                 return _about(rollout)

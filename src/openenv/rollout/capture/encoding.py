@@ -1,4 +1,13 @@
-"""JSON and server-sent events, as the capture proxy reads and writes them: fast, and tolerant of what agents send."""
+"""JSON and server-sent events for the capture proxy: fast, and tolerant of the input of agents.
+
+The only place that parses or writes events. The format is the HTML standard's, section 9.2: lines of fields, a blank
+line ends an event.
+"""
+
+#   data: {"a":1}\n          an event: `event_data` returns {"a":1}
+#   \n
+#   : waiting\n\n           a comment: `event_data` returns None
+#   data: {"b"              the start of the next one: `EventSplitter` keeps it until its end arrives
 
 from __future__ import annotations
 
@@ -13,15 +22,15 @@ Json = dict[str, Any]
 
 
 def loads(data: bytes | str, *, deep: bool = True) -> Any:
-    """Parse JSON; without `deep`, only what is nested less than 200 times.
+    """Parse JSON; without `deep`, refuse values that are nested 200 times or more.
 
     Raises:
-        ValueError: it is not JSON, or nested too deeply.
-        RecursionError: it is nested more deeply than Python's stack is.
+        ValueError: The data is not JSON, or nested too deeply.
+        RecursionError: The value is nested more deeply than Python's stack.
     """
     try:
         return from_json(data)
-    except ValueError as exc:  # lone surrogates, for one: odd, but agents send them
+    except ValueError as exc:  # for example lone surrogates, which agents do send
         if not deep and "recursion limit" in str(exc):
             raise ValueError("it is nested too deeply") from None
         return json.loads(data)
@@ -36,7 +45,7 @@ def dumps(value: Any) -> bytes:
 
 
 def load_object(data: bytes | str) -> Json | None:
-    """Parse JSON, and return it where it is an object; None for anything else."""
+    """Parse a JSON object; None for anything else."""
     try:
         value = loads(data)
     except (ValueError, RecursionError):
@@ -49,14 +58,14 @@ _LONGEST_END = 4
 
 
 class EventSplitter:
-    """Cuts a stream into whole events; the start of the next one waits for its end."""
+    """Cuts a stream into whole events, and keeps the start of the next one until its end arrives."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._searched = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes, and return the events that are whole now, each with the blank line that ends it."""
+        """Take bytes, and return the events that are complete now, each with its blank line."""
         self._buffer += data
         events: list[bytes] = []
         start = 0
@@ -70,16 +79,17 @@ class EventSplitter:
         return events
 
     def rest(self) -> bytes:
-        """Return what is left of an event that never ended."""
+        """Return the start of an event that never ended."""
         return bytes(self._buffer)
 
     def __len__(self) -> int:
-        """Return how many bytes wait for the end of their event."""
+        """Return the number of bytes that wait for the end of their event."""
         return len(self._buffer)
 
 
 def event_data(event: bytes) -> bytes | None:
-    """Return the data of an event, its lines joined; None where it has none (a comment, a keep-alive)."""
+    """Return the data of an event, its lines joined; None without data (a comment, a keep-alive)."""
+    # Nearly all events are one line of data: no need to split it.
     if event.startswith(b"data: ") and event.count(b"\n") <= 2 and b"\r" not in event:
         return event[6:].rstrip(b"\n")
     lines = []
@@ -91,7 +101,7 @@ def event_data(event: bytes) -> bytes | None:
 
 
 def event_bytes(data: bytes, *, name: str | None = None) -> bytes:
-    """Write an event whose data is one line."""
+    """Write an event with one line of data."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + data + b"\n\n"
 

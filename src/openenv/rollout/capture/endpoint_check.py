@@ -46,7 +46,7 @@ async def ask_endpoint(services: Services, model: Model, *, refused: frozenset[s
         return_token_ids=False,
         max_tokens=PROBE_TOKENS,
         refused=refused | {LOGPROBS},
-        # If the endpoint refuses one of the trainer's parameters, every call fails, whatever the agent does.
+        # If the endpoint refuses a parameter of the trainer, every call of every agent fails.
         sampling={name: value for name, value in model.sampling.items() if name not in NEED_TOOLS},
     )
     backoff = Backoff(first_pause_s=services.backoff_s)
@@ -88,7 +88,7 @@ def check_endpoint(model: Model) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _ProbeRefusal:
-    """The reason for which an endpoint did not answer."""
+    """The reason for an endpoint's failure."""
 
     message: str
     status: int | None = None

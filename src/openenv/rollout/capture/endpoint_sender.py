@@ -38,7 +38,7 @@ ERROR_LIMIT = 256 * 1024
 SENT_HEADERS = frozenset({"accept", "anthropic-version", "anthropic-beta", "openai-beta"})
 """The agent's headers that the endpoint may see."""
 SENT_QUERY = frozenset({"beta", "api-version"})
-"""The parameters of the agent's query that the endpoint may see."""
+"""The query parameters that the endpoint may see."""
 _VERSION = re.compile(r"v\d+\w*")
 
 
@@ -97,14 +97,14 @@ class EndpointSender:
             self._call.rollout.outage = f"nothing listened there when a call failed: {failure}"
 
     async def prompt_ids(self, count: int) -> list[int] | None:
-        """Ask llama.cpp for the IDs of the prompt, of which there are `count`; None if it does not know them."""
+        """Ask llama.cpp for the `count` IDs of the prompt; None if it has no such routes."""
         call = self._call
         return await ask_prompt_ids(
             call.services.endpoints, call.rollout.base_url, call.prepared.body, self._headers(), count=count
         )
 
     async def policy_version(self, url: str) -> str | None:
-        """Ask an address for the version of the endpoint's policy; None if it does not answer."""
+        """Ask an address for the version of the policy; None if it does not answer."""
         try:
             headers = {"accept-encoding": "identity"}
             response = await self._call.services.endpoints.send("GET", url, b"", headers, timeout_s=POLICY_S)
@@ -171,7 +171,7 @@ class EndpointSender:
         error: Json = {"message": message, "status": status, "kind": "failed"}
         if parsed is not None:
             error["body"] = parsed
-        if status in (401, 403):  # about the real key, of which the agent must learn nothing
+        if status in (401, 403):  # about the real key: the agent must learn nothing about it
             message = "the endpoint does not accept the key of the capture proxy"
             return CallFailed("failed", status, message, error=error)
         failure = CallFailed("failed", status if 400 <= status < 600 else 502, message, error=error)

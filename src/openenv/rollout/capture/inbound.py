@@ -1,7 +1,16 @@
 """The agents' side of the proxy: uvicorn's HTTP/1.1 connection with this proxy's limits, and the replies written to it.
 
-Must not know dialects, rollouts or endpoints.
+Knows HTTP, keys and limits. Knows nothing of dialects, rollouts or endpoints.
 """
+
+# What limits an agent, from the outside to the inside:
+#
+#   connections     `ConnectionQuota`: shared by unknown keys, some for each known key; idle ones make room
+#   head            HEADER_LIMIT bytes
+#   time            RECEIVE_S for a whole request, IDLE_S between two
+#   body            InboundLimits.body, for unknown keys unknown_key_body; so many JSON values
+#   memory          InboundLimits.held for all unanswered requests of a key
+#   the event loop  `AgentConnections.turn`: requests of one key are handled one after the other, with pauses
 
 from __future__ import annotations
 
@@ -28,16 +37,16 @@ HEADER_LIMIT = 64 * 1024
 IDLE_S = 75.0
 RECEIVE_S = 60.0
 _VALUE_BYTES = 200
-"""What a parsed value takes, at most: an object with one key."""
+"""The largest memory of a parsed value: that of an object with one key."""
 _UNCOUNTED = 64 * 1024
-"""The first bytes of a body, of which most have no more, are not worth a look for values."""
+"""The size of a body below which its JSON values are not counted; most bodies are smaller."""
 JSON_TYPE = ("content-type", "application/json")
 Headers: TypeAlias = Iterable[tuple[str, str]]
 
 
 @dataclass(slots=True)
 class AgentRequest:
-    """One request of an agent, whole."""
+    """One complete request of an agent."""
 
     method: str
     path: str
@@ -45,7 +54,7 @@ class AgentRequest:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     held: int = 0
-    """The bytes that it counts for in its key's limit (`InboundLimits.held`)."""
+    """The bytes that count against the key's limit (`InboundLimits.held`)."""
 
     @property
     def route_path(self) -> str:
@@ -54,7 +63,7 @@ class AgentRequest:
 
     @property
     def key(self) -> str:
-        """Return the API key, from where OpenAI's, Anthropic's or Google's clients put it."""
+        """Return the API key, from the place that OpenAI's, Anthropic's or Google's clients use."""
         scheme, _, token = self.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and token.strip():
             return token.strip()
@@ -68,7 +77,7 @@ class AgentRequest:
 
 
 class RequestRefused(Exception):
-    """A request that is answered with an error status and a message."""
+    """A request gets an error status and a message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -77,26 +86,26 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class InboundLimits:
-    """What connections may use."""
+    """The limits of connections."""
 
     body: int = 64 * 1024 * 1024
     unknown_key_body: int = 256 * 1024
-    """The largest body of a request whose key is unknown."""
+    """The largest body of a request with an unknown key."""
     values: int = 1_000_000
-    """The JSON values of a body, about: to parse them holds up every other agent."""
+    """The approximate number of JSON values in a body: while they are parsed, every other agent waits."""
     held: int = 256 * 1024 * 1024
-    """All unanswered requests of one key together: they are in this process's memory."""
+    """The memory of all unanswered requests of one key."""
 
 
 class AgentReply:
-    """The answer to one request, written as it comes. Writing waits while the agent reads slowly."""
+    """The answer to one request, in pieces. Writing waits while the agent reads slowly."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
         self.started = False
         self.ended = False
         self.gone = False
-        """Whether the agent has hung up; what is written after that goes nowhere."""
+        """Whether the agent has hung up; later writes are dropped."""
         self.on_gone: Callable[[], None] | None = None
 
     async def send(self, status: int, body: bytes, headers: Headers = ()) -> None:
@@ -110,26 +119,24 @@ class AgentReply:
         await self.send(status, dumps(value), [JSON_TYPE, *headers])
 
     async def start(self, status: int, headers: Headers = ()) -> None:
-        """Begin an answer; one without a length is chunked."""
+        """Begin an answer; without a length it is chunked."""
         self.started = True
         raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
         await self._cycle.send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def write(self, data: bytes) -> None:
-        """Send a piece of an answer that was started."""
+        """Send the next piece of a started answer."""
         if data and not self.ended:
             await self._cycle.send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
-        """Finish an answer that was started."""
+        """Finish a started answer."""
         self.ended = True
         await self._cycle.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def abort(self, data: bytes = b"") -> None:
-        """Cut a chunked answer after a last piece: without the final chunk the agent sees that it is incomplete.
-
-        Does not wait: a call that was revoked must end also where its agent does not read.
-        """
+        """Cut a chunked answer after a last piece: without a final chunk, the agent knows that it is incomplete."""
+        # Without waiting: a revoked call must end even if its agent does not read.
         self.ended = True
         transport = self._cycle.transport
         if data and not transport.is_closing():
@@ -142,7 +149,7 @@ Handler: TypeAlias = Callable[[AgentRequest, AgentReply], Awaitable[None]]
 
 
 class AgentConnections:
-    """All connections of agents, and what they use together.
+    """All connections of agents, and their shared limits.
 
         connected --- a request with a known key ---> a place of that key's, in `quota`
             |                                             |
@@ -150,7 +157,7 @@ class AgentConnections:
             an idle one makes room, of the sandbox or     or the request is refused with 429
             address that has the most
 
-    So neither idle connections nor those of another rollout keep an agent out.
+    Neither idle connections nor other rollouts can lock an agent out.
     """
 
     def __init__(
@@ -162,7 +169,7 @@ class AgentConnections:
         self._held: Counter[str] = Counter()  # bytes of unanswered requests by key
         self._open: dict[AgentConnection, None] = {}
         self._turns: dict[str, asyncio.Lock] = {}
-        self._unknown: dict[AgentConnection, None] = {}  # those that have sent no known key yet
+        self._unknown: dict[AgentConnection, None] = {}  # connections that have sent no known key yet
         # `access_log=False` would silence the access log of every uvicorn in this process: connections do it instead.
         self.config = Config(
             app=_no_app,
@@ -178,11 +185,11 @@ class AgentConnections:
         self.state = ServerState()
 
     def accept(self, handler: Handler) -> AgentConnection:
-        """Make the protocol of a new connection."""
+        """Return the protocol of a new connection."""
         return AgentConnection(self, handler)
 
     def admit(self, connection: AgentConnection) -> bool:
-        """Count a connection in; False if there are too many without a key, and requests arrive on all of them."""
+        """Add a connection; return False if too many have no known key and none of them is idle."""
         if len(self._unknown) >= max(16, self.quota.shared):
             (largest, _), *_ = Counter(other.origin for other in self._unknown).most_common(1)
             if not self._close_idle(other for other in self._unknown if other.origin == largest):
@@ -191,12 +198,12 @@ class AgentConnections:
         return True
 
     def identify(self, connection: AgentConnection, key: str) -> None:
-        """Count a connection as one of a known key.
+        """Assign a connection to a known key.
 
         Raises:
-            RequestRefused: this key has as many connections as it may have, and a request is answered on each.
+            RequestRefused: The key has its maximum of connections, and none of them is idle.
         """
-        if connection.key == key or connection not in self._open:  # the latter made room for another and is closing
+        if connection.key == key or connection not in self._open:  # a connection that is not open made room for another
             return
         if not self.quota.take(key):
             own = [other for other in self._open if other.key == key]
@@ -214,7 +221,7 @@ class AgentConnections:
         return True
 
     def discard(self, connection: AgentConnection) -> None:
-        """Count a connection out."""
+        """Remove a connection."""
         if connection not in self._open:
             return
         del self._open[connection]
@@ -228,7 +235,7 @@ class AgentConnections:
                 self._turns.pop(connection.key, None)
 
     async def turn(self, key: str) -> None:
-        """Wait until a request of a known key may be handled: one after the other, and each after a pause.
+        """Wait until a request of a known key may be handled: one at a time, each after a pause.
 
         All agents share one event loop, and to parse and record a large request holds it up. The pause is as long as
         that took, so that a key with many such requests leaves half of the time to others.
@@ -246,10 +253,10 @@ class AgentConnections:
         loop.call_soon(pause)  # runs when the handler waits for the first time, and other work has its turn
 
     def hold(self, request: AgentRequest, size: int) -> None:
-        """Count bytes of an unanswered request in or out.
+        """Add bytes to the memory of a request's key, or take them off.
 
         Raises:
-            RequestRefused: all requests of its key together hold too many.
+            RequestRefused: The requests of the key hold too much memory.
         """
         key = request.key
         request.held += size
@@ -260,7 +267,7 @@ class AgentConnections:
             del self._held[key]
 
     def close(self, *, abort: bool = False) -> None:
-        """Close every connection: after what is buffered, or at once."""
+        """Close every connection: at once with `abort`, else after the buffered data."""
         for connection in list(self._open):
             connection.transport.abort() if abort else connection.transport.close()
 
@@ -272,8 +279,8 @@ class AgentConnection(HttpToolsProtocol):
             |                                                               |
             +--- RECEIVE_S: closed                                          +--- IDLE_S: closed
 
-    uvicorn alone has no limit on headers, on the time that a request takes to arrive, or on bodies, and answers 503
-    where this proxy closes an idle connection.
+    uvicorn limits neither headers nor bodies nor the time of a request, and with too many connections it answers 503
+    instead of closing an idle one.
     """
 
     def __init__(self, shared: AgentConnections, handler: Handler) -> None:
@@ -281,9 +288,9 @@ class AgentConnection(HttpToolsProtocol):
         self.app = self._answer
         self.access_log = False
         self.origin = ""
-        """What it comes from: a sandbox, by the name of its relay's end, or an address."""
+        """The origin: the name of a sandbox's relay, or an address."""
         self.key: str | None = None
-        """The known key that its latest request had."""
+        """The known key of the latest request."""
         self._shared = shared
         self._handler = handler
         self._cycles: deque[RequestResponseCycle] = deque()
@@ -294,7 +301,7 @@ class AgentConnection(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Say whether no request is being answered; one that is still arriving does not count."""
+        """Return whether no request is being answered; a request that still arrives does not count."""
         return self._reply is None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -343,7 +350,7 @@ class AgentConnection(HttpToolsProtocol):
         self._set_deadline(IDLE_S)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser cannot read, and hang up."""
+        """Refuse invalid HTTP, and hang up."""
         if self._reply is None:
             status, text = self._refusal
             body = dumps(_error(text))
@@ -387,10 +394,10 @@ class AgentConnection(HttpToolsProtocol):
                 reply.abort()
 
     async def _receive_body(self, request: AgentRequest, receive: Receive) -> bool:
-        """Read the body; False where the agent hangs up before its end.
+        """Read the body; return False if the agent hangs up before its end.
 
         Raises:
-            RequestRefused: it is larger than this key's requests may be.
+            RequestRefused: The body is too large for a request of this key.
         """
         key, shared, limits = request.key, self._shared, self._shared.limits
         is_known = shared.is_known(key)
@@ -413,7 +420,7 @@ class AgentConnection(HttpToolsProtocol):
             if len(body) > limit:
                 raise RequestRefused(413, f"a request may have {limit} bytes")
             if len(body) > _UNCOUNTED:
-                marks = sum(map(piece.count, b",[{"))  # more than there are values, for a text has commas, too
+                marks = sum(map(piece.count, b",[{"))  # an upper bound: texts contain commas, too
                 values += marks
                 shared.hold(request, marks * _VALUE_BYTES)
                 if values > limits.values:
@@ -426,7 +433,7 @@ def _origin(transport: asyncio.Transport) -> str:
     end = transport.get_extra_info("socket")
     try:
         name = end.getpeername()
-    except OSError:  # it is gone again
+    except OSError:  # the agent has hung up
         return ""
     if isinstance(name, bytes):  # of a relay in `openenv.sandboxes.exposed_ports`; the last part is random
         return name.rpartition(b"/")[0].decode("latin-1")
@@ -438,4 +445,4 @@ def _error(text: str, kind: str = "invalid_request_error") -> Json:
 
 
 async def _no_app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Stand where uvicorn's configuration wants an application; each connection has its own."""
+    """Fill the application of uvicorn's configuration; each connection has its own."""

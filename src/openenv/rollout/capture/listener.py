@@ -1,7 +1,15 @@
-"""A server in a thread of its own, with a loop for connections of agents: on TCP, and on a unix socket for sandboxes.
+"""A server in its own thread, with a loop for connections of agents: on TCP, and on a unix socket for sandboxes.
 
-Must not know what the requests ask for: a subclass answers them.
+Knows threads, loops and sockets. A subclass answers the requests.
 """
+
+# A caller's thread                     the server's thread
+#
+#   listen() -- start -----------------> _main: new loop, _listen: TCP, unix socket, on_listening
+#      returns <----- started ---------- run_forever: every connection, call and coroutine of the server
+#   run(work) -- the coroutine --------> on the loop; the caller waits for its result
+#   schedule(work) --------------------> on the loop; nobody waits
+#   stop() ----------------------------> _shut: close listeners, on_stop, close connections; the loop ends
 
 from __future__ import annotations
 
@@ -26,13 +34,13 @@ T = TypeVar("T")
 
 
 class ProxyListener(ABC):
-    """Listens in a thread.
+    """Listens in its own thread.
 
     Args:
-        host: Where to listen.
+        host: The address to listen on.
         port: 0 for a free one.
-        limits: What connections may use.
-        sockets: Where the folder of the unix socket is made; by default the system's place for temporary files.
+        limits: The limits of connections.
+        sockets: The parent of the unix socket's folder; by default the system's folder for temporary files.
     """
 
     def __init__(self, host: str, port: int, limits: InboundLimits, sockets: Path | None = None) -> None:
@@ -45,11 +53,11 @@ class ProxyListener(ABC):
         self._socket_parent = sockets
         self._folder: Path | None = None
 
-    # a subclass has these
+    # a subclass implements these
 
     @abstractmethod
     def is_known(self, key: str) -> bool:
-        """Say whether requests with a key may be large."""
+        """Return whether requests with a key may be large."""
 
     @abstractmethod
     async def answer(self, request: AgentRequest, reply: AgentReply) -> None:
@@ -61,11 +69,11 @@ class ProxyListener(ABC):
 
     @abstractmethod
     async def on_listening(self) -> None:
-        """Do what is to be done once it listens, on its loop."""
+        """Start the tasks of the subclass; runs on the loop when the server listens."""
 
     @abstractmethod
     async def on_stop(self) -> None:
-        """Release what the subclass has, before connections are closed."""
+        """Release the resources of the subclass, before connections are closed."""
 
     # life
 
@@ -76,7 +84,7 @@ class ProxyListener(ABC):
             timeout_s: How long that may take; None for no limit.
 
         Raises:
-            CaptureError: it cannot, or not in time.
+            CaptureError: The server cannot listen there, or not in time.
         """
         if self._thread is not None:
             raise CaptureError("The capture server runs already.")
@@ -94,12 +102,12 @@ class ProxyListener(ABC):
             raise CaptureError(f"The capture proxy cannot listen on {self._host}:{self._port}: {exc}") from exc
 
     def _stop_late(self, started: concurrent.futures.Future[None]) -> None:
-        """Stop after all where the caller of `listen` did not wait long enough; this runs in the server's thread."""
+        """Stop a server that started after the caller of `listen` gave up; runs in the server's thread."""
         if started.exception() is None:
             threading.Thread(target=self.stop, daemon=True).start()
 
     def stop(self) -> None:
-        """End all calls, write them down, and stop listening."""
+        """End and record all calls, and stop listening."""
         if self._thread is None or self._loop is None:
             return
         self.run(self._shut())
@@ -109,7 +117,7 @@ class ProxyListener(ABC):
 
     @property
     def url(self) -> str:
-        """Return the address for agents that reach TCP, without `/v1`."""
+        """Return the address on TCP, without `/v1`."""
         host = "127.0.0.1" if self._host in ("0.0.0.0", "::", "") else self._host
         return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
 
@@ -120,7 +128,7 @@ class ProxyListener(ABC):
 
     @property
     def socket(self) -> Path:
-        """Return the unix socket: it has the agents' routes only."""
+        """Return the unix socket, which has the agents' routes only."""
         if self._folder is None:
             raise CaptureError("The capture server does not run.")
         return self._folder / SOCKET_NAME
@@ -141,20 +149,20 @@ class ProxyListener(ABC):
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def schedule(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run a coroutine on the server's loop, without waiting for it; a server whose loop has ended drops it."""
+        """Run a coroutine on the server's loop, without waiting for it; drop it if the loop has ended."""
         if self._loop is None or self._loop.is_closed():
             work.close()
         else:
             asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let an ASGI server's loop be the server's; a server that listens has its own."""
+        """Use the loop of an ASGI server, unless the server has its own."""
         if self._thread is None:
             self._loop = loop
 
     @property
     def is_listening(self) -> bool:
-        """Return whether agents can reach the server's addresses."""
+        """Return whether the server runs and has addresses."""
         return self._thread is not None
 
     def _main(self, started: concurrent.futures.Future[None]) -> None:
@@ -206,13 +214,13 @@ class ProxyListener(ABC):
 def _new_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
-    except ImportError:  # not there on every platform
+    except ImportError:  # not available on every platform
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
 
 
-# The agents' unix socket has a folder of its own, whose path is short enough for a socket: the kernel takes little more
-# than 100 bytes. The folder of a proxy that was killed is removed by the next one that starts.
+# The unix socket of the agents has its own folder, with a short path: the kernel accepts about 100 bytes. If a proxy is
+# killed, the next one that starts removes its folder.
 
 FOLDER_PREFIX = "openenv-capture-"
 SOCKET_NAME = "agents.sock"
@@ -233,7 +241,7 @@ def make_socket_folder(parent: Path | None = None) -> Path:
 def _listening_socket(folder: Path) -> socket.socket:
     """Return a socket that listens under its usual name in a folder."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # A socket that is bound and does not listen yet looks like one whose proxy was killed, and another proxy that
+    # A socket that is bound and does not listen yet looks like the socket of a killed proxy, and another proxy that
     # starts at this moment would remove its folder. So it gets its usual name only when it listens.
     draft = folder / "draft.sock"
     listening.bind(str(draft))
@@ -245,7 +253,7 @@ def _listening_socket(folder: Path) -> socket.socket:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Say whether a socket has no listener any more."""
+    """Return whether the listener of a socket has ended."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
         if not path.is_socket():
             return False

@@ -161,7 +161,7 @@ class ProxiedCall:
         """Finish a call that went well.
 
         Args:
-            missing_prompt_ids: The number of the prompt's tokens, if llama.cpp must be asked for their IDs.
+            missing_prompt_ids: The number of prompt tokens, if llama.cpp must be asked for their IDs.
         """
         rollout, ledger = self._call.rollout, self._call.ledger
         wants_ids = self._call.prepared.options.return_token_ids and not rollout.no_prompt_ids

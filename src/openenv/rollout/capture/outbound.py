@@ -1,9 +1,9 @@
 """The endpoints' side of the proxy: HTTP/1.1 requests out, responses in as they come, over TCP or TLS.
 
-Must not know dialects or rollouts. Written by hand because of `benchmarks/capture.py`: with httpcore2 (the core of
-httpx2) in its place, 200 streams added 10 and 20 ms to a chunk, in runs in which this module added 0.7 and 0.4 ms. Its
-pool polls every kept connection at each request (8 ms of CPU per call instead of 1 ms), and h11 doubles the CPU of a
-chunk (0.3 to 0.45 ms instead of 0.15 to 0.2 ms).
+Knows HTTP, and nothing of dialects or rollouts. No HTTP library, because of `benchmarks/capture.py`: with 200 streams,
+httpcore2 (the core of httpx2) added 10 and 20 ms to a chunk; this module added 0.7 and 0.4 ms in the same runs. The
+pool of httpcore2 polls every kept connection at each request (8 ms of CPU per call instead of 1 ms), and h11 doubles
+the CPU of a chunk (0.3 to 0.45 ms instead of 0.15 to 0.2 ms).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ CONNECT_S = 10.0
 # Servers may close an idle connection sooner (uvicorn after 5 s): `Endpoints.send` then takes another one.
 IDLE_S = 20.0
 BUFFER_LIMIT = 256 * 1024
-_LOOK_S = 2.0  # how long a look at an endpoint that has failed may take
+_LOOK_S = 2.0  # the time limit of a look at a failed endpoint
 FailureKind: TypeAlias = Literal["connect", "timeout", "broken", "garbage"]
 
 
 class EndpointError(Exception):
-    """The endpoint could not be reached, or did not answer properly."""
+    """The endpoint could not be reached, or its answer is incomplete or invalid."""
 
     def __init__(self, message: str, *, kind: FailureKind) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class EndpointError(Exception):
 
 
 class EndpointResponse:
-    """Status and headers of a response, and its body as it comes."""
+    """Status and headers of a response, and its body in pieces."""
 
     def __init__(self, connection: _EndpointConnection, endpoints: Endpoints) -> None:
         self._connection = connection
@@ -52,10 +52,10 @@ class EndpointResponse:
         self.headers = connection.headers
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body, each time all that has come. The endpoint is held back while the consumer is busy.
+        """Yield the body, all buffered bytes at a time. The endpoint waits while the consumer is busy.
 
         Raises:
-            EndpointError: it did not come whole.
+            EndpointError: The body is incomplete.
         """
         # 47: zlib finds out itself whether it is gzip or deflate
         is_compressed = self.headers.get("content-encoding", "").lower() in ("gzip", "deflate")
@@ -74,7 +74,7 @@ class EndpointResponse:
         """Return the whole body.
 
         Raises:
-            EndpointError: it did not come whole, or is larger than the limit.
+            EndpointError: The body is incomplete, or larger than the limit.
         """
         data = bytearray()
         async with contextlib.aclosing(self.pieces()) as pieces:
@@ -85,14 +85,14 @@ class EndpointResponse:
         return bytes(data)
 
     def close(self) -> None:
-        """Keep the connection of a response that came whole; close any other, which stops the endpoint's sampling."""
+        """Keep the connection if the response is complete; else close it, which stops the endpoint's sampling."""
         if not self._closed:
             self._closed = True
             self._endpoints.release(self._connection)
 
 
 class _EndpointConnection(asyncio.Protocol):
-    """One connection to an endpoint; one request at a time. Whatever comes together is handed on together.
+    """One connection to an endpoint, for one request at a time. Bytes that arrive together are passed on together.
 
         idle -- send --> waiting -- status, headers --> headed -- end of the body --> complete -- keep-alive --> idle
                             |                             |                             +----------------------> closed
@@ -134,7 +134,7 @@ class _EndpointConnection(asyncio.Protocol):
             await self._wait()
 
     async def next_piece(self) -> bytes | None:
-        """Return what has come of the body; None at its end."""
+        """Return the buffered bytes of the body, once there are any; None at its end."""
         while not self._pieces:
             if self._complete:
                 return None
@@ -175,7 +175,7 @@ class _EndpointConnection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """Say whether another request may be sent."""
+        """Return whether another request may be sent."""
         return self._complete and self._reusable and not self.is_closed
 
     def abort(self) -> None:
@@ -189,14 +189,14 @@ class _EndpointConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._complete:  # more than was asked for: not a connection to go on with
+        if self._complete:  # bytes that nobody asked for: do not use the connection again
             self._reusable = False
             self.abort()
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as exc:
-            if not self._complete:  # after the end, what the parser complains about is the next response
+            if not self._complete:  # after the end, the error is in bytes that nobody asked for
                 self._fail(EndpointError(f"the endpoint does not speak HTTP: {exc}", kind="garbage"))
                 return
         if self._buffered > BUFFER_LIMIT and not self._is_paused and self._transport is not None:
@@ -254,16 +254,16 @@ class Endpoints:
     async def send(
         self, method: str, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float
     ) -> EndpointResponse:
-        """Send a request, and return the response once status and headers are there.
+        """Send a request, and return the response when its status and headers have arrived.
 
         Raises:
-            EndpointError: there is no answer.
+            EndpointError: The endpoint did not answer.
         """
         parts = urlsplit(url)
         secure = parts.scheme == "https"
         address = Address(parts.hostname or "", parts.port or (443 if secure else 80), "/", secure)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        # `host` first, so that a header of the model's `extra_headers` may replace it.
+        # `host` first, so that `extra_headers` of the model may replace it.
         fields = {"host": parts.netloc.rpartition("@")[2], **headers, "content-length": str(len(body))}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         request = f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1", "replace") + body
@@ -274,11 +274,11 @@ class Endpoints:
             try:
                 await connection.head()
             except EndpointError as exc:
-                # The endpoint may have closed a kept connection by now, which is no failure of its own. "connect"
-                # means that nothing came back, so the agent cannot get anything twice.
+                # The endpoint may have closed a kept connection, which is not a failure. "connect" means that no byte
+                # came back, so the agent cannot get anything twice.
                 if idle is None or exc.kind != "connect":
                     raise
-            except BaseException:  # cancelled: a connection with an answer on its way is of no use for the next call
+            except BaseException:  # cancelled: an answer is on its way, so the next call cannot use the connection
                 connection.abort()
                 raise
             else:
@@ -299,11 +299,11 @@ class Endpoints:
             return await asyncio.wait_for(self._dial(address, timeout_s), timeout_s)
         except (asyncio.TimeoutError, TimeoutError):
             raise EndpointError(f"no connection to {place} in {timeout_s:g} s", kind="connect") from None
-        except (OSError, UnicodeError) as exc:  # what TLS and the proxy complain about is among them
+        except (OSError, UnicodeError) as exc:  # errors of TLS and of the proxy are among them
             raise EndpointError(f"no connection to {place}: {exc}", kind="connect") from None
 
     async def is_gone(self, url: str) -> bool:
-        """Return whether nothing listens at an address: a connection is refused. False where that cannot be told."""
+        """Return whether an address refuses connections; False if that is uncertain."""
         parts = urlsplit(url)
         secure = parts.scheme == "https"
         address = Address(parts.hostname or "", parts.port or (443 if secure else 80), "/", secure)
@@ -340,7 +340,7 @@ class Endpoints:
         return connection
 
     def release(self, connection: _EndpointConnection) -> None:
-        """Keep a connection for the next call where that is possible."""
+        """Keep a connection for the next call if possible."""
         if connection.is_reusable:
             connection.idle_since = time.monotonic()
             self._idle[connection.address].append(connection)

@@ -11,7 +11,7 @@ Providers refuse parameters that others require, model by model, each with its o
 
 A parameter counts only if the text clearly names it as one: a request must not be changed on a guess.
 
-Decides what to change; `call_request`, `engine_client` and `engine_probe` apply it and send again.
+Decides on the change; `call_request`, `engine_client` and `engine_probe` apply it and send again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ REQUIRED = frozenset({"model", "messages", "input", "stream", "tools", "tool_cho
 MAX_FIXES = 6
 """The number of changes to try."""
 
-# Engines differ in the parameters that they accept, and there is no way to ask. The proxy sends what the capture needs,
-# and leaves out a parameter that an error names. For example, vLLM with `--max-logprobs 0`:
+# Engines differ in the parameters that they accept, and there is no way to ask. The proxy sends the parameters of
+# the capture, and leaves out a parameter that an error names. For example, vLLM with `--max-logprobs 0`:
 #     400 {"message": "Requested sample logprobs of 5, which is greater than max allowed: 0"}
 # This has the word "logprobs": `top_logprobs` goes first, because `logprobs` alone may be accepted.
 _FORCED = (
@@ -149,7 +149,7 @@ def next_fix(status: int, error: Any, request: Json, *, applied: Collection[Para
 
 
 def forced_parameters_named(complaint: str) -> Iterator[str]:
-    """Yield the parameters of the capture that an error may be about, in the order in which to leave them out."""
+    """Yield the parameters of the capture that an error may be about, the first one to leave out first."""
     for word, parameters in _FORCED:
         if word in complaint:
             yield from parameters

@@ -1,4 +1,4 @@
-"""When a request to an endpoint is sent again, and after which pause: for calls of agents, clients and probes.
+"""Retries of requests to endpoints: when, and after how long a pause. For calls of agents, clients and probes.
 
 Knows status codes, the `retry-after` header and time; the callers send.
 """
@@ -19,7 +19,7 @@ from openenv.protocol.backoff import Backoff
 
 ATTEMPTS = 3
 RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
-"""Statuses after which the same request may succeed: time limits, conflicts, overload, failures of the server."""
+"""Statuses that a repeated request may avoid: time limits, conflicts, overload, failures of the server."""
 
 
 def wanted_pause_s(retry_after: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Answers of endpoints: what they report, whether they are complete, and `StreamTap` for those that come as a stream.
+"""Answers of endpoints: token counts, completeness, errors; `StreamTap` reads answers that come as a stream.
 
 Knows events and dialects, and writes to the records of one call. Knows nothing of connections, retries or budgets.
 """
@@ -53,7 +53,7 @@ class StreamTap:
         self.has_prompt_ids = False
         """Whether the engine sent the prompt's token IDs."""
         self.prompt_tokens: int | None = None
-        """The number of the prompt's tokens, if the engine sends their IDs on another route only."""
+        """The number of prompt tokens, if the engine sends their IDs on another route only."""
         self.finished = False
         """Whether the last event of the model arrived."""
         self.failure: str | None = _EMPTY
@@ -155,7 +155,7 @@ def plausible_tokens(named: int, text_bytes: int, *, events: int = 0) -> int:
 
 
 def stream_error(chunk: Json) -> str | None:
-    """Return the error in an event; None for an answer, or if the error is a refusal of the agent's request."""
+    """Return the error in an event; None for an answer, or if the endpoint refuses the request."""
     inner = chunk.get("response")
     error = chunk.get("error") or (inner.get("error") if isinstance(inner, dict) else None)
     if not error:

@@ -1,8 +1,8 @@
-"""What a trainer gets of captured calls: a `Sequence` per conversation; a `TrainingTrace` of an agent that runs its own
+"""Captured calls for trainers: a `Sequence` per conversation; a `TrainingTrace` of an agent that runs its own
 loop, with a checked `TrainingTurn` per model call.
 
-Strict where a trainer cannot be: a turn whose log-probabilities are missing, not finite or positive, or whose mask does
-not fit its tokens, is refused and never repaired. Values only; must not know where they were captured.
+Strict, because trainers cannot check: a turn is refused, never repaired, if its log-probabilities are missing, not
+finite or positive, or if its mask does not fit its tokens. Values only; knows nothing of their origin.
 
     prompt_token_ids      1  2  3
     completion_token_ids           4    5
@@ -25,10 +25,10 @@ from .encoding import writable
 
 Severity = Literal["FATAL", "WARN", "INFO"]
 FATAL, WARN, INFO = "FATAL", "WARN", "INFO"
-"""How serious a finding is: what is FATAL cannot be trained on."""
+"""The severity of a finding: FATAL excludes the capture from training."""
 Role = Literal["agent", "auxiliary", "discarded"]
-"""`agent`: the agent's own conversation, and those with its system text and tools. `auxiliary`: any other, such as one
-that made a title; trained on as well. `discarded`: an answer that the agent did not go on from."""
+"""`agent`: the main conversation, and others with the same system text and tools. `auxiliary`: any other, for example
+to find a title; trained on as well. `discarded`: an answer that the agent did not continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +85,23 @@ class Sequence:
 
     @property
     def n_turns(self) -> int:
-        """Return how many calls it has."""
+        """Return the number of calls."""
         return len(self.node_ids)
 
     @property
     def n_trainable(self) -> int:
-        """Return how many of its tokens are to be trained on."""
+        """Return the number of tokens to train on."""
         return sum(self.loss_mask)
 
     @property
     def trainable(self) -> bool:
-        """Say whether it may be trained on."""
+        """Return whether the sequence may be trained on."""
         fatal = any(finding.severity == "FATAL" for finding in self.validation)
         return self.role != "discarded" and self.n_trainable > 0 and not fatal
 
     @property
     def not_trainable(self) -> list[str]:
-        """Say why it may not be trained on; empty where it may be."""
+        """Return the reasons against training on it; empty if there are none."""
         if self.trainable:
             return []
         reasons = [finding.message for finding in self.validation if finding.severity == "FATAL"]
@@ -114,13 +114,13 @@ class Sequence:
 
     @property
     def policy_version(self) -> str | None:
-        """Return the version that sampled all of it; None where there are several, or it is not known."""
+        """Return the policy version that sampled all of it; None for several or unknown versions."""
         return self.policy_versions[0] if len(set(self.policy_versions)) == 1 else None
 
     def sampled_with(self, parameter: str) -> Any:
-        """Return a parameter of all calls; None where it was not sent, or not the same in all."""
+        """Return a parameter that all calls share; None if they differ or do not have it."""
         values = [parameters.get(parameter) for parameters in self.sampling]
-        if parameter == "repetition_penalty":  # llama.cpp has its own name for it
+        if parameter == "repetition_penalty":  # the name in llama.cpp differs
             values = [parameters.get(parameter, parameters.get("repeat_penalty")) for parameters in self.sampling]
         return values[0] if values and all(value == values[0] for value in values) else None
 
@@ -137,7 +137,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class CaptureFinding:
-    """Something that a trainer should know about what was captured."""
+    """Something that a trainer should know about captured calls."""
 
     level: str
     code: str
@@ -153,7 +153,7 @@ class CaptureReport:
 
     findings: list[CaptureFinding] = field(default_factory=list)
     aux_node_ids: list[str] = field(default_factory=list)
-    """Calls that are not the agent's own."""
+    """Calls of auxiliary conversations."""
 
     def add(self, level: str, code: str, detail: str) -> None:
         """Add a finding."""
@@ -172,7 +172,7 @@ class CaptureReport:
 
     @property
     def ok(self) -> bool:
-        """Whether none forbids it."""
+        """Whether no finding forbids training."""
         return not self.fatal
 
     def text(self) -> str:
@@ -188,11 +188,11 @@ def check_turn(
     finish_reason: str | None = None,
     index: int = 0,
 ) -> CaptureReport:
-    """Check the tokens of one call: are all ids named, and is there a log-probability for each that was sampled?
+    """Check the tokens of one call: all IDs are present, and each sampled token has a log-probability.
 
     Args:
         prompt_ids: The prompt.
-        sampled_ids: What was sampled.
+        sampled_ids: The sampled tokens.
         logprobs: A log-probability for each of them.
         finish_reason: Why the call ended.
         index: The call's number, for the texts.
@@ -242,7 +242,7 @@ def validate_training_turn(
     """Check a turn as a trainer gets it.
 
     Raises:
-        ValueError: something in it cannot be trained on; the text has every reason.
+        ValueError: The turn cannot be trained on; the text has every reason.
     """
     report = check_turn(prompt_ids, sampled_ids, logprobs)
     if len(loss_mask) != len(prompt_ids) + len(sampled_ids):
@@ -256,7 +256,7 @@ def validate_training_turn(
 
 
 class TraceEntry(TypedDict, total=False):
-    """One model call of an agent that runs its own loop: what was asked, what came, and its tokens. All are optional.
+    """One model call of an agent that runs its own loop: request, answer and tokens. All are optional.
 
     A consumer takes the prompt from `prompt_token_ids`, never from its own tokeniser: templates differ, and a prompt
     that is off by a token trains on positions that the model never saw.
@@ -269,7 +269,7 @@ class TraceEntry(TypedDict, total=False):
     completion_tokens: list[str]
     per_token_logps: list[float]
     loss_mask: list[int]
-    """Over prompt and completion: 1 where a token is trained on."""
+    """Over prompt and completion: 1 for tokens to train on."""
     reward: float | None
     """What `verify` returned; None for a rollout without a verdict, which is not a reward of 0."""
     metadata: dict[str, Any]
@@ -279,13 +279,13 @@ class TrainingTurn(BaseModel):
     """One model call, with a mask over prompt and completion.
 
     Raises:
-        ValueError: ids, log-probabilities and mask do not fit together, or cannot be right.
+        ValueError: IDs, log-probabilities and mask do not fit together, or a value is out of range.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     node_id: Annotated[str, Field(min_length=1)]
-    """Names the call in its rollout."""
+    """Identifies the call in its rollout."""
     prompt_token_ids: list[int]
     completion_token_ids: list[int]
     per_token_logps: list[float]
@@ -315,10 +315,10 @@ _COPIED = (
 class TrainingTrace(BaseModel):
     """The calls of an agent in one rollout, each of them once.
 
-    A turn whose mask is all 0 is context: the policy did not choose it. The reward is the session's, by `verify`.
+    A turn with a mask of zeros is context: the policy did not choose it. The reward is the result of `verify`.
 
     Raises:
-        ValueError: two turns have one `node_id`.
+        ValueError: Two turns have the same `node_id`.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -335,10 +335,10 @@ class TrainingTrace(BaseModel):
 
     @classmethod
     def from_entries(cls, entries: Iterable[Mapping[str, Any]]) -> TrainingTrace:
-        """Make a trace of trace entries, which name their call as `metadata["node_id"]`. Nothing is inferred.
+        """Make a trace from trace entries with their call's ID as `metadata["node_id"]`. Nothing is inferred.
 
         Raises:
-            ValueError: an entry has no id, tokens or mask, or they do not fit together.
+            ValueError: An entry lacks its ID, tokens or mask, or they do not fit together.
         """
         return cls(turns=[_turn_of(entry, number) for number, entry in enumerate(entries)])
 

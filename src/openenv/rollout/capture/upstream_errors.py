@@ -1,4 +1,4 @@
-"""The reasons for which a model call fails.
+"""The failures of model calls.
 
 Published, raised by clients of endpoints:
 

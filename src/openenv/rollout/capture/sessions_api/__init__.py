@@ -1,4 +1,4 @@
-"""The capture interface of the published package over this capture: sessions whose id is their key, graphs, documents.
+"""The published capture API on the capture server: sessions with their ID as key, graphs, documents.
 
-Requests, records, dialects, prefixes and sampling rules are those of `openenv.rollout.capture`.
+Calls, records, dialects and sampling rules come from `openenv.rollout.capture`; nothing here proxies a call.
 """

@@ -1,6 +1,6 @@
-"""Checks of what was captured: of one call, one sequence, one rollout, and of an endpoint's response.
+"""Checks of captured values: one call, one sequence, one rollout, or an endpoint's response.
 
-Values only. `training` has the checks of a single call that can be trained on.
+Values only. `training_trace` checks single calls for training.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .turn_graph import RolloutGraph, TrainingSequence
 
 
 def check_turn_eval(response_message: Any, *, finish_reason: str | None = None, index: int = 0) -> CaptureReport:
-    """Check a call of which no tokens are known: did the model say anything?
+    """Check a call without token IDs: the model must say something or call a tool.
 
     Args:
         response_message: The message of the answer.
@@ -27,7 +27,7 @@ def check_turn_eval(response_message: Any, *, finish_reason: str | None = None, 
         text = f"turn {index}: the model neither said anything nor called a tool (finish={finish_reason})"
         report.add(WARN, "empty_completion", text)
     if finish_reason == "length":
-        report.add(INFO, "truncated_turn", f"turn {index}: the limit of tokens ended it")
+        report.add(INFO, "truncated_turn", f"turn {index}: the token limit ended it")
     return report
 
 
@@ -36,7 +36,7 @@ def check_sequence(seq: TrainingSequence, *, min_trainable: int = 1) -> CaptureR
 
     Args:
         seq: The example.
-        min_trainable: The fewest tokens that it must train on.
+        min_trainable: The minimum number of tokens to train on.
     """
     report = CaptureReport()
     sizes = {"input_ids": len(seq.input_ids), "loss_mask": len(seq.loss_mask), "logprobs": len(seq.logprobs)}
@@ -76,8 +76,8 @@ def check_rollout(
     Args:
         graph: Its calls.
         expect_single_root: Whether more than one conversation is an error.
-        capture_level: What the endpoint names of what it samples.
-        budget_stop_count: How many calls the budget answered.
+        capture_level: The capture level of the endpoint.
+        budget_stop_count: The number of calls that the budget answered.
     """
     report = CaptureReport()
     stats = graph.stats()
@@ -109,7 +109,7 @@ def check_rollout(
 
 
 def check_upstream_response(payload: Json) -> CaptureReport:
-    """Check whether a chat completion has what training needs: ids of prompt and completion, log-probabilities.
+    """Check a chat completion for training: IDs of prompt and completion, and log-probabilities.
 
     Args:
         payload: The endpoint's response, after `normalize_response`.
@@ -123,9 +123,9 @@ def check_upstream_response(payload: Json) -> CaptureReport:
     entries = as_list(as_dict(choices[0].get("logprobs")).get("content"))
     hint = "; start vLLM with --return-tokens-as-token-ids"
     if not payload.get("prompt_token_ids"):
-        report.add(FATAL, "no_prompt_token_ids", f"the endpoint does not name the tokens of the prompt{hint}")
+        report.add(FATAL, "no_prompt_token_ids", f"the endpoint does not send the IDs of the prompt{hint}")
     if not ids:
-        report.add(FATAL, "no_completion_token_ids", f"the endpoint does not name the sampled tokens{hint}")
+        report.add(FATAL, "no_completion_token_ids", f"the endpoint does not send the IDs of sampled tokens{hint}")
     if not entries:
         report.add(FATAL, "no_logprobs", "the endpoint gives no log-probabilities")
         return report

@@ -1,7 +1,14 @@
-"""Sessions of the capture server: one rollout each, whose id is the agent's API key.
+"""Sessions of the capture server: one rollout each, with the session's ID as the agent's API key.
 
-Must not know servers or files: what a running server captures comes in through `CaptureSession.attach`.
+Knows settings and credentials, and nothing of files or calls: a server updates a session by `CaptureSession.attach`.
 """
+
+# How a session is kept up to date:
+#
+#   session.graph  ---> refresh() ---> the attached function reads new records and adds nodes ---> the value
+#   (or findings, model_calls, ...)    one thread at a time; a read inside of it returns the value as it stands
+#
+# So the capture of a call costs no time for the graph, and a reader always sees every recorded call.
 
 from __future__ import annotations
 
@@ -24,19 +31,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LEVELS = ("tokens", "logprobs", "text")
-"""What an endpoint names of what it samples, the most first."""
+"""The capture levels: token IDs with log-probabilities, log-probabilities, or neither."""
 PURPOSES = ("auto", "eval", "train")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 def clean_session_id(value: object) -> str | None:
-    """Return a session id without blanks around it; None for what cannot be one."""
+    """Return a session ID without surrounding blanks; None for an invalid one."""
     text = value.strip() if isinstance(value, str) else ""
     return text if _ID.fullmatch(text) else None
 
 
 def extract_api_key(headers: Mapping[str, str]) -> str | None:
-    """Return the API key of a request, from the header that OpenAI's, Anthropic's or Google's clients send it in."""
+    """Return the API key of a request, from the header that OpenAI's, Anthropic's or Google's clients use."""
     lower = {name.lower(): value for name, value in headers.items()}
     scheme, _, token = lower.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
@@ -45,17 +52,17 @@ def extract_api_key(headers: Mapping[str, str]) -> str | None:
 
 
 def extract_harness_session(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
-    """Return the agent's own name of its conversation, where it sends one."""
+    """Return the agent's name for its conversation, if it sends one."""
     lower = {name.lower(): value for name, value in headers.items()}
     values = (lower.get("x-session-id"), lower.get("proxy-x-session-id"), body.get("_session_id"), body.get("user"))
     return next((name for name in map(clean_session_id, values) if name is not None), None)
 
 
 def evaluation_sampling(value: Mapping[str, Any] | None) -> Json:
-    """Return the parameters with which an evaluation samples.
+    """Return the sampling parameters of an evaluation.
 
     Raises:
-        ValueError: there is another one than `temperature`, `top_p` and `top_k`, or a value is out of range.
+        ValueError: A parameter is not `temperature`, `top_p` or `top_k`, or a value is out of range.
     """
     if value is None:
         return {}
@@ -75,15 +82,15 @@ def evaluation_sampling(value: Mapping[str, Any] | None) -> Json:
 
 
 def is_trainable(purpose: str, capture_level: str) -> bool:
-    """Say whether rollouts of a purpose can be trained on with what an endpoint names."""
+    """Return whether rollouts of a purpose can be trained on, given the capture level of the endpoint."""
     return purpose != "eval" and capture_level == "tokens"
 
 
 def rollout_type_for(purpose: str, capture_level: str) -> str:
-    """Return what a session's rollout is: `train` or `eval`.
+    """Return the type of a session's rollout: `train` or `eval`.
 
     Raises:
-        ValueError: there is no such purpose, or the endpoint does not name the tokens to train on.
+        ValueError: The purpose is unknown, or the endpoint sends no token IDs to train on.
     """
     if purpose not in PURPOSES:
         raise ValueError("purpose must be auto, eval, or train")
@@ -94,7 +101,7 @@ def rollout_type_for(purpose: str, capture_level: str) -> str:
 
 @dataclass(frozen=True)
 class UpstreamAddress:
-    """The endpoint that a session's calls go to."""
+    """The endpoint of a session's calls."""
 
     llm_url: str
     model: str = ""
@@ -104,13 +111,13 @@ class UpstreamAddress:
 
     @property
     def cache_key(self) -> tuple[str, str, str, str, str]:
-        """Return what is the same for sessions that can share connections; of the key, only a digest."""
+        """Return a key that is equal for sessions that can share connections, with a digest of the API key."""
         credential = hashlib.sha256((self.api_key or "").encode()).hexdigest()
         return (self.llm_url.rstrip("/"), self.model, self.auth_header.lower(), credential, self.provider)
 
 
 class _Live(Generic[T]):
-    """A value of a session that is brought up to date when it is read."""
+    """A value of a session; reading it brings the session up to date first."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"
@@ -131,16 +138,16 @@ class _Live(Generic[T]):
 
 
 class CaptureSession:
-    """One rollout: where its calls go, what it may spend, and what was captured of it until now."""
+    """One rollout: its endpoint, its limits, and its captured calls so far."""
 
     graph: _Live[RolloutGraph] = _Live()
     findings: _Live[list[str]] = _Live()
     last_turn_at: _Live[float | None] = _Live()
     upstream_errors: _Live[int] = _Live()
     model_calls: _Live[int] = _Live()
-    """How many calls were sent to the endpoint."""
+    """The number of calls that were sent to the endpoint."""
     budget_stop_count: _Live[int] = _Live()
-    """How many calls the budget answered in the model's place."""
+    """The number of calls that the budget answered in place of the model."""
 
     def __init__(
         self,
@@ -171,9 +178,9 @@ class CaptureSession:
         self.last_turn_at = last_turn_at
         self.upstream_errors = upstream_errors
         self.upstream = upstream
-        """None for the server's own endpoint."""
+        """None for the endpoint of the server."""
         self.capture_level = capture_level
-        """What the endpoint was found to name; empty for what the server says."""
+        """The capture level of the endpoint; empty for the server's level."""
         self.purpose = purpose
         self.eval_sampling: Json = {} if eval_sampling is None else eval_sampling
         self.model_calls = model_calls
@@ -183,11 +190,11 @@ class CaptureSession:
         self.sampling: dict[str, float | int] = {} if sampling is None else sampling
 
     def attach(self, update: Callable[[], None]) -> None:
-        """Have a function called before what was captured is read."""
+        """Call a function before captured values are read."""
         self._update = update
 
     def refresh(self) -> None:
-        """Bring what was captured up to date; one thread at a time, and not while it is being done."""
+        """Bring captured values up to date: one thread at a time, and never inside of an update."""
         if self._update is None:
             return
         with self._lock:
@@ -200,12 +207,12 @@ class CaptureSession:
 
     @property
     def over_budget(self) -> bool:
-        """Say whether the limit of calls is reached."""
+        """Return whether the limit of calls is reached."""
         return 0 < self.max_model_calls <= self.model_calls
 
     @property
     def idle_seconds(self) -> float:
-        """Return how long ago the last call ended."""
+        """Return the seconds since the last call ended."""
         return time.time() - (self.last_turn_at or self.created_at)
 
 
@@ -213,7 +220,7 @@ class SessionRegistry:
     """The sessions of a server. Usable from any thread.
 
     Args:
-        require_registered: Whether a request whose key is no session is refused; else it gets a session of its own.
+        require_registered: Refuse requests with an unknown key; otherwise such a key creates a session.
     """
 
     def __init__(self, *, require_registered: bool = True) -> None:
@@ -221,7 +228,7 @@ class SessionRegistry:
         self._sessions: dict[str, CaptureSession] = {}
         self._lock = threading.Lock()
         self.on_delete: Callable[[CaptureSession], None] | None = None
-        """Called with a session that was deleted."""
+        """Called with each deleted session."""
         self.server: SessionServer | None = None
         """The server that proxies the sessions' calls; None for a registry without one."""
 
@@ -237,20 +244,20 @@ class SessionRegistry:
         sampling: Mapping[str, Any] | None = None,
         **metadata: Any,
     ) -> CaptureSession:
-        """Make a session.
+        """Create a session.
 
         Args:
-            session_id: Its id, and the agent's key; None, or what cannot be one, for a random id.
-            upstream: Where its calls go, in place of the server's endpoint.
-            capture_level: What that endpoint names.
-            purpose: `train`, `eval`, or `auto` for what the endpoint allows.
-            eval_sampling: How an evaluation samples.
+            session_id: Its ID and the agent's key; a random one if this is None or invalid.
+            upstream: Its endpoint, in place of the server's.
+            capture_level: The capture level of that endpoint.
+            purpose: `train`, `eval`, or `auto`: train if the endpoint allows it.
+            eval_sampling: The sampling parameters of an evaluation.
             max_model_calls: 0 for no limit.
-            sampling: How training samples, as in `training_sampling`.
+            sampling: The sampling parameters of training, as in `training_sampling`.
             **metadata: For the session's document.
 
         Raises:
-            ValueError: there is a session of this id, or the values do not fit together.
+            ValueError: The ID is taken, or the values contradict each other.
         """
         if isinstance(max_model_calls, bool) or not isinstance(max_model_calls, int) or max_model_calls < 0:
             raise ValueError("max_model_calls must be a non-negative integer")
@@ -277,16 +284,16 @@ class SessionRegistry:
         return session
 
     def get(self, session_id: str | None) -> CaptureSession | None:
-        """Return a session by its id."""
+        """Return a session by its ID."""
         with self._lock:
             return self._sessions.get(session_id) if session_id else None
 
     def resolve(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> CaptureSession | None:
-        """Return the session that a request belongs to, by its key only; None for one that is to be refused.
+        """Return the session of a request by its key; None to refuse the request.
 
         Args:
             headers: The request's headers.
-            body: Its body, which never decides: agents put names of their own into it.
+            body: Ignored: agents write their own session names into it.
         """
         key = extract_api_key(headers)
         session = self.get(key)
@@ -295,12 +302,12 @@ class SessionRegistry:
         return self.create(key)
 
     def list_ids(self) -> list[str]:
-        """Return the ids of all sessions."""
+        """Return the IDs of all sessions."""
         with self._lock:
             return sorted(self._sessions)
 
     def delete(self, session_id: str) -> bool:
-        """Forget a session; False where there is none of this id."""
+        """Forget a session; return False if the ID is unknown."""
         with self._lock:
             session = self._sessions.pop(session_id, None)
         if session is not None and self.on_delete is not None:
@@ -308,7 +315,7 @@ class SessionRegistry:
         return session is not None
 
     def summary(self) -> list[Json]:
-        """Return a line for each session."""
+        """Return a summary of each session."""
         with self._lock:
             sessions = list(self._sessions.values())
         lines = []

@@ -1,4 +1,7 @@
-"""What a capture server does to requests and answers on their way, one function each. Values only."""
+"""Published helpers for requests and answers: token counts, limits, usage fields. Values only.
+
+The capture server does the same work in `dialects` and `agent_routes`; published code calls these functions itself.
+"""
 
 from __future__ import annotations
 
@@ -32,23 +35,23 @@ _COMPLETION_DETAILS = {
 
 
 def aux_dialect(path: str) -> str | None:
-    """Return the dialect in which a path asks for a count of tokens; None for any other path."""
+    """Return the dialect of a path that asks for a token count; None for any other path."""
     target = route("/" + path.lstrip("/"))
     return target.dialect.name if target is not None and target.kind == "count" else None
 
 
 def is_aux_route(path: str) -> bool:
-    """Say whether a path asks for a count of tokens, which is no model call."""
+    """Return whether a path asks for a token count instead of a model call."""
     return aux_dialect(path) is not None
 
 
 def approximate_token_count(body: Mapping[str, Any]) -> int:
-    """Return how many tokens a request has, about: a token for every four characters."""
+    """Return the approximate number of tokens of a request: one per four characters."""
     return max(1, sum(text_length(body.get(name)) for name in _COUNTED) // 4)
 
 
 def aux_token_count_response(dialect: str, count: int) -> Json:
-    """Return a count of tokens in the shape of a dialect."""
+    """Return a token count in the form of a dialect."""
     if dialect != "google":
         return {"input_tokens": count}
     details = [{"modality": "TEXT", "tokenCount": count}]
@@ -56,7 +59,7 @@ def aux_token_count_response(dialect: str, count: int) -> Json:
 
 
 def wants_stream(path: str, body: Mapping[str, Any]) -> bool:
-    """Say whether a request asks for a stream, in its body or, with Google's dialect, in its path."""
+    """Return whether a request asks for a stream: in its body, or in the path of Google's dialect."""
     target, _, query = path.partition("?")
     if body.get("stream") is True or action_of(target) == "streamgeneratecontent":
         return True
@@ -84,7 +87,7 @@ def _is_above(value: object, cap: int) -> bool:
 
 
 def normalise_for_capture(chat_request: Json) -> None:
-    """Make a request one for a whole answer, in place, without parameters that endpoints refuse then."""
+    """Change a request in place to ask for a whole answer, without parameters that endpoints then refuse."""
     chat_request["stream"] = False
     chat_request.pop("stream_options", None)
     for name in ("tools", "functions"):
@@ -96,12 +99,12 @@ def normalise_for_capture(chat_request: Json) -> None:
 
 
 def normalise_response(response: Json) -> None:
-    """Add the details of the usage that clients read unasked, in place, where an engine has null."""
+    """Fill in usage details that clients read without a check and some engines leave null."""
     _add_details(response, {"prompt_tokens_details": _PROMPT_DETAILS, "completion_tokens_details": _COMPLETION_DETAILS})
 
 
 def normalise_client_payload(payload: Json, api_type: APIType) -> None:
-    """Add the details of the usage that clients of responses read unasked, in place."""
+    """Fill in usage details that clients of the responses API read without a check."""
     if api_type is APIType.OPENAI_RESPONSES:
         details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
         _add_details(payload, details)

@@ -25,7 +25,7 @@ _PATHS = {
 
 
 def detect(path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> APIType:
-    """Return the dialect of a request; chat completions where nothing tells."""
+    """Return the dialect of a request; chat completions by default."""
     for part, dialect in _PATHS.items():
         if part in (path.lower() if dialect is APIType.GOOGLE else path):
             return dialect

@@ -1,4 +1,4 @@
-"""A captured session as trainers read it: the document of a rollout, trace entries, training traces, turn records.
+"""The exports of a captured session: the document of a rollout, trace entries, training traces, turn records.
 
     session.graph -- export_session --> document -- to_trace_entries(graph, document) --> entries with its masks
 
@@ -33,9 +33,9 @@ def export_session(
 
     Args:
         session: The session.
-        include_discarded: Whether answers that the agent discarded have examples, too.
-        include_messages: Whether turns have their messages and tools.
-        capture_level: What the endpoint named; nothing below `tokens` can be trained on.
+        include_discarded: Add examples for discarded answers, too.
+        include_messages: Add messages and tools to the turns.
+        capture_level: The capture level of the endpoint; only `tokens` can be trained on.
     """
     graph = session.graph
     trainable = is_trainable(session.purpose, capture_level)
@@ -72,7 +72,7 @@ def export_session(
 def _roles(
     graph: RolloutGraph, sequences: list[TrainingSequence], discarded: set[str], *, is_captured: bool
 ) -> list[str]:
-    """Return what each path is: the agent at work, a call beside it such as one for a title, or a discarded answer.
+    """Return the role of each path: the agent at work, an auxiliary call (for a title), or a discarded answer.
 
     Agents send their tools with each call, and calls beside them have none. Where no call has any, all are the agent's
     own: some agents read commands from texts.
@@ -134,7 +134,7 @@ def _turn(graph: RolloutGraph, node: TurnNode, is_discarded: bool, include_messa
 
 
 def summarise(document: Json) -> str:
-    """Return a document as a few lines to read."""
+    """Return a document as a few readable lines."""
     stats = document["stats"]
     lines = [
         f"session {document['session_id']}  {document.get('rollout_type', 'train')}  trainable={document['trainable']}",
@@ -152,11 +152,11 @@ def summarise(document: Json) -> str:
     return "\n".join(lines)
 
 
-# What trainers take. A node that several paths share is taken once.
+# The exports for trainers. A node that several paths share is exported once.
 
 
 def to_trace_entries(graph: RolloutGraph, document: Json) -> list[TraceEntry]:
-    """Return the agent's own calls as trace entries, each with the document's mask over prompt and completion.
+    """Return the calls of the agent as trace entries, each with the document's mask over prompt and completion.
 
     Raises:
         ValueError: the rollout is not one to train on, or a mask does not fit.
@@ -190,7 +190,7 @@ def _entry(node: TurnNode, completion_mask: list[int]) -> TraceEntry:
 
 
 def to_training_trace(graph: RolloutGraph, document: Json) -> TrainingTrace:
-    """Return the agent's own calls as a checked trace.
+    """Return the calls of the agent as a checked trace.
 
     Raises:
         ValueError: the rollout has a fatal finding, is not one to train on, or a call has no proper tokens.
@@ -206,7 +206,7 @@ def to_training_trace(graph: RolloutGraph, document: Json) -> TrainingTrace:
 
 
 def to_turn_records(graph: RolloutGraph, document: Json) -> list[tuple[list[int], list[int], list[float]]]:
-    """Return prompt, completion and log-probabilities of the agent's own calls that are trained on as a whole.
+    """Return prompt, completion and log-probabilities of the agent's calls that are trainable as a whole.
 
     Raises:
         ValueError: the rollout is not one to train on, or a call is trained on in part: use `to_trace_entries`.
@@ -222,7 +222,7 @@ def to_turn_records(graph: RolloutGraph, document: Json) -> list[tuple[list[int]
 
 
 def _trainable_turns(graph: RolloutGraph, document: Json) -> tuple[list[TurnNode], dict[str, list[int]]]:
-    """Return the agent's own calls, and the mask of each completion.
+    """Return the calls of the agent, and the mask of each completion.
 
     Raises:
         ValueError: the rollout is not one to train on, or a mask does not fit.
@@ -265,7 +265,7 @@ def _is_usable(node: TurnNode) -> bool:
 
 
 class ChatTokenizer(Protocol):
-    """What `measure_retokenization_skew` needs of a tokenizer, as transformers' have it."""
+    """The part of a tokenizer that `measure_retokenization_skew` needs; those of transformers have it."""
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
         """Return the ids of a conversation."""
@@ -279,13 +279,13 @@ def measure_retokenization_skew(
     chat_template: str | None = None,
     chat_template_kwargs: Json | None = None,
 ) -> Json:
-    """Compare the engine's prompts with those of a local chat template, call by call.
+    """Compare the engine's prompts with a local chat template, call by call.
 
     Args:
         graph: The calls.
-        document: Which of them are the agent's.
+        document: Identifies the calls of the agent.
         tokenizer: The local tokenizer.
-        chat_template: In place of the tokenizer's own.
+        chat_template: A template in place of the tokenizer's.
         chat_template_kwargs: More arguments of the template.
     """
     turns: list[Json] = []
@@ -329,7 +329,7 @@ def measure_retokenization_skew(
 
 
 def _with_parsed_arguments(message: Json) -> Json:
-    """Return a message whose tool calls have their arguments as objects, as chat templates want them."""
+    """Return a message with the arguments of its tool calls as objects, for chat templates."""
     calls = []
     for call in message.get("tool_calls") or ():
         function = call.get("function")

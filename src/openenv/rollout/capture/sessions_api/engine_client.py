@@ -1,7 +1,14 @@
-"""A client of one model endpoint that asks for chat completions with ids and log-probabilities.
+"""The published client of one model endpoint: chat completions with token IDs and log-probabilities.
 
-For code that asks an endpoint itself. The capture server's calls go through `model_call`.
+For code that calls an endpoint directly. The capture server proxies its calls with `model_call`; both share the
+connections (`outbound`), the retries and the repairs of refused requests.
 """
+
+# completion(request):
+#
+#   prepare_request ---> known fixes ---> send, with retries ---> normalize_response ---> the completion
+#                            ^                   |
+#                            +---- next_fix <----+ the endpoint refuses a parameter
 
 from __future__ import annotations
 
@@ -33,7 +40,7 @@ _ID_PREFIX = "token_id:"
 
 
 def auth_headers(api_key: str | None, header: str = "Authorization") -> dict[str, str]:
-    """Return the header that has the key: `Authorization` with `Bearer`, any other with the key alone."""
+    """Return the header with the key: `Authorization` with `Bearer`, any other with the key alone."""
     name = (header or "Authorization").strip()
     if not api_key:
         return {}
@@ -41,18 +48,18 @@ def auth_headers(api_key: str | None, header: str = "Authorization") -> dict[str
 
 
 def normalise_engine_base(url: str) -> str:
-    """Return an address without `/v1` at its end."""
+    """Return an address without a final `/v1`."""
     return url.rstrip("/").removesuffix("/v1")
 
 
 def openai_api_base(url: str) -> str:
-    """Return where an endpoint has `/chat/completions`: its address, with `/v1` where that has no path."""
+    """Return the base of `/chat/completions`: the address, with `/v1` if it has no path."""
     base = url.rstrip("/")
     return base if urlsplit(base).path else f"{base}/v1"
 
 
 def truncating_params(request: Mapping[str, Any]) -> Json:
-    """Return the parameters of a request that make the sampled distribution another than the model's."""
+    """Return the parameters of a request that change the sampled distribution."""
     truncating: Json = {}
     for name, neutral in NEUTRAL_SAMPLING.items():
         value = finite_number(request.get(name))
@@ -62,12 +69,12 @@ def truncating_params(request: Mapping[str, Any]) -> Json:
 
 
 def prepare_request(request: Json, *, served_model: str | None = None, capture_level: str = "tokens") -> Json:
-    """Add to a chat request, in place, what the capture needs, and return it.
+    """Add the parameters of the capture to a chat request, in place, and return it.
 
     Args:
         request: The request; its messages stay as they are.
-        served_model: The model's name at the endpoint, where it is not to be the request's.
-        capture_level: What the endpoint names: `tokens`, `logprobs` or `text`.
+        served_model: The model's name at the endpoint, in place of the request's.
+        capture_level: The capture level of the endpoint: `tokens`, `logprobs` or `text`.
     """
     request.pop("_served_model", None)
     if served_model:
@@ -77,7 +84,7 @@ def prepare_request(request: Json, *, served_model: str | None = None, capture_l
         request.update({name: NEUTRAL_SAMPLING[name] for name in truncating_params(request)})
     if capture_level != "text":
         request["logprobs"] = True
-        if request.get("top_logprobs") is None:  # vLLM names log-probabilities only where this is a number
+        if request.get("top_logprobs") is None:  # vLLM sends log-probabilities only if this is a number
             request["top_logprobs"] = 0
     if isinstance(request.get("messages"), list):
         request["messages"] = [_with_thoughts(message, capture_level) for message in request["messages"]]
@@ -85,7 +92,7 @@ def prepare_request(request: Json, *, served_model: str | None = None, capture_l
 
 
 def _with_thoughts(message: Any, capture_level: str) -> Any:
-    """Return a message with its thoughts where vLLM reads them; others refuse a field that they do not know."""
+    """Return a message with its thoughts in vLLM's field, or without them: other engines refuse unknown fields."""
     if not isinstance(message, dict) or message.get("reasoning_content") is None:
         return message
     rest = {key: value for key, value in message.items() if key != "reasoning_content"}
@@ -93,10 +100,10 @@ def _with_thoughts(message: Any, capture_level: str) -> Any:
 
 
 def normalize_response(response: Json) -> Json:
-    """Put what engines have in different places into one, in the response itself, and return it.
+    """Move fields that engines have in different places to one place, in the response itself, and return it.
 
-    Ids of the prompt go to the top, thoughts into `reasoning_content`, and the id of each token into its
-    log-probability; log-probabilities that name other tokens than the ids are removed.
+    The prompt's IDs go to the top, thoughts into `reasoning_content`, and each token's ID into its log-probability.
+    If the log-probabilities contradict the IDs, they are removed.
     """
     choices = dicts_in(response.get("choices"))
     if choices and not response.get("prompt_token_ids") and choices[0].get("prompt_token_ids"):
@@ -109,7 +116,7 @@ def normalize_response(response: Json) -> Json:
         if not isinstance(ids, list) or len(ids) != len(entries):
             continue
         if any(_names_another(token, entry) for token, entry in zip(ids, entries, strict=True)):
-            log.warning("log-probabilities name other tokens than the ids: they are left out")
+            log.warning("log-probabilities contradict the token ids: they are removed")
             choice["logprobs"] = None
             continue
         for token, entry in zip(ids, entries, strict=True):
@@ -124,18 +131,18 @@ def _names_another(token: object, entry: object) -> bool:
 
 
 class InferenceClient:
-    """Asks one endpoint for chat completions. What the endpoint turns down once is not sent again.
+    """Asks one endpoint for chat completions, and remembers the parameters that it refuses.
 
     Args:
         base_url: Its address.
-        served_model: The model's name there, in place of that in requests.
+        served_model: The model's name there, in place of the request's.
         api_key: Its key.
-        auth_header: The header that has the key.
-        capture_level: What it names of what it samples.
+        auth_header: The header for the key.
+        capture_level: Its capture level: `tokens`, `logprobs` or `text`.
         provider: `openai`, `hf`, `vllm`, or `anthropic` for an endpoint that speaks Anthropic messages.
 
     Raises:
-        ValueError: there is no such provider.
+        ValueError: The provider is unknown.
     """
 
     def __init__(
@@ -158,15 +165,15 @@ class InferenceClient:
         self.auth_header = "x-api-key" if is_native else auth_header or "Authorization"
         self.capture_level = "text" if is_native else capture_level
         self.param_fixes: list[ParamFix] = []
-        """What the endpoint turned down, and how requests are changed since."""
-        # Connections belong to the loop that they were made on, and a server's loop is not its user's.
+        """The changes of requests that the endpoint asked for so far."""
+        # Connections belong to the loop that made them, and a server has another loop than its user.
         self._endpoints: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Endpoints] = weakref.WeakKeyDictionary()
 
     async def completion(self, request: Json) -> Json:
-        """Ask for a chat completion, whole.
+        """Return a whole chat completion.
 
         Raises:
-            UpstreamError: there is none.
+            UpstreamError: The endpoint gave none.
         """
         if self.provider == "anthropic":
             return await self._native_completion(request)
@@ -184,7 +191,7 @@ class InferenceClient:
                 self.param_fixes.append(change)
 
     def note_refused(self, parameters: Collection[str]) -> None:
-        """Leave out what the endpoint was found to turn down.
+        """Leave out parameters that the endpoint is known to refuse.
 
         Args:
             parameters: Names of parameters.
@@ -198,10 +205,10 @@ class InferenceClient:
         return anthropic_response(answer, native_passthrough=request.get(NATIVE_REQUEST) is not None)
 
     async def list_models(self) -> Json:
-        """Return what the endpoint says of its models.
+        """Return the endpoint's list of models.
 
         Raises:
-            UpstreamError: it says nothing.
+            UpstreamError: The endpoint does not list them.
         """
         return _parsed(*await self._send("GET", "/models", b""))
 
@@ -239,7 +246,7 @@ def _parsed(response: EndpointResponse, data: bytes) -> Json:
     if 200 <= response.status < 300:
         answer = load_object(data)
         if answer is None:
-            raise UpstreamTransportError("the engine answered with something that is not a JSON object")
+            raise UpstreamTransportError("the engine's answer is not a JSON object")
         return answer
     text = data.decode("utf-8", "replace").strip()
     try:

@@ -1,12 +1,21 @@
-"""What a model endpoint names of what it samples, found out by asking it: `validate_llm`.
+"""Probe an endpoint for its capture level: `validate_llm`.
 
-    level      the endpoint names                                                 good for
+    level      the endpoint sends                                                 good for
     tokens     ids of prompt and completion, log-probabilities after temperature  training
     logprobs   log-probabilities, or ones from before temperature                 evaluation
     text       nothing                                                            evaluation
 
 Blocking, for code that runs before a server does.
 """
+
+# The requests of `validate_llm`, each a few tokens long:
+#
+#   GET /models                 is the model served at all?
+#   a word, with IDs and        level: tokens, logprobs or text; a parameter that the endpoint refuses is repaired,
+#   log-probabilities           as in calls, and later requests use the repair
+#   a question for a tool       does the endpoint accept tools, and does the model call them?
+#   a word, at two              are log-probabilities those after temperature? If not, the importance ratios of a
+#   temperatures                trainer would be wrong, and the level falls to logprobs
 
 from __future__ import annotations
 
@@ -32,7 +41,7 @@ HINT = (
     " processed_logprobs, and from SGLang (main). Any other OpenAI-compatible endpoint is good for evaluation."
 )
 _EXPECTED = ("no_prompt_token_ids", "no_completion_token_ids", "no_logprobs", "token_strings")
-"""Findings that only say what a level below `tokens` is."""
+"""Findings that a level below `tokens` implies."""
 _SMALLEST_GAP = 0.5
 _LOWEST_LOGPROB = 100.0
 _UNREACHABLE = (OSError, ValueError, http.client.HTTPException)
@@ -45,10 +54,10 @@ _TOOL: Json = {
 
 @dataclass
 class LLMReport:
-    """What was found out about an endpoint."""
+    """The result of a probe."""
 
     ok: bool
-    """Whether it can be trained with."""
+    """Whether training is possible with the endpoint."""
     llm_url: str
     model: str
     findings: list[str] = field(default_factory=list)
@@ -58,7 +67,7 @@ class LLMReport:
     capture_level: str = ""
     reachable: bool = False
     param_fixes: list[str] = field(default_factory=list)
-    """How requests had to be changed."""
+    """The changes of requests that the endpoint asked for."""
     tool_support: str = ""
     """`ok`, `no-tool-call`, `rejected` or `unknown`."""
     logprobs_mode: str = ""
@@ -66,7 +75,7 @@ class LLMReport:
 
     @property
     def trainable(self) -> bool:
-        """Say whether rollouts with it can be trained on."""
+        """Return whether rollouts with it can be trained on."""
         return self.capture_level == "tokens"
 
     @property
@@ -75,7 +84,7 @@ class LLMReport:
         return "train" if self.trainable else "eval"
 
     def summary(self) -> str:
-        """Return the report in a line or two."""
+        """Return the report as one or two lines."""
         if self.ok:
             return f"engine OK: {self.n_completion_ids} completion ids, {self.n_prompt_ids} prompt ids"
         if self.reachable:
@@ -88,7 +97,7 @@ class LLMReport:
 
 @dataclass(frozen=True)
 class _Endpoint:
-    """Where to ask."""
+    """The address of the requests."""
 
     base: str
     api_key: str | None
@@ -96,11 +105,11 @@ class _Endpoint:
     timeout_s: float
 
     def ask(self, path: str, body: Json | None = None, **headers: str) -> Json:
-        """Send a request, and return the object that it is answered with.
+        """Send a request, and return the JSON object of the answer.
 
         Raises:
-            OSError: there is no answer, or one with an error status.
-            ValueError: the answer is no object.
+            OSError: The endpoint did not answer, or with an error status.
+            ValueError: The answer is not a JSON object.
         """
         fields = {"Content-Type": "application/json", "User-Agent": "openenv", **headers}
         fields |= auth_headers(self.api_key, self.auth_header)
@@ -113,11 +122,11 @@ class _Endpoint:
         return answer
 
     def complete(self, body: Json, fixes: list[ParamFix]) -> Json:
-        """Ask for a completion; change the request as errors demand, and add these changes to `fixes`.
+        """Ask for a completion; repair the request if the endpoint refuses a parameter, and add the repair to `fixes`.
 
         Raises:
-            OSError: there is no answer, or an error that says nothing about parameters.
-            ValueError: the answer is no object.
+            OSError: The endpoint did not answer, or with an error about something else.
+            ValueError: The answer is not a JSON object.
         """
         for fix in fixes:
             fix.apply(body)
@@ -136,13 +145,13 @@ class _Endpoint:
 def list_models(
     llm_url: str, timeout: float = 30.0, api_key: str | None = None, auth_header: str = "Authorization"
 ) -> list[str]:
-    """Return the names of an endpoint's models; none where it does not say.
+    """Return the names of an endpoint's models; an empty list if it does not answer.
 
     Args:
         llm_url: Its address.
-        timeout: In seconds.
+        timeout: The time limit in seconds.
         api_key: Its key.
-        auth_header: The header that has the key.
+        auth_header: The header for the key.
     """
     try:
         answer = _Endpoint(openai_api_base(llm_url), api_key, auth_header, timeout).ask("/models")
@@ -160,15 +169,15 @@ def probe_tool_support(
     auth_header: str = "Authorization",
     fixes: Iterable[ParamFix] | None = None,
 ) -> tuple[str, list[ParamFix]]:
-    """Ask an endpoint to call a tool; return `ok`, `no-tool-call`, `rejected` or `unknown`, and changes that it took.
+    """Ask for a tool call; return `ok`, `no-tool-call`, `rejected` or `unknown`, and the repairs of the request.
 
     Args:
         base: Its address.
         model: The model's name.
-        timeout: In seconds.
+        timeout: The time limit in seconds.
         api_key: Its key.
-        auth_header: The header that has the key.
-        fixes: Changes that are known to be needed.
+        auth_header: The header for the key.
+        fixes: Repairs that the endpoint is known to need.
     """
     endpoint = _Endpoint(openai_api_base(base), api_key, auth_header, timeout)
     known = list(fixes or ())
@@ -202,16 +211,16 @@ def probe_logprobs_mode(
 ) -> str:
     """Find out whether log-probabilities are those after temperature: `processed`, `raw`, or `unknown`.
 
-    The gap between the two likeliest tokens is asked for at two temperatures. After temperature it is
-    (logit_1 - logit_2) / T, whatever the normalisation: half as wide at twice the temperature. Before, it stays.
+    Ask for the gap between the two likeliest tokens at two temperatures. After temperature the gap is
+    (logit_1 - logit_2) / T, with any normalisation: half as wide at twice the temperature. Before, it stays.
 
     Args:
         base: The endpoint's address.
         model: The model's name.
-        timeout: In seconds.
+        timeout: The time limit in seconds.
         api_key: The endpoint's key.
-        auth_header: The header that has the key.
-        fixes: Changes of requests that are known to be needed.
+        auth_header: The header for the key.
+        fixes: Repairs that the endpoint is known to need.
     """
     known = list(fixes or ())
     if any(fix.param == "temperature" for fix in known):
@@ -229,7 +238,7 @@ def probe_logprobs_mode(
         tops = dicts_in(entries[0].get("top_logprobs")) if entries else []
         values = [value for value in (finite_number(top.get("logprob")) for top in tops) if value is not None]
         values.sort(reverse=True)
-        if len(values) < 2 or abs(values[1]) > _LOWEST_LOGPROB:  # engines have -9999 for a token that cannot be
+        if len(values) < 2 or abs(values[1]) > _LOWEST_LOGPROB:  # engines send -9999 for an impossible token
             return "unknown"
         gaps.append(values[0] - values[1])
     if gaps[0] < _SMALLEST_GAP:
@@ -243,7 +252,7 @@ def _first_choice(answer: Json) -> Json:
 
 
 def _level_of(payload: Json) -> tuple[str, list[str]]:
-    """Return what a response names, and what there is to say about it."""
+    """Return the capture level that a response shows, and findings."""
     report = check_upstream_response(payload)
     if report.ok:
         return "tokens", [str(finding) for finding in report.findings]
@@ -264,20 +273,20 @@ def validate_llm(
     check_logprobs_mode: bool = True,
     check_tools: bool = True,
 ) -> LLMReport:
-    """Find out what an endpoint names of what it samples, by a few small requests.
+    """Find out the capture level of an endpoint with a few small requests.
 
     Args:
         llm_url: Its address.
         model: The model's name.
         provider: As in `InferenceClient`.
-        timeout: Of one request, in seconds.
+        timeout: The time limit of one request in seconds.
         api_key: Its key.
-        auth_header: The header that has the key.
-        check_logprobs_mode: Whether to find out if log-probabilities are those after temperature.
-        check_tools: Whether to find out if the model calls tools.
+        auth_header: The header for the key.
+        check_logprobs_mode: Check that log-probabilities are those after temperature.
+        check_tools: Check that the model calls tools.
 
     Raises:
-        ValueError: there is no such provider.
+        ValueError: The provider is unknown.
     """
     if provider not in PROVIDERS:
         raise ValueError(f"Unknown upstream provider: {provider}")
@@ -329,7 +338,7 @@ def _report_tools(report: LLMReport) -> None:
 
 
 def _report_mode(report: LLMReport) -> None:
-    if report.logprobs_mode != "unknown":  # what the texts of tokens only hint at is known now
+    if report.logprobs_mode != "unknown":  # the probe is certain; the texts of tokens are a hint only
         report.findings = [finding for finding in report.findings if "token_strings" not in finding]
     if report.logprobs_mode != "raw":
         return
@@ -381,18 +390,18 @@ def require_llm(
     auth_header: str = "Authorization",
     require_tokens: bool = False,
 ) -> LLMReport:
-    """Find out what an endpoint names, as `validate_llm` does, and insist on it.
+    """Probe an endpoint like `validate_llm`, and raise an error if it is not good enough.
 
     Args:
         llm_url: Its address.
         model: The model's name.
-        timeout: Of one request, in seconds.
+        timeout: The time limit of one request in seconds.
         api_key: Its key.
-        auth_header: The header that has the key.
-        require_tokens: Whether it must be one to train with.
+        auth_header: The header for the key.
+        require_tokens: Require an endpoint that can be trained with.
 
     Raises:
-        RuntimeError: it cannot be reached, or cannot be trained with where that is required.
+        RuntimeError: The endpoint does not answer, or sends no token IDs and `require_tokens` is set.
     """
     report = validate_llm(llm_url, model, timeout=timeout, api_key=api_key, auth_header=auth_header)
     if not report.reachable or (require_tokens and not report.trainable):

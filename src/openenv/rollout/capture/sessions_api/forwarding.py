@@ -1,7 +1,7 @@
-"""Addresses under which sandboxes reach a capture server: this machine's own, or a tunnel's.
+"""Addresses of a capture server for sandboxes elsewhere: of this machine, or of a tunnel.
 
     DirectExposure        an address that the sandbox can reach anyway
-    GradioForwarder       Gradio's share tunnel, or an frp server of your own
+    GradioForwarder       Gradio's share tunnel, or your frp server
     CloudflareForwarder   a tunnel of the program `cloudflared`
 
 A tunnel's address is public: sessions' keys, and the admin key, are what protects the server behind it.
@@ -29,18 +29,18 @@ _STOP_S = 10.0
 
 
 class ForwardingError(RuntimeError):
-    """There is no address under which the server can be reached."""
+    """The server could not get an address for other machines."""
 
 
 class PortForwarder(ABC):
-    """Makes a local port reachable under an address; a context manager that stops."""
+    """Gives a local port an address for other machines; as a context manager it stops at the end."""
 
     def __init__(self) -> None:
         self._url: str | None = None
 
     @classmethod
     def preflight(cls) -> None:
-        """Check what it needs, before anything is started.
+        """Check the requirements, before anything is started.
 
         Raises:
             ForwardingError: something is missing.
@@ -49,7 +49,7 @@ class PortForwarder(ABC):
 
     @abstractmethod
     def start(self, local_port: int, *, local_host: str = "127.0.0.1") -> str:
-        """Return the address under which a local port can be reached.
+        """Start, and return the address of a local port.
 
         Raises:
             ForwardingError: there is none.
@@ -57,16 +57,16 @@ class PortForwarder(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Close it; again does nothing."""
+        """Close it; a second call does nothing."""
 
     @property
     def url(self) -> str | None:
-        """Return the address; None while there is none."""
+        """Return the address; None while it is not started."""
         return self._url
 
     @property
     def name(self) -> str:
-        """Return what it is called."""
+        """Return its name."""
         return type(self).__name__
 
     def __enter__(self) -> Self:
@@ -77,10 +77,10 @@ class PortForwarder(ABC):
 
 
 class DirectExposure(PortForwarder):
-    """An address that can be reached anyway.
+    """An address that needs no tunnel.
 
     Args:
-        advertise_host: The host that sandboxes know this machine by.
+        advertise_host: The name of this machine for sandboxes.
         scheme: `http`, or `https` behind a proxy.
     """
 
@@ -103,7 +103,7 @@ class GradioForwarder(PortForwarder):
     """A share tunnel of Gradio (extra `gradio`).
 
     Args:
-        share_server_address: An frp server of your own, in place of Gradio's.
+        share_server_address: Your frp server, instead of Gradio's.
         share_server_tls_certificate: Its certificate.
     """
 
@@ -176,9 +176,9 @@ class CloudflareForwarder(PortForwarder):
 
     Args:
         tunnel_name: The tunnel of your account.
-        hostname: The host name that leads to it.
+        hostname: The host name of that tunnel.
         binary: The program.
-        startup_timeout_s: How long it may take until there is an address.
+        startup_timeout_s: The time limit for the address.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class CloudflareForwarder(PortForwarder):
 
     @classmethod
     def preflight(cls, binary: str = "cloudflared") -> None:
-        """Check that the program is there.
+        """Check that the program is installed.
 
         Raises:
             ForwardingError: it is not.
@@ -296,12 +296,12 @@ def make_forwarder(kind: str = "gradio", **kwargs: Any) -> PortForwarder:
     """Make a forwarder: `direct`, `gradio` or `cloudflare`.
 
     Args:
-        kind: Which.
+        kind: The name of the forwarder.
         **kwargs: Its arguments.
 
     Raises:
         ForwardingError: there is none of this kind.
     """
     if kind not in FORWARDERS:
-        raise ForwardingError(f"unknown port forwarder {kind!r}: {', '.join(sorted(FORWARDERS))}")
+        raise ForwardingError(f"unknown port forwarder {kind!r}; choose from {', '.join(sorted(FORWARDERS))}")
     return FORWARDERS[kind](**kwargs)

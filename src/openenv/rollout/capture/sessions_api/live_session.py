@@ -1,4 +1,15 @@
-"""A session while a server captures it: the rollout of its calls, whose records become the nodes of its graph."""
+"""A session with its rollout: the recorded calls become the nodes of the session's graph.
+
+Knows records, graphs and sampling rules. `session_server` opens the rollout; nothing here sends or waits.
+"""
+
+# One recorded call, when the session is read:
+#
+#   RecordingReader.advance --> complete call --> turn_node --> check_turn, check_turn_eval --> graph.add_turn
+#                               context limit --> a finding
+#                               anything else --> counted in `upstream_errors`
+#
+# A call is context only, and not trained on, if its tokens fail the checks, or if its sampling was not the trainer's.
 
 from __future__ import annotations
 
@@ -34,11 +45,11 @@ _AGENTS = frozenset().union(*SAMPLING.values(), (f"generationConfig.{name}" for 
     "tool_choice",
     "parallel_tool_calls",
 }
-"""What agents decide where no trainer does."""
+"""The parameters that agents may set in sessions without a trainer's sampling."""
 
 
 class LiveSession:
-    """A session, and the rollout whose calls are its turns."""
+    """A session, and the rollout of its calls."""
 
     def __init__(self, session: CaptureSession, rollout: CapturedRollout, path: Path, level: str) -> None:
         self.session = session
@@ -52,7 +63,7 @@ class LiveSession:
         session.attach(self._update)
 
     def refused(self) -> frozenset[str]:
-        """Return the parameters that the endpoint turned down in this session."""
+        """Return the parameters that the endpoint refused in this session."""
         return self.rollout.refused - self._assumed - {STREAM}
 
     def detach(self) -> None:
@@ -61,7 +72,7 @@ class LiveSession:
         self.session.attach(lambda: None)
 
     def _update(self) -> None:
-        """Bring the session up to date with what is on disk."""
+        """Bring the session up to date with the records on disk."""
         session, stats = self.session, self.rollout.stats()
         session.model_calls, session.budget_stop_count = stats.calls, stats.budget_stops
         session.upstream_errors = sum(stats.endings.get(how, 0) for how in FAILURES)
@@ -98,7 +109,7 @@ class LiveSession:
         session.metadata.setdefault("api_type", call.dialect)
 
     def _note_sampling(self, node: TurnNode, report: CaptureReport) -> None:
-        """Say once that the agent's sampling was not its to decide."""
+        """Add a finding, once, if the agent asked for sampling parameters that the proxy replaced."""
         metadata, changed = self.session.metadata, truncating_params(node.requested_sampling_params)
         if changed and is_trainable(self.session.purpose, self._level) and "sampling_overridden" not in metadata:
             metadata["sampling_overridden"] = changed
@@ -112,14 +123,14 @@ def turn_node(call: Call, *, is_pinned: bool) -> TurnNode:
 
     Args:
         call: The call, complete.
-        is_pinned: Whether a trainer decides how answers are sampled; then a call with other parameters is context.
+        is_pinned: A trainer decides how answers are sampled, so a call with other parameters is context.
     """
     done, sent = call.completion, call.sent
     sampled = done.sampled
     logprobs = [value for value in sampled.logprobs if value is not None]
     is_whole = sampled.has_ids and len(logprobs) == len(sampled) and not sampled.problems
     steered = steering(call.endpoint_dialect, sent)
-    # A policy that a trainer decides is the whole of it; without one, the agent's temperature is what was asked for.
+    # A trainer's sampling is complete. Without one, the agent's temperature is as intended, and the rest neutral.
     steered += unasked_sampling(_policy(sent), sent) if not is_pinned else call.not_trainable
     response = as_dict(call.response)
     if call.endpoint_dialect == "anthropic":
@@ -148,7 +159,7 @@ def turn_node(call: Call, *, is_pinned: bool) -> TurnNode:
 
 
 def _policy(sent: Json) -> Json:
-    """Return the parameters that are as they should be where no trainer decides: the temperature, and neutral ones."""
+    """Return the intended parameters of a session without a trainer's: the agent's temperature, and neutral values."""
     return {**NEUTRAL_SAMPLING, **({"temperature": sent["temperature"]} if "temperature" in sent else {})}
 
 
@@ -179,10 +190,10 @@ class SessionEndpoint:
     level: str
 
     def traits(self, session: CaptureSession) -> EndpointTraits:
-        """Return what earlier sessions found out about the endpoint."""
+        """Return the facts about the endpoint from earlier sessions."""
         client = self.client
         dropped = {fix.param for fix in client.param_fixes if fix.action == "drop"}
-        # An endpoint of a lower level refuses what the level above it asks for, or ignores it.
+        # An endpoint of a lower level refuses or ignores the parameters of the level above.
         not_reported = {"tokens": (), "logprobs": (TOKEN_IDS,), "text": (TOKEN_IDS, LOGPROBS)}
         return EndpointTraits(
             refused=frozenset(dropped.union(not_reported[self.level])),

@@ -1,4 +1,7 @@
-"""A whole chat completion as the stream that an agent asked for, and comments for an agent that waits for one."""
+"""Published helpers for streams: a whole chat completion as a stream, and comments while an agent waits.
+
+The capture server has the same in `answer_relay`, event by event; these functions work on values.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ from .transformers import BaseTransformer
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 COMMENT = ": waiting\n\n"
 _NAMED = (APIType.ANTHROPIC, APIType.OPENAI_RESPONSES)
-"""Dialects whose events have names."""
+"""The dialects with named events."""
 
 
 def format_events(api_type: APIType, events: Iterable[Json]) -> str:
-    """Return events as they are sent."""
+    """Return events in wire format."""
     return "".join(
         (f"event: {event.get('type', 'unknown')}\n" if api_type in _NAMED else "")
         + f"data: {json.dumps(event, default=str)}\n\n"
@@ -35,7 +38,7 @@ def format_events(api_type: APIType, events: Iterable[Json]) -> str:
 def format_chunk(
     api_type: APIType, transformer: BaseTransformer, chunk: Json, original_request: Json, *, is_first: bool
 ) -> str:
-    """Return one chunk of a chat completion as it is sent to an agent, without what other chunks say."""
+    """Return one chunk of a chat completion in wire format, without knowledge of other chunks."""
     events = transformer.transform_stream_chunk(chunk, original_request, is_first)
     return format_events(api_type, events if isinstance(events, list) else [events])
 
@@ -84,11 +87,11 @@ async def replay(
 
 
 async def keepalive_response(pending: Awaitable[Response], api_type: APIType) -> Response:
-    """Wait for a response, and keep the agent's connection alive with comments where that takes long.
+    """Wait for a response, and send comments meanwhile to keep the agent's connection alive.
 
     Args:
-        pending: The response, which is cancelled with this call, or when the agent hangs up.
-        api_type: The agent's dialect, for an error that comes after the first comment.
+        pending: The response; it is cancelled with this call, or when the agent hangs up.
+        api_type: The agent's dialect, for an error after the first comment.
     """
     task = asyncio.ensure_future(pending)
     try:
@@ -100,7 +103,7 @@ async def keepalive_response(pending: Awaitable[Response], api_type: APIType) ->
 
 
 class _WaitingResponse(StreamingResponse):
-    """Comments until a response is there, and then what it streams."""
+    """Comments until the response arrives, then its stream."""
 
     def __init__(self, task: asyncio.Future[Response], api_type: APIType) -> None:
         super().__init__(self._body(task, api_type), media_type="text/event-stream", headers=HEADERS)

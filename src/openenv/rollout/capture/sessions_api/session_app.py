@@ -3,8 +3,8 @@
     GET  /health                         POST   /sessions                       the holder of the admin key,
     GET  /v1/models                      GET    /sessions                       or any caller if there is no such key
     POST any path: a model call          GET    /sessions/{id}
-         of the session whose ID         GET    /sessions/{id}/rollout
-         is the request's key            GET    /sessions/{id}/trace_entries
+         of the session with the         GET    /sessions/{id}/rollout
+         request's key as its ID         GET    /sessions/{id}/trace_entries
                                          DELETE /sessions/{id}
 
 Knows the published signatures and ASGI. `session_server.SessionServer` does the work behind both constructors.
@@ -124,7 +124,7 @@ def create_app(
         llm_url: The endpoint of sessions that name none.
         model: The model's name there; by default the agent's.
         engine: The engine's name, shown by `/health`.
-        require_registered: Refuse requests whose key is not the ID of a session.
+        require_registered: Refuse requests if their key is not the ID of a session.
         max_output_tokens: The most tokens of an answer; None or 0 for no limit.
         api_key: The endpoint's key, which agents never see.
         auth_header: The header for that key.
@@ -153,7 +153,7 @@ def create_app(
 
 
 def _application(server: SessionServer) -> FastAPI:
-    """Return an ASGI application whose requests a server answers; its state has the published names."""
+    """Return the ASGI application of a server, with the published names in its state."""
     limits = InboundLimits()
 
     @contextlib.asynccontextmanager

@@ -125,7 +125,7 @@ class SessionRoutes(AdminRoutes):
             raise RequestRefused(400, str(exc)) from None
         return replace(upstream, model=client.served_model or upstream.model), level
 
-    # what can be read of a session
+    # the views of a session
 
     def _view(self, parts: list[str]) -> Callable[[CaptureSession, dict[str, list[str]]], Json]:
         if not parts:

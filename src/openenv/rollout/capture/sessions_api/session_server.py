@@ -1,16 +1,16 @@
 """`SessionServer`: the capture server with the sessions of the published capture API.
 
 A session is an ID, which is the agent's key, and settings; its rollout is one of the capture server's. Its calls are
-proxied and recorded like those of any rollout. This module knows how a session becomes a rollout and how long it lives;
+proxied and recorded like any other. This module knows how a session becomes a rollout and how long it lives;
 `session_routes` has the admin routes, `session_app` the published constructors and the command.
 """
 
-# A session, and the rollout whose calls are its turns:
+# A session and its rollout:
 #
 #   registry.create ----> session without a rollout
 #                           |                     |
 #        first call with the ID as its key        | `reserve`, then `open` by the engine of a Harbor rollout,
-#                           |                     | whose agent has a key of the rollout instead
+#                           |                     | with a key of the rollout for the agent
 #                           v                     v
 #                       LiveSession: the rollout's records become nodes of the session's graph
 #                           |
@@ -90,7 +90,7 @@ class SessionOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Reservation:
-    """A session whose rollout somebody else is about to open."""
+    """A session, and the endpoint for the rollout that an engine is about to open for it."""
 
     session: CaptureSession
     endpoint: SessionEndpoint
@@ -136,7 +136,7 @@ class SessionServer(CaptureServer):
         """Return a session with its rollout; the first call of a session opens it.
 
         Raises:
-            RequestRefused: The session has no endpoint, or its endpoint cannot do what the session asks for.
+            RequestRefused: The session has no endpoint, or its endpoint cannot train as it asks.
             CaptureError: The records cannot be made.
         """
         live = self._live.get(session.session_id)
@@ -161,11 +161,11 @@ class SessionServer(CaptureServer):
     async def reserve(self, session: CaptureSession, rollout_id: str) -> Model:
         """Return a session's model, and let the rollout that is opened as `rollout_id` next be the session's.
 
-        For an engine that opens its rollouts itself: its agent's calls are proxied once, and their records are both
-        those of the rollout and those of the session. May be called on any event loop.
+        For an engine that opens its rollouts itself: its agent's calls are proxied once, and one set of records
+        serves the rollout and the session. May be called on any event loop.
 
         Raises:
-            RequestRefused: The session has no endpoint, or its endpoint cannot do what the session asks for.
+            RequestRefused: The session has no endpoint, or its endpoint cannot train as it asks.
         """
         endpoint = await self._endpoint_of(session)
         self._reserved[rollout_id] = _Reservation(session, endpoint)
@@ -181,7 +181,7 @@ class SessionServer(CaptureServer):
         traits: EndpointTraits | None = None,
         key: str | None = None,
     ) -> Capture:
-        """Open a rollout, which becomes that of a session if one reserved it; see `CaptureServer.open`."""
+        """Open a rollout, and attach it to the session that reserved it, if any; see `CaptureServer.open`."""
         reserved = self._reserved.pop(rollout_id or "", None)
         if reserved is not None:
             traits = reserved.endpoint.traits(reserved.session)
@@ -209,7 +209,7 @@ class SessionServer(CaptureServer):
         return SessionEndpoint(client, session.capture_level)
 
     def _cap(self, session: CaptureSession) -> int | None:
-        """Return the most tokens that an answer may have: the smaller of the session's and the server's limits."""
+        """Return the most tokens that an answer may have: the smaller limit of session and server."""
         own = session.metadata.get("max_output_tokens")
         if own is not None and (isinstance(own, bool) or not isinstance(own, int) or own < 1):
             raise RequestRefused(400, "session max_output_tokens must be a positive integer")
@@ -229,9 +229,9 @@ class SessionServer(CaptureServer):
             live.used_at = time.monotonic()
 
     def call_ended(self, rollout: CapturedRollout) -> None:
-        """Let other sessions of the server's endpoint leave out the parameters that it refused in this one.
+        """Let other sessions leave out the parameters that the endpoint refused in this one.
 
-        A session with its own endpoint keeps them to itself: its endpoint's client belongs to whoever named it.
+        A session with its own endpoint keeps them to itself: its client is shared with nobody.
         """
         live = self._live_by_rollout.get(rollout)
         if live is None or live.session.upstream is not None or self.inference is None:
@@ -290,14 +290,14 @@ class SessionServer(CaptureServer):
             await asyncio.to_thread(shutil.rmtree, live.path, ignore_errors=True)
 
     async def finish(self, rollout: CapturedRollout) -> None:
-        """Revoke a rollout's key and release memory; the session keeps its graph, whatever happens to the records."""
+        """Revoke a rollout's key and release memory; the session keeps its graph, even if its records are removed."""
         await super().finish(rollout)
         live = self._live_by_rollout.pop(rollout, None)
         if live is not None:
             await asyncio.to_thread(live.detach)
 
     async def on_stop(self) -> None:
-        """End all calls; the sessions keep what was captured."""
+        """End all calls; the sessions keep their graphs."""
         await super().on_stop()
         self._live.clear()
         self.upstreams.close()
@@ -306,14 +306,14 @@ class SessionServer(CaptureServer):
 
 
 class SessionAgentRoutes(AgentRoutes):
-    """Answers agents whose key is the ID of a session, or a rollout's key."""
+    """Answers agents with the ID of a session, or the key of a rollout, as their key."""
 
     def __init__(self, server: SessionServer, registry: RolloutRegistry, services: Services) -> None:
         super().__init__(registry, services)
         self._server = server
 
     def target_of(self, request: AgentRequest) -> Route | None:
-        """Return the dialect of a request; POST to any path is a model call, whose body then shows the dialect."""
+        """Return the dialect of a request. POST to an unknown path is a model call, too: its body shows the dialect."""
         path = request.route_path
         if is_admin_path(path):  # on the socket of sandboxes; on TCP it does not get here
             raise RequestRefused(404, f"there is no {request.method} {path} here")

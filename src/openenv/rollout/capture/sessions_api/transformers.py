@@ -22,24 +22,24 @@ Translated = Json | list[Json]
 
 
 class StreamState(Protocol):
-    """What is remembered of one stream while its chunks are translated."""
+    """The state of one stream while its chunks are translated."""
 
     def process_chunk(self, chunk: Json, is_first: bool = False) -> list[Json]:
-        """Take a chunk, and return the events that follow from it."""
+        """Take a chunk, and return its events."""
 
     def finalize(self) -> list[Json]:
         """Return the events that end the stream, once."""
 
 
 class _TranslatedStream:
-    """A stream that is translated, chunk by chunk; what `is_first` says is known anyway."""
+    """A stream that is translated chunk by chunk; `is_first` is published, and not needed here."""
 
     def __init__(self, translator: StreamTranslator) -> None:
         self._translator = translator
         self._is_over = False
 
     def process_chunk(self, chunk: Json, is_first: bool = False) -> list[Json]:
-        """Take a chunk, and return the events that follow from it."""
+        """Take a chunk, and return its events."""
         return self._translator.events_of(chunk)
 
     def finalize(self) -> list[Json]:
@@ -54,7 +54,7 @@ class AnthropicStreamState(_TranslatedStream):
 
     Args:
         model: The model's name in them.
-        finish_to_stop_reason: What the reasons of chat completions are called.
+        finish_to_stop_reason: Anthropic's names of the finish reasons.
     """
 
     def __init__(self, model: str, finish_to_stop_reason: Mapping[str, str]) -> None:
@@ -89,14 +89,14 @@ class BaseTransformer(ABC):
 
     @abstractmethod
     def transform_stream_chunk(self, chunk: Json, original_request: Json, is_first: bool = False) -> Translated:
-        """Return one chunk of a chat completion as events, without what other chunks say."""
+        """Return one chunk of a chat completion as events, without knowledge of other chunks."""
 
     def is_streaming_request(self, body: Json) -> bool:
-        """Say whether a request asks for a stream."""
+        """Return whether a request asks for a stream."""
         return bool(body.get("stream", False))
 
     def create_stream_state(self, original_request: Json) -> StreamState | None:
-        """Return what translates the chunks of one stream; None where each can be translated alone."""
+        """Return the translator of one stream; None if each chunk can be translated alone."""
         return None
 
 
@@ -111,11 +111,11 @@ class OpenAIChatTransformer(BaseTransformer):
         return _normalised(sent, body)
 
     def transform_response(self, response: Json, original_request: Json) -> Json:
-        """Return a completion with the model's name as the agent knows it."""
+        """Return a completion with the agent's name of the model."""
         return {**response, **{key: original_request[key] for key in ("model",) if key in original_request}}
 
     def transform_stream_chunk(self, chunk: Json, original_request: Json, is_first: bool = False) -> Translated:
-        """Return a chunk with the model's name as the agent knows it."""
+        """Return a chunk with the agent's name of the model."""
         return self.transform_response(chunk, original_request)
 
 
@@ -139,15 +139,15 @@ class _BridgedTransformer(BaseTransformer):
         return _normalised(self._completed(sent, body), body)
 
     def _completed(self, sent: Json, body: Json) -> Json:
-        """Add what the dialect means by default."""
+        """Add the defaults of the dialect."""
         return sent
 
     @abstractmethod
     def create_stream_state(self, original_request: Json) -> StreamState:
-        """Return what translates the chunks of one stream."""
+        """Return the translator of one stream."""
 
     def transform_stream_chunk(self, chunk: Json, original_request: Json, is_first: bool = False) -> Translated:
-        """Return one chunk of a chat completion as events, the last ones too where the chunk is the last."""
+        """Return one chunk of a chat completion as events; the last chunk brings the final events, too."""
         state = self.create_stream_state(original_request)
         events = state.process_chunk(chunk, is_first)
         is_last = any(choice.get("finish_reason") for choice in dicts_in(chunk.get("choices")))
@@ -173,7 +173,7 @@ class AnthropicTransformer(_BridgedTransformer):
         return {**message, "id": f"msg_{response['id']}"} if response.get("id") else message
 
     def create_stream_state(self, original_request: Json) -> StreamState:
-        """Return what translates the chunks of one stream."""
+        """Return the translator of one stream."""
         return AnthropicStreamState(original_request.get("model", "claude-3"), STOP_REASONS)
 
 
@@ -195,7 +195,7 @@ class OpenAIResponsesTransformer(_BridgedTransformer):
         return {**whole, **{key: value for key, value in named.items() if value is not None}}
 
     def create_stream_state(self, original_request: Json) -> StreamState:
-        """Return what translates the chunks of one stream."""
+        """Return the translator of one stream."""
         return ResponsesStreamState(original_request.get("model", "unknown"))
 
 
@@ -219,11 +219,11 @@ class GoogleTransformer(_BridgedTransformer):
         return _with_calls(answer)
 
     def create_stream_state(self, original_request: Json) -> StreamState:
-        """Return what translates the chunks of one stream."""
+        """Return the translator of one stream."""
         return _TranslatedStream(ContentTranslator(original_request))
 
     def transform_stream_chunk(self, chunk: Json, original_request: Json, is_first: bool = False) -> Translated:
-        """Return one chunk of a chat completion as one of Google's."""
+        """Return one chunk of a chat completion in Google's form."""
         candidates = []
         for choice in dicts_in(chunk.get("choices")):
             parts = message_parts(as_dict(choice.get("delta")))
@@ -235,7 +235,7 @@ class GoogleTransformer(_BridgedTransformer):
         return _with_calls({"candidates": candidates, **usage})
 
     def is_streaming_request(self, body: Json) -> bool:
-        """Say no: with this dialect, the path says it."""
+        """Return False: in this dialect the path decides."""
         return False
 
 
@@ -246,7 +246,7 @@ def _with_calls(answer: Json) -> Json:
 
 
 def _normalised(sent: Json, body: Mapping[str, Any]) -> Json:
-    """Return a request with one system text at its beginning, and without what only this server knows."""
+    """Return a request with one system text at its beginning, and without fields of this server."""
     sent.pop("_served_model", None)
     texts: list[str] = []
     others: list[Any] = []

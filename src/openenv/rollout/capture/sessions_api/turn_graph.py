@@ -1,4 +1,4 @@
-"""The calls of one rollout as nodes that are added in any order, and linked by what their prompts begin with.
+"""The calls of one rollout as nodes that are added in any order, and linked by the beginnings of their prompts.
 
 A node continues the longest node whose prompt and sampled tokens are, token for token, the beginning of its prompt; one
 without ids, the node whose messages and answer are the beginning of its messages (`graph` draws it).
@@ -33,25 +33,25 @@ class TurnNode:
     prompt_ids: list[int]
     sampled_ids: list[int]
     sampled_logprobs: list[float] | None = None
-    """One for each sampled id; None where the call cannot be trained on."""
+    """One per sampled token; None if the call cannot be trained on."""
     parent_id: str | None = None
     index: int = 0
-    """Its place in the order in which calls were added."""
+    """Its position in the order of additions."""
     model: str | None = None
     finish_reason: str | None = None
     harness_session_id: str | None = None
-    """The agent's own name of the conversation, where it sends one."""
+    """The agent's name for the conversation, if it sends one."""
     system_digest: str | None = None
     n_tools: int = 0
     request_messages: list[Json] = field(default_factory=list)
     request_tools: list[Json] | None = None
     sampling_params: Json = field(default_factory=dict)
-    """What was sent to the endpoint."""
+    """The parameters that the endpoint got."""
     requested_sampling_params: Json = field(default_factory=dict)
-    """What the agent asked for."""
+    """The parameters that the agent asked for."""
     response_message: Json = field(default_factory=dict)
     trainable: bool = True
-    """Whether what was sampled is the policy's own choice; a forced tool, for one, is not."""
+    """Whether the policy chose the answer freely; a forced tool call, for example, is not free."""
 
     @property
     def end_ids(self) -> list[int]:
@@ -59,13 +59,13 @@ class TurnNode:
         return self.prompt_ids + self.sampled_ids
 
     def context_ids(self, parent: TurnNode | None) -> list[int]:
-        """Return the tokens between the end of a parent and what was sampled here."""
+        """Return the prompt tokens after the end of a parent."""
         skipped = 0 if parent is None else len(parent.prompt_ids) + len(parent.sampled_ids)
         return self.prompt_ids[skipped:]
 
     @property
     def is_target(self) -> bool:
-        """Say whether its sampled tokens may be trained on."""
+        """Return whether its sampled tokens may be trained on."""
         return (
             self.trainable and self.sampled_logprobs is not None and len(self.sampled_logprobs) == len(self.sampled_ids)
         )
@@ -85,11 +85,11 @@ class TrainingSequence:
 
     @property
     def n_trainable(self) -> int:
-        """Return how many tokens are to be trained on."""
+        """Return the number of tokens to train on."""
         return sum(self.loss_mask)
 
     def turn_lengths(self) -> list[int]:
-        """Return the lengths of the runs of tokens that are to be trained on."""
+        """Return the lengths of the runs of tokens to train on."""
         edges = [0, *self.loss_mask, 0]
         starts = [place for place in range(1, len(edges)) if edges[place] and not edges[place - 1]]
         ends = [place for place in range(1, len(edges)) if edges[place - 1] and not edges[place]]
@@ -107,7 +107,7 @@ class RolloutGraph:
         self._message_ends: EndTable[TurnNode] = EndTable()
 
     def add_turn(self, node: TurnNode) -> TurnNode:
-        """Add a call, set its `index` and `parent_id`, and link calls that came before the one that they continue."""
+        """Add a call, set its `index` and `parent_id`, and link earlier calls that continue it."""
         prompt, end = _token_marks(node)
         messages, reply = _message_marks(node)
         parent = self._token_parent(node, prompt) if node.prompt_ids else self._message_parent(messages)
@@ -139,7 +139,7 @@ class RolloutGraph:
         return parent
 
     def _adopt(self, node: TurnNode, end: bytes) -> None:
-        """Link the calls that came before this one and continue it: agents make several calls at once."""
+        """Link earlier calls that continue this one: agents make several calls at once."""
         size = len(node.prompt_ids) + len(node.sampled_ids)
         for other_id, other in self._nodes.items():
             prompt = self._prompts[other_id]
@@ -154,7 +154,7 @@ class RolloutGraph:
             self._children[node.node_id].append(other_id)
 
     def nodes(self) -> list[TurnNode]:
-        """Return all calls in the order in which they were added."""
+        """Return all calls in the order of additions."""
         return list(self._nodes.values())
 
     def get(self, node_id: str) -> TurnNode:
@@ -170,15 +170,15 @@ class RolloutGraph:
         return [self._nodes[child] for child in self._children.get(node_id, ())]
 
     def roots(self) -> list[TurnNode]:
-        """Return where conversations begin."""
+        """Return the first calls of conversations."""
         return [node for node in self.nodes() if node.parent_id is None]
 
     def leaves(self) -> list[TurnNode]:
-        """Return the calls that none continues."""
+        """Return the last calls of conversations."""
         return [node for node in self.nodes() if not self._children[node.node_id]]
 
     def root_of(self, node_id: str) -> str:
-        """Return the id of the call with which a call's conversation begins."""
+        """Return the ID of the first call of a call's conversation."""
         return self.path_to(node_id)[0].node_id
 
     def path_to(self, leaf_id: str) -> list[TurnNode]:
@@ -194,11 +194,11 @@ class RolloutGraph:
             yield self.path_to(leaf.node_id)
 
     def forks(self) -> list[tuple[str, list[str]]]:
-        """Return the calls that several continue, each with the ids of those."""
+        """Return the calls with several continuations, each with their IDs."""
         return [(node_id, children) for node_id, children in list(self._children.items()) if len(children) > 1]
 
     def discarded_nodes(self) -> list[TurnNode]:
-        """Return the answers that the agent did not go on from, where it went on from another one.
+        """Return the answers that the agent dropped in favour of another answer to the same prompt.
 
         Answers to one question are the children of one call, or roots of one prompt.
         """
@@ -217,7 +217,7 @@ class RolloutGraph:
         ]
 
     def sequence_for(self, leaf_id: str) -> TrainingSequence:
-        """Return the path to a call as a training example; a call without proper log-probabilities is context in it."""
+        """Return the path to a call as a training example; calls without valid log-probabilities are context in it."""
         path = self.path_to(leaf_id)
         ids: list[int] = []
         mask: list[int] = []
@@ -246,7 +246,7 @@ class RolloutGraph:
         return [self.sequence_for(leaf.node_id) for leaf in self.leaves()]
 
     def stats(self) -> dict[str, int]:
-        """Return how many calls, roots, leaves, forks and discarded answers there are."""
+        """Return the numbers of calls, roots, leaves, forks and discarded answers."""
         return {
             "n_turns": len(self._nodes),
             "n_roots": len(self.roots()),
@@ -257,7 +257,7 @@ class RolloutGraph:
 
 
 def _token_marks(node: TurnNode) -> tuple[bytes, bytes]:
-    """Return the prompt as bytes, and prompt with completion; empty for what are no ids."""
+    """Return the prompt as bytes, and prompt with completion; both empty for invalid IDs."""
     try:
         prompt = token_bytes(node.prompt_ids)
         return prompt, prompt + token_bytes(node.sampled_ids)
