@@ -207,12 +207,12 @@ class ACASandboxProvider(CloudProvider["SandboxClient"]):
 
     def _labelled(self, start_id: str | None = None) -> Iterable[CloudSandbox]:
         labels = None if start_id is None else {START_LABEL: start_id}
-        for one in self._client.list_sandboxes(labels=labels):
-            if CLOUD_OWNER_LABEL in one.labels and (start_id is None or one.labels.get(START_LABEL) == start_id):
-                owner = ProcessOwner.parse_short(one.labels[CLOUD_OWNER_LABEL])
-                disk = one.sources_ref.disk_image if one.sources_ref else None
+        for box in self._client.list_sandboxes(labels=labels):
+            if CLOUD_OWNER_LABEL in box.labels and (start_id is None or box.labels.get(START_LABEL) == start_id):
+                owner = ProcessOwner.parse_short(box.labels[CLOUD_OWNER_LABEL])
+                disk = box.sources_ref.disk_image if box.sources_ref else None
                 what = (disk.name or disk.id or "") if disk else ""
-                yield CloudSandbox(one.id, what, owner, partial(self._delete_by_id, one.id), one.created_at)
+                yield CloudSandbox(box.id, what, owner, partial(self._delete_by_id, box.id), box.created_at)
 
 
 def _require_public(anonymous_port: bool | None) -> None:

@@ -380,7 +380,7 @@ class CloudProvider(ContainerProvider, Generic[Box]):
             ProviderError: The cloud does not answer.
         """
         with self._asking("did not list its sandboxes"):
-            return [replace(one, delete=partial(self._delete_listed, one)) for one in self._labelled()]
+            return [replace(sandbox, delete=partial(self._delete_listed, sandbox)) for sandbox in self._labelled()]
 
     @classmethod
     def for_account(cls) -> Self:
@@ -424,9 +424,9 @@ class CloudProvider(ContainerProvider, Generic[Box]):
         if self._owner == os.getpid():
             self._stop_quietly()
 
-    def _delete_listed(self, one: CloudSandbox) -> None:
-        with self._asking(f"could not delete sandbox {one.name}"):
-            one.delete()
+    def _delete_listed(self, sandbox: CloudSandbox) -> None:
+        with self._asking(f"could not delete sandbox {sandbox.name}"):
+            sandbox.delete()
 
     @contextlib.contextmanager
     def _asking(self, problem: str) -> Iterator[None]:

@@ -103,16 +103,16 @@ def server_command(text: str) -> str | None:
 
     A stage has the command, the entrypoint and the folder of the stage that it begins from.
     """
-    known: dict[str, dict[str, Instruction]] = {}
+    commands: dict[str, dict[str, Instruction]] = {}
     ending: dict[str, Instruction] = {}
     for stage in stages(text):
-        ending = dict(known.get(stage.base.lower(), {}))
+        ending = dict(commands.get(stage.base.lower(), {}))
         for one in stage.body:
             if one.keyword == "ENTRYPOINT":
                 ending.pop("CMD", None)  # docker does the same: a new entrypoint discards the command before it
             if one.keyword in {"CMD", "ENTRYPOINT", "WORKDIR"} and one.rest:
                 ending[one.keyword] = one
-        known[stage.name.lower()] = ending
+        commands[stage.name.lower()] = ending
     command = _command(ending.get("ENTRYPOINT"), ending.get("CMD"))
     folder = ending.get("WORKDIR")
     if command is None or folder is None or not folder.rest.startswith("/"):

@@ -90,9 +90,9 @@ def take_inventory(
         needs_cluster: Whether a cluster that is not configured is worth a note.
     """
     are_named = places != PLACES
-    found = ResourceInventory([], [])
+    inventory = ResourceInventory([], [])
     sources: dict[tuple[Place, ...], Callable[[], Iterator[InventoryItem]]] = {
-        ("docker", "podman", "swarm"): partial(_containers, places, found.notes),
+        ("docker", "podman", "swarm"): partial(_containers, places, inventory.notes),
         ("process",): _processes,
         ("local",): _local_sandboxes,
         ("kubernetes",): partial(_cluster_objects, address or ClusterAddress(), everywhere),
@@ -102,13 +102,13 @@ def take_inventory(
         if not set(kinds) & set(places):
             continue
         try:
-            found.items.extend(source())
+            inventory.items.extend(source())
         except (ProviderUnavailable, SandboxUnavailable) as error:
             if (kinds[0] == "kubernetes" and needs_cluster) or (kinds[0] in CLOUDS and are_named):
-                found.notes.append(str(error))
+                inventory.notes.append(str(error))
         except (ProviderError, SandboxError) as error:
-            found.notes.append(f"{kinds[0]}: {error}")
-    return found
+            inventory.notes.append(f"{kinds[0]}: {error}")
+    return inventory
 
 
 # -- containers and services -------------------------------------------------------------------------------------------
@@ -146,7 +146,9 @@ def _container(engine: ContainerCli, details: dict[str, Any]) -> InventoryItem:
     labels = details["Config"].get("Labels") or {}
     owner = ProcessOwner.parse(labels.get(OWNER_LABEL, ""))
     published = (details.get("NetworkSettings") or {}).get("Ports") or {}
-    ports = [f"{one['HostIp']}:{one['HostPort']}" for bindings in published.values() for one in bindings or ()]
+    ports = [
+        f"{binding['HostIp']}:{binding['HostPort']}" for bindings in published.values() for binding in bindings or ()
+    ]
     name = str(details["Name"]).lstrip("/")
 
     def remove() -> None:
@@ -196,11 +198,11 @@ def _services(engine: ContainerCli) -> Iterator[InventoryItem]:
 
 def _time(text: str) -> datetime | None:
     """Read a time as engines write it, with nanoseconds: `2026-11-16T13:39:05.123456789Z`."""
-    found = re.match(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?\s*(Z|[+-]\d\d:?\d\d)?", text)
-    if found is None:
+    match = re.match(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?\s*(Z|[+-]\d\d:?\d\d)?", text)
+    if match is None:
         return None
-    zone = (found[3] or "Z").replace("Z", "+0000").replace(":", "")
-    return datetime.strptime(f"{found[1]} {found[2]} {zone}", "%Y-%m-%d %H:%M:%S %z")
+    zone = (match[3] or "Z").replace("Z", "+0000").replace(":", "")
+    return datetime.strptime(f"{match[1]} {match[2]} {zone}", "%Y-%m-%d %H:%M:%S %z")
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -220,17 +222,17 @@ def _processes() -> Iterator[InventoryItem]:
         if leader is not None and not leader.is_guardian:
             continue  # a server started it in a new group, and it inherited the variable
         server = min((one for one in members if not one.is_guardian), key=lambda one: one.pid, default=None)
-        shown = server or members[0]
-        port = re.search(r"--port[ =](\d+)", shown.command)
+        main_process = server or members[0]
+        port = re.search(r"--port[ =](\d+)", main_process.command)
         yield InventoryItem(
             place="process",
             use="server",
-            name=str(shown.pid),
-            what=shown.command,
+            name=str(main_process.pid),
+            what=main_process.command,
             address=f"127.0.0.1:{port[1]}" if port else "",
-            created=shown.created,
-            owner=shown.owner,
-            is_leftover=shown.owner.is_dead(),
+            created=main_process.created,
+            owner=main_process.owner,
+            is_leftover=main_process.owner.is_dead(),
             remove=partial(_end_group, group),
         )
 
@@ -314,36 +316,38 @@ def _cluster_objects(address: ClusterAddress, everywhere: bool) -> Iterator[Inve
     cluster = Cluster(address, error=ProviderError, unavailable=ProviderUnavailable)
     try:
         servers = servers_in(cluster, everywhere=everywhere)
-        yield from (_cluster_object(address, one, "server") for one in servers)
-        yield from (_cluster_object(address, one, "sandbox") for one in sandboxes_in(cluster, everywhere=everywhere))
+        yield from (_cluster_object(address, resource, "server") for resource in servers)
+        yield from (
+            _cluster_object(address, resource, "sandbox") for resource in sandboxes_in(cluster, everywhere=everywhere)
+        )
     finally:
         cluster.close()
 
 
-def _cluster_object(address: ClusterAddress, one: OwnedObject, use: Literal["server", "sandbox"]) -> InventoryItem:
+def _cluster_object(address: ClusterAddress, resource: OwnedObject, use: Literal["server", "sandbox"]) -> InventoryItem:
     return InventoryItem(
         place="kubernetes",
         use=use,
-        name=one.name,
-        what=one.image,
-        address=f"{one.name}.{one.namespace}.svc" if use == "server" else one.namespace,
-        created=one.created,
-        owner=one.owner,
-        is_leftover=one.is_leftover,
-        remove=partial(_delete_from_cluster, address, one, use),
+        name=resource.name,
+        what=resource.image,
+        address=f"{resource.name}.{resource.namespace}.svc" if use == "server" else resource.namespace,
+        created=resource.created,
+        owner=resource.owner,
+        is_leftover=resource.is_leftover,
+        remove=partial(_delete_from_cluster, address, resource, use),
     )
 
 
-def _delete_from_cluster(address: ClusterAddress, one: OwnedObject, use: Literal["server", "sandbox"]) -> None:
+def _delete_from_cluster(address: ClusterAddress, resource: OwnedObject, use: Literal["server", "sandbox"]) -> None:
     from lightkube.resources.core_v1 import Service
 
-    there = ClusterAddress(address.kubeconfig, address.context, one.namespace)
+    there = ClusterAddress(address.kubeconfig, address.context, resource.namespace)
     cluster = Cluster(there, error=ProviderError, unavailable=ProviderUnavailable)
     try:
         if use == "server":
-            cluster.delete(Service, one.name)
+            cluster.delete(Service, resource.name)
         else:
-            delete_sandbox(cluster, one.name)
+            delete_sandbox(cluster, resource.name)
     finally:
         cluster.close()
 
@@ -361,15 +365,15 @@ def _cloud_sandboxes(cloud: Cloud, is_named: bool) -> Iterator[InventoryItem]:
         return
     cloud_class = cast("type[CloudProvider[Any]]", provider_class(cloud))
     provider = cloud_class.for_account()
-    for one in provider.labelled():
+    for sandbox in provider.labelled():
         yield InventoryItem(
             place=cloud,
-            use=one.use,
-            name=one.name,
-            what=one.what,
+            use=sandbox.use,
+            name=sandbox.name,
+            what=sandbox.what,
             address="",
-            created=_time(one.created or ""),
-            owner=one.owner,
-            is_leftover=one.owner is not None and one.owner.is_dead(),
-            remove=one.delete,
+            created=_time(sandbox.created or ""),
+            owner=sandbox.owner,
+            is_leftover=sandbox.owner is not None and sandbox.owner.is_dead(),
+            remove=sandbox.delete,
         )

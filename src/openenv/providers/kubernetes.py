@@ -404,7 +404,7 @@ def pod_failure(cluster: Cluster, pod: PodState) -> ProviderError:
     """Return an error that quotes the cluster on why a server's pod does not run."""
     problem = pod.problem
     assert problem is not None
-    words = [problem.text, *(one for one in cluster.warnings(pod.uid) if one not in problem.text)]
+    words = [problem.text, *(warning for warning in cluster.warnings(pod.uid) if warning not in problem.text)]
     text = f"Pod {pod.name}: {'; '.join(words)}"
     if problem.kind == "image":
         return ImagePullFailed(f"{text}. Is the name right, and does the cluster have an image_pull_secret for it?")

@@ -309,7 +309,7 @@ class ServerManifests:
             clients: Peers as in `ingress.from`; an empty list lets no client in.
             egress: `dns` for nothing but names, `all` for anything.
         """
-        ingress = [{"from": [dict(one) for one in clients], "ports": [{"protocol": "TCP", "port": PORT_NAME}]}]
+        ingress = [{"from": [dict(peer) for peer in clients], "ports": [{"protocol": "TCP", "port": PORT_NAME}]}]
         names = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
         spec = {
             "podSelector": {"matchLabels": self.selector},
@@ -340,8 +340,8 @@ class ServerManifests:
     ) -> Manifest:
         metadata: Manifest = {"name": name or self.name, "labels": self._labels()}
         metadata |= _given(annotations=dict(self.annotations), ownerReferences=[dict(owner)] if owner else None)
-        made: Manifest = {"apiVersion": version, "kind": kind, "metadata": metadata}
-        return made if spec is None else {**made, "spec": spec}
+        manifest: Manifest = {"apiVersion": version, "kind": kind, "metadata": metadata}
+        return manifest if spec is None else {**manifest, "spec": spec}
 
 
 def owner_reference(version: str, kind: str, name: str, uid: str) -> dict[str, str]:
@@ -366,8 +366,8 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Manifest:
         if isinstance(before, Mapping) and isinstance(value, Mapping):
             result[key] = merged(before, value)
         elif isinstance(before, list) and _is_named(before) and _is_named(value):
-            named = {one["name"]: one for one in before}
-            named |= {one["name"]: merged(named.get(one["name"], {}), one) for one in value}
+            named = {item["name"]: item for item in before}
+            named |= {item["name"]: merged(named.get(item["name"], {}), item) for item in value}
             result[key] = list(named.values())
         else:
             result[key] = value
@@ -375,7 +375,9 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Manifest:
 
 
 def _is_named(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) and "name" in one for one in value)
+    return (
+        isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) and "name" in item for item in value)
+    )
 
 
 def _given(**fields: Any) -> Manifest:

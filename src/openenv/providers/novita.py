@@ -175,11 +175,11 @@ class NovitaSandboxProvider(BuildingProvider["Sandbox"]):
         query = None if start_id is None else self._sdk.SandboxQuery(metadata={START_LABEL: start_id})
         listing = self._novita.sandbox.list(query=query)
         while listing.has_next:
-            for one in listing.next_items():
-                if CLOUD_OWNER_LABEL in (one.metadata or {}):
-                    owner = ProcessOwner.parse_short(one.metadata[CLOUD_OWNER_LABEL])
-                    what = one.name or one.template_id
-                    name, began = one.sandbox_id, one.started_at.isoformat()
+            for box in listing.next_items():
+                if CLOUD_OWNER_LABEL in (box.metadata or {}):
+                    owner = ProcessOwner.parse_short(box.metadata[CLOUD_OWNER_LABEL])
+                    what = box.name or box.template_id
+                    name, began = box.sandbox_id, box.started_at.isoformat()
                     yield CloudSandbox(name, what, owner, partial(self._kill, name), began)
 
 

@@ -504,10 +504,10 @@ def _find_config(address: ClusterAddress, unavailable: type[RuntimeError]) -> Si
     path = address.kubeconfig
     try:
         if path is None and address.context is None and in_cluster():
-            found = KubeConfig.from_service_account()
+            config_file = KubeConfig.from_service_account()
         else:
-            found = KubeConfig.from_file(path or settings.kubeconfig() or DEFAULT_KUBECONFIG)
-        config = found.get(address.context)
+            config_file = KubeConfig.from_file(path or settings.kubeconfig() or DEFAULT_KUBECONFIG)
+        config = config_file.get(address.context)
     except (ConfigError, KeyError, TypeError, ValueError, OSError) as error:
         # lightkube takes the file apart without looking whether it is one
         raise unavailable(

@@ -184,8 +184,8 @@ def installed_engines(name: EngineName, host: str | None) -> list[ContainerCli]:
     kinds: tuple[Literal["docker", "podman"], ...] = ("docker", "podman") if name == "auto" else (name,)
     engines = [ContainerCli(kind, program, host) for kind in kinds if (program := shutil.which(kind)) is not None]
     if not engines:
-        wanted = " or ".join(f"`{kind}`" for kind in kinds)
-        raise SandboxUnavailable(f"Containers need {wanted}, which is not installed. Install it: {_INSTALL}")
+        programs = " or ".join(f"`{kind}`" for kind in kinds)
+        raise SandboxUnavailable(f"Containers need {programs}, which is not installed. Install it: {_INSTALL}")
     return engines
 
 

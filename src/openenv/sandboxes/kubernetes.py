@@ -526,9 +526,9 @@ def delete_sandbox(cluster: Cluster, name: str) -> None:
 
 def sweep(cluster: Cluster) -> None:
     """Remove the namespace's sandboxes with a dead owner or an expired time."""
-    for one in sandboxes_in(cluster):
-        if one.is_leftover:
-            delete_sandbox(cluster, one.name)
+    for sandbox in sandboxes_in(cluster):
+        if sandbox.is_leftover:
+            delete_sandbox(cluster, sandbox.name)
 
 
 def _filling(container: Mapping[str, Any], workdir: str) -> dict[str, Any]:
