@@ -181,24 +181,24 @@ def allow(
         may_set: More names that the trainer leaves to the agent, in the form of `AllowedRequest.removed`.
     """
     names = AGENT_PARAMETERS[dialect] | (ENGINE_PARAMETERS.get(engine, frozenset()) if engine else frozenset())
-    kept: dict[str, Any] = {}
+    remaining: dict[str, Any] = {}
     removed: list[str] = []
     for name, value in body.items():
         if name in may_set and name not in CHOICES:
-            kept[name] = value
+            remaining[name] = value
         elif name in names:
             cleaned = _cleaned(dialect, name, value, may_set, removed)
-            kept.update({name: cleaned} if cleaned is not None or value is None else {})
+            remaining.update({name: cleaned} if cleaned is not None or value is None else {})
         elif value is not None:
             removed.append(name)
-    if body.get("tools") and not kept.get("tools"):  # every tool was removed, and endpoints refuse an empty list
-        removed += [name for name in ("tool_choice", "parallel_tool_calls") if kept.pop(name, None) is not None]
-        kept.pop("tools", None)
+    if body.get("tools") and not remaining.get("tools"):  # every tool was removed, and endpoints refuse an empty list
+        removed += [name for name in ("tool_choice", "parallel_tool_calls") if remaining.pop(name, None) is not None]
+        remaining.pop("tools", None)
     limit = asked_limit(body)
-    if limit is not None and dialect in OUTPUT_LIMIT and not any(name in kept for name in OUTPUT_LIMITS):
-        kept[OUTPUT_LIMIT[dialect]] = limit
-    shown = [name[:_NAME_LENGTH] for name in dict.fromkeys(removed)]
-    return AllowedRequest(kept, tuple(shown[:_NAMES_KEPT]))
+    if limit is not None and dialect in OUTPUT_LIMIT and not any(name in remaining for name in OUTPUT_LIMITS):
+        remaining[OUTPUT_LIMIT[dialect]] = limit
+    names_for_record = [name[:_NAME_LENGTH] for name in dict.fromkeys(removed)]
+    return AllowedRequest(remaining, tuple(names_for_record[:_NAMES_KEPT]))
 
 
 def asked_limit(body: Mapping[str, Any]) -> int | None:
@@ -411,8 +411,8 @@ def training_sampling(sampling: Mapping[str, Any] | None) -> dict[str, float | i
         raise ValueError(f"unsupported training sampling fields: {', '.join(unknown)}")
     temperature = finite_number(sampling.get("temperature"))
     if temperature is None or temperature <= 0:
-        shown = sampling.get("temperature")
-        raise ValueError(f"training sampling requires a finite positive temperature, not {shown!r}")
+        value = sampling.get("temperature")
+        raise ValueError(f"training sampling requires a finite positive temperature, not {value!r}")
     for name, neutral in NEUTRAL_SAMPLING.items():
         value = sampling.get(name)
         if value is not None and finite_number(value) not in ((neutral, 0) if name == "top_k" else (neutral,)):

@@ -168,10 +168,10 @@ def _short(texts: list[str]) -> str | list[str]:
 
 def _agents_modules(task: Task, sources: list[str]) -> list[str]:
     """Return the agent's modules that Python sources import: those the task names, or else all that are unknown."""
-    own = {path.partition("/")[0].removesuffix(".py") for path in task.verify_sources}
-    own |= {posixpath.basename(path).removesuffix(".py") for path in task.verify_sources}
+    verify_modules = {path.partition("/")[0].removesuffix(".py") for path in task.verify_sources}
+    verify_modules |= {posixpath.basename(path).removesuffix(".py") for path in task.verify_sources}
     names = dict.fromkeys(name for source in sources for name in _imports(source))
-    unknown = [name for name in names if name not in own | _TEST_LIBRARIES | sys.stdlib_module_names]
+    unknown = [name for name in names if name not in verify_modules | _TEST_LIBRARIES | sys.stdlib_module_names]
     texts = "\n".join((task.instruction, *task.solution, *task.setup, *task.files))
     return [name for name in unknown if re.search(rf"(?<![\w.]){re.escape(name)}(\.py|/)", texts)] or unknown
 

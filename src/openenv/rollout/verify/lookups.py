@@ -242,8 +242,8 @@ def any_of(patterns: str) -> re.Pattern[str]:
     expressions = []
     for pattern in patterns.split():
         parts = re.split(r"(\*\*|\*)", pattern)
-        known = {"**": r".*", "*": r"[^/]*"}
-        expressions.append("".join(known.get(part, re.escape(part)) for part in parts))
+        wildcards = {"**": r".*", "*": r"[^/]*"}
+        expressions.append("".join(wildcards.get(part, re.escape(part)) for part in parts))
     return re.compile(rf"(?s:(?:.*/)?(?:{'|'.join(expressions)}))" if expressions else r"(?!)", re.IGNORECASE)
 
 

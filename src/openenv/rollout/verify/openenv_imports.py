@@ -54,18 +54,18 @@ class ImportGuard:
         root: The work folder.
         more: Other folders with the agent's files.
         trusted: Folders below `root` that the setup installed, such as a virtual environment.
-        known: Reads the names of the setup's modules: `folder/name` relative to the work folder, or `*/name` for any
+        read_modules: Returns the names of setup modules: `folder/name` relative to the work folder, or `*/name` for any
             folder. Called when it is first needed.
     """
 
     def __init__(
-        self, root: str, trusted: Iterable[str], known: Callable[[], set[str]], *, more: Iterable[str] = ()
+        self, root: str, trusted: Iterable[str], read_modules: Callable[[], set[str]], *, more: Iterable[str] = ()
     ) -> None:
         self.root = os.path.realpath(root)
         self.more = tuple(os.path.realpath(folder) + os.sep for folder in more)
         self.trusted = tuple(os.path.join(self.root, folder) + os.sep for folder in trusted)
-        self._read_known = known
-        self._known: set[str] | None = None
+        self._read_modules = read_modules
+        self._modules: set[str] | None = None
         self._searching: set[str] = set()
         self._standard_library = os.path.dirname(os.__file__) + os.sep
 
@@ -84,9 +84,9 @@ class ImportGuard:
             return True
         if not self._is_found(name) and not self._is_wanted_by_library(name):
             return False
-        if self._known is None:
-            self._known = self._read_known()
-        return f"{folder}/{name}" not in self._known and f"*/{name}" not in self._known
+        if self._modules is None:
+            self._modules = self._read_modules()
+        return f"{folder}/{name}" not in self._modules and f"*/{name}" not in self._modules
 
     def _is_found(self, name: str) -> bool:
         """Return whether a module is found without the agent's folders."""
@@ -174,11 +174,11 @@ def install(place: str) -> None:
     with open(os.path.join(place, "root")) as file:
         root, more, *trusted = file.read().splitlines()
 
-    def known() -> set[str]:
+    def read_modules() -> set[str]:
         with open(os.path.join(place, "known"), errors="surrogateescape") as file:
             return set(file.read().split("\n"))
 
-    guard_imports(ImportGuard(root, trusted, known, more=[more]))
+    guard_imports(ImportGuard(root, trusted, read_modules, more=[more]))
     sys.path_hooks[0]._openenv = True  # type: ignore[attr-defined]
 
 

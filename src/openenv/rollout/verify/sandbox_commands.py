@@ -9,7 +9,7 @@ Must not know checks. The agent's code may have run in the same sandbox, so any 
 # path_kinds.sh     decide which paths of `Check.keep` can be taken out of the sandbox
 # is_plain.sh       refuse a reward file that the agent closed, or replaced by a link
 # processes.sh      find processes that outlive a verify line
-# file_states.sh    find changes of the verifier's files (read by `verify_lines`)
+# file_states.sh    find changed verifier files (read by `verify_lines`)
 #
 # All of them run in `/bin/sh`, on images without Python as well.
 
@@ -99,7 +99,7 @@ def processes_in(sandbox: Sandbox) -> set[tuple[int, int]]:
         SandboxError: the list is cut or garbled: processes hide, or leave no room for another one.
     """
     done = run_script(sandbox, "processes.sh", timeout=30)
-    *lines, own = done.stdout.splitlines() or [""]
+    *lines, shell = done.stdout.splitlines() or [""]
     parents: dict[int, int] = {}
     starts: dict[int, int] = {}
     for line in lines:
@@ -110,15 +110,15 @@ def processes_in(sandbox: Sandbox) -> set[tuple[int, int]]:
             raise SandboxError("its processes cannot be listed")
         if fields[0] not in _DEAD_STATES:
             parents[int(pid)], starts[int(pid)] = int(fields[1]), int(fields[19])
-    if not own.isdigit():
+    if not shell.isdigit():
         raise SandboxError("its processes cannot be listed")
-    chain = [int(own)]
+    chain = [int(shell)]
     while parents.get(chain[-1], 0) > 1:
         chain.append(parents[chain[-1]])
     # If this shell descends from PID 1, the other children of PID 1 supervise commands; they are not commands.
     is_supervised = parents.get(chain[-1]) == 1
     skipped = {1, *chain} | {
-        pid for pid, parent in parents.items() if parent == int(own) or (is_supervised and parent == 1)
+        pid for pid, parent in parents.items() if parent == int(shell) or (is_supervised and parent == 1)
     }
     return {(pid, start) for pid, start in starts.items() if pid not in skipped}
 

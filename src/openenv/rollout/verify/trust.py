@@ -4,20 +4,20 @@ A short table lists the safe forms. Every other check is `shared`, even if it ha
 promise, and `openenv rollouts lint` shows the safe form of most checks. Runs nothing and knows no sandboxes.
 """
 
-# judged     a `Check` whose judge compares data in a sandbox without the agent's code
+# judged     a `Check`: its judge compares data in a sandbox without the agent's code
 # isolated   a plain line that only reads the agent's files: `grep -qx 42 answer.txt`
-# shared     everything else: the agent's code may run where the decision is made
+# shared     everything else: the agent's code may run beside the decision
 #
 #   line     step, joined by && || ; or a new line               test -s out.txt && ! grep -q TODO out.txt
 #   step     reader | reader | ...                               sort out.txt | cmp - expected.txt
 #   reader   a program of `_SHAPES` with those arguments, or     head -n 1 out.txt
-#            sh FILE: a verify file that is such a line, or      sh compare.sh
+#            sh FILE: a verify file with safe lines only, or     sh compare.sh
 #            python3 FILE, -c CODE, -m pytest FILE               python3 check.py (see `_PythonReader`)
 #   word     text without $, ` and \; "$OUTPUT/..." in a judge;  "$OUTPUT/stdout"
 #            "$(step)" in [ ] and test                           [ "$(wc -l < out.txt)" -eq 3 ]
 #
-# The agent chooses what its files contain and, for a pattern such as `src/*.py`, what they are called; such a name
-# starts with its folder and so is never an option. No other word of a command comes from the agent.
+# The agent chooses the content of its files and, for a pattern like `src/*.py`, their names. These names start with a
+# folder, so they are never options. The agent cannot choose any other word of a command.
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _SHAPES: Mapping[str, str] = {
     "echo printf": r"( -n)?( W)*",
     "curl": r"( -[fsSiL]+| -[XdH] W)*( W)+",
 }
-"""Programs that execute and write nothing, with the arguments that keep it so. `W` is a word that is no option."""
+"""Programs that execute and write nothing, with the arguments that keep it so. `W` is a word that is not an option."""
 _ARGUMENTS = {name: re.compile(shape) for names, shape in _SHAPES.items() for name in names.split()}
 _CONDITION = re.compile(r"!?(-[defhLnrsxz])?W|!?W(=|==|!=|-eq|-ne|-lt|-le|-gt|-ge)W")
 _PRINTS_A_NUMBER = re.compile(r"wc -[clmw]( <| -)?|grep -c[EFivwxs]*")
@@ -176,7 +176,7 @@ class _LineReader:
 
     files: Mapping[str, str]
     modules: frozenset[str] = frozenset()
-    """Python modules that may be imported beside those that only compute."""
+    """Python modules that may be imported beside `_DATA_MODULES`."""
     judges: bool = False
     """Whether `$OUTPUT` and `$URL`, data of the agent, are there."""
     may_write: bool = False

@@ -31,7 +31,7 @@ again. `verify` is its only entry; the engine calls it and hands it to the phase
 #
 # Every failure in the sandbox is blamed on the agent's work: a killed line, a dead sandbox, a tree that does not fit.
 # The exception is a failure that also happens without that work, on the baseline (and, if the task has one, on the
-# solution): then the check is broken, and there is no verdict (`grader_failed`).
+# solution): then the check is broken and the task has no verdict (`grader_failed`).
 
 from __future__ import annotations
 

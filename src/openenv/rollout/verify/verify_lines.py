@@ -291,9 +291,12 @@ def _changes(before: Mapping[str, _FileState], after: Mapping[str, _FileState]) 
     changes: set[FileChange] = set()
     for path, old in before.items():
         new = after.get(path, _FileState())
-        changes |= {(path, "inode")} if old.inode != new.inode else set()
-        changes |= {(path, "content")} if old.content != new.content else set()
-        changes |= {(path, "date" if old.content else "entries")} if old.date != new.date else set()
+        if old.inode != new.inode:
+            changes.add((path, "inode"))
+        if old.content != new.content:
+            changes.add((path, "content"))
+        if old.date != new.date:
+            changes.add((path, "date" if old.content else "entries"))
     return frozenset(changes)
 
 
