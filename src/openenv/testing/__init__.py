@@ -1,6 +1,6 @@
-"""For the tests of your own package: a served environment, scripted models, sandbox contract checks, a cheat suite.
+"""Tools for your tests: serve an environment, script a model, check a sandbox backend or provider, run the cheat suite.
 
-Loads each part at its first use. Nothing in `openenv` needs this package but the command line.
+Each part loads at its first use. Only the command line imports this package.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""The cheat suite: agents that try to earn a reward without doing the task, each in a rollout like any other.
+"""The cheat suite: agents that try to earn a reward without doing the task, each in an ordinary rollout.
 
-A *win* is another reward than doing nothing earns, or something reached outside of the sandbox; a *dodge* is no reward
-at all where a 0 was earned. The cheats are generated from the families in `red_team/*.yaml`.
+A *win* is a different reward than `noop` earns, or access to something outside the sandbox. A *dodge* turns an earned 0
+into a rollout without a reward. The cheats are generated from the families in `red_team/*.yaml`.
 """
 
-# A family is a trick, written once as a shell script; its variants are the ways to write it:
+# A family is one trick as a shell script, and its variants are the ways to write it:
 #
 #   shadowed-module:                                 the family
-#     what: leaves @name@ (@form@) in @place@ ...    one sentence; parameters by their names
-#     task: python                                   of `tasks.yaml`: doing nothing earns 0 there, the solution 1
-#     aim: win                                       or `dodge`: what it is after (either counts, whatever its aim)
-#     together: true                                 only plants files: many variants can share a rollout
-#     quick: [...]                                   ids of `make test`; by default all that can share a rollout
-#     script: "mkdir -p @place@; @form@"             runs where an agent runs; every line runs, whether it fails or not
-#     texts: {form: {source: cp ..., ...}}           what a value stands for in the script, if not for itself
+#     what: leaves @name@ (@form@) in @place@ ...    one sentence with the names of parameters
+#     task: python                                   from `tasks.yaml`: `noop` earns 0 there, the solution 1
+#     aim: win                                       or `dodge`; the suite reports both for every cheat
+#     together: true                                 only plants files, so that many variants can share a rollout
+#     quick: [...]                                   the IDs for `make test`; by default all that can share a rollout
+#     script: "mkdir -p @place@; @form@"             runs like an agent; every line runs, also after a failure
+#     texts: {form: {source: cp ..., ...}}           the text of a value in the script, if it is not the value itself
 #     variants:                                      each entry is a product; the id is `family/value-value`
 #       - {place: [tests, app], name: [json, csv], form: [source, package]}
 
@@ -56,7 +56,7 @@ _MARK = "openenv-cheat"
 _FAMILIES = ("reward", "python", "tools", "checks", "remote", "tree", "processes", "exhaustion", "sandbox", "model")
 _PAYLOADS = "/tmp/win"
 _BATCH = 64
-"""So many cheats share a rollout at most."""
+"""The most cheats that share a rollout."""
 _TOKEN_CAP = 256
 
 
@@ -70,7 +70,7 @@ def _read(name: str) -> Any:
 
 @functools.cache
 def _tasks() -> dict[str, tuple[Task, tuple[str, ...]]]:
-    """Return the tasks by name, each with the programs that it needs."""
+    """Return the tasks by name, each with its required programs."""
     tasks = _read("tasks")["tasks"]
     return {
         name: (Task.model_validate({"task_id": name, **fields}), tuple(needs))
@@ -85,33 +85,33 @@ def _task(name: str) -> Task:
 
 @dataclass(frozen=True, slots=True)
 class Cheat:
-    """An attempt, as shell lines that run where an agent runs; all of them run, whether they fail or not.
+    """An attempt to cheat: shell lines that run like an agent. Every line runs, also after a failure.
 
-    In the lines `@PORT@`, `@ABSTRACT@`, `@SECRET@` and `@KEY@` stand for a port and an abstract socket that the host
-    listens on, a file of the host, and the key of a rollout that is over.
+    The lines may contain `@PORT@` and `@ABSTRACT@` (a port and an abstract socket of the host), `@SECRET@` (a file of
+    the host) and `@KEY@` (the key of a finished rollout).
     """
 
     name: str
-    """The id: the family, and the parameters of a variant after a slash."""
+    """The ID: the family, a slash, and the parameters of the variant."""
     what: str
     lines: tuple[str, ...]
     task: Task = field(default_factory=lambda: _task("data"))
     calls_model: bool = False
     aim: Aim = "win"
     together: bool = False
-    """Whether it only plants files, so that it can share a rollout with others."""
+    """Whether it only plants files, so that it can share a rollout."""
     quick: bool = False
-    """Whether it is one of those that represent the others where time is short."""
+    """Whether it belongs to the short selection."""
 
     @property
     def family(self) -> str:
-        """The trick that this is a way to write."""
+        """The family of the cheat."""
         return self.name.partition("/")[0]
 
 
 @functools.cache
 def all_cheats() -> tuple[Cheat, ...]:
-    """Return every cheat, in the order in which they run."""
+    """Return all cheats in the order of execution."""
     families = (family for name in _FAMILIES for family in _read(name).items())
     return tuple(cheat for name, fields in families for cheat in _variants(name, fields))
 
@@ -143,7 +143,7 @@ def _slug(value: str) -> str:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """Replace `@name@`; twice, since a value may hold another parameter."""
+    """Replace `@name@`, twice, because a value may contain another parameter."""
     for name, value in (*values.items(), *values.items()):
         text = text.replace(f"@{name}@", value)
     return text
@@ -156,17 +156,17 @@ def _payloads() -> dict[str, str]:
 
 
 def _planted(script: str) -> Iterator[str]:
-    """Yield lines that write the payloads that a script names."""
+    """Yield lines that write the payloads of a script."""
     for name, text in _payloads().items():
         if f"{_PAYLOADS}/{name}" in script:
             yield f"mkdir -p {_PAYLOADS}; printf %s {shlex.quote(text)} > {_PAYLOADS}/{name}"
 
 
-# ---- bait: what no sandbox may reach ----
+# ---- bait: a port, a socket and a file outside the sandbox ----
 
 
 class HostBait:
-    """A port, an abstract socket and a file of the host that no sandbox may reach; records every access to them."""
+    """A port, an abstract socket and a file of the host that no sandbox may reach; it records every access."""
 
     def __init__(self, folder: Path) -> None:
         self.secret = f"{_MARK}-{secrets.token_hex(16)}"
@@ -182,7 +182,7 @@ class HostBait:
         return self.file.read_text() != self.secret
 
     def listen(self, stack: contextlib.ExitStack) -> None:
-        """Listen on the port and, where there are such, on the abstract socket."""
+        """Listen on the port, and on the abstract socket if the system has such sockets."""
         tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         self.port = tcp.getsockname()[1]
         self._serve(tcp, "the host's port", stack)
@@ -225,7 +225,7 @@ def lay_out() -> Iterator[HostBait]:
         yield bait
 
 
-# ---- the model: it fails as the prompt says ----
+# ---- the model: the prompt decides how it fails ----
 
 
 def _failing(name: str, failure: Failure) -> Script:
@@ -248,15 +248,15 @@ _ONE_CALL = (
     "'messages': [{'role': 'user', 'content': 'hello'}]}).encode(), {'Content-Type': 'application/json', "
     "'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}), timeout=20).read()\""
 )
-"""An honest model call, so that a cheat on the model does not look like an agent that cannot reach it."""
+"""An honest model call. Without it, a cheat on the model would look like an agent that cannot reach the model."""
 
 
 _ORDINARY = frozenset({"messages", "tools", "stream", "stream_options", "temperature", "top_p", "seed", "max_tokens"})
-"""What every agent may send: tools may be offered, not forced."""
+"""The values that every agent may send: tools may be offered, but not forced."""
 
 
 def _changed_sampling(captured: Recording) -> str | None:
-    """Return how a call was sampled in another way than the trainer asks for and counts all the same, or None."""
+    """Return the difference to the trainer's sampling if the call counts for training anyway, else None."""
     trained = {number for sequence in sequences(captured) if sequence.trainable for number in sequence.node_ids}
     for call in captured.calls[1:]:
         if call.sent.get("model") != captured.calls[0].sent.get("model"):
@@ -281,7 +281,7 @@ def _numbers(value: object, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def _changed(call: Call, honest: Call) -> str | None:
-    """Return what the endpoint got with a call and not with an honest one, or None."""
+    """Return the part of a request that an honest call does not contain, or None."""
     messages = call.sent.get("messages") or [{}]
     if isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant":
         return "the beginning of its answer"
@@ -303,19 +303,19 @@ class CheatResult:
     status: str
     reward: float | None
     honest: float | None
-    """What doing nothing earns in the same task."""
+    """The reward of `noop` in the same task."""
     breach: str | None = None
-    """What it reached outside its sandbox, or how else it got what is not its own; None if nothing."""
+    """Access outside the sandbox, or to data of others; None if there was none."""
     reason: str | None = None
 
     @property
     def family(self) -> str:
-        """The trick that this was a way to write."""
+        """The family of the cheat."""
         return self.name.partition("/")[0]
 
     @property
     def kind(self) -> Aim | None:
-        """`win`: another reward than doing nothing earns, or a breach. `dodge`: none at all. None: the guards held."""
+        """`win`: a different reward than `noop`, or a breach. `dodge`: no reward. None: the cheat failed."""
         if self.breach is not None or (self.reward is not None and self.reward != self.honest):
             return "win"
         return "dodge" if self.reward != self.honest else None
@@ -333,30 +333,30 @@ class CheatReport:
     sandbox: str
     results: list[CheatResult] = field(default_factory=list)
     solved: dict[str, float | None] = field(default_factory=dict)
-    """What the solution of each task earns: that it is not 0 shows that there was something to steal."""
+    """The reward of each task's solution. A task with 0 would prove nothing."""
     idle: dict[str, float | None] = field(default_factory=dict)
-    """What doing nothing earns in each task."""
+    """The reward of `noop` in each task."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Cheats that were left out, and why: a program that their task needs is not there."""
+    """Skipped cheats, each with the missing program that its task needs."""
 
     @property
     def succeeded(self) -> list[CheatResult]:
-        """The cheats that succeeded; there should be none."""
+        """The cheats that succeeded; empty for a good backend."""
         return [result for result in self.results if result.succeeded]
 
     @property
     def wins(self) -> list[CheatResult]:
-        """Those that earned more than doing nothing, or got out of their sandbox."""
+        """Cheats with a different reward than `noop`, or with access outside their sandbox."""
         return [result for result in self.results if result.kind == "win"]
 
     @property
     def dodges(self) -> list[CheatResult]:
-        """Those that made of an earned 0 a rollout that does not count."""
+        """Cheats that turned an earned 0 into a rollout without a reward."""
         return [result for result in self.results if result.kind == "dodge"]
 
     @property
     def unfit(self) -> list[str]:
-        """The tasks that show nothing here: doing nothing does not earn 0, or the solution not 1."""
+        """Tasks that prove nothing here, because `noop` does not earn 0 or the solution does not earn 1."""
         return [name for name in self.solved if (self.idle[name], self.solved[name]) != (0.0, 1.0)]
 
     def document(self) -> dict[str, Any]:
@@ -392,11 +392,12 @@ def run_cheats(
 
     Args:
         sandbox: A backend or its name.
-        cheats: Which ones; all by default, with `quick` those that represent the others.
-        concurrency: How many at once.
-        quick: Let cheats that only plant files share a rollout, and take for granted what the tasks of the suite pay.
-            A group that succeeds runs again one by one, so the report is the same; but one cheat may hide another.
-        on_result: Gets each result as it comes.
+        cheats: The cheats to run; by default all, or with `quick` the short selection.
+        concurrency: The number of rollouts at once.
+        quick: Let cheats that only plant files share a rollout, and do not measure the rewards of `noop` and the
+            solutions. The cheats of a successful group run again one by one, so the report names the right ones. But
+            one cheat may hide another.
+        on_result: Called with each result.
     """
     chosen = [cheat for cheat in all_cheats() if cheat.quick or not quick] if cheats is None else list(cheats)
     with contextlib.ExitStack() as stack:
@@ -424,7 +425,7 @@ def run_cheats(
                         if on_result is not None:
                             on_result(result)
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)  # those that run end, the others do not begin
+                pool.shutdown(wait=False, cancel_futures=True)  # running cheats end, the others do not start
                 raise
         order = {cheat.name: number for number, cheat in enumerate(chosen)}
         report.results = sorted(results.values(), key=lambda result: order.get(result.name, len(order)))
@@ -441,18 +442,19 @@ def _groups(cheats: Sequence[Cheat]) -> list[list[Cheat]]:
     groups: list[list[Cheat]] = []
     for same in by_task.values():
         count = -(-len(same) // _BATCH)
-        # Dealt out like cards: neighbours are ways to write the same file, of which only one can be there.
+        # Neighbours write the same file in different ways, and only one of them can exist in a rollout. So deal the
+        # cheats out to the groups like cards.
         groups += [same[start::count] for start in range(count)]
     return groups + alone
 
 
 class _CheatRunner:
-    """What all cheats share: the bait, a capture proxy with a scripted model behind it, and a rollout that is over."""
+    """The shared parts of all cheats: the bait, a capture proxy for a scripted model, the key of a finished rollout."""
 
     def __init__(self, backend: Sandboxes, stack: contextlib.ExitStack) -> None:
         self.backend = backend
         self.honest: dict[str, float | None] = {}
-        """What doing nothing earns, by task; 0 where it is not known."""
+        """The reward of `noop` by task; 0 if it was not measured."""
         self._bait: HostBait = stack.enter_context(lay_out())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="openenv-cheat-calls-"))
         model = stack.enter_context(ScriptedModel(_SCRIPTS))
@@ -466,7 +468,7 @@ class _CheatRunner:
         self._over.revoke()
 
     def missing_programs(self, tasks: Iterable[str]) -> dict[str, str]:
-        """Return the tasks that cannot run in this backend's sandboxes, and a program that is missing there."""
+        """Return the tasks that cannot run in this backend's sandboxes, each with a missing program."""
         needs = {name: _tasks()[name][1] for name in tasks if name in _tasks() and _tasks()[name][1]}
         if not needs:
             return {}
@@ -488,7 +490,7 @@ class _CheatRunner:
             return engine.run(task)
 
     def attempt_together(self, group: list[Cheat]) -> list[CheatResult]:
-        """Run cheats on one task in one rollout and, if that pays, one by one."""
+        """Run cheats on one task in one rollout; if that succeeds, run them one by one."""
         if len(group) == 1:
             return [self._attempt(group[0])]
         first = group[0]
@@ -499,11 +501,11 @@ class _CheatRunner:
         if not result.succeeded:
             return [CheatResult(cheat.name, cheat.what, result.status, result.reward, result.honest) for cheat in group]
         alone = [self._attempt(cheat) for cheat in group]
-        # What only succeeds in company is reported under the name of the group.
+        # If only the combination succeeds, report it under the name of the group.
         return alone if any(each.succeeded for each in alone) else [*alone, result]
 
     def _attempt(self, cheat: Cheat) -> CheatResult:
-        """Run one cheat, and look at what it earned and at what it touched."""
+        """Run one cheat, and check its reward and its accesses."""
         words = {
             "PORT": str(self._bait.port),
             "ABSTRACT": self._bait.abstract,

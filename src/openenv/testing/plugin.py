@@ -12,6 +12,6 @@ from .serving import Served, serve
 
 @pytest.fixture
 def serve_env() -> Iterator[Callable[..., Served]]:
-    """Serve environments and applications; all of them stop when the test ends. The arguments are those of `serve`."""
+    """Serve environments and applications until the test ends; takes the arguments of `serve`."""
     with ExitStack() as stack:
         yield lambda env_or_app, **options: stack.enter_context(serve(env_or_app, **options))

@@ -1,4 +1,4 @@
-"""`serve`: an environment or an application on a free port, for tests of clients and of whole packages."""
+"""`serve`: run an environment or an application on a free port, to test clients and packages."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from openenv.server.thread_server import ThreadServer
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running server: the `url` is what clients take as `base_url`."""
+    """A running server; pass its `url` to clients as `base_url`."""
 
     url: str
     port: int
     app: Any
-    """The ASGI application, for tests that look inside."""
+    """The ASGI application, for tests of its internals."""
 
 
 @contextmanager
 def serve(env_or_app: Any, *, port: int = 0, log_level: str = "warning") -> Iterator[Served]:
-    """Serve on a loopback port while the block runs, in a thread of this process and as `openenv serve` does.
+    """Serve on a loopback port while the block runs, like `openenv serve`, in a thread of this process.
 
     Args:
-        env_or_app: An environment class; a function without arguments whose annotation says which environment or
-            application it returns; or an ASGI application, such as the result of `create_app`.
-        port: The port to bind; 0 is any free one.
-        log_level: What the server logs.
+        env_or_app: An environment class, an ASGI application such as the result of `create_app`, or a function without
+            arguments that returns an environment or an application according to its annotation.
+        port: The port to bind; 0 binds a free one.
+        log_level: The log level of the server.
 
     Raises:
-        TargetError: It is nothing of that kind; the text says what is missing.
+        TargetError: The target is of another type; the message says what is missing.
         OSError: The port is taken.
         RuntimeError: The application did not start.
     """

@@ -357,8 +357,8 @@ class RolloutIndex:
     def _forget(self, *, in_memory: bool) -> None:
         self._close()
         self._in_memory = in_memory
-        # An OperationalError is about the disk (full, read-only, locked for too long), not about the file's content:
-        # the file may serve others, so it stays, and this process indexes for itself.
+        # An OperationalError is about the disk (full, read-only, locked for too long), not about the content. Other
+        # processes may use the file, so keep it, and build a private index in this process.
         if in_memory:
             self._open(":memory:")
             return
@@ -412,7 +412,7 @@ class RolloutIndex:
         db.execute("INSERT OR REPLACE INTO shards (name, bytes) VALUES (?, ?)", (name, done))
 
     def _insert(self, db: sqlite3.Connection, row: RolloutRow) -> None:
-        # A shard that was copied beside itself has the same records twice.
+        # A copy of a shard in the same folder repeats its records.
         db.execute(_INSERT, _VALUES(row))
         others = db.execute("SELECT COUNT(*) FROM records WHERE rollout_id = ?", (row.rollout_id,)).fetchone()[0]
         if others > 1:  # verified again; shards are read in any order

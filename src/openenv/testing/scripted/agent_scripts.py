@@ -31,9 +31,9 @@ class AgentTools:
     write: Callable[[str, str], ScriptedCall]
     """Writes a file below the agent's folder: path and content."""
     shell: Callable[[str], ScriptedCall]
-    """Runs a command; Claude Code has to be allowed to."""
+    """Runs a command; Claude Code needs permission for it."""
     ending: tuple[ScriptedCall, ...] = ()
-    """The call that ends the run, for an agent that does not end by saying something."""
+    """The call that ends the run, if a text without calls does not end it."""
 
 
 def _tool(name: str, **arguments: str) -> ScriptedCall:
@@ -55,7 +55,7 @@ AGENTS: Mapping[str, AgentTools] = {
         write=lambda path, content: _tool("Write", file_path=f"${{cwd}}/{path}", content=content),
         shell=lambda command: _tool("Bash", command=command, description="Run a command"),
     ),
-    # These two have no tool that writes a file.
+    # These two agents have no tool for writing files.
     "codex": AgentTools(
         write=lambda path, content: _tool("exec_command", cmd=_here_document(path, content)),
         shell=lambda command: _tool("exec_command", cmd=command),
@@ -66,7 +66,7 @@ AGENTS: Mapping[str, AgentTools] = {
         ending=(_tool("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),),
     ),
 }
-"""The agents that there are ready scripts for."""
+"""The agents with ready scripts."""
 
 
 def write_file(
@@ -77,13 +77,13 @@ def write_file(
     Args:
         agent: `opencode`, `claude-code`, `codex` or `mini-swe-agent`.
         path: The file, below the agent's folder.
-        content: What is written; may hold placeholders.
+        content: The content of the file; may contain placeholders.
         name: The script's name.
         key: Text in the task that selects the script.
         then: The text of the last turn.
 
     Raises:
-        KeyError: There is no such agent.
+        KeyError: The agent is unknown.
     """
     tools = AGENTS[agent]
     return Script(name=name, key=key, turns=_turns(tools, tools.write(path, content), then))
@@ -95,7 +95,7 @@ def run_command(
     """Return a script in which an agent runs one shell command and says that it is done.
 
     Raises:
-        KeyError: There is no such agent.
+        KeyError: The agent is unknown.
     """
     tools = AGENTS[agent]
     return Script(name=name, key=key, turns=_turns(tools, tools.shell(command), then))
@@ -105,7 +105,7 @@ def binary_search(agent: str = "opencode", *, name: str = "binary_search") -> Sc
     """Return a script in which an agent writes a correct `binary_search.py`.
 
     Raises:
-        KeyError: There is no such agent.
+        KeyError: The agent is unknown.
     """
     return write_file(agent, "binary_search.py", BINARY_SEARCH, name=name, then="binary_search.py is written.")
 

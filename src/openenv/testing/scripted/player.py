@@ -1,7 +1,7 @@
-"""From a conversation to the answer that a script has for it, token by token.
+"""Find a script's reply to a conversation, and sample it token by token.
 
-Knows scripts, conversations and tokens. Must not know wire formats or servers. The chat template is that of no real
-model, but behaves like one: the ids of a prompt are those of the prompt before it, its answer, and what came since.
+Knows scripts, conversations and tokens. Must not know wire formats or servers. The chat template is artificial, but
+behaves like a real one: a prompt starts with the IDs of the previous prompt and its reply, and new messages follow.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ class Conversation:
     messages: list[ScriptedMessage]
     tools: list[dict[str, Any]] = field(default_factory=list)
     answer_schema: dict[str, Any] | None = None
-    """The JSON schema that the answer has to follow, where the request names one."""
+    """The JSON schema of the answer, if the request names one."""
 
     def task(self, key: str | None) -> int:
-        """Return where the task is: the last user message with the key, or the first one; -1 if there is none."""
+        """Return the index of the task: the last user message with the key, or else the first one; -1 without any."""
         users = [index for index, message in enumerate(self.messages) if message.role == "user"]
         if key is None:
             return users[0] if users else -1
         return next((index for index in reversed(users) if key in self.messages[index].text), -1)
 
     def task_text(self, key: str | None) -> str:
-        """Return what the users said up to the task: agents send notes of their own before it."""
+        """Return the texts of user messages up to the task; agents send notes before it."""
         if key is not None and (index := self.task(key)) >= 0:
             return self.messages[index].text
         texts = []
@@ -94,7 +94,7 @@ class Conversation:
         return ""
 
     def folder(self) -> str:
-        """Return the agent's working folder as its prompt names it, or "."."""
+        """Return the working folder from the agent's prompt, or "."."""
         texts = [message.text for message in self.messages if message.role in ("system", "user")]
         for pattern in _FOLDERS:
             for text in texts:
@@ -104,7 +104,7 @@ class Conversation:
 
 
 def canonical(arguments: Any) -> str:
-    """Return arguments as JSON in one spelling: agents parse what they get and write it again."""
+    """Return arguments as canonical JSON, because agents parse and rewrite them."""
     if isinstance(arguments, str):
         try:
             arguments = from_json(arguments) if arguments.strip() else {}
@@ -114,7 +114,7 @@ def canonical(arguments: Any) -> str:
 
 
 def joined(messages: Iterable[ScriptedMessage]) -> list[ScriptedMessage]:
-    """Make one message of neighbouring ones of the assistant: some dialects send text and calls apart."""
+    """Merge neighbouring assistant messages, because some dialects send text and calls separately."""
     result: list[ScriptedMessage] = []
     for message in messages:
         if message.role == "assistant" and result and result[-1].role == "assistant":
@@ -128,7 +128,7 @@ def joined(messages: Iterable[ScriptedMessage]) -> list[ScriptedMessage]:
 
 
 def prompt_ids(conversation: Conversation, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of a conversation and of the token that begins the answer."""
+    """Return the IDs of a conversation and of the token that starts the answer."""
     ids = [vocabulary.BEGIN]
     if conversation.tools:
         ids.append(vocabulary.TOOLS)
@@ -146,7 +146,7 @@ def prompt_ids(conversation: Conversation, tokenizer: Tokenizer) -> list[int]:
 
 
 def answer_ids(text: str, calls: Iterable[ScriptedToolCall], tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of an answer, the token that ends it included."""
+    """Return the IDs of an answer including its end token."""
     ids = list(tokenizer.encode(text.strip()))
     for call in calls:
         ids.append(vocabulary.CALL)
@@ -165,15 +165,15 @@ _REMEMBERED_ATTEMPTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One sampled token, and the part of the reply that it makes visible."""
+    """One sampled token, and its visible part of the reply."""
 
     token: int
     logprob: float
     kind: Literal["text", "open", "arguments", "hidden"]
-    """`open` is where a call's name is complete; `hidden` tokens show nothing."""
+    """`open` completes the name of a call; `hidden` tokens are invisible."""
     visible: str = ""
     call: int = -1
-    """Which call it belongs to."""
+    """The number of its call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class ScriptedAnswer:
 
     script: Script
     turn: int
-    """The number of the turn; -1 for a side answer, and as many as there are for the ending."""
+    """The number of the turn; -1 for a side answer, the number of turns for the ending."""
     calls: list[ScriptedToolCall]
     prompt_ids: list[int]
     steps: list[SampledToken]
@@ -194,16 +194,16 @@ class ScriptedAnswer:
 
 @dataclass(slots=True)
 class Player:
-    """Several scripts, and how often each failure has been played."""
+    """Several scripts, and the number of times each failure was played."""
 
     scripts: Sequence[Script]
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     _attempts: OrderedDict[tuple[str, int, str], int] = field(default_factory=OrderedDict)
 
     def choose(self, model: str, conversation: Conversation) -> Script:
-        """Return the script for a request: the one its model names, the one whose key it has, or the first.
+        """Return the script for a request: by its model, else by a key in its messages, else the first script.
 
-        A script without a key is the model's own; one with a key is played only where the key is in a user message.
+        A script with a key is played only if a user message contains the key.
         """
         name = model.rsplit(PREFIX, 1)[-1]
         for script in self.scripts:
@@ -215,11 +215,11 @@ class Player:
         return next((script for script in self.scripts if script.key is None), self.scripts[0])
 
     def answer(self, model: str, conversation: Conversation, *, max_tokens: int | None = None) -> ScriptedAnswer:
-        """Return what comes next in a conversation.
+        """Return the next answer in a conversation.
 
         Args:
-            model: The model that the request names.
-            max_tokens: Where to cut the answer off.
+            model: The model in the request.
+            max_tokens: The largest number of tokens in the answer.
         """
         script = self.choose(model, conversation)
         ids = prompt_ids(conversation, self.tokenizer)
@@ -255,7 +255,7 @@ class Player:
             return -1, Turn(text=_side_answer(script, conversation.answer_schema))
         number = 0
         for message in conversation.answers_since(conversation.task(script.key)):
-            # an answer with fewer calls than its turn has was cut off: the turn is still to be played
+            # an answer with fewer calls than its turn was cut off, so play the turn again
             if number < len(script.turns) and len(message.calls) >= len(script.turns[number].calls):
                 number += 1
         if number < len(script.turns):
@@ -318,7 +318,7 @@ def _side_answer(script: Script, schema: dict[str, Any] | None) -> str:
 
 def _steps(text: str, calls: list[ScriptedToolCall], tokenizer: Tokenizer, *, before: int) -> list[SampledToken]:
     steps: list[SampledToken] = []
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # half a character is shown with its other half
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # an incomplete character waits for its other bytes
     call, in_name = -1, False
     for position, token in enumerate(answer_ids(text, calls, tokenizer)):
         chance = vocabulary.logprob(before, token, position)

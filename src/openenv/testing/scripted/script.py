@@ -1,4 +1,4 @@
-"""Scripts: what a scripted model says, as a value that can be written in Python, YAML or JSON.
+"""Scripts: the replies of a scripted model as values in Python, YAML or JSON.
 
 Knows shapes only. Must not know dialects, servers or tokens.
 """
@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 PREFIX = "scripted/"
-"""Every model name of a scripted model begins with this, so that no record can pass for a real model's."""
+"""The prefix of all model names, so that nobody takes a record for one of a real model."""
 
 
 class _Value(BaseModel):
@@ -22,7 +22,7 @@ class _Value(BaseModel):
 
 
 class ScriptedCall(_Value):
-    """A tool call; its strings may hold placeholders (see `Turn`).
+    """A tool call; its strings may contain placeholders (see `Turn`).
 
     `arguments` is an object for an ordinary tool, and a text for a free-form one, such as Codex's `apply_patch`.
     """
@@ -39,11 +39,11 @@ class StatusFailure(_Value):
     message: str = "a failure that the script asks for"
     retry_after_s: float | None = None
     attempts: int | None = 1
-    """How many requests for this turn fail; None is all of them."""
+    """The number of requests for this turn that fail; None for all."""
 
 
 class CutFailure(_Value):
-    """Break the connection after so many chunks of the stream; without streaming, before the answer."""
+    """Break the connection after this number of chunks; without streaming, before the answer."""
 
     kind: Literal["cut"] = "cut"
     after_chunks: int = 0
@@ -51,7 +51,7 @@ class CutFailure(_Value):
 
 
 class HangFailure(_Value):
-    """Say nothing for a while, then answer; None is until the caller leaves or the server stops."""
+    """Wait, then answer; None waits until the caller leaves or the server stops."""
 
     kind: Literal["hang"] = "hang"
     seconds: float | None = None
@@ -65,9 +65,9 @@ Failure = Annotated[StatusFailure | CutFailure | HangFailure, Field(discriminato
 class Turn(_Value):
     """One answer: a text, tool calls, or both.
 
-    In texts and arguments `${cwd}` is the folder that the agent says it works in, `${task}` the text of the task,
+    In texts and arguments, `${cwd}` is the working folder from the agent's prompt, `${task}` the text of the task,
     `${task:REGEX}` the first group of a match in it, `${result}` the last tool result, `${turn}` the number of this
-    turn from 0, `${model}` the model's name. Everything else, such as the shell's `${HOME}`, stays as it is.
+    turn from 0, and `${model}` the model's name. Other texts, such as the shell's `${HOME}`, do not change.
     """
 
     text: str = ""
@@ -75,24 +75,24 @@ class Turn(_Value):
     first_token_delay_s: float = 0.0
     token_delay_s: float = 0.0
     failures: tuple[Failure, ...] = ()
-    """Tried in this order; each takes the requests for this turn that its `attempts` allow."""
+    """Failures in this order; each handles as many requests for this turn as its `attempts` allow."""
 
 
 class Script(_Value):
-    """What one scripted model says, turn by turn.
+    """The replies of one scripted model, turn by turn.
 
-    Which turn is played follows from the conversation in the request: the answers that it already holds. So one server
-    plays for any number of conversations at once, and a repeated request gets the same answer.
+    The number of answers in the request's conversation decides the turn. One server can therefore play any number of
+    conversations at once, and a repeated request gets the same answer.
     """
 
     name: str = "script"
     key: str | None = None
-    """Text in a user message that selects this script; turns are counted from the last message that has it."""
+    """A text in a user message that selects this script; turns count from the last message with it."""
     turns: tuple[Turn, ...] = ()
     ending: str = "Done."
-    """The answer when all turns have been played."""
+    """The answer after all turns."""
     side_answer: str = "Scripted answer"
-    """The answer to a request without tools, such as one for a title, when the script itself calls tools."""
+    """The answer to a request without tools, such as one for a title, if the script calls tools."""
 
     @field_validator("name")
     @classmethod
@@ -104,7 +104,7 @@ class Script(_Value):
 
     @property
     def model_name(self) -> str:
-        """The name that requests ask for."""
+        """The model name for requests."""
         return PREFIX + self.name
 
     @property
@@ -114,7 +114,7 @@ class Script(_Value):
 
 
 Scripts = Script | Mapping[str, Any] | str | Path | Iterable[Script | Mapping[str, Any]]
-"""What a scripted model can be made of: scripts, what they are written as, or a file of them."""
+"""Input for a scripted model: scripts, their values, or a file with them."""
 
 
 def load_scripts(source: Scripts) -> tuple[Script, ...]:
@@ -123,7 +123,7 @@ def load_scripts(source: Scripts) -> tuple[Script, ...]:
     A file holds one script, a list of scripts, or an object whose `scripts` is such a list.
 
     Raises:
-        ValueError: There is no script in it, or two have the same name.
+        ValueError: The input contains no script, or two scripts with the same name.
     """
     value: Any = source
     if isinstance(source, str | Path):

@@ -1,4 +1,4 @@
-"""`ScriptedModel`: a server that plays scripts, on a port of its own. A plain ASGI application."""
+"""`ScriptedModel`: a server that plays scripts. A plain ASGI application."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ FORMATS: Mapping[str, WireFormat] = {
 }
 _PLAYED = 1024
 LABEL = (b"x-openenv-model", b"scripted")
-"""A header on every reply: what answers here is a script."""
+"""A header on every reply, which says that a script answers."""
 
 
 @dataclass(slots=True)
 class Played:
-    """What one request was really sent: the ground truth to compare a capture with.
+    """The tokens that one request really received: the ground truth for a capture.
 
-    `token_ids` and `logprobs` are those that went to the connection, all of them or the first so many.
+    `token_ids` and `logprobs` contain only the tokens that were sent, so they may be incomplete.
     """
 
     response_id: str
@@ -59,43 +59,43 @@ class Played:
     status: int = 200
 
     def sent(self, steps: Sequence[SampledToken]) -> None:
-        """Record tokens that go out."""
+        """Record sent tokens."""
         self.token_ids.extend([step.token for step in steps])
         self.logprobs.extend([step.logprob for step in steps])
 
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """A request that is being answered."""
+    """A request and its answer in progress."""
 
     format: WireFormat
     reply: ScriptedReply
     record: Played
     send: Send
     left: asyncio.Future[None]
-    """Done when the caller has gone."""
+    """Done when the caller leaves."""
 
 
 class ModelAddress(TypedDict):
-    """Where a model answers and what it is called: keywords of `openenv.rollout.Model`."""
+    """The address and name of a model: keywords of `openenv.rollout.Model`."""
 
     base_url: str
     name: str
 
 
 class ScriptedModel:
-    """A server that plays scripts instead of asking a model. It says so: in its models' names and in a header.
+    """A server that plays scripts instead of asking a model. Model names and a header mark its replies.
 
     Use it as a context manager. It answers OpenAI's chat completions and responses and Anthropic's messages, streamed
-    or not, with token ids and log-probabilities that are exact for its own tokeniser.
+    or not. Token IDs and log-probabilities are exact for its artificial tokeniser.
 
     Args:
         scripts: One script, several, or a file of them.
         host: The address to bind.
-        port: The port to bind; 0 is any free one.
-        engine: Where token ids stand in replies: as vLLM or SGLang writes them, or nowhere (`plain`).
-        tokens_per_chunk: How many tokens of a stream go out together.
-        api_key: The key that requests must bring; None takes any.
+        port: The port to bind; 0 binds a free one.
+        engine: The place of token IDs in replies: as in `vllm` or `sglang`, or none (`plain`).
+        tokens_per_chunk: The number of tokens per chunk of a stream.
+        api_key: The required key; None accepts any key.
 
     Raises:
         ValueError: The scripts cannot be read.
@@ -120,7 +120,7 @@ class ScriptedModel:
         self._tokens_per_chunk = tokens_per_chunk
         self._api_key = api_key
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._closing: asyncio.Event | None = None  # ends every hang and delay
+        self._closing: asyncio.Event | None = None  # ends all waiting
         timeouts = {"timeout_graceful_shutdown": 2, "timeout_keep_alive": 75}
         self._server = ThreadServer(
             self._serve, host=host, port=port, interface="asgi3", lifespan="off", ws="none", **timeouts
@@ -138,12 +138,12 @@ class ScriptedModel:
 
     @property
     def root_url(self) -> str:
-        """The address without `/v1`, as Anthropic's clients want it."""
+        """The address without `/v1`, for Anthropic's clients."""
         return self._server.url
 
     @property
     def port(self) -> int:
-        """The port that it answers on."""
+        """The port of the server."""
         return self._server.port
 
     @property
@@ -152,10 +152,10 @@ class ScriptedModel:
         return self.scripts[0].model_name
 
     def model(self, name: str | None = None) -> ModelAddress:
-        """Return what `openenv.rollout.Model` needs to know of one of the scripts, by default the first.
+        """Return the arguments of `openenv.rollout.Model` for a script, by default the first one.
 
         Raises:
-            KeyError: No script has that name.
+            KeyError: The name is unknown.
         """
         for script in self.scripts:
             if name is None or script.name == name.removeprefix(PREFIX):
@@ -163,7 +163,7 @@ class ScriptedModel:
         raise KeyError(f"no script is called {name!r}")
 
     def played(self) -> list[Played]:
-        """Return what the last requests were sent, oldest first."""
+        """Return the records of the latest requests, oldest first."""
         return list(self._played)
 
     def set_header(self, name: str, value: str) -> None:
@@ -171,12 +171,12 @@ class ScriptedModel:
         self._headers[name] = value
 
     def start(self) -> ScriptedModel:
-        """Begin to answer; the same as entering the `with` block."""
+        """Start the server, like entering the `with` block."""
         self._server.start()
         return self
 
     def close(self) -> None:
-        """End all replies under way and stop answering."""
+        """End all running replies and stop the server."""
         if self._loop is not None and self._closing is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._closing.set)
         self._server.close()
@@ -289,12 +289,12 @@ class ScriptedModel:
                 return
             await send({"type": "http.response.body", "body": chunk.data, "more_body": True})
             exchange.record.sent(chunk.steps)
-            await asyncio.sleep(0)  # each chunk is a write of its own, and other streams have their turn
+            await asyncio.sleep(0)  # write each chunk separately, and let other streams continue
         exchange.record.finished = True
         await send({"type": "http.response.body", "body": b""})
 
     async def _goes_on(self, answer: ScriptedAnswer, number: int, left: asyncio.Future[None]) -> bool:
-        """Fail where the script says so; return whether the stream goes on with this chunk."""
+        """Play the script's failure if it applies to this chunk; return whether the stream continues."""
         failure = answer.failure
         if isinstance(failure, CutFailure):
             return number != failure.after_chunks
@@ -303,7 +303,7 @@ class ScriptedModel:
         return True
 
     async def _wait(self, seconds: float, left: asyncio.Future[None]) -> bool:
-        """Wait; return whether the caller is still there and the server is to go on."""
+        """Wait; return False if the caller leaves or the server stops."""
         assert self._closing is not None
         closing = asyncio.ensure_future(self._closing.wait())
         try:
@@ -356,7 +356,7 @@ def _hang_s(failure: HangFailure) -> float:
 def _read(wire_format: WireFormat, body: Mapping[str, Any]) -> ModelRequest:
     try:
         return wire_format.read(body)
-    except (AttributeError, TypeError, KeyError) as exc:  # a part of it is of another type than it should be
+    except (AttributeError, TypeError, KeyError) as exc:  # a part of the request has a wrong type
         raise BadRequest(f"the request cannot be understood: {exc}") from exc
 
 
@@ -379,7 +379,7 @@ async def _body(receive: Receive) -> dict[str, Any]:
 
 
 async def _left(receive: Receive) -> None:
-    """Return when the caller has gone."""
+    """Return when the caller leaves."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -1,7 +1,7 @@
-"""The tokeniser of scripted models: single bytes, common words, and a few special tokens. It is no real model's.
+"""The artificial tokeniser of scripted models: single bytes, common words, and a few special tokens.
 
-Encoding is reversible and the vocabulary never changes, so ids are the same in every run. Log-probabilities are made up
-from the ids: always negative, the same for the same ids, and larger than those of the alternatives beside them.
+Encoding is reversible and the vocabulary never changes, so IDs are the same in every run. Log-probabilities are
+computed from the IDs: always negative, constant for the same IDs, and larger than the values of the alternatives.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NAMES = "pad begin end system user assistant tool tools call arguments"
 SPECIAL = tuple(f"<|{name}|>" for name in _NAMES.split())
 PAD, BEGIN, END, SYSTEM, USER, ASSISTANT, TOOL, TOOLS, CALL, ARGUMENTS = range(len(SPECIAL))
 
-_FIRST_BYTE = 16  # ids between the special ones and this are left free
+_FIRST_BYTE = 16  # IDs between the special tokens and this one are reserved
 _WORDS = (
     "a all an and any are as at be but by can def do else file files for from function has have if import in is it "
     "list long low mid high new none not of on one or out path pass print range return self set str the then this "
@@ -53,27 +53,27 @@ _PATTERN = re.compile(
 )
 
 SIZE = _FIRST_WORD + len(_PIECES)
-"""How many ids there are."""
+"""The number of IDs."""
 NAME = "scripted-bytes-and-words-1"
-"""The tokeniser's name: a new one whenever ids change."""
+"""The tokeniser's name; change it whenever IDs change."""
 
 
 class Alternative(NamedTuple):
-    """A token that might have been sampled instead."""
+    """An alternative to a sampled token."""
 
     token: int
     logprob: float
 
 
 class Tokenizer:
-    """Turns text into ids; remembers what it has seen last, since agents send the same long texts again and again."""
+    """Turns text into IDs; caches the latest texts, because agents repeat the same long texts."""
 
     def __init__(self, *, remembered: int = 512) -> None:
         self._seen: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._remembered = remembered
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a text; special tokens written out in it are ordinary text."""
+        """Return the IDs of a text; names of special tokens in it are ordinary text."""
         if len(text) < 64:
             return encode(text)
         ids = self._seen.get(text)
@@ -91,16 +91,16 @@ def encode(text: str) -> tuple[int, ...]:
 
 
 def decode(ids: tuple[int, ...] | list[int], *, special: bool = True) -> str:
-    """Return the text of ids, with the special tokens written out, or without them."""
+    """Return the text of IDs, with the names of special tokens or without them."""
     kept = ids if special else [token for token in ids if token >= _FIRST_BYTE]
     return b"".join(bytes_of(token) for token in kept).decode("utf-8", "replace")
 
 
 def bytes_of(token: int) -> bytes:
-    """Return the bytes that a token stands for; a special token is written out.
+    """Return the bytes of a token; for a special token, its name.
 
     Raises:
-        ValueError: There is no such token.
+        ValueError: The ID is unknown.
     """
     try:
         return _BYTES[token]
@@ -115,7 +115,8 @@ def logprob(before: int, token: int, position: int) -> float:
 
 
 def alternatives(token: int, chosen: float, count: int) -> list[Alternative]:
-    """Return the `count` most probable tokens at a position, the sampled one first; their sum is below 1."""
+    """Return the `count` most probable tokens at a position, the sampled one first; their probabilities add up to less
+    than 1."""
     rest = 1.0 - math.exp(chosen)
     others = [
         Alternative(_FIRST_BYTE + (token * 31 + rank * 101) % (SIZE - _FIRST_BYTE), math.log(rest * 0.5**rank))

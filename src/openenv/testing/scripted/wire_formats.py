@@ -25,7 +25,7 @@ from .player import (
 )
 
 EngineName = Literal["vllm", "sglang", "plain"]
-"""Where replies have token ids: as vLLM writes them, as SGLang writes them, or nowhere."""
+"""The place of token IDs in replies: as in vLLM, as in SGLang, or none."""
 Json = dict[str, Any]
 
 
@@ -35,7 +35,7 @@ class BadRequest(ValueError):
 
 @dataclass(slots=True)
 class Chunk:
-    """One piece of a stream, and the tokens that it carries."""
+    """One chunk of a stream with its tokens."""
 
     data: bytes
     steps: Sequence[SampledToken] = ()
@@ -43,7 +43,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A request, read from its wire format."""
+    """A parsed request."""
 
     model: str
     conversation: Conversation
@@ -58,7 +58,7 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedReply:
-    """What is to be written: the answer to a request, and what identifies the reply."""
+    """A reply to write: the answer to a request, with its ID, time and model."""
 
     request: ModelRequest
     answer: ScriptedAnswer
@@ -68,7 +68,7 @@ class ScriptedReply:
 
     @property
     def has_token_ids(self) -> bool:
-        """Whether the reply has token ids."""
+        """Whether the reply contains token IDs."""
         return self.request.wants_token_ids and self.engine != "plain"
 
     @property
@@ -82,17 +82,17 @@ class ScriptedReply:
         return len(self.answer.steps)
 
     def text(self) -> str:
-        """Return the answer's text, as far as it is within the token limit."""
+        """Return the part of the answer's text within the token limit."""
         return "".join(step.visible for step in self.answer.steps if step.kind == "text")
 
     def calls(self) -> Iterator[tuple[int, ScriptedToolCall, str]]:
-        """Yield the calls that begin within the token limit: number, call, and arguments as far as they got."""
+        """Yield the calls that start within the token limit: number, call, and possibly incomplete arguments."""
         for index in [step.call for step in self.answer.steps if step.kind == "open"]:
             arguments = [step.visible for step in self.answer.steps if step.kind == "arguments" and step.call == index]
             yield index, self.answer.calls[index], "".join(arguments)
 
     def logprob_entries(self, steps: Iterable[SampledToken]) -> list[Json]:
-        """Return log-probabilities as `logprobs.content` of OpenAI's chat completions has them."""
+        """Return log-probabilities in the format of `logprobs.content` of OpenAI's chat completions."""
         return [
             {
                 **self._entry(step.token, step.logprob),
@@ -106,7 +106,7 @@ class ScriptedReply:
 
     def _entry(self, token: int, chance: float) -> Json:
         data = vocabulary.bytes_of(token)
-        # Half a character is a replacement character, as engines show it.
+        # Engines replace an incomplete character too.
         text = f"token_id:{token}" if self.request.token_names_as_ids else data.decode("utf-8", "replace")
         return {"token": text, "logprob": chance, "bytes": list(data)}
 
@@ -121,12 +121,12 @@ class WireFormat(ABC):
         """Read a request.
 
         Raises:
-            BadRequest: It cannot be understood.
+            BadRequest: The request is invalid.
         """
 
     @abstractmethod
     def whole(self, reply: ScriptedReply) -> Json:
-        """Write a reply as one body."""
+        """Return a reply as one body."""
 
     @abstractmethod
     def stream(self, reply: ScriptedReply, *, tokens_per_chunk: int) -> Iterator[Chunk]:
@@ -140,7 +140,7 @@ class WireFormat(ABC):
 def _request(
     body: Mapping[str, Any], messages: Iterable[ScriptedMessage], schema: Json | None, **more: Any
 ) -> ModelRequest:
-    """Return a request with the fields that all formats name alike."""
+    """Return a request with the fields that have the same name in all formats."""
     return ModelRequest(
         model=str(body.get("model", "")),
         conversation=Conversation(joined(messages), list(body.get("tools") or []), schema),
@@ -152,7 +152,7 @@ def _request(
 
 
 def _text_of(content: Any) -> str:
-    """Return the text of a content field: a string, or a list of parts of which some are text."""
+    """Return the text of a content field: a string, or the text parts of a list."""
     if isinstance(content, str):
         return content
     texts = []
@@ -179,7 +179,7 @@ def _role(message: Mapping[str, Any], roles: Mapping[str, Role]) -> Role:
 
 
 def _whole_number(body: Mapping[str, Any], *names: str) -> int | None:
-    """Return the first of these fields that is a number."""
+    """Return the first number in these fields."""
     values = (body.get(name) for name in names)
     return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)
 
@@ -191,7 +191,7 @@ def _event(data: Any, name: str | None = None) -> bytes:
 
 
 def _groups(steps: Sequence[SampledToken], size: int) -> Iterator[Sequence[SampledToken]]:
-    """Cut an answer into runs of tokens that go out together; a run never spans text and a call, or two calls."""
+    """Split an answer into runs of tokens, one per chunk. A run never contains text and a call, or two calls."""
     begin = 0
     while begin < len(steps):
         place = (steps[begin].kind, steps[begin].call)
@@ -202,7 +202,7 @@ def _groups(steps: Sequence[SampledToken], size: int) -> Iterator[Sequence[Sampl
         begin = end
 
 
-# ---- OpenAI chat completions; token ids are where vLLM or SGLang put them ----
+# ---- OpenAI chat completions, with the token IDs of vLLM or SGLang ----
 
 
 _CHAT_ROLES: dict[str, Role] = {
@@ -315,14 +315,13 @@ def _chat_usage(reply: ScriptedReply) -> Json:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-# ---- what messages and responses share: a reply has items, and no place for token ids ----
+# ---- shared by messages and responses: replies with items, and without a place for token IDs ----
 
 
 class _ItemStream(ABC):
-    """The events of one reply, in which one item is open at a time: a text, or a tool call.
+    """The events of one reply. At most one item is open at a time: a text or a tool call.
 
-    An event carries the ids and log-probabilities of its own tokens, and of those before it that show nothing, as extra
-    fields with two lists of the same length.
+    Two extra fields of an event list the IDs and log-probabilities of its tokens and of the invisible tokens before.
     """
 
     def __init__(self, reply: ScriptedReply) -> None:
@@ -450,7 +449,7 @@ class _MessageStream(_ItemStream):
 
 
 def _messages(message: Mapping[str, Any]) -> Iterator[ScriptedMessage]:
-    """Take a message apart: results of tools come inside messages of the user."""
+    """Split a message, because user messages contain tool results."""
     role = _role(message, _MESSAGE_ROLES)
     content = message.get("content")
     if not isinstance(content, list):
@@ -550,7 +549,7 @@ class ResponsesFormat(WireFormat):
 
 
 class _ResponseStream(_ItemStream):
-    """The events of a response, numbered; its items are those of the output."""
+    """The numbered events of a response; its items are the items of the output."""
 
     def __init__(self, reply: ScriptedReply, whole: Json) -> None:
         super().__init__(reply)
