@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from openenv.cli.sandboxes import import_from_here, sandboxes
+from openenv.cli.sandboxes import _try_backend, import_from_here, sandboxes
 from openenv.sandboxes import ProcessSandboxes, backend
 
 SOURCE = """
@@ -61,6 +61,14 @@ def test_an_installed_package_cannot_replace_a_built_in_backend(folder: Path, mo
     register(folder, "openenv.sandboxes", "process", "my_boxes_for_a_test:Mine")
     monkeypatch.syspath_prepend(str(folder))
     assert type(backend("process", i_know_there_is_no_isolation=True)) is ProcessSandboxes
+
+
+def test_a_broken_plugin_is_listed_with_its_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(folder, "openenv.sandboxes", "mine", "my_boxes_for_a_test:Missing")
+    monkeypatch.syspath_prepend(str(folder))
+    runs_here, _, reason = _try_backend("mine")
+    assert "no" in runs_here
+    assert "Missing" in reason
 
 
 def test_a_registered_object_that_is_not_a_backend_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

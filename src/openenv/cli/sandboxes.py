@@ -135,7 +135,7 @@ def _try_backend(name: str) -> tuple[str, str, str]:
         with chosen.open() as sandbox:
             sandbox.exec(["true"])
             seconds = time.monotonic() - started
-    except (RuntimeError, ImportError, ValueError) as error:  # each of these means that the backend cannot run here
+    except (RuntimeError, ImportError, ValueError, TypeError, AttributeError) as error:  # or the plugin is broken
         return "[red]no[/]", "", _escaped(message_of(error))
     return "[green]yes[/]", f"{seconds * 1000:.0f} ms", ", ".join(sorted(chosen.features))
 
