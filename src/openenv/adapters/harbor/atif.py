@@ -16,6 +16,8 @@ from openenv.rollout.capture.training_trace import FATAL, INFO, WARN
 from openenv.rollout.capture.training_trace import CaptureReport as _CaptureReport
 
 Report = _CaptureReport
+# Agents call small models for titles and summaries, which trajectories leave out. Below one half, the trajectory is not
+# the record of this session.
 _LEAST_COVERED = 0.5
 """The share of captured calls that a trajectory must have for the others to count as calls beside the agent's."""
 
@@ -23,6 +25,7 @@ _LEAST_COVERED = 0.5
 def load_atif(trial_dir: str | Path) -> dict[str, Any] | None:
     """Return the trajectory in a trial's folder, `agent/trajectory.json`; None if it is missing or unreadable."""
     try:
+        # A trial may have ended before its agent wrote the file, so a missing or broken one is normal.
         trajectory = json.loads((Path(trial_dir) / "agent" / "trajectory.json").read_text("utf-8"))
     except (OSError, ValueError):
         return None
@@ -40,8 +43,10 @@ def load_trace(trial_dir: str | Path) -> tuple[dict[str, Any] | None, str]:
 
 def _pi_session(trial_dir: Path) -> dict[str, Any] | None:
     """Return the last session log of the agent pi, which counts the tokens of each answer, in ATIF's form."""
+    # File names begin with the time, so the last one is the latest session.
     logs = sorted((trial_dir / "agent" / "pi" / "sessions").glob("*.jsonl"))
     steps = []
+    # The agent may have been killed while it wrote a line; other lines still count.
     for line in logs[-1].read_text("utf-8", "replace").splitlines() if logs else []:
         try:
             entry = json.loads(line)
@@ -75,9 +80,11 @@ def reconcile(document: Mapping[str, Any], atif: Mapping[str, Any] | None) -> Re
         report.add(INFO, "no_atif", "the agent wrote no trajectory to compare with")
         return report
     theirs = atif_turn_lengths(atif)
+    # Evaluations capture no tokens, so only the numbers of calls can be compared.
     if document.get("rollout_type", "train") == "eval":
         _compare_counts(report, len(document.get("turns") or []), len(theirs))
         return report
+    # Only the agent's conversations: helpers and discarded retries are not in its trajectory.
     rows = [row for row in document.get("sequences") or [] if row["role"] == "agent"]
     roots = {row["root_id"] for row in rows}
     turns = [turn for turn in document.get("turns") or [] if turn["root_id"] in roots]
@@ -88,10 +95,12 @@ def reconcile(document: Mapping[str, Any], atif: Mapping[str, Any] | None) -> Re
         report.add(
             FATAL, "no_agent_sequence", f"{len(document['turns'])} calls were captured, none of them the agent's"
         )
+    # Some agents write steps without metrics. That proves nothing in either direction.
     elif not any(theirs):
         report.add(
             WARN, "atif_no_token_counts", f"the trajectory counts no tokens; {sum(ours)} captured stay unchecked"
         )
+    # Equal lengths in the same order: token counts of calls vary so much that chance can be ruled out.
     elif ours == theirs:
         report.add(INFO, "turns_match", f"all {len(ours)} calls agree, {sum(ours)} tokens")
         _compare_prompts(report, rows[0], agent_steps(atif)[0])
@@ -111,6 +120,7 @@ def _compare_counts(report: Report, ours: int, theirs: int) -> None:
 
 
 def _explain(report: Report, turns: Sequence[Mapping[str, Any]], ours: list[int], theirs: list[int]) -> None:
+    # Example: captured [20, 7, 31], trajectory [20, 31]: call 7 is a helper's.
     beside = _left_over(theirs, ours)
     if beside is None:
         report.add(FATAL, "turn_mismatch", f"tokens of the calls differ: captured {ours}, in the trajectory {theirs}")
@@ -134,6 +144,7 @@ def _left_over(part: Sequence[int], whole: Sequence[int]) -> list[int] | None:
 
 
 def _compare_prompts(report: Report, row: Mapping[str, Any], step: Mapping[str, Any]) -> None:
+    # 0 means that the agent did not count.
     count = int((step.get("metrics") or {}).get("prompt_tokens") or 0)
     if count and count != row["prompt_len"]:
         report.add(
@@ -158,8 +169,10 @@ def merge_into_atif(atif: Mapping[str, Any], document: Mapping[str, Any]) -> dic
     report = reconcile(document, atif)
     if not report.ok or document.get("rollout_type", "train") == "eval":
         raise ValueError(f"the trajectory cannot be filled: {report.text()}")
+    # The caller's trajectory stays unchanged.
     merged = copy.deepcopy(dict(atif))
     beside = set(report.aux_node_ids)
+    # The order of calls decides which step gets which tokens; `reconcile` has compared it.
     tokens = _tokens(document)
     nodes = [node for node in tokens if node not in beside]
     for step, node in zip(agent_steps(merged), nodes, strict=False):
@@ -173,8 +186,10 @@ def _tokens(document: Mapping[str, Any]) -> dict[str, tuple[list[int], list[floa
     turns = {turn["node_id"]: turn for turn in document.get("turns") or []}
     tokens: dict[str, tuple[list[int], list[float]]] = {}
     for row in document.get("sequences") or []:
+        # Branches share their first calls, which are added once.
         for node in row["node_ids"] if row["role"] == "agent" else ():
             begin = int(turns[node]["n_prompt"])
             end = begin + int(turns[node]["n_sampled"])
             tokens.setdefault(node, (list(row["input_ids"][begin:end]), list(row["logprobs"][begin:end])))
+    # Turns are in the order of arrival; sequences are grouped by conversation.
     return {node: tokens[node] for node in turns if node in tokens}

@@ -18,6 +18,7 @@ from .tasks import HarborTaskProvider
 
 HOST_SIDE_AGENTS = frozenset({"oracle", "nop"})
 """Agents that call no model."""
+# Other backends run commands, but no images.
 KNOWN_SANDBOXES = ("docker", "kubernetes")
 """Backends that start container images, which task folders require."""
 
@@ -76,6 +77,7 @@ class HarborCapabilities:
         lines = _llm_lines(self.llm, verbose=verbose)
         lines.append(f"sandboxes {len(self.available_sandboxes)} of {len(self.sandboxes)} usable")
         for sandbox in self.sandboxes:
+            # Plain ASCII, because the summary is also read in logs.
             mark = "ok" if sandbox.available else "--"
             lines.append(f"  [{mark}]  {sandbox.name:<12} {sandbox.detail}".rstrip())
         if self.datasets:
@@ -100,6 +102,7 @@ Capabilities = HarborCapabilities
 def _llm_lines(llm: Mapping[str, Any], *, verbose: bool) -> list[str]:
     if not llm:
         return []
+    # TRAIN: tokens and log-probabilities. EVAL ONLY: text. FAILED: no answer.
     if llm.get("ok"):
         mark = "TRAIN" if llm.get("trainable", True) else "EVAL ONLY"
     elif llm.get("reachable"):
@@ -120,6 +123,7 @@ def _llm_lines(llm: Mapping[str, Any], *, verbose: bool) -> list[str]:
 def check_sandbox(name: str) -> SandboxStatus:
     """Check whether a backend can run tasks here; `detail` explains a problem."""
     try:
+        # `check` talks to the engine; the import alone only proves that the package is installed.
         chosen = backend(name)
         if not chosen.features >= IMAGES:
             return SandboxStatus(name, False, f"starts no images; {' and '.join(KNOWN_SANDBOXES)} do")
@@ -140,6 +144,7 @@ def list_harnesses() -> list[HarnessStatus]:
             needs_subclass=seam.import_path is not None,
             notes=seam.notes,
         )
+        # By name, so that lists are the same on every server.
         for _, seam in sorted(seams.SEAMS.items())
     ]
 
@@ -160,6 +165,7 @@ def capabilities(
     return HarborCapabilities(
         harnesses=list_harnesses(),
         sandboxes=[check_sandbox(name) for name in sandboxes],
+        # Counting tasks may download a dataset, so it happens only if one is named.
         datasets=HarborTaskProvider(datasets).list_splits() if datasets else [],
         llm=dict(llm or {}),
     )
@@ -239,6 +245,7 @@ def _probe(endpoint: ModelEndpoint) -> dict[str, Any]:
     url, key = endpoint.llm_url or "", endpoint.api_key or settings.llm_api_key()
     about: dict[str, Any] = {"url": url, "authenticated": bool(key)}
     model = endpoint.model or settings.llm_model() or ""
+    # Without a name the choice is unambiguous only if one model is served.
     if not model:
         served = list_models(url, api_key=key, auth_header=endpoint.auth_header)
         model = served[0] if len(served) == 1 else ""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from openenv.client.flows import Flow
 
 ENV_NAME = "harbor_env"
+# The usual limit of a message is far below a rollout's duration.
 MESSAGE_TIMEOUT_S = 1800.0
 """A rollout takes minutes."""
 
@@ -34,6 +35,7 @@ class HarborEnv(MCPToolClient):
     def __init__(self, base_url: str, *, message_timeout_s: float = MESSAGE_TIMEOUT_S, **kwargs: Any) -> None:
         super().__init__(base_url=base_url, message_timeout_s=message_timeout_s, **kwargs)
         self._limit_s = message_timeout_s
+        # The catalogue is plain HTTP; rollouts go over the session's socket.
         self._tasks = TaskClient(base_url, name=ENV_NAME, token=kwargs.get("token"), timeout_s=120.0)
 
     def splits(self) -> list[dict[str, Any]]:
@@ -95,6 +97,7 @@ class HarborEnv(MCPToolClient):
             "agent_step_limit": agent_step_limit,
         }
         # Servers of before these arguments were there refuse them.
+        # Older servers refuse unknown arguments, so new ones are sent only if they are set.
         arguments |= {} if provider == "openai" else {"provider": provider}
         arguments |= {} if purpose == "auto" else {"purpose": purpose}
         arguments |= {} if eval_sampling is None else {"eval_sampling": eval_sampling}
@@ -107,6 +110,7 @@ class HarborEnv(MCPToolClient):
 
     def close(self) -> Coroutine[Any, Any, None]:
         """End the session and the connections."""
+        # Two clients, both closed on every path.
         self._tasks.close()
         return super().close()
 
@@ -129,9 +133,11 @@ class HarborEnv(MCPToolClient):
 
 def _text_of(answer: Any) -> str:
     """Return the text of a tool's response in any of its forms."""
+    # FastMCP, our server and older servers wrap the text differently.
     if isinstance(answer, str):
         return answer
     if isinstance(answer, Mapping):
+        # The order matters: the first key has the most direct form.
         for key in ("data", "result", "structured_content", "structuredContent", "content", "text"):
             if answer.get(key) is not None:
                 return _text_of(answer[key])

@@ -9,6 +9,7 @@ from openenv.rollout.capture.training_trace import TrainingTrace, TrainingTurn, 
 
 from .models import HarborRolloutResult, HarborTurn
 
+# The identity of a rollout, which a trainer's logs repeat.
 _ABOUT = (
     *("task_id", "task_name", "dataset", "harness", "sandbox", "trial_name", "session_id"),
     *("reward", "rewards", "reward_key", "rollout_type", "capture_level"),
@@ -24,11 +25,14 @@ def to_trace_entries(result: HarborRolloutResult) -> list[dict[str, Any]]:
     _require_trainable(result)
     entries = []
     for turn in result.turns:
+        # Helpers' calls, retries that were thrown away, and turns without tokens teach nothing.
         if turn.role != "agent" or turn.discarded or not turn.trainable or not turn.completion_token_ids:
             continue
         mask = turn.loss_mask
+        # Results of older servers lack the mask. Every sampled token counted then.
         if mask is None:
             mask = [0] * len(turn.prompt_token_ids) + [1] * len(turn.completion_token_ids)
+        # A wrong length would shift every label by some tokens, so it must raise here.
         validate_training_turn(turn.prompt_token_ids, turn.completion_token_ids, turn.per_token_logps, mask)
         entries.append(
             {
@@ -62,8 +66,10 @@ def to_training_trace(result: HarborRolloutResult) -> TrainingTrace:
     for turn in result.turns:
         if turn.role != "agent" or turn.discarded or not turn.completion_token_ids:
             continue
+        # The strict form has no default: a missing mask is a missing decision.
         if turn.loss_mask is None:
             raise ValueError("training capture requires an explicit loss_mask")
+        # Two fields that contradict each other point to a bug in the capture.
         if not turn.trainable and any(turn.loss_mask):
             raise ValueError("ineligible capture contains supervised tokens")
         turns.append(
@@ -92,6 +98,7 @@ def export_training_contract(result: HarborRolloutResult) -> dict[str, Any]:
         ValueError: as for `to_trace_entries`, or two turns have one number.
     """
     entries = to_trace_entries(result)
+    # The number identifies a turn in the audit, so it must be unique.
     numbers = [turn.turn for turn in result.turns]
     if len(set(numbers)) != len(numbers):
         raise ValueError("duplicate turn identities in training contract")
@@ -106,6 +113,7 @@ def export_training_contract(result: HarborRolloutResult) -> dict[str, Any]:
 
 
 def _audit(turn: HarborTurn, mask: Sequence[int] | None) -> dict[str, Any]:
+    # Turns that are not trained on appear with an empty mask, so that the audit is complete.
     nothing = [0] * (len(turn.prompt_token_ids) + len(turn.completion_token_ids))
     return {
         "turn": turn.turn,
@@ -123,8 +131,10 @@ def _audit(turn: HarborTurn, mask: Sequence[int] | None) -> dict[str, Any]:
 
 
 def _require_trainable(result: HarborRolloutResult) -> None:
+    # An evaluation samples differently; training on it would be off-policy.
     if result.rollout_type != "train":
         raise ValueError("eval-only rollout has no exact-token training contract")
+    # A fatal finding means that tokens and text do not belong together.
     fatal = [finding for finding in result.findings if "[FATAL" in finding]
     if fatal:
         raise ValueError(f"cannot train a capture with fatal validation findings: {fatal[0]}")
@@ -139,6 +149,7 @@ def _openai_calls(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return calls as OpenAI has them: chat templates, and checks for tool calls, read that form only."""
     nested = []
     for number, call in enumerate(calls):
+        # In OpenAI's form already.
         if call.get("function"):
             nested.append(call)
         elif call.get("name"):

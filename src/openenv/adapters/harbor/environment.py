@@ -33,6 +33,7 @@ def is_private(url: str) -> bool:
     """
     host = urlsplit(url).hostname
     try:
+        # Resolve the name: `localhost.example.com` may point to 127.0.0.1.
         addresses = socket.getaddrinfo(host, None) if host else []
     except OSError:
         return True
@@ -74,15 +75,18 @@ class HarborEnvironment(MCPEnvironment):
         cls._options, cls._trials = options or HarborPermissions(), trials_dir
 
     def __init__(self) -> None:
+        # Importing FastMCP takes about a second, so it waits for the first session.
         from fastmcp import FastMCP
 
         server = FastMCP("harbor_env")
         server.tool(self._run_rollout, name="run_rollout")
         server.tool(self._capabilities, name="capabilities")
         server.tool(self._list_tasks, name="list_tasks")
+        # Not registered at all unless allowed, so clients do not see the tool.
         if self._options.adds_datasets:
             server.tool(self._add_dataset, name="add_dataset")
         super().__init__(server)
+        # Each session has its provider; a dataset added later reaches new sessions.
         self._provider = HarborTaskProvider(self._datasets)
         self._state = HarborState(episode_id=str(uuid4()), llm_url=self._llm_url)
 
@@ -166,12 +170,14 @@ class HarborEnvironment(MCPEnvironment):
         oracle (runs the solution) or nop; sandbox is docker or kubernetes. llm_url, model and api_key replace the
         server's endpoint. agent_timeout_sec = 0 keeps the task's limit; agent_step_limit = 0 sets no limit.
         """
+        # Errors are results here: a trainer collects hundreds of rollouts and must not lose the batch.
         failed = HarborRolloutResult(ok=False, harness=harness, sandbox=sandbox, rollout_type="eval")
         service = HarborService.current()
         if service is None:
             failed.error = "server not initialised: no capture proxy is running"
             return failed.model_dump_json()
         try:
+            # Resolving a host name and reading folders block, so they run in a thread.
             await asyncio.to_thread(self._require_allowed, llm_url)
             folder = await asyncio.to_thread(self._provider.task_dir, split, int(task_index))
             engine = await service.engine(
@@ -210,6 +216,7 @@ class HarborEnvironment(MCPEnvironment):
             eval_sampling=eval_sampling,
         )
         result = await run_task(run)
+        # Counted after the rollout, so that the numbers describe finished ones.
         state = self._state
         state.step_count += 1
         state.rollouts_completed += 1
@@ -224,6 +231,7 @@ class HarborEnvironment(MCPEnvironment):
             raise PermissionError("this server uses its own endpoint only (--no-visitor-endpoints): leave llm_url out")
         if not llm_url and not options.shares_endpoint:
             raise PermissionError("this server shares no endpoint (--no-share-endpoint): name yours with llm_url")
+        # Otherwise a caller could reach services in the server's network through it.
         if llm_url and not options.takes_private_urls and is_private(llm_url):
             raise PermissionError("this server calls no private addresses (--no-private-urls)")
 
@@ -234,6 +242,7 @@ class HarborEnvironment(MCPEnvironment):
             raise ValueError("name a dataset repository of the Hub, as owner/name")
         count = len(resolve_task_dirs(dataset))
         kind = type(self)
+        # The class holds the datasets, because every session should serve the new one.
         kind._datasets = tuple(dict.fromkeys([*kind._datasets, dataset]))
         self._provider = HarborTaskProvider(kind._datasets)
         return json.dumps({"name": dataset, "num_tasks": count})

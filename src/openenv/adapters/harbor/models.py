@@ -43,6 +43,7 @@ class HarborTurn(BaseModel):
     tool_calls: list[dict[str, Any]] = Field(default_factory=list)
     """As `name` and `arguments` for every API."""
     request_messages: list[dict[str, Any]] = Field(default_factory=list)
+    # Tools may change between calls, so every turn has its list.
     request_tools: list[dict[str, Any]] | None = None
 
 
@@ -77,6 +78,7 @@ class HarborRolloutResult(BaseModel):
     reward: float | None = None
     """None without a verdict, which differs from a reward of 0."""
     rewards: dict[str, float] = Field(default_factory=dict)
+    # Tasks may return several rewards; this names the one in `reward`.
     reward_key: str = ""
     step_results: list[HarborStepResult] = Field(default_factory=list)
 
@@ -92,6 +94,7 @@ class HarborRolloutResult(BaseModel):
     budget_stop_count: int = 0
     n_trainable_tokens: int = 0
     multi_turn: bool = False
+    # Results of published servers fill these; ours have no trajectory files.
     atif: str = "none"
     """Whether the agent's own trajectory agrees: `none`, `match` or `MISMATCH`."""
     trace_source: str = ""
@@ -136,6 +139,7 @@ def conversations_from_document(document: Mapping[str, Any]) -> list[HarborConve
     longest: dict[str, HarborConversation] = {}
     for sequence in document.get("sequences") or []:
         nodes = sequence.get("node_ids") or []
+        # The last call of a sequence contains the whole conversation so far.
         last = turns.get(nodes[-1], {}) if nodes else {}
         messages = list(last.get("request_messages") or [])
         answer = last.get("response_message") or {}
@@ -150,6 +154,7 @@ def conversations_from_document(document: Mapping[str, Any]) -> list[HarborConve
             n_turns=int(sequence.get("n_turns", len(nodes))),
             messages=messages,
         )
+        # Branches of a conversation share their root; the longest one is shown.
         if root not in longest or len(longest[root].messages) < len(messages):
             longest[root] = conversation
     return list(longest.values())
@@ -165,10 +170,12 @@ def turns_from_document(document: Mapping[str, Any]) -> list[HarborTurn]:
     spans: dict[str, list[int]] = {}
     turns: list[HarborTurn] = []
     for sequence in document.get("sequences") or []:
+        # Auxiliary and discarded sequences are not part of the agent's turns.
         if sequence.get("role") != "agent":
             continue
         for node_id in sequence["node_ids"]:
             span = _mask_of(sequence, nodes.get(node_id, {}), node_id)
+            # A forked conversation repeats its common turns. They must agree, or one of the records is wrong.
             if node_id in spans:
                 if spans[node_id] != span:
                     raise ValueError(f"inconsistent completion masks for shared node {node_id}")
@@ -179,8 +186,10 @@ def turns_from_document(document: Mapping[str, Any]) -> list[HarborTurn]:
 
 
 def _mask_of(sequence: Mapping[str, Any], node: Mapping[str, Any], node_id: str) -> list[int]:
+    # In tokens: the prompt comes first, the sampled tokens follow.
     begin, count = int(node.get("n_prompt", 0)), int(node.get("n_sampled", 0))
     span = list((sequence.get("loss_mask") or [])[begin : begin + count])
+    # A span that leaves the sequence would be filled with other turns' tokens.
     if begin < 0 or count < 0 or begin + count > len(sequence["input_ids"]) or len(span) != count:
         raise ValueError(f"incomplete token or mask span for node {node_id}")
     return span
@@ -190,6 +199,7 @@ def _turn(
     sequence: Mapping[str, Any], node: Mapping[str, Any], node_id: str, span: list[int], *, number: int
 ) -> HarborTurn:
     begin = int(node.get("n_prompt", 0))
+    # input_ids: [prompt of this turn | sampled here | later turns ...]
     end = begin + len(span)
     answer = node.get("response_message") or {}
     return HarborTurn(
@@ -223,6 +233,7 @@ def _calls_of(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     calls = []
     for call in answer.get("tool_calls") or []:
         function = call.get("function") or call
+        # Streams of some providers leave empty calls behind.
         if function.get("name"):
             calls.append({"name": str(function["name"]), "arguments": function.get("arguments", "")})
     content = answer.get("content")

@@ -12,6 +12,7 @@ PROVIDERS = ("openai", "anthropic", "hf", "vllm")
 STATUSES = frozenset(
     {"not_run", "in_progress", "failed", "blocked", "eval_pass", "capture_and_reader_pass", "optimizer_pass"}
 )
+# One status for each of PROVIDERS; only vLLM returns tokens, so only it can reach optimizer_pass.
 _STABLE = ["eval_pass", "eval_pass", "eval_pass", "optimizer_pass"]
 
 
@@ -41,6 +42,7 @@ def qualification_rows(harnesses: Sequence[str], report: Mapping[str, Any] | Non
     statuses: dict[tuple[str, str], str] = {}
     for cell in _cells(report):
         key = (str(cell.get("harness")), str(cell.get("provider")))
+        # Two cells for one pair would make the table depend on their order.
         if key in statuses:
             raise ValueError("duplicate harness/provider evidence")
         _check_cell(cell)
@@ -54,6 +56,7 @@ def harness_maturity_rows(harnesses: Sequence[str], report: Mapping[str, Any] | 
     """Return for each agent `stable`, `experimental` or `unstable`, and why."""
     rows = []
     for name, *statuses in qualification_rows(harnesses, report):
+        # Stable requires every provider, unstable none; anything in between is experimental.
         if statuses == _STABLE:
             rows.append([name, "stable", "It passes with every provider, training included."])
         elif all(status in ("failed", "blocked") for status in statuses):
@@ -68,9 +71,11 @@ def qualification_details(report: Mapping[str, Any] | None = None) -> list[list[
     qualification_rows([], report)
     rows = []
     for cell in _cells(report):
+        # Nothing to show for cells without a run.
         if cell.get("status", "not_run") == "not_run":
             continue
         settings, proof = cell.get("configuration") or {}, cell.get("optimizer_evidence") or {}
+        # Training evidence may stem from an older version of the agent.
         is_current = proof.get("matches_current_captures") is True
         captures = "current captures" if is_current else "previous captures only"
         rows.append(
@@ -101,6 +106,7 @@ def _check_cell(cell: Mapping[str, Any]) -> None:
         raise ValueError(f"unknown qualification provider: {cell.get('provider')}")
     if status not in STATUSES:
         raise ValueError(f"unknown qualification status: {status}")
+    # A pass without a file is a claim.
     if status.endswith("pass") and not cell.get("evidence"):
         raise ValueError("qualification pass requires evidence")
     proof = cell.get("optimizer_evidence") or {}
@@ -118,6 +124,7 @@ def _check_cell(cell: Mapping[str, Any]) -> None:
 
 def _versions(cell: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     pinned = (settings.get("version_pins") or {}).get(cell.get("harness"))
+    # The pinned version may differ from the version that actually ran.
     seen = {
         str(item["observed_version"]) for item in cell.get("capture_provenance") or [] if item.get("observed_version")
     }

@@ -43,6 +43,7 @@ from .options import HarborRun, takes_fields
 _AGENT_MAY_SET = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")
 _COUNTED = ("ok", "policy_failed", "truncated")
 """Outcomes with a reward that measures the agent: a timeout or a full budget is the agent's failure."""
+# Names of trials become folders and container names.
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -52,6 +53,7 @@ async def run_task(run: HarborRun) -> HarborRolloutResult:
     A failure is a result with `ok=False`. Only a cancellation is raised, after all resources are freed.
     """
     folder, began = Path(str(run.task_dir)), time.monotonic()
+    # The result exists before anything can fail, so that every path can fill it.
     result = HarborRolloutResult(
         task_id=str(folder),
         task_name=folder.name,
@@ -94,10 +96,12 @@ async def run_task(run: HarborRun) -> HarborRolloutResult:
     except Exception as exc:  # a trainer needs a result even if the rollout fails
         result.ok, result.error, result.exception_type = False, message_of(exc)[:600], type(exc).__name__
     finally:
+        # The session holds all messages in memory; they were exported above.
         if session is not None:
             run.registry.delete(session.session_id)
     if run.inference is not None:
         result.param_fixes = [str(fix) for fix in run.inference.param_fixes]
+    # Includes building images, unlike the agent's time limit.
     result.wall_s = round(time.monotonic() - began, 2)
     return result
 
@@ -148,6 +152,7 @@ def _task(folder: Path, reward_key: str, agent_timeout_sec: float | None) -> Tas
     task = load_harbor_task(folder)
     changes: dict[str, Any] = {}
     if agent_timeout_sec:
+        # NaN compares false with everything and would disable the limit.
         if not (math.isfinite(agent_timeout_sec) and agent_timeout_sec > 0):
             raise ValueError(f"agent_timeout_sec must be greater than 0, not {agent_timeout_sec}")
         changes["agent_timeout_s"] = agent_timeout_sec
@@ -160,6 +165,7 @@ def _agent(harness: str | Agent) -> Agent:
     """Return an agent by its name in Harbor, or instantiate `module:Class`."""
     if isinstance(harness, Agent):
         return harness
+    # Harbor says `nop`, we say `noop`.
     if ":" not in harness:
         return agent_by_name("noop" if harness == "nop" else harness)
     module, _, attribute = harness.partition(":")
@@ -179,15 +185,19 @@ def _build_again(backend: Sandboxes, task: Task) -> None:
 def _add_outcome(result: HarborRolloutResult, outcome: Outcome, *, require_reward: bool) -> None:
     result.reward = outcome.reward
     result.rewards = cast("dict[str, float]", outcome.metadata.get("rewards") or {})
+    # A task with a single reward names none.
     if outcome.reward is not None and not result.rewards:
         result.rewards = {"reward": outcome.reward}
+    # Which of several rewards became the headline.
     names = [name for name, value in result.rewards.items() if value == outcome.reward]
     result.reward_key = "reward" if "reward" in names else next(iter(names), "")
     result.phase_timings = dict(outcome.phase_s)
     result.agent_log_tail = outcome.agent_log_tail
     reason = None if outcome.status == "ok" else f"{outcome.status}: {outcome.reason}"
+    # The reward stands; the reason is worth a warning.
     if outcome.status in _COUNTED:
         result.findings += [] if reason is None else [f"[WARN] {reason}"]
+    # Callers may accept rollouts without a headline reward.
     elif outcome.status == "grader_failed" and not require_reward:
         result.findings.append(f"[WARN] no headline reward: {outcome.reason}")
     else:
@@ -197,10 +207,12 @@ def _add_outcome(result: HarborRolloutResult, outcome: Outcome, *, require_rewar
 def _add_capture(result: HarborRolloutResult, document: Mapping[str, Any]) -> None:
     stats = document["stats"]
     result.n_turns, result.n_roots = stats["n_turns"], stats["n_roots"]
+    # More calls than conversations: at least one conversation went on.
     result.multi_turn = result.n_turns > result.n_roots
     result.budget_stop_count = document["budget_stop_count"]
     result.findings += _findings(document)
     if result.harness in ("oracle", "nop", "noop"):  # they call no model, so an empty capture is correct
+        # An agent without a model captures nothing, which is right here.
         result.findings = [finding for finding in result.findings if "no_turns" not in finding]
     result.conversations = conversations_from_document(document)
     result.turns = turns_from_document(document)
@@ -212,4 +224,5 @@ def _findings(document: Mapping[str, Any]) -> list[str]:
     findings = [str(finding) for finding in document["validation"]]
     for row in document["sequences"]:
         findings += [f"[sequence {row['root_id']}] {finding}" for finding in row["validation"]]
+    # Notes are for the log; results carry warnings and errors.
     return [finding for finding in findings if "[INFO]" not in finding]

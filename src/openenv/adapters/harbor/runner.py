@@ -36,6 +36,7 @@ async def run_tasks(batch: HarborBatch) -> list[HarborRolloutResult]:
         ValueError: The dataset is unknown.
     """
     load_env_file(batch.env_file)
+    # oracle and nop run without an endpoint, so none is required for them.
     needs_model = isinstance(batch.harness, Agent) or seams.get(batch.harness).dialect != "none"
     ready = check_setup(batch, datasets=[batch.dataset], sandboxes=(), require_llm=needs_model)
     model, level = str(ready.llm.get("model") or batch.model or ""), str(ready.llm.get("capture_level") or "text")
@@ -45,6 +46,7 @@ async def run_tasks(batch: HarborBatch) -> list[HarborRolloutResult]:
     if missing:
         indices = ", ".join(map(str, missing))
         raise IndexError(f"{batch.dataset} has {len(folders)} tasks, and none of index {indices}")
+    # One server for all tasks; each rollout opens a session on it.
     capture = CaptureServer(
         llm_url=batch.llm_url or "",
         model=model,
@@ -59,6 +61,7 @@ async def run_tasks(batch: HarborBatch) -> list[HarborRolloutResult]:
     with ExitStack() as stack:
         capture.start()
         stack.callback(capture.stop)
+        # Only sandboxes on other machines need a public address.
         if batch.expose != "direct":
             forwarder = make_forwarder(batch.expose)
             batch.report(f"capture at {forwarder.start(capture.port)}")
@@ -102,6 +105,7 @@ def summary_of_all(results: Sequence[HarborRolloutResult]) -> str:
     """Describe several rollouts in one line."""
     if not results:
         return "no rollouts ran"
+    # A missing reward is not a 0: it is left out of the share.
     graded = [result for result in results if result.reward is not None]
     solved = sum(result.solved for result in graded)
     return (

@@ -15,6 +15,7 @@ from typing import Any
 from openenv.rollout.agents.opencode import merged
 
 OPENCODE_PROVIDER = "intercepted"
+# Agents cut off or mangle longer names.
 _LONGEST = 64
 _ODD = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -27,11 +28,13 @@ def agent_facing_model(served_model: str) -> str:
     Raises:
         ValueError: The name is empty.
     """
+    # "Qwen/Qwen3-4B" -> "Qwen3-4B"
     leaf = served_model.strip().rstrip("/").rpartition("/")[2]
     if not leaf:
         raise ValueError(f"cannot derive a harness-facing model name from {served_model!r}: it is empty")
     if len(leaf) < _LONGEST and not _ODD.search(leaf):
         return leaf
+    # The hash keeps two long names apart after shortening.
     return f"{_ODD.sub('-', leaf)[:54]}-{hashlib.sha256(leaf.encode()).hexdigest()[:8]}"
 
 
@@ -78,6 +81,7 @@ class Seam:
         arguments = self.kwargs(base_url, session, model) if self.kwargs is not None else {}
         if training:
             arguments = merged(arguments, self.training_kwargs)
+        # A second, softer limit: the agent can end its work properly.
         if step_limit and self.step_limit is not None:  # the capture server counts calls in any case
             arguments = merged(arguments, self.step_limit(step_limit))
         agent_env = {name: text.format(**values) for name, text in self.agent_env.items()}
@@ -98,11 +102,13 @@ def acp_opencode_config(base_url: str, session: str, model: str) -> dict[str, An
         "provider": {OPENCODE_PROVIDER: provider},
         "model": f"{OPENCODE_PROVIDER}/{name}",
         "small_model": f"{OPENCODE_PROVIDER}/{name}",
+        # A sandbox must not upload conversations or replace its program.
         "share": "disabled",
         "autoupdate": False,
     }
 
 
+# Three names, because agents and their libraries read different ones.
 _OPENAI = {"OPENAI_BASE_URL": "{base_url}/v1", "OPENAI_API_BASE": "{base_url}/v1", "OPENAI_API_KEY": "{session}"}
 
 SEAMS: Mapping[str, Seam] = {
@@ -113,6 +119,7 @@ SEAMS: Mapping[str, Seam] = {
             "openai_chat",
             model_fmt=f"{OPENCODE_PROVIDER}/{{model}}",
             kwargs=lambda base_url, session, model: {"opencode_config": acp_opencode_config(base_url, session, model)},
+            # Subagents and web access would add text that the capture cannot attribute.
             training_kwargs={"opencode_config": {"tools": {"task": False, "webfetch": False, "question": False}}},
             status="validated",
         ),
@@ -147,9 +154,11 @@ def get(name: str, *, profile: str | None = None) -> Seam:
     """
     if profile is not None:
         raise ValueError(f"the agent {name!r} has no profile {profile!r}")
+    # Accept spellings of Harbor and of us: noop, mini_swe_agent, opencode@1.2.3.
     plain = {"noop": "nop"}.get(name, name).replace("_", "-").partition("@")[0]
     if plain in SEAMS:
         return SEAMS[plain]
+    # A custom agent is assumed to speak OpenAI's API.
     if ":" in name:
         return Seam(name, "openai_chat", import_path=name, agent_env=_OPENAI)
     raise ValueError(f"no harness {name!r}: choose from {', '.join(SEAMS)}, or give module:Class")

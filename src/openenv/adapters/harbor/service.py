@@ -67,6 +67,7 @@ class HarborService:
         Raises:
             RuntimeError: The port is taken, or the tunnel failed. Nothing is left running.
         """
+        # If the tunnel fails, the capture server stops again. On success both move to `self._stack`.
         with ExitStack() as stack:
             self.capture.start()
             stack.callback(self.capture.stop)
@@ -78,6 +79,7 @@ class HarborService:
 
     def stop(self) -> None:
         """Stop the tunnel and the capture server, even if one of them fails to stop."""
+        # Another service may have replaced this one.
         if type(self)._instance is self:
             HarborService._instance = None
         self._stack.close()
@@ -88,6 +90,7 @@ class HarborService:
         Raises:
             ValueError: Neither the caller nor the server names an endpoint.
         """
+        # The server's own endpoint was probed at the start.
         if upstream is None:
             return HarborEngine(self.model, self.capture_level, self.capture.inference)
         client, level = await self.capture.upstreams.resolve(upstream)

@@ -110,6 +110,7 @@ def build_app(
 
     options = options or HarborPermissions()
     trials = trials_dir or default_trials_dir()
+    # Sessions are made by the server without arguments, so options go to the class.
     HarborEnvironment.configure(
         datasets=datasets, llm_url=llm_url, model=model, llm=llm, options=options, trials_dir=trials
     )
@@ -149,8 +150,10 @@ def serve_tasks(serving: HarborServing) -> None:
         stack.callback(service.stop)
         HarborService.set_current(service)
         trials = default_trials_dir()
+        # The folder disappears with the server.
         if not permissions.keeps_rollouts:
             trials = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="openenv-trials-")))
+        # The web UI is part of this server; a user's setting stays if there is one.
         settings.export({"ENABLE_WEB_INTERFACE": "true"})
         app = build_app(
             datasets=serving.datasets,
@@ -176,6 +179,7 @@ def _required_token(app: FastAPI, host: str) -> str | None:
     from openenv.server.run import environment_server
 
     server = environment_server(app)
+    # On loopback other machines cannot connect, so no token is necessary.
     if server is None or not server.access.is_open or is_loopback(host):
         return None
     token = secrets.token_urlsafe(24)

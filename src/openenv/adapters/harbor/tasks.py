@@ -34,6 +34,7 @@ def resolve_task_dirs(spec: str, *, refresh: bool = False, tqdm_class: Any = Non
         ValueError: The dataset is unknown or has no tasks.
         ImportError: a package is missing that this kind of dataset needs.
     """
+    # A local folder wins, even if its name looks like a repository.
     path = Path(spec).expanduser()
     if path.is_dir():
         folders = harbor_task_folders(path)
@@ -45,6 +46,7 @@ def resolve_task_dirs(spec: str, *, refresh: bool = False, tqdm_class: Any = Non
         raise ValueError(
             f"unknown dataset {spec!r}: give a folder, `org/name` of the Hub, or `name@version` of the registry"
         )
+    # An empty dataset is a mistake in its layout; a server without tasks would hide it.
     if not folders:
         raise ValueError(
             f"no Harbor tasks found for {spec!r}: a dataset is a folder, or a dataset repository of the Hub, with "
@@ -59,6 +61,7 @@ def prefetch(datasets: Sequence[str]) -> dict[str, Any]:
     for spec in datasets:
         try:
             report[spec] = {"num_tasks": len(resolve_task_dirs(spec))}
+        # Datasets come from different places; one outage must not take the others down.
         except Exception as exc:  # one that cannot be had does not hide the others
             report[spec] = {"error": f"{type(exc).__name__}: {message_of(exc)[:200]}"}
     return report
@@ -71,6 +74,7 @@ def has_symlinks(task_dir: Path) -> list[Path]:
 
 def task_root(spec: str | None, task_dir: Path) -> Path | None:
     """Return the folder that contains all files a task may show; None if a link leaves the dataset."""
+    # Task files are shown to callers, so a link must not lead to other files of the server.
     real = task_dir.resolve()
     folder = None if spec is None else _dataset_folder(spec)
     if folder is None:
@@ -86,6 +90,7 @@ def own_file(root: Path | None, name: str) -> Path:
     """
     if root is None:
         raise OSError("this task's folder is outside its dataset")
+    # The name is fixed, but the file itself may be a link.
     path = root / name
     if not path.resolve().is_relative_to(root):
         raise OSError(f"{name} points outside its task")
@@ -99,6 +104,7 @@ def read_instruction(task_dir: Path, *, limit: int = 4000, spec: str | None = No
         text = path.read_text("utf-8", "replace").strip()
     except OSError:
         return ""
+    # Lists show the beginning only; instructions can be long documents.
     return text if len(text) <= limit else f"{text[:limit]}\n…"
 
 
@@ -137,6 +143,7 @@ class HarborTaskProvider:
     def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[dict[str, Any]]:
         """Return the tasks from one number to another."""
         spec = self._known(split)
+        # Numbers stay those of the whole dataset, whatever part is asked for.
         numbered = list(enumerate(resolve_task_dirs(spec)))[start:stop]
         return [self._reference(spec, index, folder) for index, folder in numbered]
 
@@ -154,6 +161,7 @@ class HarborTaskProvider:
     def _known(self, split: str) -> str:
         if not self._datasets:
             raise ValueError("this server was started with no datasets; pass --dataset")
+        # Callers may only name served datasets: any other path would be readable through the server.
         if split and split not in self._datasets:
             raise ValueError(f"unknown split {split!r}; served splits are {self._datasets}")
         return split or self._datasets[0]
@@ -169,6 +177,7 @@ class HarborTaskProvider:
 
 
 def _is_hub_repository(spec: str) -> bool:
+    # `org/name`, but not a path such as `./name` or `~/name`.
     return spec.count("/") == 1 and "@" not in spec and not spec.startswith((".", "/", "~"))
 
 
@@ -179,6 +188,7 @@ def _downloaded(spec: str) -> Path:
 def _download(spec: str, tqdm_class: Any, *, refresh: bool) -> Path:
     """Download a dataset as files: the Hub's own cache has links, which no engine can follow in a build context."""
     target = _downloaded(spec)
+    # Written last, so an interrupted download is repeated.
     complete = target / ".complete"
     if complete.exists() and not refresh:
         return target
@@ -209,6 +219,7 @@ def _registry_folders(spec: str) -> list[Path]:
     def ask() -> None:
         found.extend(asyncio.run(config.get_task_configs(disable_verification=True)))
 
+    # `asyncio.run` needs a thread without a running loop.
     thread = threading.Thread(target=ask, name="openenv-harbor-registry")  # the caller may be in an event loop
     thread.start()
     thread.join()

@@ -18,6 +18,7 @@ from .runner import default_trials_dir, summary
 from .service import HarborService
 from .tasks import HarborTaskProvider
 
+# OpenAI's API in front of all providers; the model's name selects one.
 _ROUTER = "https://router.huggingface.co/v1"
 
 
@@ -75,6 +76,7 @@ def _validate(form: EndpointForm) -> dict[str, Any]:
         if len(served) != 1:
             return refused(f"Pick a model; this endpoint lists: {', '.join(served[:12]) or 'nothing'}.")
         model = served[0]
+    # The probe makes a few short calls, because servers seldom document what they return.
     report = validate_llm(url, model, api_key=key, provider=form.provider)
     if not report.reachable:
         return refused("; ".join(map(str, report.findings)) or "The endpoint does not answer.")
@@ -126,6 +128,7 @@ def connect_endpoint(
     def refused(reason: str) -> dict[str, Any]:
         return {"ok": False, "reason": reason, "custom": public}
 
+    # The page may be public, so its form follows the same permissions as the tool.
     if not allowed.takes_endpoints:
         return refused("This server runs rollouts on its own endpoint only.")
     common: dict[str, Any] = {"include_experimental": include_experimental, "datasets": datasets}
@@ -140,6 +143,7 @@ def connect_endpoint(
             **common,
         )
         return {**engine, "custom": public}
+    # The visitor's key is used for this probe and never stored.
     key = text("api_key") or ((account_token or "") if form.get("use_account") else "")
     if not text("model"):
         return refused("Pick a model.")
@@ -156,6 +160,7 @@ def harbor_gradio_builder(*, datasets: Sequence[str] | None = None, title: str |
         ImportError: Gradio is not installed.
     """
     try:
+        # Gradio is optional and slow to import.
         gr: Any = importlib.import_module("gradio")
     except ImportError:
         raise ImportError("This page needs Gradio: pip install 'openenv[core]'") from None

@@ -32,7 +32,9 @@ from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 logger = logging.getLogger(__name__)
 
 _PREFIX = "openenv-"
+# Starts with the prefix, but is the framework's older distribution name.
 _NOT_ENVIRONMENTS = frozenset({"openenv-core"})
+# Increase it when the entries change; older files are then ignored.
 _CACHE_FORMAT = 1
 
 
@@ -72,6 +74,7 @@ class EnvironmentInfo:
         try:
             return self._find_class(name)
         except ImportError:
+            # A package that names its classes must have them. Only inferred names may be replaced by the tool action.
             if _names_classes(self.manifest) or not issubclass(self.get_client_class(), MCPClientBase):
                 raise
             return of_tools
@@ -85,16 +88,19 @@ class EnvironmentInfo:
             ImportError: the package cannot be imported, or has no such class.
         """
         package = self.client_module_path.rpartition(".")[0]
+        # Packages of the older layout define their models in the client's module or in the package.
         for module_name in (self.client_module_path, f"{package}.models", package):
             try:
                 module = importlib.import_module(module_name)
             except ModuleNotFoundError as exc:
+                # Missing in this package: try the next module. Missing elsewhere: a dependency is not installed.
                 if exc.name is not None and (module_name == exc.name or module_name.startswith(f"{exc.name}.")):
                     continue  # this package has no such module
                 raise ImportError(
                     f"The environment {self.env_key!r} needs {exc.name}, which is not installed: "
                     f"pip install {exc.name}, or install {self.package_name} with its dependencies"
                 ) from exc
+            # The exact name first, then names that differ in capitals only.
             for spelled in (name, *(each for each in dir(module) if each.lower() == name.lower())):
                 found = getattr(module, spelled, None)
                 if isinstance(found, type):
@@ -111,6 +117,7 @@ class EnvironmentDiscovery:
     def discover(self, use_cache: bool = True) -> dict[str, EnvironmentInfo]:
         """Return the installed environments by their short names; without the cache they are searched again."""
         if self._known is None or not use_cache:
+            # The cache saves the search over all distributions, which takes most of the time of a short script.
             known = _read_cache() if use_cache else None
             if known is None:
                 known = _installed()
@@ -141,6 +148,7 @@ class EnvironmentDiscovery:
                 f"Unknown environment {name!r}: no environments are installed. Install one with `pip install "
                 "openenv-NAME`, or give the name of a Space, such as 'openenv/echo_env'"
             )
+        # Suggestions come from the standard library: near in spelling.
         near = difflib.get_close_matches(short_name(name), known, n=3)
         hint = f" Did you mean: {', '.join(near)}?" if near else ""
         raise ValueError(f"Unknown environment {name!r}.{hint} Available environments: {', '.join(known)}")
@@ -152,6 +160,7 @@ class EnvironmentDiscovery:
 
     def clear_cache(self) -> None:
         """Look again next time, after something was installed or removed."""
+        # Import keeps lists of folders. Without this, a package installed a moment ago would not be found.
         self._known = None
         importlib.invalidate_caches()
         with contextlib.suppress(OSError):
@@ -184,6 +193,7 @@ def print_table(title: str, rows: list[tuple[str, str]]) -> None:
 def _installed() -> dict[str, EnvironmentInfo]:
     # If a package stands in two places of the path, `import` uses the first, so this does too.
     found: dict[str, EnvironmentInfo] = {}
+    # Reads metadata only; importing every package could take seconds and run any code.
     for distribution in importlib.metadata.distributions():
         info = _describe(distribution)
         if info is not None:
@@ -195,6 +205,7 @@ def _describe(distribution: importlib.metadata.Distribution) -> EnvironmentInfo 
     """Describe the environment in a distribution, or return None if it has none."""
     metadata = distribution.metadata
     package_name = str((metadata.get_all("Name") or [""])[0])  # none in a folder that pip left half removed
+    # The canonical form of PEP 503: `OpenEnv_Echo.Env` and `openenv-echo-env` are one distribution.
     canonical = re.sub(r"[-_.]+", "-", package_name).lower()
     if not canonical.startswith(_PREFIX) or canonical in _NOT_ENVIRONMENTS:
         return None
@@ -202,6 +213,7 @@ def _describe(distribution: importlib.metadata.Distribution) -> EnvironmentInfo 
     folder = _folder_of(module)
     manifest = _read_manifest(folder) if folder is not None else None
     declared = manifest or {}
+    # coding_env -> CodingEnv, CodingAction: class names by convention, unless the manifest names them.
     words = [word for word in short_name(module).split("_") if word]
     prefix = "".join(word[:1].upper() + word[1:] for word in words)
     summary = (metadata.get_all("Summary") or [""])[0]
@@ -231,6 +243,7 @@ def _names_classes(manifest: dict[str, Any] | None) -> bool:
 def _folder_of(module: str) -> Path | None:
     """Return the folder of a package without importing it."""
     try:
+        # For a top-level name, `find_spec` imports nothing.
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         return None
@@ -243,6 +256,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
         manifest = yaml.safe_load((folder / MANIFEST).read_text("utf-8"))
     except FileNotFoundError:
         return None
+    # One broken manifest must not hide the other environments.
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
         logger.warning("the manifest in %s cannot be read: %s", folder, exc)
         return None
@@ -271,6 +285,7 @@ def _read_cache() -> dict[str, EnvironmentInfo] | None:
             key: EnvironmentInfo(**{**fields, "folder": Path(fields["folder"]) if fields["folder"] else None})
             for key, fields in data["environments"].items()
         }
+        # The file belongs to a certain state of the path; any change makes it stale.
         return known if data["state"] == _path_state(known) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # an older or a damaged file is as none
         return None
@@ -292,6 +307,7 @@ def _write_cache(known: dict[str, EnvironmentInfo]) -> None:
 
 
 def _path_state(known: dict[str, EnvironmentInfo]) -> list[Any]:
+    # Folder times change when packages are installed or removed; manifest times when one is edited.
     """Return what changes when a package is installed or removed, or a manifest is edited."""
     manifests = [info.folder / MANIFEST for info in known.values() if info.folder is not None]
     places = [*sys.path, *map(str, manifests)]
@@ -300,12 +316,14 @@ def _path_state(known: dict[str, EnvironmentInfo]) -> list[Any]:
 
 def _changed(place: str) -> int:
     try:
+        # An empty entry of the path is the working directory.
         return os.stat(place or ".").st_mtime_ns
     except OSError:
         return 0
 
 
 def _is_own(facts: os.stat_result) -> bool:
+    # A file that others can write could make this process import any module.
     others = stat.S_IWGRP | stat.S_IWOTH
     is_mine = not hasattr(os, "geteuid") or facts.st_uid == os.geteuid()
     return stat.S_ISREG(facts.st_mode) and is_mine and not facts.st_mode & others

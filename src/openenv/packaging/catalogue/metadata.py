@@ -30,6 +30,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# The code of issues whose cause is the content of a file.
 _INVALID = "invalid_metadata"
 
 
@@ -46,6 +47,7 @@ class ToolDeclaration(ProfileModel):
         """Raise for names that are repeated or control the simulation."""
         if len(set(value)) != len(value):
             raise ValueError("a tool is named twice")
+        # Agents must not be offered the controls of the simulation as tools.
         refuse_controls(value)
         return value
 
@@ -89,6 +91,7 @@ class _StrictLoader(yaml.SafeLoader):
     """Loads YAML and refuses duplicate keys: the second `a: 1` would silently replace the first."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        # `deep`: keys may be nested structures, which are then refused.
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         if not all(isinstance(key, str) for key in keys) or len(set(keys)) != len(keys):
             raise yaml.constructor.ConstructorError(None, None, "keys must be unique texts", node.start_mark)
@@ -103,6 +106,7 @@ def yaml_mapping(value: str, path: str) -> dict[str, Any]:
     """
     try:
         data = yaml.load(value, Loader=_StrictLoader)  # a SafeLoader
+    # RecursionError: deeply nested YAML of an untrusted repository must not end the whole run.
     except (yaml.YAMLError, RecursionError) as error:
         raise MetadataError(_INVALID, f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
@@ -135,6 +139,7 @@ def readme_metadata(source: GitMetadataSource, path: str) -> dict[str, Any]:
         MetadataError: The front matter has no end, or is not a YAML mapping.
     """
     lines = (source.read(path) or "").splitlines()
+    # Front matter counts only at the very beginning, as on the Hub.
     if lines[:1] != ["---"]:
         return {}
     if "---" not in lines[1:]:
@@ -159,9 +164,11 @@ def license_declaration(value: object) -> _DeclaredLicense | None:
     if isinstance(value, dict):
         if "file" in value and "text" in value:
             raise MetadataError(_INVALID, "a license has either a file or a text")
+        # Old projects write {text = "MIT"}; the table form is deprecated since PEP 639.
         value = value.get("text", "")  # a file alone does not say which license it is
     if value is None:
         return None
+    # Present but empty: the author meant something that cannot be read.
     if not isinstance(value, str) or not value.strip():
         return _DeclaredLicense("unknown")
     text = value.strip()
@@ -178,6 +185,7 @@ def framework_requirement(project: dict[str, Any]) -> str | None:
         MetadataError: Dependencies are malformed, or several of them are openenv.
     """
     dependencies = project.get("dependencies", [])
+    # Dynamic dependencies are absent here, and so is the requirement.
     if not isinstance(dependencies, list) or not all(isinstance(one, str) for one in dependencies):
         raise MetadataError(_INVALID, "dependencies have to be a list of texts")
     ours: list[str] = []

@@ -146,6 +146,7 @@ class _Declared:
             "README.md": (self.readme, f"#{key}"),
         }
         for file in files:
+            # The order of files is the precedence.
             document, place = documents[file]
             value = document.get(key)
             if value is not None:
@@ -166,6 +167,7 @@ def _license(environment: _Declared, root_project: dict[str, Any]) -> _License:
     """Find the license: that of `discovery.json`, else of project and README if they agree, else the repository's."""
     source, path = environment.source, environment.path
     if environment.declaration.license is not None:
+        # A declared license needs a file that shows it, at this commit.
         file = environment.declaration.license_source or f"{path}/discovery.json"
         source.read(file, required=True)
         return _License(environment.declaration.license, file)
@@ -173,11 +175,13 @@ def _license(environment: _Declared, root_project: dict[str, Any]) -> _License:
         (license_declaration(environment.project.get("license")), f"{path}/pyproject.toml"),
         (license_declaration(environment.readme.get("license")), f"{path}/README.md"),
     ]
+    # Files without a license do not count as a disagreement.
     known = [(value, file) for value, file in declared if value is not None]
     # Two that say `other` without a text may mean different licenses.
     unclear = len(known) == 2 and known[0][0].expression == "other" and known[0][0].text is None
     if len({value for value, _ in known}) > 1 or unclear:
         message = "pyproject.toml and README.md declare different licenses"
+        # A warning: the environment stays in the catalogue, with the license unknown.
         issue = CatalogIssue(path=path, code="license_conflict", message=message, severity="warning")
         return _License(issues=(issue,))
     if known:
@@ -185,6 +189,7 @@ def _license(environment: _Declared, root_project: dict[str, Any]) -> _License:
     of_repository = license_declaration(root_project.get("license"))
     if of_repository is None:
         return _License()
+    # PEP 639: `license-files` lists the texts. The first one that exists is linked.
     files = root_project.get("license-files", [])
     texts = [one for one in files if isinstance(one, str) and one in source.files] if isinstance(files, list) else []
     if texts:
@@ -201,6 +206,7 @@ def _entry(environment: _Declared, license_found: _License, prefix: str) -> Disc
     description, description_place = environment.text(
         "description", ("discovery.json", "openenv.yaml", "pyproject.toml", "README.md")
     )
+    # The provenance names the file and the key of each fact, so that readers can check them.
     places: dict[str, Any] = {"name": name_place, "description": description_place, "source": source.uri}
     if license_found.file is not None:
         places["license"] = license_found.file
@@ -231,6 +237,7 @@ def _entry(environment: _Declared, license_found: _License, prefix: str) -> Disc
         manifest_spec_version=environment.manifest.get("spec_version"),
         framework_requirement=requirement,
     )
+    # The identifier stays the same for one place and commit, on every machine.
     place = hashlib.sha256(f"{source.uri}\n{path}".encode()).hexdigest()
     return DiscoveryEntry(
         identifier=f"{prefix}:{place}:{source.revision}",
@@ -250,6 +257,7 @@ def _interfaces(environment: _Declared) -> list[OrchestrationInterface | AgentTo
     ]
     tools = environment.declaration.agent_tools
     if tools is not None:
+        # A source outside of the environment would show the tools of another one.
         if not tools.source.startswith(f"{environment.path}/"):
             raise MetadataError(_INVALID, f"the tools' source {tools.source} must be a file of the environment")
         environment.source.read(tools.source, required=True)
@@ -264,6 +272,7 @@ def _interfaces(environment: _Declared) -> list[OrchestrationInterface | AgentTo
 
 def _tags(environment: _Declared) -> list[str]:
     tags = environment.declaration.tags or environment.readme.get("tags", [])
+    # YAML allows any values as tags; a catalogue has texts.
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
         raise MetadataError(_INVALID, "tags have to be a list of texts")
     return sorted(set(tags))

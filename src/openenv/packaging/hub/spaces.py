@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 INSTALL = "pip install 'openenv[hub]'"
+# Free; the Hub's default for new Spaces as well.
 DEFAULT_HARDWARE = "cpu-basic"
 _REPO_ID = re.compile(r"(?:[\w.-]+/)?[\w.-]+", re.ASCII)
 _SETTINGS = "https://huggingface.co/settings/tokens"
@@ -72,6 +73,7 @@ class Spaces:
     @property
     def username(self) -> str:
         """The user of the token."""
+        # Asked once: every request counts against the rate limit.
         if self._username is None:
             with self._failures("Failed to log in"):
                 self._username = str(self._api.whoami()["name"])
@@ -95,6 +97,7 @@ class Spaces:
             HubError: The Hub refused one of these steps, which the text names.
         """
         repo_id = self.full_id(repo_id)
+        # Order: Space, variables, secrets, files. The upload starts the build, which then sees all settings.
         self._prepare(repo_id, settings)
         for name, value in settings.variables.items():
             with self._failures(f"Failed to set variable {name}", settings.secrets):
@@ -138,6 +141,7 @@ class Spaces:
                 source,
                 target,
                 repo_type="space",
+                # None keeps the privacy of the source.
                 private=settings.private or None,
                 space_hardware=hardware,
                 space_variables=_pairs(settings.variables),
@@ -160,6 +164,7 @@ class Spaces:
                     exist_ok=True,
                 )
             return
+        # Never make a private Space public here: that is a decision for the Hub's page.
         if settings.private and not space.private:
             with self._failures(f"Failed to make {repo_id} private"):
                 self._api.update_repo_settings(repo_id, repo_type="space", private=True)
@@ -171,6 +176,7 @@ class Spaces:
         with self._failures(f"Failed to look at {repo_id}"):
             try:
                 return self._api.space_info(repo_id)
+            # Private Spaces of others look the same as missing ones.
             except self._errors.RepositoryNotFoundError:
                 return None
 
@@ -182,6 +188,7 @@ class Spaces:
                 repo_type="space",
                 commit_message=upload.message,
                 create_pr=create_pr,
+                # An empty list would delete nothing, but the library expects None.
                 delete_patterns=list(upload.delete) or None,
             )
 
@@ -193,6 +200,7 @@ class Spaces:
             yield
         except (self._errors.HTTPError, OSError, ValueError) as error:
             text = f"{failed}: {self._reason(error)}"
+            # The Hub may repeat the request in its message, with the value of a secret.
             for value in (secrets or {}).values():
                 text = text.replace(value, "***") if value else text
             raise HubError(text) from None  # the cause may hold the request, and so the secret
@@ -200,6 +208,7 @@ class Spaces:
     def _reason(self, error: Exception) -> str:
         if isinstance(error, self._errors.LocalTokenNotFoundError):
             return f"there is no token. Run `hf auth login`, or set HF_TOKEN to a token with write access ({_SETTINGS})"
+        # Errors without a response come from the connection or from the library's checks.
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status is None:
             if isinstance(error, (self._errors.HTTPError, ConnectionError)):
@@ -221,6 +230,7 @@ _SERVER_FAILED = "the Hub itself failed. Try again later. "
 
 def _said(error: Any, status: int) -> str:
     """Return the status and the Hub's own words, in one line."""
+    # The Hub's text may span lines; errors on a terminal should be one line.
     words = " ".join(str(getattr(error, "server_message", None) or "").split())
     return f"(status {status}{': ' + words if words else ''})"
 

@@ -19,11 +19,14 @@ import yaml
 
 from openenv.env.manifest import MANIFEST, ManifestError, read_manifest
 
+# Hidden files may hold credentials (.env, .git); the others are made by tools.
 DEFAULT_IGNORE = (".*", "__pycache__", "*.pyc", "build/", "*.egg-info")
 DEFAULT_PORT = 8000
 WEB_VARIABLE = "ENABLE_WEB_INTERFACE"
 _DOCKERFILES = ("server/Dockerfile", "Dockerfile")
+# <<EOF, <<-EOF, <<"EOF": the lines up to the word are data, not instructions.
 _HEREDOC = re.compile(r"<<-?[\"']?([A-Za-z_]\w*)[\"']?")
+# A block between two lines `---` at the very beginning of the file.
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(?P<block>.*?)^---[ \t]*$\n?", re.DOTALL | re.MULTILINE)
 
 
@@ -57,6 +60,7 @@ def read_package(folder: Path) -> SpacePackage:
         manifest = read_manifest(folder / MANIFEST)
     except (ManifestError, OSError) as error:
         raise PackageStructureError(str(error)) from error
+    # The name is the only key that a Space cannot do without: it names the page.
     name = manifest.get("name")
     if not isinstance(name, str) or not name:
         raise PackageStructureError(f"{MANIFEST} must contain a name, such as name: maze_env")
@@ -70,9 +74,11 @@ def read_package(folder: Path) -> SpacePackage:
         raise PackageStructureError(
             f"{folder} misses {', '.join(missing)}; `openenv init NAME` makes a package with all files"
         )
+    # `True` is an int in Python; `port: yes` in YAML must not become port 1.
     port = manifest.get("port", DEFAULT_PORT)
     if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
         raise PackageStructureError(f"{MANIFEST}: port must be a number from 1 to 65535, not {port!r}")
+    # Not an error: the server creates the folder, but examples write there.
     warnings = () if (folder / "outputs").is_dir() else ("the package has no folder outputs/",)
     return SpacePackage(folder, name, port, _variables(manifest.get("variables")), warnings)
 
@@ -105,10 +111,12 @@ class IgnoreRules:
     """Patterns of files to leave out, with the syntax and the meaning of a `.gitignore`: the last match decides."""
 
     def __init__(self, lines: Iterable[str]) -> None:
+        # Empty lines and comments give no rule.
         self._rules = [rule for line in lines if (rule := _ignore_rule(line)) is not None]
 
     def excludes(self, path: PurePosixPath, *, is_folder: bool) -> bool:
         """Return whether a path, relative to the package, is left out. Callers skip the contents of ignored folders."""
+        # As in Git, the last matching pattern decides, so the search runs backwards.
         for rule in reversed(self._rules):
             if (is_folder or not rule.only_folders) and rule.pattern.fullmatch(path.as_posix()):
                 return not rule.negated
@@ -116,7 +124,9 @@ class IgnoreRules:
 
 
 def _ignore_rule(line: str) -> _IgnoreRule | None:
+    # Examples: `*.pyc` any depth; `/build` only at the top; `docs/` folders only; `!keep.txt` includes again.
     text = line.rstrip("\r\n")
+    # A trailing space counts only if it is escaped.
     text = text if text.endswith("\\ ") else text.rstrip()
     if not text or text.startswith("#"):
         return None
@@ -127,6 +137,7 @@ def _ignore_rule(line: str) -> _IgnoreRule | None:
     text = text.rstrip("/")
     if not text:
         return None
+    # A slash inside the pattern ties it to the top, as in Git.
     anchored = "/" in text
     text = text.removeprefix("/")
     expression = _glob(text) if anchored else f"(?:.*/)?{_glob(text)}"
@@ -140,6 +151,7 @@ def _glob(text: str) -> str:
         rest = text[position:]
         character = text[position]
         step = 1
+        # `**/` matches no folder as well: `**/a` finds `a` and `x/y/a`.
         if rest.startswith("**/") and (position == 0 or text[position - 1] == "/"):
             parts.append("(?:.*/)?")
             step = 3
@@ -150,6 +162,7 @@ def _glob(text: str) -> str:
             parts.append("[^/]*")
         elif character == "?":
             parts.append("[^/]")
+        # `[!a]` in Git is `[^a]` in a regular expression.
         elif character == "[" and (closed := re.match(r"\[[!^]?\]?[^\]]*\]", rest)):
             inner = closed.group()[1:-1].replace("\\", "\\\\")
             parts.append(f"[{'^' + inner[1:] if inner[0] in '!^' else inner}]")
@@ -179,10 +192,12 @@ def _copy(source: Path, target: Path, rules: IgnoreRules) -> None:
     for place, folders, files in os.walk(source):
         inside = Path(place).relative_to(source)
         here = PurePosixPath(inside.as_posix())
+        # Changing `folders` in place keeps `os.walk` out of ignored folders.
         folders[:] = sorted(name for name in folders if not rules.excludes(here / name, is_folder=True))
         kept = [name for name in files if not rules.excludes(here / name, is_folder=False)]
         for name in [*folders, *kept]:
             path = Path(place, name)
+            # Links to files inside the package are copied as files.
             if path.is_symlink() and not (path.is_file() and path.resolve().is_relative_to(source)):
                 # A copy of the target could publish a file that has nothing to do with the package.
                 raise PackageStructureError(
@@ -218,13 +233,16 @@ def staged_space(
     Raises:
         PackageStructureError: The Dockerfile or the README cannot be used.
     """
+    # Later patterns win, so the caller's patterns can include a default again.
     rules = IgnoreRules([*DEFAULT_IGNORE, *ignore])
     with tempfile.TemporaryDirectory(prefix="openenv-push-", ignore_cleanup_errors=True) as home:
         copy = Path(home, "space")
         _copy(package.folder, copy, rules)
         dockerfile, readme = copy / "Dockerfile", copy / "README.md"
+        # A Space builds the Dockerfile at its top.
         if not dockerfile.is_file() and (copy / _DOCKERFILES[0]).is_file():
             (copy / _DOCKERFILES[0]).rename(dockerfile)
+        # The user's patterns may have excluded a required file; say so instead of uploading a broken Space.
         for path in (dockerfile, readme):
             if not path.is_file():
                 raise PackageStructureError(f"the ignore rules leave out {path.name}, which a Space needs")
@@ -234,6 +252,7 @@ def staged_space(
 
 
 def _space_dockerfile(text: str, base_image: str | None, interface: bool | None) -> str:
+    # By default the web UI is on, because visitors of a Space expect a page. The Dockerfile may decide otherwise.
     if interface is None and not sets_interface(text):
         interface = True
     return docker_file(text, base_image=base_image, interface=interface)
@@ -246,6 +265,7 @@ def edit_file(path: Path, change: Callable[[str], str]) -> None:
         PackageStructureError: It is not UTF-8.
     """
     try:
+        # A byte order mark before `---` or FROM would break both parsers.
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise PackageStructureError(f"{path.name} is not UTF-8: {error}") from error
@@ -273,15 +293,18 @@ def docker_file(text: str, *, base_image: str | None = None, interface: bool | N
     if interface is None or (interface is False and not sets_interface(text)):  # off is the server's default
         return "\n".join(lines)
     instructions = _instructions(lines)
+    # Only the last stage becomes the image. A CMD of an earlier stage has no effect.
     starts = [each.line for each in instructions if each.word == "FROM"]
     last_stage = starts[-1] if starts else 0
     command = next((each.line for each in instructions if each.word == "CMD" and each.line > last_stage), None)
     setting = f"ENV {WEB_VARIABLE}={str(interface).lower()}"
+    # Without CMD the setting goes to the end of the file, after the last text.
     if command is None:
         while lines and not lines[-1].strip():
             lines.pop()
         lines += [setting, ""]
     else:
+        # Before CMD, so that the last instruction stays the command.
         lines.insert(command, setting)
     return "\n".join(lines)
 
@@ -303,6 +326,7 @@ def _instructions(lines: list[str]) -> list[_Instruction]:
         while position < len(lines):
             line = lines[position].strip()
             position += 1
+            # A comment is allowed between continued lines and belongs to none of them.
             if not line.startswith("#"):  # a comment between continued lines does not end them
                 parts.append(line.removesuffix("\\"))
                 if not line.endswith("\\"):
@@ -313,6 +337,7 @@ def _instructions(lines: list[str]) -> list[_Instruction]:
         if not text:
             continue
         word = text.split(maxsplit=1)[0].upper()
+        # Here-documents: skip their lines, which may look like instructions.
         if word in ("RUN", "COPY", "ADD"):
             rest = [line.strip() for line in lines]
             for end in _HEREDOC.findall(text):
@@ -328,11 +353,13 @@ def _set_base_image(lines: list[str], image: str) -> None:
     Stages that start from the same image as the first one change with it; names of stages and platforms stay.
     """
     instructions = _instructions(lines)
+    # A Dockerfile without FROM is invalid; adding one gives a better error from the builder than we could.
     bases = [each for each in instructions if each.word == "FROM"]
     if not bases:
         lines.insert(0, f"FROM {image}")
         return
     for each in instructions:
+        # ARG BASE_IMAGE=... before FROM ${BASE_IMAGE}: the author's own way to change the base.
         is_default = each.line < bases[0].line and re.match(r"ARG\s+BASE_IMAGE\b", each.text, re.IGNORECASE)
         if is_default and "BASE_IMAGE" in bases[0].text:
             lines[each.line] = f"ARG BASE_IMAGE={image}"
@@ -340,6 +367,7 @@ def _set_base_image(lines: list[str], image: str) -> None:
     former = _image_of(bases[0].text)
     for each in bases:
         if _image_of(each.text) == former:
+            # FROM may be continued over lines, which a simple replacement cannot handle.
             if former not in lines[each.line]:
                 raise PackageStructureError(f"the Dockerfile's FROM {former} has to be one line, to be replaced")
             lines[each.line] = lines[each.line].replace(former, image, 1)
@@ -347,6 +375,7 @@ def _set_base_image(lines: list[str], image: str) -> None:
 
 def _image_of(text: str) -> str:
     """Return the image of `FROM [--platform=P] IMAGE [AS NAME]`."""
+    # Options such as --platform come before the image.
     words = [word for word in text.split()[1:] if not word.startswith("--")]
     return words[0] if words else ""
 
@@ -361,6 +390,7 @@ def space_readme(text: str, package: SpacePackage, *, interface: bool = True) ->
         PackageStructureError: The front matter is not a YAML mapping, or belongs to another kind of Space.
     """
     match = _FRONT_MATTER.match(text)
+    # No front matter: write a complete one.
     if match is None:
         front = yaml.safe_dump(_front_matter(package, interface), sort_keys=False, allow_unicode=True)
         return f"---\n{front}---\n\n{text}"
@@ -370,15 +400,18 @@ def space_readme(text: str, package: SpacePackage, *, interface: bool = True) ->
         raise PackageStructureError(f"the front matter of README.md is not valid YAML: {error}") from error
     if not isinstance(declared, dict):
         raise PackageStructureError("the front matter of README.md must be a mapping of names and values")
+    # Gradio and static Spaces cannot run a server of ours.
     if declared.get("sdk", "docker") != "docker":
         raise PackageStructureError(f"README.md says sdk: {declared['sdk']}, but environments run in a docker Space")
     wanted = {**_space_keys(package, interface), "tags": ["openenv"]}
+    # Keys of the author win; only missing ones are added at the end of the block.
     missing = {name: value for name, value in wanted.items() if name not in declared}
     added = yaml.safe_dump(missing, sort_keys=False) if missing else ""
     return f"---\n{match['block']}{added}---\n{text[match.end() :]}"
 
 
 def _front_matter(package: SpacePackage, interface: bool) -> dict[str, Any]:
+    # maze_env -> "Maze": the title already ends with "Environment".
     title = package.name.replace("_", " ").replace("-", " ").title().removesuffix(" Env")
     return {
         "title": f"{title} Environment",

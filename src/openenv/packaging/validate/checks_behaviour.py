@@ -40,8 +40,11 @@ from .report import CheckOutcome, skipped
 from .rules import RULE, CheckEvidence, CheckFailed, CheckNotApplicable, CheckSkipped, CheckStatus
 from .served_package import CLOSE_FAILED, Handles
 
+# Enough sessions to tell a leak per session from caches that fill once.
 _SESSIONS = 10
+# Threads and sockets end a moment after their session, so counts are read until they settle.
 _SETTLE_S = 10.0
+# Problems shown per check; the first few name the cause.
 _SHOWN = 4
 _SEEDING = "draw every random number from one random.Random(seed) that reset creates, and keep nothing on the class"
 _COPYING = (
@@ -55,10 +58,12 @@ def run_check(check_id: str, probe: Probe) -> CheckOutcome:
     """Run one check of a served environment."""
     rule = RULE[check_id]
     if rule.skipped is not None:
+        # A skipped rule still appears in the report: as "not declared", or with the reason if the package declares it.
         declared = None if probe.manifest is None or rule.needs is None else probe.manifest.capabilities
         is_declared = declared is not None and bool(getattr(declared, str(rule.needs)))
         reason = rule.skipped if is_declared or rule.needs is None else f"{rule.needs} is not declared"
         return skipped(check_id, reason, applies=is_declared)
+    # The rule's name is the function's name: "runtime.seed_control" -> seed_control.
     function = globals()[check_id.partition(".")[2]]
     return outcome_of(check_id, lambda: function(probe))
 
@@ -83,6 +88,7 @@ def outcome_of(check_id: str, function: Callable[[], CheckEvidence]) -> CheckOut
 
 def startup(probe: Probe) -> CheckEvidence:
     """The server answers, and its process is alive."""
+    # Health first: an open port alone does not mean that the environment can be created.
     health = probe.ask("GET", "/health")
     if not isinstance(health, dict) or health.get("status") != "healthy":
         raise CheckFailed(f"GET /health answered {health!r}")
@@ -93,6 +99,7 @@ def startup(probe: Probe) -> CheckEvidence:
 
 def reward_well_formed(probe: Probe) -> CheckEvidence:
     """Rewards are finite numbers within the range, or none."""
+    # Without a manifest there is no range to compare with; finiteness is checked anyway.
     limits = probe.manifest.reward.range if probe.manifest is not None else None
     problems = reward_problems(probe.first.moments, limits)
     rewards = probe.first.rewards
@@ -109,8 +116,10 @@ def reward_problems(moments: Sequence[Moment], limits: tuple[float, float] | Non
     problems = []
     for index, moment in enumerate(moments):
         where = _where(index)
+        # JSON has no NaN and no infinity. The server sends null and names the original value in the metadata.
         if NONFINITE_REWARD_KEY in moment.metadata:
             problems.append(f"{where}: the reward is {moment.metadata[NONFINITE_REWARD_KEY]}")
+        # No reward is fine: many environments pay at the end only.
         elif moment.reward is None:
             continue
         elif not isinstance(moment.reward, int | float) or not math.isfinite(moment.reward):
@@ -122,6 +131,7 @@ def reward_problems(moments: Sequence[Moment], limits: tuple[float, float] | Non
 
 def observation_schema(probe: Probe) -> CheckEvidence:
     """Observations fit the schemas that the server publishes."""
+    # A reset may answer with another class than a step.
     of_steps = probe.schema.get("observation")
     of_reset = probe.schema.get("reset_observation") or of_steps
     has_tools = has_tool_actions(probe.schema.get("action") or {})
@@ -146,6 +156,7 @@ def described_observations(
     Where actions are tool calls, the schema describes the reply to a call and nothing else.
     """
     for index, moment in enumerate(moments):
+        # Listing tools answers with a list of tools, which the schema of observations does not describe.
         if has_tools and not is_tool_call(moment.action):
             continue
         schema = of_steps if index else of_reset
@@ -172,6 +183,7 @@ def state_problems(states: Sequence[dict[str, Any]], episode_id: str, actions: S
             problems.append(
                 f"{_after(index)}: episode_id is {state.get('episode_id')!r}, and {episode_id!r} was asked for"
             )
+        # The environment counts its steps; `_counts` allows for listed tools.
         if not _counts(state, actions[:index]):
             problems.append(f"{_after(index)}: step_count is {state.get('step_count')!r}")
     return problems
@@ -199,6 +211,7 @@ def trajectory_record(probe: Probe) -> CheckEvidence:
 def tool_declaration_accuracy(probe: Probe) -> CheckEvidence:
     """The served tools equal the tools in the manifest."""
     promises = probe.promises
+    # Tools are read over MCP, as an agent sees them, and not from the schema of actions.
     request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
     reply = probe.ask("POST", "/mcp", request)
     tools = (reply.get("result") or {}).get("tools") if isinstance(reply, dict) else None
@@ -214,9 +227,11 @@ def tool_declaration_accuracy(probe: Probe) -> CheckEvidence:
 def task_declaration_accuracy(probe: Probe) -> CheckEvidence:
     """There are as many tasks in each split as the manifest says."""
     promises = probe.promises
+    # The first environment of the server; packages serve one.
     names = probe.ask("GET", "/list_environments")
     splits = [one["name"] for one in probe.ask("GET", f"/{names[0]}/splits")]
     counts = {split: probe.ask("POST", f"/{names[0]}/num_tasks", {"split": split})["num_tasks"] for split in splits}
+    # Without a declaration the counts are reported, and nothing can be wrong.
     declared = promises.capabilities.declared_task_count
     if declared and declared != counts:
         fix = f"in openenv.yaml: validation.capabilities.declared_task_count: {json.dumps(counts)}"
@@ -227,9 +242,11 @@ def task_declaration_accuracy(probe: Probe) -> CheckEvidence:
 def seed_control(probe: Probe) -> CheckEvidence:
     """The same seed begins the same episode, in one session and in another."""
     plan, first = probe.plan, probe.first.moments[0]
+    # Three resets in one session: a seed, another one, the first again. State that survives a reset shows up.
     with probe.session() as env:
         one = reset(env, plan)
         other = reset(env, plan, seed=plan.reset.seed + 1)
+        # A difference within the session is a leak between episodes, which another session would not show.
         once_more = reset(env, plan)
     changed = _differing(one.core, once_more.core)
     in_between = _differing(one.core, first.core)
@@ -237,6 +254,7 @@ def seed_control(probe: Probe) -> CheckEvidence:
         where = "in one session" if changed else "in two sessions"
         problem = f"reset(seed={plan.reset.seed}) twice {where}: {', '.join(changed or in_between)} differs"
         raise CheckFailed(problem, fix=_SEEDING)
+    # An environment may ignore the seed. That is noted, not failed.
     matters = one.core != other.core
     text = "another seed begins another episode" if matters else "the first observation does not depend on the seed"
     return CheckEvidence(text, {"seed": plan.reset.seed, "another_seed_differs": matters})
@@ -244,6 +262,7 @@ def seed_control(probe: Probe) -> CheckEvidence:
 
 def episode_determinism(probe: Probe) -> CheckEvidence:
     """The same seed and actions give the same observations, rewards and end."""
+    # Rewards of a language model as judge may differ within the declared tolerance, so they are left out here.
     _compare(probe.first, probe.again, "played twice", rewards=not _is_judged(probe))
     return CheckEvidence(f"{len(probe.again.rewards)} steps, twice the same", {"steps": len(probe.again.rewards)})
 
@@ -260,6 +279,7 @@ def host_containment(probe: Probe) -> CheckEvidence:
     """A container has no privileges, no folders of the host and none of its namespaces."""
     seen = None if probe.package is None else probe.package.containment()
     if seen is None:
+        # A process of this machine has no container to contain it.
         raise CheckNotApplicable("the package runs here as a process, not in a container")
     if "privileged" not in seen:
         raise CheckSkipped("the provider does not report the reach of its containers")
@@ -274,6 +294,7 @@ def host_containment(probe: Probe) -> CheckEvidence:
 
 def resource_bounds(probe: Probe) -> CheckEvidence:
     """The server's memory and the slowest episode so far stay within the declared limits."""
+    # The first episode is played before memory is read: an idle server says little.
     _ = probe.first
     resources = probe.promises.resources
     memory = probe.package.peak_memory_mb() if probe.package is not None else None
@@ -316,6 +337,7 @@ def _play_beside(probe: Probe, env: Client, neighbour: Client, episode: PlayedEp
     """Continue an episode while a neighbour acts; return the problems of both states."""
     plan = probe.plan
     reset(neighbour, plan, seed=plan.reset.seed + 1, episode_id="neighbour")
+    # The neighbour steps once, between our steps: shared class or module state then changes under us.
     for index, action in enumerate(plan.actions):
         if episode.moments[-1].done:
             break
@@ -336,18 +358,22 @@ def _play_beside(probe: Probe, env: Client, neighbour: Client, episode: PlayedEp
 
 def fork(probe: Probe) -> CheckEvidence:
     """A copy that takes the same steps sees the same, and what another copy does shows in neither."""
+    # If the episode is not deterministic by itself, differences between copies prove nothing.
     is_same = _holds(lambda: _compare(probe.first, probe.again, ""))
     plan = probe.plan
+    # Fork in the middle: a copy of the beginning could be a fresh reset.
     half = len(probe.first.rewards) // 2
     with probe.session("auto") as env:
         reset(env, plan)
         for action in plan.actions[:half]:
             step(env, action)
+        # Refusing is allowed. A wrong copy is not.
         try:
             copied, other = env.fork(2)
         except (NotForkable, SessionCapacityError, ProtocolError, UnknownTypeError) as error:
             return CheckEvidence(f"it is refused: {message_of(error)}"[:300], {"forked": False})
         with copied, other:
+            # The other copy takes different actions. They must not show in the original or in its first copy.
             elsewhere = _play_on(other, plan.actions[::-1])
             ours, theirs = PlayedEpisode(), PlayedEpisode()
             for action in plan.actions[half:]:
@@ -363,6 +389,7 @@ def fork(probe: Probe) -> CheckEvidence:
             raise CheckFailed(
                 f"a copy has the state {shown(states[1])}, and its original {shown(states[0])}", fix=_COPYING
             )
+    # The step count shows whether the other copy had only its steps.
     if _holds(lambda: state_contract(probe)) and not _counts(other_state, [*plan.actions[:half], *elsewhere]):
         raise CheckFailed(
             f"a copy counts {other_state.get('step_count')!r} steps, including steps of others", fix=_COPYING
@@ -385,6 +412,7 @@ def step_before_reset(probe: Probe) -> CheckEvidence:
     _ = probe.first
     action = probe.plan.actions[0]
     with probe.session() as env:
+        # Any typed answer is right; a broken session is not.
         try:
             step(env, action)
             answer = "an observation"
@@ -393,6 +421,7 @@ def step_before_reset(probe: Probe) -> CheckEvidence:
         except OpenEnvError as error:
             fix = "make __init__ leave the environment in a state in which step works or raises"
             raise CheckFailed(f"a step before reset: {type(error).__name__}: {message_of(error)}", fix=fix) from error
+        # The session must be usable afterwards.
         reset(env, probe.plan)
     return CheckEvidence(f"answered with {answer}"[:200])
 
@@ -402,10 +431,12 @@ def invalid_action(probe: Probe) -> CheckEvidence:
     _ = probe.first
     with probe.session() as env:
         reset(env, probe.plan)
+        # An action with an unknown field. Models that allow extra fields accept it, which is noted.
         before = env.state()
         try:
             step(env, {"no_such_field_of_any_action": 1})
         except ServerError as error:
+            # A refused action must change nothing: agents retry.
             if env.state() != before:
                 raise CheckFailed("an action that was refused has changed the state") from error
             return CheckEvidence(f"refused with {error.code}", {"code": error.code})
@@ -418,6 +449,7 @@ def session_cleanup(probe: Probe) -> CheckEvidence:
     """Sessions that have ended free their slots, files, threads and processes; close() raises nothing."""
     _ = probe.first
     package = probe.package
+    # Counts of files, threads and children before and after, if the server's process can be read.
     before = package.handles() if package is not None else None
     for _ in range(_SESSIONS):
         with probe.session() as env:
@@ -426,6 +458,7 @@ def session_cleanup(probe: Probe) -> CheckEvidence:
     measured: dict[str, Any] = {"sessions": _SESSIONS}
     if package is not None and before is not None:
         deadline = time.monotonic() + _SETTLE_S
+        # At least half a handle per session counts as a leak; a single cache or pool does not.
         while (grown := _grown(probe, before)) and time.monotonic() < deadline:
             time.sleep(0.1)
         if grown:
@@ -442,10 +475,12 @@ def floor_gap(probe: Probe) -> CheckEvidence:
     promises = probe.promises
     _ = probe.first
     with probe.session() as env:
+        # Doing the first action again and again is the least that an agent can do.
         plan = probe.plan.model_copy(update={"actions": [probe.plan.actions[0]] * len(probe.plan.actions)})
         paid = [reward for reward in play(env, plan).rewards if isinstance(reward, int | float)]
     if not paid:
         raise CheckSkipped("no step was rewarded")
+    # The best single step of the floor episode against the top of the declared range.
     floor, best = max(paid), promises.reward.range[1]
     measured = {"floor": floor, "gap": best - floor, "floor_margin": promises.reward.floor_margin}
     if best - floor < promises.reward.floor_margin:
@@ -473,12 +508,15 @@ def replayability(probe: Probe) -> CheckEvidence:
 
 
 def _same_rewards(probe: Probe, runs: list[list[Any]], when: str) -> CheckEvidence:
+    # Scripts are run by the verifier, not by the environment, so rewards here would be meaningless.
     if probe.manifest is not None and probe.manifest.capabilities.verifier.kind == "script":
         raise CheckSkipped("rewards come from a script, which is not run here")
+    # Missing rewards count as 0 so that episodes can be compared step by step.
     numbers = [[0.0 if reward is None else float(reward) for reward in run] for run in runs]
     spread = max((max(step) - min(step) for step in zip(*numbers, strict=False)), default=0.0)
     allowed = probe.manifest.reward.variance_tolerance if probe.manifest is not None and _is_judged(probe) else 0.0
     measured = {"spread": spread, "allowed": allowed, "runs": len(runs)}
+    # Episodes of different lengths differ even if their common steps agree.
     if spread > (allowed or 0.0) or len({len(run) for run in runs}) > 1:
         raise CheckFailed(f"the same actions earned {runs[0]} and {runs[-1]} {when}", fix=_SEEDING, measured=measured)
     return CheckEvidence(f"the same rewards {when}", measured)
@@ -487,7 +525,9 @@ def _same_rewards(probe: Probe, runs: list[list[Any]], when: str) -> CheckEviden
 def _counts(state: dict[str, Any], actions: Sequence[dict[str, Any]]) -> bool:
     """Say whether a state counts these steps; listing tools may count as one, or not."""
     count = state.get("step_count")
+    # Some environments count listing tools as a step, others do not. Both are accepted.
     least = sum(action.get("type") != LIST_TOOLS for action in actions)
+    # `True` is an int in Python, but not a count.
     return isinstance(count, int) and not isinstance(count, bool) and least <= count <= len(actions)
 
 
@@ -505,6 +545,7 @@ def _holds(check: Callable[[], object]) -> bool:
 
 def _compare(one: PlayedEpisode, other: PlayedEpisode, when: str, *, fix: str = _SEEDING, rewards: bool = True) -> None:
     """Raise where two episodes differ; metadata may."""
+    # The first difference is reported: later ones usually follow from it.
     for index, (first, second) in enumerate(zip(one.moments, other.moments, strict=False)):
         changed = [name for name in _differing(first.core, second.core) if rewards or name != "reward"]
         if changed:
@@ -525,5 +566,6 @@ def _grown(probe: Probe, before: Handles) -> str:
     now = probe.package.handles() if probe.package is not None else None
     if now is None:
         return ""
+    # Compare kinds separately: ten more threads and ten fewer files must not cancel out.
     more = {kind: getattr(now, kind) - getattr(before, kind) for kind in ("files", "threads", "children")}
     return ", ".join(f"{count} more {kind}" for kind, count in more.items() if count >= _SESSIONS // 2)

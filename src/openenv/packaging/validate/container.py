@@ -26,6 +26,7 @@ from .recording import LaunchSpec, NetworkEvidence, abort_socket
 from .rules import ProviderCapability
 from .served_package import StartupError, UnsupportedCapability
 
+# The small official image with Python: helpers use nothing but the standard library.
 HELPER_IMAGE = "python:3.12-slim"
 SINK_TCP_PORT = 8080
 SINK_UDP_PORT = 8081
@@ -34,12 +35,19 @@ HARDENING = [
     *("--read-only", "--user", "65532:65532", "--entrypoint", "python3"),
 ]
 """How helpers run: they need no rights, no files and little memory."""
+# The package under test loses all capabilities too. Its limit of processes is higher: servers start workers.
 _SUBJECT = ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--pids-limit", "4096"]
+# Removing may wait for the kernel to end processes.
 _REMOVE_S = 20.0
+# Output of a command beyond this size is cut off, because the package is untrusted.
 _EXEC_BYTES = 1 << 20
 _CHUNK = 1 << 16
 _GREETING = b"sink\n"
 
+# A container without a network has no port to publish. A helper joins its network namespace, and a relay process in
+# the helper copies bytes between its standard streams and the server:
+#
+#   this process ── docker exec (stdin, stdout) ── _RELAY in the helper ── 127.0.0.1:8000 of the package
 _IDLE = "import time\nwhile True: time.sleep(3600)"
 _RELAY = f"""
 import os, socket, threading
@@ -54,6 +62,7 @@ while data := server.recv({_CHUNK}):
     while data:
         data = data[os.write(1, data):]
 """
+# The sink answers TCP and UDP in a container with a network. If the package reaches it, isolation has failed.
 _SINK = f"""
 import socket, threading
 def answer_datagrams():
@@ -74,6 +83,7 @@ import errno, json, os, socket, struct, sys
 def attempt(action):
     try:
         return {{"result": "reachable" if action() else "inconclusive"}}
+    # Only "no route" proves a denial. A timeout or a refusal could have other causes.
     except OSError as error:
         no_route = error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
         return {{"result": "denied" if no_route else "inconclusive", "errno": error.errno}}
@@ -97,6 +107,7 @@ def lines(path):
     except OSError:
         return []
 sink = sys.argv[1] if len(sys.argv) > 1 else None
+# 0A is TCP's state LISTEN in /proc/net/tcp; addresses there are hexadecimal.
 listening = [line[1] for kind in ("tcp", "tcp6") for line in lines("/proc/net/" + kind)[1:] if line[3] == "0A"]
 print(json.dumps({{
     "namespace": {{
@@ -145,10 +156,12 @@ class DockerValidationProvider:
         context, dockerfile = root / execution.context, root / execution.dockerfile
         if not dockerfile.is_file():
             raise ProviderError(f"{dockerfile} is missing: validation.execution.dockerfile names it")
+        # Measured before the build: the engine would copy the whole context first.
         size = sum(path.lstat().st_size for path in context.rglob("*") if not path.is_dir())
         if size > self._max_context_bytes:
             text = f"{context} holds {size} bytes, and {self._max_context_bytes} may be sent to the engine"
             raise ProviderError(f"{text}. Leave files out by a .dockerignore in a smaller context")
+        # `--iidfile` returns the digest. A tag could be moved by another build meanwhile.
         with tempfile.TemporaryDirectory(prefix="openenv-build-") as folder:
             digest = Path(folder, "digest")
             arguments = ["build", "--quiet", "--iidfile", str(digest), "--file", str(dockerfile), str(context)]
@@ -166,6 +179,7 @@ class DockerValidationProvider:
             StartupError: Its server ended, or did not answer in time; the text has the end of its log.
             ProviderError: The engine could not run it.
         """
+        # Refuse what cannot be enforced; running it with more network would make the report wrong.
         if spec.network.mode not in self.supported_network_modes:
             raise UnsupportedCapability(
                 f"network mode {spec.network.mode} cannot be kept by Docker; it has {' and '.join(self._modes())}"
@@ -177,6 +191,7 @@ class DockerValidationProvider:
         subject = DockerRunningSubject(new_name(f"openenv-{spec.run_id}"), spec, self._helper_image)
         try:
             subject.launch()
+        # BaseException: Ctrl-C during the start must not leave a container behind either.
         except BaseException:
             subject.stop()
             raise
@@ -208,11 +223,14 @@ class DockerRunningSubject:
         """Create and start the container, and wait for its server."""
         spec = self._spec
         has_network = spec.network.mode == "public"
+        # Variables travel in a file or the environment, so secrets do not appear in the process list.
         variables = Variables.of(spec.env_vars)
         limits = {"--cpus": spec.resources.cpu, "--memory": f"{spec.resources.memory_mb}m"}
+        # With a network, publish on loopback only. Without one, the container has just `lo`.
         reach = ["--publish", f"127.0.0.1::{INNER_PORT}"] if has_network else ["--network", "none"]
         options = [*reach, *_SUBJECT, *options_of(limits), *owner_labels("validation"), *variables.options]
         command = ["create", "--name", self._name, *options, spec.image_ref]
+        # Noted before it exists, so that `stop` removes it even if creating it fails halfway.
         self._containers.append(self._name)
         self._engine.output(*command, data=variables.file, environ=variables.environ)
         self._engine.output("start", self._name)
@@ -222,6 +240,7 @@ class DockerRunningSubject:
             self._helper("helper", f"container:{self._name}", _IDLE)
             self._bridge = ExecRelayBridge(self._helper_name("helper"))
             self.base_url = self._bridge.url
+        # The watch ends the wait early if the container has ended, and adds its log to the error.
         watch = EngineWatch(self._ended, self.logs)
         try:
             wait_for_ready(self.base_url, spec.startup_timeout_s, what=f"Container {self._name}", watch=watch)
@@ -236,11 +255,14 @@ class DockerRunningSubject:
         Raises:
             ProviderError: A helper cannot be run, or the time is over.
         """
+        # One deadline for all helpers together.
         deadline = time.monotonic() + timeout_s
         mode = self._spec.network.mode
         with contextlib.ExitStack() as stack:
             sink: list[str] = []
             controls: dict[str, Any] = {}
+            # control: a container with a network reaches the sink, which proves that the sink works.
+            # subject: the package's namespace must not reach it.
             if mode == "no-network":
                 stack.enter_context(self._running("sink", "bridge", _SINK))
                 sink = [self._address_of("sink")]
@@ -274,6 +296,7 @@ class DockerRunningSubject:
             "oom_killed": state["OOMKilled"],
             "network_mode": host["NetworkMode"],
             "privileged": host["Privileged"],
+            # Named volumes are the engine's; only bind mounts show folders of the host.
             "mounts": [mount["Source"] for mount in config.get("Mounts", ()) if mount.get("Type") == "bind"],
             "host_namespaces": [name for name in ("PidMode", "IpcMode", "UTSMode") if host.get(name) == "host"],
         }
@@ -285,6 +308,7 @@ class DockerRunningSubject:
 
     def exec(self, argv: list[str], timeout_s: float) -> ExecResult:
         """Run a command in the package's container; one that takes too long is left to the container's end."""
+        # `docker exec` has no time limit, so the client is ended here. The command itself ends with the container.
         started = time.monotonic()
         try:
             done = subprocess.run(
@@ -295,6 +319,7 @@ class DockerRunningSubject:
                 check=False,
             )
         except subprocess.TimeoutExpired:
+            # 124 is the exit code of `timeout`.
             duration_s = time.monotonic() - started
             return ExecResult(124, "", f"no end within {timeout_s:g} s", timed_out=True, duration_s=duration_s)
         stdout, stderr = (stream[:_EXEC_BYTES].decode("utf-8", "replace") for stream in (done.stdout, done.stderr))

@@ -29,7 +29,9 @@ from .rules import CheckFailed, CheckNotApplicable, CheckSkipped
 from .served_package import NotServed, PackageServer
 
 PLAN = "validation/runtime.json"
+# A fixed ID and seed: repeated episodes must be able to be equal.
 _RESET = {"episode_id": "validate", "seed": 7}
+# A few different actions. More would cost time and seldom show more.
 _GENERATED_STEPS = 4
 _TOOL_FIELDS = {"tool_name", "arguments"}
 LIST_TOOLS = "list_tools"
@@ -81,6 +83,7 @@ def is_tool_call(action: Mapping[str, Any] | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
+    # As the client sees it: the observation without reward, done and metadata.
     """The result of a reset or a step."""
 
     observation: dict[str, Any]

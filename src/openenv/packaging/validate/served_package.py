@@ -85,11 +85,14 @@ class ValidationProvider(Protocol):
 logger = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
+# Environments may download models or data at their first start.
 _START_S = 180.0
 _CONTAINER_START_S = 120.0
+# Any other seed works; a fixed one makes a failure repeatable.
 _OTHER_HASH_SEED = 4711
 _TOKEN = "OPENENV_TOKEN"
 _STOP_S = 15.0
+# Variables that would change how the package is served, or hand it the caller's tokens.
 _NOT_PASSED_ON = ("OPENENV_MODE", "OPENENV_AGENT_TOKEN", "OPENENV_OBSERVER_TOKEN")
 CLOSE_FAILED = "close() of the environment failed"
 
@@ -114,6 +117,7 @@ class PackageServer(ABC):
     start_s = 0.0
 
     def __enter__(self) -> Self:
+        # The time to start is part of the report.
         started = time.monotonic()
         self.start(started + _START_S)
         self.start_s = time.monotonic() - started
@@ -170,6 +174,7 @@ class ServedPackage(PackageServer):
     """
 
     def __init__(self, folder: Path, *, hash_seed: int = 0) -> None:
+        # Created even for a package that never starts: `output` reads the log in any case.
         self.folder = folder
         self._hash_seed = hash_seed
         self._process: subprocess.Popen[bytes] | None = None
@@ -178,13 +183,16 @@ class ServedPackage(PackageServer):
 
     def start(self, deadline: float) -> None:
         """Start the process, and wait until it listens."""
+        # Port 0: the server chooses a free one and prints its address, so parallel runs do not collide.
         command = [sys.executable, "-m", "openenv", "serve", str(self.folder), "--port", "0", "--host", "127.0.0.1"]
         command += ["--log-level", "warning", "--log-format", "text", "--grace", "0"]
         environ = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
         try:
+            # Output goes to a file. A pipe that nobody reads would block the server.
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
                     command,
+                    # An empty folder: a package must not depend on its working directory.
                     cwd=self._home.name,
                     env={**environ, "PYTHONHASHSEED": str(self._hash_seed), "PYTHONPATH": _absolute(environ)},
                     stdin=subprocess.DEVNULL,
@@ -213,6 +221,7 @@ class ServedPackage(PackageServer):
     def _address(self, deadline: float) -> str:
         assert self._process is not None
         while True:
+            # Poll before reading: the address may be in the last output of a process that has just ended.
             ended = self._process.poll() is not None
             if address := _ADDRESS.search(self.output()):
                 return address.group()
@@ -224,6 +233,7 @@ class ServedPackage(PackageServer):
 
     def stop(self) -> None:
         """End the process."""
+        # Ask first, so that the server can close its sessions; kill it if it does not end.
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
@@ -242,6 +252,7 @@ class ServedPackage(PackageServer):
 
     def peak_memory_mb(self) -> float | None:
         """Return the most memory that the process has held so far; None without /proc."""
+        # VmHWM is the peak of the resident memory; the current value would miss short peaks.
         peak = re.search(r"VmHWM:\s+(\d+) kB", self._status())
         return None if peak is None else int(peak.group(1)) / 1024
 
@@ -252,6 +263,7 @@ class ServedPackage(PackageServer):
             return None
         pid = self._process.pid
         try:
+            # Approximate: descriptors come and go. `session_cleanup` allows for some.
             files = len(os.listdir(f"/proc/{pid}/fd"))
             children = len(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split())
         except OSError:
@@ -266,6 +278,7 @@ class ServedPackage(PackageServer):
 
 
 def _absolute(environ: dict[str, str]) -> str:
+    # The server starts in another folder, where relative entries would point to the wrong place.
     """Return PYTHONPATH with absolute paths, for a process in another folder."""
     parts = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     return os.pathsep.join(os.path.abspath(part) for part in parts)
@@ -315,6 +328,7 @@ class ProvidedPackage(PackageServer):
         hash_seed: int = 0,
     ) -> None:
         self.image_ref = image_ref
+        # Nothing was started yet, so nothing has to be cleaned up.
         self.cleanup: dict[str, Any] = {"started": False}
         # Servers of this package require a token if machines other than this one reach them.
         self.token = secrets.token_urlsafe(24)
@@ -331,6 +345,7 @@ class ProvidedPackage(PackageServer):
             CheckSkipped: The provider cannot meet the package's declarations.
         """
         try:
+            # The second server reuses the image of the first.
             if self.image_ref is None:
                 self.image_ref = self._provider.build(self._folder, self._execution())
             spec = LaunchSpec(
@@ -342,6 +357,7 @@ class ProvidedPackage(PackageServer):
                 env_vars={"PYTHONHASHSEED": str(self._hash_seed), _TOKEN: self.token},
             )
             self._running = self._provider.start(spec)
+        # The package asks for something that this provider lacks: no fault of the package.
         except UnsupportedCapability as error:
             raise CheckSkipped(message_of(error)) from error
         except ProviderError as error:
@@ -356,6 +372,7 @@ class ProvidedPackage(PackageServer):
         try:
             self._running.stop()
             self.cleanup = {"started": True, "stopped": True}
+        # A failed cleanup is recorded. It must not replace the result of the checks.
         except ProviderError as error:
             self.cleanup = {"started": True, "stopped": False, "reason": message_of(error)}
             logger.warning("%s", message_of(error))
@@ -387,6 +404,7 @@ class ProvidedPackage(PackageServer):
 
     def network_evidence(self) -> str | None:
         """Measure the container's network, as JSON; None if the provider cannot."""
+        # Optional: providers of other packages may lack it.
         measure = getattr(self._running, "measure_network", None)
         return None if measure is None else json.dumps(measure())
 
@@ -394,5 +412,6 @@ class ProvidedPackage(PackageServer):
         """Return how the package is run; without a declaration, from the Dockerfile that it has."""
         if isinstance(self._manifest, NormalizedManifestV2):
             return self._manifest.execution
+        # The order of `openenv build`.
         names = ("server/Dockerfile", "Dockerfile")
         return ExecutionDeclaration(dockerfile=next((n for n in names if (self._folder / n).is_file()), names[0]))
