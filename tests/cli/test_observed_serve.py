@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -126,16 +127,20 @@ def test_while_a_step_runs_sigterm_turns_ready_off_refuses_sessions_and_lets_the
 ) -> None:
     served = started()
     address = f"ws{served.url.removeprefix('http')}/ws"
-    with connect(address, proxy=None) as busy, connect(address, proxy=None) as idle:
-        for socket in (busy, idle):
-            socket.send('{"type": "reset"}')
-            socket.recv(20)
+    probe = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])))  # its request comes later
+    with probe, connect(address, proxy=None) as busy, connect(address, proxy=None) as idle:
+        for connection in (busy, idle):
+            connection.send('{"type": "reset"}')
+            connection.recv(20)
         assert ready(served.url) == (200, "ready")
         busy.send('{"type": "step", "data": {"where": "slowly"}}')
         served.wait_for((tmp_path / "started").exists)
         served.process.send_signal(signal.SIGTERM)
         served.wait_for(lambda: ready(served.url) == (503, "draining"))
         assert http_calls.get(f"{served.url}/health", trust_env=False).status_code == 200
+        probe.settimeout(20)
+        probe.sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert probe.recv(4096).startswith(b"HTTP/1.1 503")
         with connect(address, proxy=None) as late:
             assert json.loads(late.recv(20))["data"]["code"] == "CAPACITY_REACHED"
         with pytest.raises(ConnectionClosed) as ended:
@@ -179,10 +184,10 @@ def test_a_client_that_resumes_while_the_server_shuts_down_still_gets_its_reply(
 @pytest.mark.parametrize("how", ["option", "variable"])
 def test_json_logs_are_nothing_but_json_and_name_sessions(started: Callable[..., Served], how: str) -> None:
     served = started("--log-format", "json") if how == "option" else started(OPENENV_LOG_FORMAT="json")
-    with connect(f"ws{served.url.removeprefix('http')}/ws", proxy=None) as socket:
+    with connect(f"ws{served.url.removeprefix('http')}/ws", proxy=None) as connection:
         for frame in ('{"type": "reset"}', '{"type": "step", "data": {"where": "nowhere"}}'):
-            socket.send(frame)
-            socket.recv(20)
+            connection.send(frame)
+            connection.recv(20)
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(30) == 0
     served.end()

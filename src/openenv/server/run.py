@@ -220,6 +220,9 @@ class EnvironmentServer(uvicorn.Server):
         """Refuse new sessions and let running calls end. The port stays open, so that `/ready` reports the drain."""
         manager.stop_admitting()
         for connection in list(self.server_state.connections):
+            # A first request may be on its way, such as a probe of `/ready`. The port is still open, so answer it.
+            if getattr(connection, "is_new", False):
+                continue
             # uvicorn's own WebSockets (`OPENENV_FAST=0`) raise when `super().shutdown` shuts them down once more.
             if not type(connection).__module__.startswith("uvicorn.protocols.websockets"):
                 connection.shutdown()

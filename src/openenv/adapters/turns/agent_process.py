@@ -77,6 +77,14 @@ class HarnessProcess:
         """Return the last lines of its standard error."""
         return "".join(f"{line}\n" for line in self._errors)
 
+    async def read_errors(self) -> str:
+        """Return the last lines of its standard error; call this at the end of its output.
+
+        Each stream has a reader. At the end of one stream, lines of the other may still be on their way.
+        """
+        await asyncio.to_thread(self._readers[-1].join, _DRAIN_S)
+        return self.drain_stderr()
+
     # -- start and stop -------------------------------------------------------------------------------------------
 
     async def start(self, ready_check: Callable[[str], bool] | None = None) -> None:

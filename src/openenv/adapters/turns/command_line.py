@@ -133,7 +133,7 @@ class JsonLinesAdapter(ProcessAdapter):
             line = await process.read_line()
             if line is None:
                 # The end of the output within a turn is a crash; the end of stderr usually names the cause.
-                problem = process.drain_stderr().strip()[-2000:]
+                problem = (await process.read_errors()).strip()[-2000:]
                 raise HarnessNotRunningError(f"the agent ended within its turn{f': {problem}' if problem else ''}")
             event = event_of(line)
             yield event

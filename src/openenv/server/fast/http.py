@@ -32,6 +32,7 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close
 class FirstRead(ListedConnection):
     """A connection before its first bytes; chooses the protocol that gets them."""
 
+    is_new = True  # no request has begun
     _timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -70,6 +71,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     _may_be_large = False
     _is_refused = False
     _timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no request has begun on this connection."""
+        return self.cycle is None
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse a request with too much beside its body: fields, trailers, an address."""
