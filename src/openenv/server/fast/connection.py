@@ -1,4 +1,4 @@
-"""The base of our own uvicorn protocol classes: a connection that uvicorn lists, counts and shuts down.
+"""The base of our uvicorn protocol classes: a connection that uvicorn lists, counts and shuts down.
 
 Uvicorn builds a protocol with its configuration, its state and the lifespan's state, and then expects it in
 `server_state.connections` for as long as it is open. `LimitedHttpProtocol` is the exception: it extends uvicorn's own

@@ -1,8 +1,8 @@
-"""From the protocol straight to an environment's endpoint, past layers that would do nothing for the request.
+"""Direct dispatch: calls an environment's endpoint without layers that would do nothing for the request.
 
-An application without middleware of its own passes each request through eight layers, and a WebSocket keeps their
-frames for as long as it lives. Only the stock layers of uvicorn, Starlette and FastAPI are skipped: behind any other
-layer, route class or handler, requests go through the application as usual.
+Without custom middleware, each request still passes eight layers, and a WebSocket keeps their frames in memory. Direct
+dispatch skips the stock layers of uvicorn, Starlette and FastAPI only. With any other layer, route class or handler,
+requests go through the application as usual.
 
     uvicorn: ProxyHeaders -> FastAPI: ServerError -> ExceptionTelemetry -> Exception -> AsyncExitStack -> APIRouter
              -> Route -> Guard -> endpoint                       direct: route match -> Guard.admitted -> endpoint
@@ -30,7 +30,7 @@ from ..mcp.endpoint import McpEndpoint
 from ..routes import DocumentedRoute
 from ..ws import WsEndpoint
 
-# They handle errors, which the endpoints answer themselves, and rewrite addresses, which the endpoints do not use.
+# They handle errors, which the endpoints answer themselves, and rewrite addresses, which the endpoints ignore.
 _STOCK = (ServerErrorMiddleware, ExceptionMiddleware, AsyncExitStackMiddleware)
 _STOCK_NAMES = frozenset({"fastapi.telemetry._asgi.ExceptionTelemetryMiddleware"})
 _CHECK_S = 1.0
@@ -38,9 +38,9 @@ _DISPATCHES: WeakKeyDictionary[Config, DirectDispatch] = WeakKeyDictionary()
 
 
 class DirectDispatch:
-    """Dispatches to one application: directly where that makes no difference, through all its layers otherwise.
+    """Dispatches to one application: directly if that makes no difference, else through all its layers.
 
-    Routes are matched for each request, since an application may change them at any time; layers are checked once a
+    Routes are matched for each request, because an application may change them at any time. Layers are checked once a
     second.
     """
 
@@ -64,8 +64,8 @@ class DirectDispatch:
         return handler(scope, receive, send)
 
     def handler(self, scope: Scope) -> Handler | None:
-        """Find the handler of a request to a session or to `/mcp`, if it is the environment's own."""
-        # A Gym request without a session's name may raise what the application has handlers for.
+        """Find the handler of a request to a session or to `/mcp`, if it is one of ours."""
+        # A Gym request without a session may raise exceptions that the application handles.
         if scope["type"] != "http" or not (scope["path"] == "/mcp" or names_session(scope)):
             return None
         route, match = self._match(scope)
@@ -76,13 +76,13 @@ class DirectDispatch:
         return handler
 
     def endpoint(self, scope: Scope) -> WsEndpoint | None:
-        """Find the endpoint of a WebSocket request, if it is the environment's own."""
+        """Find the endpoint of a WebSocket request, if it is one of ours."""
         route, _ = self._match(scope)
         endpoint = _behind(route.app, scope) if type(route) is WebSocketRoute else None
         return endpoint if type(endpoint) is WsEndpoint else None
 
     def _match(self, scope: Scope) -> tuple[Any, Scope]:
-        """Return the route that the application would choose, if the request would reach it unchanged, or None."""
+        """Return the application's route for a request, or None if a layer could change the request."""
         now = time.monotonic()
         if not self._is_clear or now - self._checked_at >= _CHECK_S:
             self._checked_at = now
@@ -96,12 +96,12 @@ class DirectDispatch:
 
 
 def _behind(handler: Any, scope: Scope) -> Any:
-    """Return the handler behind a guard, or None: a guard that refuses answers itself."""
+    """Return the handler behind a guard; None if the guard refuses the request, which it answers itself."""
     return handler.admitted(scope) if type(handler) is Guard else handler
 
 
 def _is_clear(app: Any) -> bool:
-    """Whether only stock layers are between an application and its routes, and none reports requests."""
+    """Return whether only stock layers are between an application and its routes, and none reports requests."""
     if type(app) is not FastAPI or app.root_path:
         return False
     layer: Any = app.middleware_stack  # None until the first request has made it

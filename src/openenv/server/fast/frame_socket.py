@@ -1,7 +1,7 @@
-"""`FrameSocket`: a WebSocket on uvicorn's bare transport, and what all sockets of a loop share (pings, writes).
+"""`FrameSocket`: a WebSocket on uvicorn's bare transport, with the pings and writes of all sockets of a loop.
 
-Once the handshake is done the endpoint takes the transport over: a frame then costs one read and one write, and no ASGI
-message. Knows RFC 6455 and transports; must not know what the messages mean.
+After the handshake the endpoint takes over the transport. A frame then costs one read and one write, and no ASGI
+message. Knows RFC 6455 and transports; must not know the meaning of messages.
 
     bytes --> FrameReader --> handler.on_message            send(payload) --> WriteBatch --> transport
                  |                                                               (one flush per pass of the loop)
@@ -30,13 +30,13 @@ INTERVAL_S = 20.0
 TIMEOUT_S = 20.0
 CLOSE_TIMEOUT_S = 2.0
 _CHECK_S = 5.0
-_BIG = 8192  # a message of this size is worth a write of its own: its reader can start on it
+_BIG = 8192  # write messages of this size separately: the reader can start with them
 _MOST_UNWRITTEN = 1024 * 1024
 _WHOLE_TEXT = 0x81  # first byte of a text message in a single frame (RFC 6455, 5.2)
 
 
 class KeepAlive:
-    """Pings the idle connections of one loop, with one timer for all, and drops those that do not answer."""
+    """Pings the idle connections of one loop, with one timer for all, and drops unresponsive ones."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, *, interval_s: float = INTERVAL_S, timeout_s: float = TIMEOUT_S
@@ -55,7 +55,7 @@ class KeepAlive:
             self._timer = self._loop.call_later(self._check_s, self._check_all)
 
     def discard(self, connection: FrameSocket) -> None:
-        """Watch a connection no more."""
+        """Stop watching a connection."""
         self.pinged.pop(connection, None)
         if not self.pinged and self._timer is not None:
             self._timer.cancel()
@@ -87,10 +87,10 @@ class KeepAlive:
 
 
 class WriteBatch:
-    """The writes of one loop, collected over a pass and made at its end.
+    """Collects the writes of one loop during a pass, and makes them at its end.
 
-    Sending wakes the peer. A client of a hundred sessions that wakes once to a hundred replies costs both sides far
-    less than one that wakes a hundred times.
+    Sending wakes the peer. If a client with a hundred sessions wakes once for a hundred replies, that costs both sides
+    far less than waking a hundred times.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -102,7 +102,7 @@ class WriteBatch:
         self._size = 0
 
     def add(self, transport: asyncio.WriteTransport, data: bytes) -> None:
-        """Write soon, in order; at once for the only connection of a loop, which has nothing to wait for."""
+        """Write soon, in order; at once if the loop has only one connection."""
         if not self._due:
             if len(self._connections) == 1:
                 transport.write(data)
@@ -115,7 +115,7 @@ class WriteBatch:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is due."""
+        """Write all collected replies."""
         due, self._due = self._due, []
         self._size = 0
         for transport, data in due:
@@ -144,11 +144,11 @@ class FrameSocket(asyncio.Protocol):
         self._writes = loop_local(self._loop, WriteBatch)
         self._unread = loop_local(self._loop, UnreadReplies)
         self._is_partial = False  # a message has begun and is not whole
-        self.is_full = False  # the peer reads too slowly for more to be sent now
+        self.is_full = False  # whether the peer reads too slowly
         self._drained: asyncio.Future[None] | None = None
         self._close_timer: asyncio.TimerHandle | None = None
         self.last_heard = self._loop.time()
-        self.close_code: int | None = None  # what the peer said when it closed
+        self.close_code: int | None = None  # the peer's close code
 
     def start(self, handler: SocketHandler) -> None:
         """Begin to deliver messages."""
@@ -181,7 +181,7 @@ class FrameSocket(asyncio.Protocol):
                 self._unread.check()
 
     async def drained(self) -> None:
-        """Wait until the peer has read enough of what was sent."""
+        """Wait until the peer has read enough of the sent messages."""
         while self.is_full:
             if self._drained is None:
                 self._drained = self._loop.create_future()
@@ -208,7 +208,7 @@ class FrameSocket(asyncio.Protocol):
             self._start_closing(close_payload(code, reason))
             with contextlib.suppress(OSError, RuntimeError):  # the peer may be gone already
                 if self._transport.can_write_eof():
-                    self._transport.write_eof()  # the peer sees the end now, and what it still sends causes no reset
+                    self._transport.write_eof()  # the peer sees the end now, and its later bytes cause no reset
             self._update_reading()
 
     def _answer_close(self, payload: bytes) -> None:
@@ -244,7 +244,7 @@ class FrameSocket(asyncio.Protocol):
         self._transport.abort()
 
     def pause(self) -> None:
-        """Read no more for now."""
+        """Stop reading for now."""
         self._handler_paused = True
         self._update_reading()
 
@@ -314,7 +314,7 @@ class FrameSocket(asyncio.Protocol):
         self._note_partial()
 
     def _note_partial(self) -> None:
-        """Count what is held of a message that is not whole, with those of all other clients."""
+        """Count the buffered bytes of an incomplete message, together with all other clients."""
         held = self._reader.held
         if held:
             self._is_partial = True
@@ -327,7 +327,7 @@ class FrameSocket(asyncio.Protocol):
         loop_local(self._loop, PartialRequests).discard(self)
 
     def drop_request(self, reason: str) -> None:
-        """Free what is held of a message that is not whole, and end the connection."""
+        """Drop the buffered part of a message, and end the connection."""
         self._reader.drop_all()
         self.close(1008, reason)
 
@@ -342,7 +342,7 @@ class FrameSocket(asyncio.Protocol):
         self._unread.add(self._transport, self._stop)
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """Continue: the client has caught up."""
         self._relieve()
         self._update_reading()
         if self._handler is not None and not self._closing:
@@ -402,6 +402,6 @@ def take_over(receive: Receive, *, max_size: int) -> FrameSocket | None:
 
 
 def open_socket(receive: Receive, send: Send, *, max_size: int, fast: bool = True) -> Socket:
-    """Return the socket of a connection that was just accepted, on its bare transport where that is possible."""
+    """Return the socket of an accepted connection, on its bare transport if possible."""
     socket = take_over(receive, max_size=max_size) if fast else None
     return socket or AsgiSocket(receive, send, max_size=max_size)

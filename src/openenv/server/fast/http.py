@@ -97,7 +97,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
 
     def _refuse(self) -> None:
-        """Answer 431; what the client still sends is dropped for a while, or it would never see the answer."""
+        """Answer 431. Drop further bytes for a while: closing at once could reset the connection unread."""
         self._is_refused = True
         self._beside_body = 0
         self._end_timer()

@@ -38,7 +38,7 @@ _PHRASES = {int(status): status.phrase for status in http.HTTPStatus}
 
 
 class Disconnected(OSError):
-    """Something was sent to a client that is gone."""
+    """The client of a sent message is gone."""
 
 
 class UpgradeProtocol(ListedConnection):
@@ -164,7 +164,7 @@ class UpgradeProtocol(ListedConnection):
         self._finish(1000, http.HTTPStatus.INTERNAL_SERVER_ERROR)
 
     def _finish(self, code: int, status: int) -> None:
-        """Close what the application left open when it ended."""
+        """Close the connection if the application has ended without closing it."""
         if self._phase in ("connecting", "denying"):
             self._reject(status)
         elif self._phase == "accepted":

@@ -1,1 +1,1 @@
-"""`/mcp`: standard MCP and OpenEnv's own JSON-RPC, on one path."""
+"""`/mcp`: standard MCP and OpenEnv's JSON-RPC on one path."""

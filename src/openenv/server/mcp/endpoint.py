@@ -1,4 +1,4 @@
-"""`/mcp`: Streamable HTTP of both eras of MCP, and OpenEnv's own JSON-RPC on POST and WebSocket.
+"""`/mcp`: Streamable HTTP of both eras of MCP, and OpenEnv's JSON-RPC on POST and WebSocket.
 
 Knows HTTP; the meaning of requests is in `methods` and `openenv_rpc`, the sessions behind them in `mcp_sessions`.
 
@@ -126,7 +126,7 @@ class McpEndpoint:
                 await respond_json(send, 405, {"detail": "Method Not Allowed"}, _ALLOW)
 
     def _count(self, problem: McpError) -> None:
-        """Report a refusal, unless its cause was reported where it happened."""
+        """Report a refusal, unless its cause was reported already."""
         if problem.__cause__ is None:
             self._service.manager.report_error(code_name(problem.code))
 
@@ -146,7 +146,7 @@ class McpEndpoint:
     def _settled(
         self, message: McpMessage, work: asyncio.Future[dict[str, Any]], call: IdempotentCall | None
     ) -> dict[str, Any]:
-        """Return the response to a request; cancels one that still runs, and keeps the response for repetitions."""
+        """Return the response to a request, and store it for repetitions; cancel the request if it still runs."""
         status = 200
         if not work.done() or work.cancelled():
             work.cancel()
@@ -271,7 +271,7 @@ class McpEndpoint:
         await reply.finish(response)
 
     async def _end_abandoned(self, client: McpSession, receive: Receive, work: asyncio.Future[Any]) -> None:
-        """End a call whose client hung up and did not come back within the lease.
+        """End a call if its client hung up and did not come back within the lease.
 
         Hanging up alone cancels nothing: "Disconnection SHOULD NOT be interpreted as the client cancelling its
         request" (MCP 2025-06-18, Transports, Sending Messages).
@@ -308,14 +308,14 @@ class McpEndpoint:
     async def _client(
         self, headers: Mapping[str, str], send: Send, *, request_id: str | int | None = None
     ) -> McpSession | None:
-        """Find the session that a request names; answers the request itself if there is none."""
+        """Find the session of a request; answer the request if its session is unknown."""
         session_id = headers.get("mcp-session-id")
         if session_id is None:
             await self._refuse(send, 400, "Missing Mcp-Session-Id: begin with initialize", id=request_id)
             return None
         try:
             return self.sessions.find(session_id)
-        except SessionElsewhere as exc:  # not 404, which makes clients begin again without a word
+        except SessionElsewhere as exc:  # not 404, which makes clients begin again silently
             await respond_json(send, 421, error_message(request_id, invalid_params(str(exc), {"code": exc.code})))
             return None
         except (SessionNotFoundError, SessionLost) as exc:
@@ -571,7 +571,7 @@ async def stream_until(
 
 
 def _keeps_connection(receive: Receive) -> bool:
-    """Say whether the server will keep a request's connection after the response.
+    """Return whether the server will keep a request's connection after the response.
 
     uvicorn waits for running responses before it shuts the application down, so a stream has to notice the shutdown
     by itself: uvicorn clears `keep_alive` of its connections first. Other servers, and middleware with a `receive` of
@@ -610,13 +610,13 @@ class IdempotentCall:
             return None
         key = request_key(scope)
         if key is not None and role_of(scope) is Role.AGENT:
-            # Keys of its own: a reply that is kept for the orchestrator shows rewards, and an agent that guesses a key
-            # must not take it away from the orchestrator either.
+            # Each role has separate keys. A stored reply for the orchestrator contains rewards, and an agent that
+            # guesses a key must not take the reply away.
             key = RequestKey(f"agent {key.name}", key.digest)
         return None if key is None else cls(manager, session, key, message)
 
     def finish(self, status: int, response: Mapping[str, Any]) -> None:
-        """Keep the response to the first call, for repetitions that wait and those to come."""
+        """Store the response to the first call, for waiting and later repetitions."""
         assert self._entry is not None
         body = encode(response)
         self._session.ledger.finish(self._entry, (status, body), len(body))
@@ -635,7 +635,7 @@ class IdempotentCall:
 
 
 class RpcConnection(V1Connection):
-    """A connection of `WS /mcp`: OpenEnv's JSON-RPC, one request per text frame, on the connection's own session."""
+    """A connection of `WS /mcp`: OpenEnv's JSON-RPC, one request per text frame, with one session per connection."""
 
     def _handle(self, payload: bytes) -> None:
         try:

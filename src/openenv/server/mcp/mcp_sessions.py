@@ -29,11 +29,11 @@ class McpSession:
     Args:
         id: The value of its `Mcp-Session-Id` header.
         session: The environment session behind it.
-        is_owner: Whether the client opened that session, and so ends it.
+        is_owner: Whether the client opened that session and ends it.
         version: The protocol version of the handshake.
-        log_level: The lowest level of log messages that the client wants, if it has set one.
+        log_level: The lowest level of log messages to send, if the client has set one.
         running: Running requests, by id.
-        stream_ended: Ends the stream of a GET; None while there is no such stream.
+        stream_ended: Ends the open GET stream; None without a stream.
     """
 
     id: str
@@ -57,7 +57,7 @@ class McpSessions:
         """Open a session and reset it, so that its tools work on a real episode.
 
         Raises:
-            OpenEnvError: There is no room, or the environment could not be built.
+            OpenEnvError: All slots are in use, or the environment could not be built.
             NoTools: The environment has no tools.
         """
         session = await self._manager.open(kind, by_agent=by_agent)
@@ -112,7 +112,7 @@ class McpSessions:
         return client
 
     def end(self, client: McpSession) -> None:
-        """End a client's session; an attached one goes on without it."""
+        """End a client's session; the environment session of an attached client continues."""
         self._drop(client)
         for task in list(client.running.values()):
             task.cancel()
@@ -131,7 +131,7 @@ class McpSessions:
             client.stream_ended.set()
 
     def _make_room(self, session: Session) -> None:
-        """Drop the oldest idle clients of a session that has too many."""
+        """Drop the oldest idle clients of a session with too many clients."""
         attached = [client for client in self._known.values() if client.session is session and not client.is_owner]
         idle = [client for client in attached if not client.running and client.stream_ended is None]
         too_many = max(0, len(attached) - MAX_ATTACHED + 1)

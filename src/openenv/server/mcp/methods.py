@@ -39,7 +39,7 @@ from .openenv_rpc import progress_notification
 from .tool_calls import NoTools, StepTools, ToolOperations, origin_of_rpc, tool_request, tools_of
 
 PAGE_SIZE = 100
-# The key of each list in a result, and the method of FastMCP's client that returns it.
+# The key of each list in a result, and the FastMCP client method that returns the list.
 _LISTS = {
     "resources/list": ("resources", "list_resources"),
     "resources/templates/list": ("resourceTemplates", "list_resource_templates"),
@@ -50,7 +50,7 @@ _HANDSHAKE_ONLY = frozenset({"ping", "logging/setLevel"})
 
 @dataclass(slots=True)
 class McpExchange:
-    """One request: its era, its session, and where its notifications go."""
+    """One request: its era, its session, and the receiver of its notifications."""
 
     era: Era
     session: Session | None
@@ -82,17 +82,17 @@ class McpMethods:
 
     @property
     def server_info(self) -> dict[str, Any]:
-        """Name and version of what is served."""
+        """Name and version of the environment."""
         if self._server_info is None:
             self._server_info = {"name": self._service.env_name, "version": load_package_version()}
         return self._server_info
 
     def needs_session(self, method: str | None) -> bool:
-        """Whether a method works on an episode."""
+        """Return whether a method works on an episode."""
         return method in ("tools/call", "resources/read", "prompts/get", "completion/complete")
 
     def knows(self, method: str | None, era: Era) -> bool:
-        """Whether an era has a method."""
+        """Return whether an era has a method."""
         if method == "server/discover":
             return True
         return method in self._table and (era == "handshake" or method not in _HANDSHAKE_ONLY)
@@ -162,7 +162,7 @@ class McpMethods:
         call = tool_request(message.params, _events(message, exchange))
         origin = origin_of_rpc(self._service.manager, message.id, message.params)
         try:
-            # For every role alike: what standard MCP shows is made for agents.
+            # The same for all roles: results of standard MCP are for agents.
             mode = self._service.mode
             return _tool_result(await self._operations.run_for_agent(session, call, mode=mode, origin=origin))
         except ToolNotFoundError as exc:
@@ -250,12 +250,12 @@ def _without_nulls(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def failure(text: str) -> dict[str, Any]:
-    """Return the result of a tool call that failed."""
+    """Return the result of a failed tool call."""
     return {"content": [{"type": "text", "text": text}], "isError": True}
 
 
 def mcp_error(exc: Exception, errors: Redaction, *, prefix: str = "") -> McpError:
-    """Turn any failure into a JSON-RPC error, with no more of its text than clients may see.
+    """Turn a failure into a JSON-RPC error; redact its text if clients may not see it.
 
     Args:
         exc: The failure.
@@ -274,7 +274,7 @@ def mcp_error(exc: Exception, errors: Redaction, *, prefix: str = "") -> McpErro
 
 
 def _tool_result(shown: ToolOutcome | dict[str, Any]) -> dict[str, Any]:
-    """Return the result of `tools/call` from what an agent may see; an observation becomes text."""
+    """Return the result of `tools/call` from the agent's view; an observation becomes text."""
     if isinstance(shown, ToolOutcome):
         return shown.as_mcp()
     fields = {name: value for name, value in shown.items() if name != "tool_name"}
@@ -284,7 +284,7 @@ def _tool_result(shown: ToolOutcome | dict[str, Any]) -> dict[str, Any]:
 
 
 def _events(message: McpMessage, exchange: McpExchange) -> ToolEvents:
-    """Send a running tool's progress and log messages as notifications, as far as the client wants them."""
+    """Send a running tool's progress and log messages as notifications, if the client wants them."""
     token = message.progress_token
     level = message.meta.get(META_LOG_LEVEL) if exchange.era == "modern" else None
     if exchange.client is not None:
@@ -322,7 +322,7 @@ async def _completion(client: Any, ref: dict[str, Any], argument: dict[str, Any]
 
 
 def _server_error(exc: Exception) -> McpError:
-    """Pass the FastMCP server's error on; one without a code means that the request was wrong."""
+    """Pass on the FastMCP server's error; an error without a code means that the request was invalid."""
     if isinstance(exc, McpError):
         return exc
     code = getattr(getattr(exc, "error", None), "code", None)

@@ -1,4 +1,4 @@
-"""OpenEnv's own JSON-RPC: `tools/list`, `tools/call`, `openenv/session/create`, `openenv/session/close`.
+"""OpenEnv's JSON-RPC: `tools/list`, `tools/call`, `openenv/session/create`, `openenv/session/close`.
 
 Served on `POST /mcp`, `WS /mcp` and in the `mcp` frames of `/ws`, byte for byte as existing clients expect. A tool's
 failure is a JSON-RPC error. An agent's call is a step of the episode, as over standard MCP, and shows it as little; an
@@ -87,7 +87,7 @@ class OpenEnvRpc:
         try:
             result = await self._dispatch(request, own, notify, role)
         except McpError as exc:
-            if exc.__cause__ is None:  # else it was reported where it happened
+            if exc.__cause__ is None:  # an error with a cause was reported already
                 self._manager.report_error(code_name(exc.code))
             code = JsonRpcErrorCode(exc.code)
             return JsonRpcResponse.error_response(code, str(exc), exc.data, request.id).model_dump()
@@ -118,7 +118,7 @@ class OpenEnvRpc:
         return lambda session, origin: operations.run_for_agent(session, call, mode=mode, origin=origin)
 
     async def _run(self, request: JsonRpcRequest, own: Session | None, work: InSession) -> Any:
-        """Run on the connection's session, the named one, or an environment for this request alone."""
+        """Run on the connection's session, the named session, or a new environment for this request."""
         params = request.params
         origin = origin_of_rpc(self._manager, request.id, params)
         try:
@@ -214,7 +214,7 @@ def progress_notification(token: Any, progress: float, total: float | None, mess
 
 
 def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Show every field, as FastMCP's client does; the tools of a `step` have their own shape."""
+    """Return a tool with all fields, as the FastMCP client does; tools of a `step` have another shape."""
     if "input_schema" in tool:
         return dict(tool)
     fields = {"meta": tool.get("_meta"), **tool}

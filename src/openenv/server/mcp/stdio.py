@@ -1,7 +1,7 @@
 """MCP over standard input and output: one client, one process, one session, one JSON message per line.
 
-The first request decides the era. What an environment prints goes to standard error. Knows lines and tasks; the meaning
-of requests is in `methods`.
+The first request decides the era. The output of environments goes to standard error. Knows lines and tasks; `methods`
+knows the meaning of requests.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class StdioConversation:
         return await self._methods.answer(message, McpExchange("handshake", client.session, self._write, client))
 
     async def _own_session(self) -> Session:
-        """Return the process's one session, opened by the first call that needs it."""
+        """Return the session of the process; the first call that needs it opens it."""
         async with self._opening:
             if self._session is None:
                 self._session = await self._sessions.open(SessionKind.SOCKET)
@@ -146,8 +146,8 @@ async def converse(service: EnvService, incoming: BinaryIO, outgoing: BinaryIO) 
 
 
 def serve_stdio(service: EnvService) -> None:
-    """Serve the process's own standard input and output."""
+    """Serve on standard input and output."""
     sys.stdout.flush()
     outgoing = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # prints of environments must not mix with the protocol
+    os.dup2(2, 1)  # the output of environments must not mix with the protocol
     asyncio.run(converse(service, sys.stdin.buffer, outgoing))

@@ -1,4 +1,4 @@
-"""The tools of any environment, the session operations that list and call them, and what agents see of a call.
+"""The tools of any environment, the session operations that list and call them, and the agent's view of a call.
 
 An environment has tools as an `MCPEnvironment`, by an attribute `mcp_server`, or by taking tool actions in `step`.
 Knows environments and operations; must not know requests.
@@ -39,9 +39,9 @@ def _same(value: Any) -> Any:
 
 
 RESET: Final = build_operations(_same, _same).reset
-"""Begins an episode, and keeps its first observation as it is."""
+"""Begins an episode; returns the first observation unencoded."""
 
-# Of an observation: the orchestrator's. `metadata` may hold anything, such as the solution.
+# Fields of an observation for the orchestrator only. `metadata` may contain anything, such as the solution.
 _HIDDEN: Final = frozenset({"reward", "done", "terminated", "truncated", "metadata"})
 
 
@@ -73,7 +73,7 @@ class StepTools(ToolSource):
         return observation
 
     async def ask_server(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Refuse: there is no server."""
+        """Refuse: the environment has no FastMCP server."""
         raise NoTools
 
     async def _step(self, action: Any) -> Any:
@@ -99,16 +99,16 @@ def tools_of(env: Any, action_cls: type[Any] | None) -> ToolSource:
 
 
 def raise_error(observation: Any) -> None:
-    """Raise the failure that an observation of a tool call carries."""
+    """Raise the failure in a tool call's observation, if it has one."""
     if isinstance(observation, CallToolObservation) and observation.error is not None:
         error = observation.error
         raise _ERRORS[ToolErrorType(error.error_type)](observation.tool_name, error.message)
 
 
 def agent_view(observation: Any) -> ToolOutcome | dict[str, Any]:
-    """Return what an agent may see of a tool call: the tool's own result, never reward, end or metadata of a step.
+    """Return the agent's view of a tool call: the tool's result, never reward, end or metadata of a step.
 
-    Every reply to an agent passes here, whatever surface it takes.
+    Every reply to an agent passes here, on all surfaces.
 
     Raises:
         ToolCallError: The call failed.
@@ -162,11 +162,10 @@ class ToolOperations:
     async def run_for_agent(
         self, session: Session, call: ToolRequest, *, mode: ServerMode, origin: RequestOrigin | None
     ) -> ToolOutcome | dict[str, Any]:
-        """Call a tool as agents do, and return what they may see.
+        """Call a tool for an agent, and return the agent's view.
 
-        In a simulation the call is a step of the episode, where the environment takes tool actions: its reward and
-        end are recorded for the orchestrator. The first step of a session that an agent has opened comes after a
-        reset, which the agent cannot ask for.
+        In a simulation, if the environment takes tool actions, the call is a step of the episode; its reward and end
+        are recorded for the orchestrator. An agent cannot reset, so the first step of its session resets the episode.
 
         Raises:
             ToolCallError: The tool failed.
@@ -211,7 +210,7 @@ class ToolOperations:
             EVENTS.reset(token)
 
     async def _step_async(self, env: Any, call: ToolRequest) -> StepOutcome:
-        EVENTS.set(call.events)  # needs no reset: the call is a task, with a context of its own
+        EVENTS.set(call.events)  # needs no reset: the call runs in a separate task and context
         step = getattr(env, bind_instance(env).step.name)
         return _stepped(await step(_action(call), **_limit(env, call)))
 

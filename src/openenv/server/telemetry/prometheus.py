@@ -1,6 +1,6 @@
 """Prometheus metrics: histograms that are cheap to write, and the text format, version 0.0.4.
 
-Knows numbers and the format; must not know what is measured.
+Knows numbers and the format; must not know the meaning of metrics.
 """
 
 from __future__ import annotations
@@ -133,11 +133,11 @@ Combine = Callable[[float, float], float]
 
 
 def merge(texts: Iterable[bytes], merged_by: Mapping[str, Combine] | None = None) -> bytes:
-    """Write the metrics of several processes as those of one: values of the same name and labels are added.
+    """Merge the metrics of several processes: add values with the same name and labels.
 
     Args:
-        texts: What `render` has written, or a part of it.
-        merged_by: What to do instead with families that are no sums, by name.
+        texts: Results of `render`, or parts of them.
+        merged_by: Functions for families that must not be added, by name.
     """
     heads: dict[str, list[str]] = {}  # HELP and TYPE, by family, in the order of the first text that has it
     values: dict[str, dict[str, float]] = {}
@@ -165,7 +165,7 @@ def merge(texts: Iterable[bytes], merged_by: Mapping[str, Combine] | None = None
 
 
 def counters(text: bytes) -> bytes:
-    """Return the families of a text that only grow: what is kept of a process that has ended."""
+    """Return the counters and histograms of a text, to keep after a process has ended."""
     kept: list[str] = []
     is_kept = False
     held: list[str] = []

@@ -30,7 +30,7 @@ MERGED_BY: Mapping[str, Combine] = {
     "process_start_time_seconds": min,
     "openenv_uptime_seconds": max,
 }
-"""How the metrics of several processes become those of their server, where they are not added."""
+"""How to merge the metrics of several processes; all others are added."""
 _OTHER = "other"
 
 
@@ -146,7 +146,7 @@ def _count(counter: Counter[str], label: str) -> None:
 
 
 def _resident_bytes() -> int:
-    """Return the memory in use, or its peak where the system reports no more."""
+    """Return the memory in use, or its peak on systems that report only that."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

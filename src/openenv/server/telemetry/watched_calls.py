@@ -98,7 +98,7 @@ class WatchedCall(SessionCall):
 
     @property
     def session_id(self) -> str:
-        """The id of the call's session."""
+        """The session's id."""
         return self._session.id
 
     def run(self) -> None:
@@ -121,7 +121,7 @@ class WatchedCall(SessionCall):
             stack.enter_context(surrounding(self))
 
     def settle(self, error: BaseException | None = None) -> None:
-        """Send the result to the requester's loop."""
+        """Deliver the result, on the requester's loop."""
         self.ended = perf_counter()
         if self._inside is not None:
             # Leave the context first: replies of other calls may be sent from the context of this one.
