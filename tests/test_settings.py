@@ -52,7 +52,7 @@ def test_tokens_are_separated_by_commas_and_a_list_without_any_is_a_mistake() ->
     assert settings.observer_tokens({"OPENENV_OBSERVER_TOKEN": "four"}) == ("four",)
     assert settings.client_token({"OPENENV_TOKEN": "one,two"}) == "one"
     assert settings.client_token({}) is None
-    with pytest.raises(ValueError, match="OPENENV_TOKEN is set, but there is no token in it"):
+    with pytest.raises(ValueError, match="OPENENV_TOKEN contains no token"):
         settings.orchestrator_tokens({"OPENENV_TOKEN": " , "})
 
 

@@ -178,7 +178,7 @@ def test_an_engine_that_does_not_answer_is_named(maze: Path, openenv_command: Ru
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["nowhere"], 1, "nowhere is no environment package"),
+        (["nowhere"], 1, "nowhere is not an environment package"),
         (["maze_env", "--build-arg", "WORD"], 2, "'WORD' is not NAME=VALUE"),
     ],
 )
@@ -305,9 +305,9 @@ def test_the_copy_of_an_installed_package_can_be_built(tmp_path: Path) -> None:
 
 def test_missing_files_are_named_and_nothing_is_copied(maze: Path) -> None:
     before = set(Path(tempfile.gettempdir()).glob(f"openenv-build-*/{maze.name}"))
-    with pytest.raises(StagingError, match="no Dockerfile nothing"), staged(maze, dockerfile=Path("nothing")):
+    with pytest.raises(StagingError, match="Dockerfile not found: nothing"), staged(maze, dockerfile=Path("nothing")):
         pass
-    with pytest.raises(StagingError, match="no folder"), staged(maze, context=maze / "nowhere"):
+    with pytest.raises(StagingError, match="folder not found"), staged(maze, context=maze / "nowhere"):
         pass
     assert set(Path(tempfile.gettempdir()).glob(f"openenv-build-*/{maze.name}")) <= before
 

@@ -90,7 +90,7 @@ def test_without_a_server_the_episode_is_shown(run: Callable[..., Any], tmp_path
 @pytest.mark.parametrize(
     ("lines", "text"),
     [
-        ([{"kind": "step"}], "no recorded episode"),
+        ([{"kind": "step"}], "not a recorded episode"),
         ([{"kind": "episode", "version": 2}], "version 2"),
         ([ROWS[0], step(1, 1)], "does not begin with a reset"),
     ],

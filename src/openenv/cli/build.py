@@ -1,6 +1,6 @@
-"""`openenv build`: an image of an environment package, built by Docker or Podman from a copy of the package.
+"""`openenv build`: let Docker or Podman build an image from a copy of an environment package.
 
-Dockerfiles that start from the published `openenv-base` image start from one of ours, and install this package.
+Dockerfiles that start from the published `openenv-base` image start from our image instead, and install this package.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _app(folder: Path) -> FolderApp:
     try:
         return find_app(folder)
     except FolderError as error:
-        raise failure(f"{folder} is no environment package: {error}") from error
+        raise failure(f"{folder} is not an environment package: {error}") from error
     except (ManifestError, OSError) as error:
         raise failure(f"{folder / MANIFEST} cannot be read: {error}") from error
 
@@ -235,12 +235,12 @@ def run_engine(engine: ContainerCli, *arguments: str) -> None:
 
 
 class StagingError(Exception):
-    """There is nothing to build; the text says what is missing."""
+    """The package cannot be built; the text names the missing part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What an engine builds from."""
+    """A copy of a package, ready for a container engine."""
 
     context: Path
     dockerfile: Path
@@ -268,7 +268,7 @@ def staged(folder: Path, *, context: Path | None = None, dockerfile: Path | None
     """
     source = (context or folder).resolve()
     if not source.is_dir():
-        raise StagingError(f"there is no folder {context or folder}")
+        raise StagingError(f"folder not found: {context or folder}")
     recipe = _recipe(folder, dockerfile)
     with tempfile.TemporaryDirectory(prefix="openenv-build-", ignore_cleanup_errors=True) as home:
         copy = Path(home, source.name or "context")
@@ -294,12 +294,12 @@ def _recipe(folder: Path, chosen: Path | None) -> Path | None:
         if path.is_file():
             return path.resolve()
     if chosen is not None:
-        raise StagingError(f"there is no Dockerfile {chosen}")
+        raise StagingError(f"Dockerfile not found: {chosen}")
     return None
 
 
 def _write_recipe(copy: Path, source: Path) -> Path:
-    """Write a Dockerfile that installs what the package requires, and serves it."""
+    """Write a Dockerfile that installs the package's requirements and serves it."""
     texts = [copy / name for name in ("requirements.txt", "server/requirements.txt")]
     lines = [line for path in texts if path.is_file() for line in path.read_text(encoding="utf-8").splitlines()]
     lines += _dependencies(copy / "pyproject.toml")
@@ -312,7 +312,10 @@ def _write_recipe(copy: Path, source: Path) -> Path:
 
 
 def _place_in_image(folder: Path, copy: Path) -> str:
-    """Return where the package goes: below the folders above it by whose names its code imports itself."""
+    """Return the package's folder in the image.
+
+    If its code imports itself as `outer.inner`, the folder of `outer` must be above it.
+    """
     code = "\n".join(
         path.read_text(encoding="utf-8", errors="replace") for path in copy.rglob("*.py") if path.is_file()
     )
@@ -322,7 +325,7 @@ def _place_in_image(folder: Path, copy: Path) -> str:
 
 
 def _dependencies(project: Path) -> list[str]:
-    """Return the requirements of a `pyproject.toml`; Python 3.10 cannot parse it, and a list of strings is enough."""
+    """Return the requirements of a `pyproject.toml`, by a pattern: Python 3.10 has no TOML parser."""
     if not project.is_file():
         return []
     array = _ARRAY.search(project.read_text(encoding="utf-8"))
@@ -330,7 +333,7 @@ def _dependencies(project: Path) -> list[str]:
 
 
 def _excluded(place: str, names: list[str]) -> set[str]:
-    """Name what to leave out: what no image needs, and what cannot be copied (sockets, pipes, devices)."""
+    """Return the files to exclude: unnecessary ones, and sockets, pipes and devices, which cannot be copied."""
     return {
         name
         for name in names
@@ -344,7 +347,7 @@ def _is_special(place: str, name: str) -> bool:
 
 
 def _repository(folder: Path) -> Path | None:
-    """Return the checkout of this project in whose `envs/` a package lies."""
+    """Return the checkout of this project if the package lies in its `envs/`."""
     for parent in folder.parents:
         if (parent / ".git").exists():
             is_ours = (parent / "src" / "openenv").is_dir() and (parent / "pyproject.toml").is_file()
@@ -353,7 +356,7 @@ def _repository(folder: Path) -> Path | None:
 
 
 def _vendor(copy: Path, dockerfile: Path, repository: Path | None) -> None:
-    """Put `openenv` beside the package, a checkout's or this one, and require it instead of a released one."""
+    """Copy `openenv` beside the package, from a checkout or this installation, and require the copy."""
     copy_openenv(copy / _VENDORED, repository)
     requirement = rf"openenv\g<extras> @ file://{_IN_IMAGE}"
     _rewrite(copy / "pyproject.toml", _QUOTED, rf"\g<quote>{requirement}\g<quote>")
@@ -367,7 +370,7 @@ def _vendor(copy: Path, dockerfile: Path, repository: Path | None) -> None:
 
 
 def _install_ours(command: re.Match[str]) -> str:
-    """Let an instruction that installs `openenv`, or `openenv-core`, install the copy."""
+    """Make an instruction that installs `openenv`, or `openenv-core`, install the copy."""
     text = command.group()
     return _INSTALLED.sub(rf"\g<quote>{_IN_IMAGE}\g<extras>\g<quote>", text) if "install" in text else text
 

@@ -1,6 +1,6 @@
-"""`openenv client`: writes a module with the models of a running server and a typed client of it.
+"""`openenv client`: write a module with the models of a running server and a typed client.
 
-What a server publishes becomes source code here, so names are made of letters and digits only and every text is quoted.
+A server's schema becomes source code here, so names contain only letters and digits, and every text is quoted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def client(
     token: str | None = typer.Option(None, metavar="TOKEN", help="The server's token; by default OPENENV_TOKEN."),
     force: bool = typer.Option(False, "--force", help="Replace a file that this command did not write."),
 ) -> None:
-    """Write a typed client of a running server: its models as pydantic classes, and a client class.
+    """Write a typed client for a running server: its models as pydantic classes, and a client class.
 
       openenv client http://localhost:8000
       openenv client http://localhost:8000 -o robot.py --name RobotEnv
@@ -58,7 +58,7 @@ def client(
           env.reset()
           env.step(Move(to=3))
 
-    The module needs openenv and pydantic, and nothing of the environment. It passes mypy --strict.
+    The module needs openenv and pydantic, but not the environment's code. It passes mypy --strict.
     """
     from openenv.client.network import ConnectionOptions, with_token  # other commands need no client
     from openenv.client.schema_client import ask
@@ -73,7 +73,7 @@ def client(
     title = str(described.get("name") or "environment")
     stem = title.removesuffix("_env").removesuffix("Env").removesuffix("Environment") or title
     if name is not None and not name.isidentifier():
-        raise typer.BadParameter(f"{name!r} is no name of a class", param_hint="--name")
+        raise typer.BadParameter(f"{name!r} is not a class name", param_hint="--name")
     chosen = name or f"{class_name(stem)}Env"
     while chosen in models.models:
         chosen = f"{chosen}Client"
@@ -116,9 +116,9 @@ def module_source(models: SchemaModels, client_name: str, title: str) -> str:
 
 
 def _imports(body: str) -> str:
-    """Return the imports that a module needs, in the order in which linters want them."""
+    """Return a module's imports, sorted as linters expect."""
     tokens = tokenize.generate_tokens(io.StringIO(body).readline)
-    names = {token.string for token in tokens if token.type == tokenize.NAME}  # not those in texts
+    names = {token.string for token in tokens if token.type == tokenize.NAME}  # names in texts do not count
     standard = [f"import {module}" for module in ("datetime", "uuid") if module in names]
     others = ["import numpy as np"] if "np" in names else []
     for module, exports in _EXPORTS.items():
@@ -181,7 +181,7 @@ def _field_source(field: FieldSpec) -> str:
 
 
 def _call(function: str, arguments: list[str]) -> str:
-    """Return a call in one line, or with its arguments on a line of their own, or with each on its own."""
+    """Return a call on one line; if too long, with all arguments on the next line, or with one argument per line."""
     line = f"{function}({', '.join(arguments)})"
     if len(line) <= _WIDTH:
         return line
@@ -191,7 +191,7 @@ def _call(function: str, arguments: list[str]) -> str:
 
 
 def _fitting(line: str, field: FieldSpec) -> str:
-    """Return a line, with one choice per line where there are too many."""
+    """Return a line; if it is too long, with one choice per line."""
     if len(line) <= _WIDTH or field.type.kind != "literal":
         return line
     choices = ",\n".join(f"{_INDENT * 2}{_value(one)}" for one in field.type.values)
@@ -201,7 +201,7 @@ def _fitting(line: str, field: FieldSpec) -> str:
 
 
 def _long(option: str) -> str:
-    """Return an argument on a line of its own; a long text on several."""
+    """Return an argument on one line; a long text on several."""
     line = f"{_INDENT * 2}{option}"
     name, _, value = option.partition("=")
     if len(line) + 1 <= _WIDTH or name != "description":
@@ -269,7 +269,7 @@ def _escaped(character: str, quote: str) -> str:
 
 
 def _docstring(text: str, indent: str = _INDENT) -> str:
-    """Return a docstring in lines that fit; what could end it or be obeyed by a terminal is replaced."""
+    """Return a docstring in short lines, without quotes, backslashes and control characters."""
     plain = "".join(one if one.isprintable() else " " for one in text.replace("\\", "/").replace('"', "'"))
     lines = textwrap.wrap(" ".join(plain.split()), _WIDTH - len(indent) - 3) or [""]
     if len(lines) == 1 and len(lines[0]) + 6 + len(indent) <= _WIDTH:

@@ -1,6 +1,6 @@
-"""What all commands share: help as plain text that fits the terminal, failures in one line, an orderly end by SIGTERM.
+"""For all commands: plain help texts that fit the terminal, failures in one line, cleanup on SIGTERM.
 
-In a help text an indented paragraph stays as it is, others are wrapped. Must not know any single command.
+Indented paragraphs of a help text stay as they are; others are wrapped. Must not know a single command.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _help(command: Any, ctx: Any) -> str:
 
 
 def usage_of(arguments: Iterable[Any]) -> list[str]:
-    """Return arguments as a usage line has them: those that may be left out in brackets."""
+    """Return arguments for a usage line: `FOLDER`, or `[FOLDER]` if it is optional."""
     return [_metavar(one) if one.required else f"[{_metavar(one)}]" for one in arguments]
 
 
@@ -104,17 +104,17 @@ def _label(option: Any) -> str:
 
 
 def _explanation(parameter: Any) -> str:
-    """Return the help of a parameter, with its default where that is a value worth showing."""
+    """Return a parameter's help, with its default in brackets unless that is empty or a flag."""
     text = parameter.help or ""
     default = parameter.default
     if parameter.required or default is None or isinstance(default, bool) or default in ("", (), []):
         return text
-    shown = f"{default:g}" if isinstance(default, float) else str(default)
-    return f"{text} [{shown}]"
+    value = f"{default:g}" if isinstance(default, float) else str(default)
+    return f"{text} [{value}]"
 
 
 def _column(labels: Iterable[str]) -> int:
-    """Return the column in which explanations begin: after the longest label that is not too long."""
+    """Return the column of the explanations, after the longest label; very long labels get a line alone."""
     return max((len(label) for label in labels if len(label) <= _LABELS), default=0) + 2 * _GAP
 
 
@@ -130,10 +130,10 @@ def _table(rows: Iterable[tuple[str, str]], column: int, width: int) -> str:
 
 
 def printable(text: object) -> str:
-    """Return a text that others wrote with escapes for what a terminal obeys: `\\x1b`, `\\r`, `\\u202e`.
+    """Return untrusted text with escapes for control characters: `\\x1b`, `\\r`, `\\u202e`.
 
-    Escape sequences, carriage returns and marks that reverse the direction of writing could show something else than
-    what is there. Tabs stay.
+    Escape sequences, carriage returns and marks of writing direction could make a terminal show a different text. Tabs
+    stay.
     """
     return "".join(
         character.encode("unicode_escape").decode() if _is_control(character) else character for character in str(text)
@@ -141,25 +141,25 @@ def printable(text: object) -> str:
 
 
 def _is_control(character: str) -> bool:
-    # Cc: control characters. Cf: format characters, with those of direction. Cs: halves of a character, which cannot be
-    # printed. Zl, Zp: line and paragraph separators.
+    # Cc: control characters. Cf: format characters, such as marks of direction. Cs: surrogates, not printable.
+    # Zl, Zp: line and paragraph separators.
     return character != "\t" and unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def failure(reason: object, code: int = 1) -> typer.Exit:
-    """Print why the command failed, in one line on standard error; raise what this returns."""
+    """Print the reason of a failure in one line on standard error; return the exception to raise."""
     typer.secho(f"Error: {reason}", fg="red", err=True)
     return typer.Exit(code)
 
 
 def check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> None:
-    """Raise for a value of an option that is none of its choices."""
+    """Raise if an option's value is not one of its choices."""
     if value is not None and value not in choices:
         raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}", param_hint=option)
 
 
 def name_values(option: str, words: Iterable[str]) -> dict[str, str]:
-    """Return the values of a repeated option NAME=VALUE by their names."""
+    """Return the names and values of a repeated option NAME=VALUE."""
     values = {}
     for word in words:
         name, sign, value = word.partition("=")
@@ -170,27 +170,29 @@ def name_values(option: str, words: Iterable[str]) -> dict[str, str]:
 
 
 def secret_values(option: str, words: Iterable[str]) -> dict[str, str]:
-    """Return secrets by their names: NAME=VALUE, or NAME alone for the environment variable of that name.
+    """Return the names and values of secrets: NAME=VALUE, or NAME for the environment variable of that name.
 
-    No message repeats the word, because a mistyped one may be the secret itself.
+    Messages do not repeat the argument, because a mistyped one may be the secret itself.
     """
     values = {}
     for word in words:
         name, sign, value = word.partition("=")
         if not name.strip():
-            raise typer.BadParameter("a value has no name: NAME=VALUE, or NAME of a variable", param_hint=option)
+            raise typer.BadParameter(
+                "a value has no name; write NAME=VALUE, or the NAME of a variable", param_hint=option
+            )
         try:
             values[name.strip()] = value if sign else settings.secret(word)
         except ValueError:
             raise typer.BadParameter(
-                "a word is not NAME=VALUE, and no environment variable has that name", param_hint=option
+                "an argument is neither NAME=VALUE nor the name of an environment variable", param_hint=option
             ) from None
     return values
 
 
 @contextmanager
 def target_failures() -> Iterator[None]:
-    """End the command where its target cannot be loaded; what the target's own code raised is shown in full."""
+    """End the command if its target cannot be loaded; print the complete traceback of the target's code."""
     from openenv.server.loading import TargetError, TargetFailed  # most commands need no server
 
     try:
@@ -203,14 +205,14 @@ def target_failures() -> Iterator[None]:
 
 @contextmanager
 def tidy_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does: context managers exit, and the exit code is 143."""
+    """Let SIGTERM end the block like Ctrl-C: context managers exit, and the exit code is 143."""
 
     def leave(signum: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + signum)
 
     try:
         before = signal.signal(signal.SIGTERM, leave)
-    except ValueError:  # not the main thread, which gets no signals
+    except ValueError:  # only the main thread can handle signals
         yield
         return
     try:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def discover(
-    query: str = typer.Argument("", metavar="QUERY", help="What the environment is for; without it all are listed."),
+    query: str = typer.Argument("", metavar="QUERY", help="The environment's purpose; without it, all are listed."),
     catalog: Path = typer.Option(..., "--catalog", metavar="FILE", help="A complete catalogue."),
-    limit: int = typer.Option(20, "--limit", metavar="N", min=1, max=1000, help="How many at most."),
+    limit: int = typer.Option(20, "--limit", metavar="N", min=1, max=1000, help="Maximum number of entries."),
     filter: list[str] = typer.Option(
         [],
         "--filter",
@@ -57,7 +57,7 @@ def discover(
     for match in matches:
         typer.echo("\n".join(_lines(match.entry)))
     if not matches:
-        typer.echo(f"None of {len(snapshot.entries)} environments fits.")
+        typer.echo(f"None of {len(snapshot.entries)} environments matches.")
     typer.echo("These are declarations. Read the code before you run it.", err=True)
 
 

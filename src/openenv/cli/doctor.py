@@ -1,4 +1,4 @@
-"""`openenv doctor`: what works on this machine, what is missing, and how to get it.
+"""`openenv doctor`: working and missing prerequisites on this machine, with advice.
 
 Every check tries the thing itself: it starts a sandbox, binds a port, asks the container engine.
 """
@@ -35,10 +35,10 @@ _STATE = 9
 
 
 def doctor(
-    purpose: str = typer.Option("serve", "--for", metavar="PURPOSE", help="What has to work: serve or rollouts."),
+    purpose: str = typer.Option("serve", "--for", metavar="PURPOSE", help="The purpose: serve or rollouts."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Show what works on this machine, what is missing and how to get it.
+    """Check this machine: show working and missing prerequisites, with advice.
 
       openenv doctor                        all checks
       openenv doctor --for rollouts         exit with 1 unless agents can run here
@@ -71,7 +71,7 @@ def doctor(
 
 
 def _shown(finding: Diagnosis, *, is_needed: bool) -> str:
-    """Format a diagnosis: its text wraps in its own column, and a command stands on a line of its own, to be copied."""
+    """Format a diagnosis: wrapped text in a column, commands on separate lines for copying."""
     begin = " " * (_STATE + _NAME + 2)
     width = max(20, min(shutil.get_terminal_size().columns, 120) - len(begin))
     first, *rest = textwrap.wrap(finding.text, width, break_long_words=False, break_on_hyphens=False) or [""]
@@ -139,7 +139,7 @@ def examine() -> Iterator[Diagnosis]:
 
 
 def missing_for(findings: list[Diagnosis], area: Area) -> list[str]:
-    """Name what is missing for a purpose; one kind of sandbox is enough, and so is one agent."""
+    """Return the missing prerequisites for a purpose; one kind of sandbox and one agent are enough."""
     here = {one.name for one in findings if one.state == "ok"}
     unneeded = set()
     if "containers" in here:
@@ -153,7 +153,7 @@ def missing_for(findings: list[Diagnosis], area: Area) -> list[str]:
 
 
 def _diagnosed(area: Area, name: str, check: Callable[[], str]) -> Diagnosis:
-    """Turn the error of a check into its diagnosis; the errors say what to install or start."""
+    """Turn the error of a check into its diagnosis; the errors contain the advice."""
     try:
         return Diagnosis(area, name, "ok", check())
     except (OpenEnvError, OSError, subprocess.SubprocessError) as exc:
@@ -182,7 +182,7 @@ def _packages() -> Diagnosis:
 
 
 def _problem(requirement: Requirement) -> str | None:
-    """Return what is wrong with a required package, or None."""
+    """Return the problem of a required package, or None."""
     name, specifier = requirement.name, requirement.specifier
     try:
         version = metadata.version(name)

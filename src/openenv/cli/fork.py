@@ -1,4 +1,4 @@
-"""`openenv fork`: a copy of a Space in another namespace of the Hugging Face Hub."""
+"""`openenv fork`: copy a Space to another namespace of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from .command import failure, name_values, printable, secret_values
 def fork(
     source_space: str = typer.Argument(..., metavar="SOURCE", help="OWNER/NAME of a Space, or its address."),
     repo_id: str | None = typer.Option(
-        None, "--repo-id", "-r", metavar="ID", help="NAME or OWNER/NAME of the copy; by default the same name, yours."
+        None,
+        "--repo-id",
+        "-r",
+        metavar="ID",
+        help="NAME or OWNER/NAME of the copy; by default the same name, in your namespace.",
     ),
     private: bool = typer.Option(False, "--private", help="Make the copy private."),
     set_env: list[str] = typer.Option(
@@ -22,7 +26,7 @@ def fork(
         "--secret",
         "-s",
         metavar="NAME[=VALUE]",
-        help="A secret of the copy; without a value that of the variable. Repeatable.",
+        help="A secret of the copy; without a value, the environment variable's. Repeatable.",
     ),
     hardware: str | None = typer.Option(
         None, "--hardware", "-H", metavar="NAME", help="Such as t4-medium; by default cpu-basic."
@@ -33,8 +37,8 @@ def fork(
       openenv fork openenv/echo_env
       openenv fork openenv/echo_env -r team/echo --private --secret API_KEY
 
-    The copy has the files and the history of its source; the Hub copies no secrets, so set them here. Log in before,
-    with `hf auth login` or HF_TOKEN. Needs pip install 'openenv[hub]'. (A running episode is copied by env.fork().)
+    The copy has the files and the history of its source. The Hub copies no secrets, so set them here. Log in first
+    with `hf auth login` or HF_TOKEN. Needs pip install 'openenv[hub]'. (To copy a running episode, use env.fork().)
     """
     from openenv.packaging.auto.hub import repo_of
     from openenv.packaging.hub.spaces import HubError, Spaces, SpaceSettings, check_repo_id
@@ -44,7 +48,7 @@ def fork(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="SOURCE") from error
     if source is None:
-        raise typer.BadParameter(f"{source_space!r} is no Space: OWNER/NAME", param_hint="SOURCE")
+        raise typer.BadParameter(f"{source_space!r} is not a Space; write OWNER/NAME", param_hint="SOURCE")
     try:
         if repo_id is not None:
             check_repo_id(repo_id)

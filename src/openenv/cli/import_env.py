@@ -1,4 +1,4 @@
-"""`openenv import`: a package that serves an environment of another interface; `importers/` find and wrap it."""
+"""`openenv import`: make a package from an environment of another interface, with the importers of `importers/`."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from .init import Names, ScaffoldError, corrected
 
 def import_env(
     source: Path = typer.Argument(
-        ..., metavar="SOURCE", help="The folder of the source code, or a Python file.", show_default=False
+        ..., metavar="SOURCE", help="Folder of the source code, or a Python file.", show_default=False
     ),
     name: str | None = typer.Option(
         None, "--name", "-n", metavar="NAME", help="The package's name; by default that of SOURCE."
     ),
     output_dir: Path = typer.Option(
-        Path(), "--output-dir", "-o", help="Where to make its folder; by default the current folder."
+        Path(), "--output-dir", "-o", help="Parent of the new folder; by default the current folder."
     ),
     env_class: str | None = typer.Option(
-        None, "--env-class", metavar="CLASS", help="Where SOURCE has several environments: a class, or module:class."
+        None, "--env-class", metavar="CLASS", help="The class, or module:class, if SOURCE has several environments."
     ),
     source_type: str | None = typer.Option(
         None, "--type", metavar="TYPE", help="Look for environments of this kind only: ors or verifiers."
     ),
 ) -> None:
-    """Make a package of an environment that was written for ORS or for verifiers.
+    """Make a package from an environment for ORS or for verifiers.
 
         openenv import ../gsm8k --name gsm8k_env
         openenv serve gsm8k_env
@@ -35,14 +35,14 @@ def import_env(
     ORS: a class on Environment of ors (ors-sdk) or openreward. An action calls a tool; its reward comes with the reply.
     verifiers: a taskset of 0.4 or newer. An action is the model's answer.
 
-    The source code is copied into the package, without files that look like secrets. It is read here, and not run.
+    The command copies the source code into the package, without files that look like secrets. It never runs it.
     """
     from .importers import DEFAULT_IMPORTERS, ImporterRegistry, ImportProblem
     from .importers.base import secrets_in
 
     source = source.resolve()
     if not source.is_dir() and not (source.is_file() and source.suffix == ".py"):
-        raise typer.BadParameter(f"there is no folder or Python file {source}", param_hint="SOURCE")
+        raise typer.BadParameter(f"not a folder or Python file: {source}", param_hint="SOURCE")
     try:
         package = _package_name(name, source)
         folder = output_dir / package
@@ -64,10 +64,10 @@ def import_env(
 
 
 def _package_name(name: str | None, source: Path) -> str:
-    """Return the name of the package: `--name`, or one like that of the source."""
+    """Return the package's name: `--name`, or one derived from the source's name."""
     if name is not None:
         return Names.of(name).package
     better = corrected(source.stem if source.is_file() else source.name)
     if better is None:
-        raise ScaffoldError(f"{source.name!r} is no name for a Python package: give one with --name")
+        raise ScaffoldError(f"{source.name!r} is not a valid package name; set --name")
     return better

@@ -26,16 +26,16 @@ _LOOKS = (("🎲", "blue", "green"), ("🧭", "indigo", "purple"), ("🧩", "yel
 def init(
     name: str = typer.Argument(..., metavar="NAME", help="The package's name, such as maze_env."),
     output_dir: Path = typer.Option(
-        Path(), "--output-dir", "-o", help="Where to make its folder; by default the current folder."
+        Path(), "--output-dir", "-o", help="Parent of the new folder; by default the current folder."
     ),
 ) -> None:
-    """Make a new environment package: a small environment that runs, a typed client, tests, and a Dockerfile.
+    """Create an environment package: a small environment that runs, a typed client, tests, and a Dockerfile.
 
         openenv init maze_env
         openenv serve maze_env
 
     NAME is the name of the Python package; its folder is made in the current one, or in --output-dir. Then edit
-    models.py and server/NAME_environment.py. A name that Python does not take is corrected, if you agree.
+    models.py and server/NAME_environment.py. The command offers a correction for an invalid name.
     """
     try:
         name = _agreed_name(name)
@@ -73,7 +73,7 @@ def _is_terminal() -> bool:
 
 
 def corrected(name: str) -> str | None:
-    """Return a name like this one that a package can have: `My Maze` is `my_maze`; None where there is none."""
+    """Return a name like this one that a package can have: `My Maze` is `my_maze`; None if none is valid."""
     words = re.findall(r"[a-z0-9]+", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower())
     stem = "_".join(words).lstrip("0123456789_")
     for better in (stem, f"{stem}_env") if stem else ():
@@ -150,9 +150,9 @@ class Names:
             ScaffoldError: It cannot be the name of a package.
         """
         if not name.isidentifier() or not name.isascii() or not name.strip("_"):
-            raise ScaffoldError(f"{name!r} is no name for a Python package: letters, digits and _, such as maze_env")
+            raise ScaffoldError(f"{name!r} is not a package name; use letters, digits and _, such as maze_env")
         if keyword.iskeyword(name) or name in sys.stdlib_module_names or name in _TAKEN:
-            raise ScaffoldError(f"{name!r} is a name that Python or openenv uses already")
+            raise ScaffoldError(f"{name!r} is already a name of Python or openenv")
         return cls(name)
 
     @property
@@ -190,7 +190,7 @@ class Variant:
     """A package that is not quite that of `openenv init`.
 
     Args:
-        templates: Folders of templates; a file of one replaces that of the template, and of the folders before it.
+        templates: Folders of templates; their files replace files of the template, and later folders win.
         without: Files that the package does not have.
         values: Placeholders of these templates, and their values.
         finish: Called with the package's folder when its files are written.
@@ -254,7 +254,7 @@ def _missing_top(folder: Path) -> Path | None:
 
 
 def _undo(folder: Path, new_folder: Path | None) -> None:
-    """Remove what was written: the new folders, or the content of one that was empty before."""
+    """Remove the written files: new folders, or the content of a folder that was empty."""
     if new_folder is not None:
         shutil.rmtree(new_folder, ignore_errors=True)
         return

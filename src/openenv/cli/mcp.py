@@ -10,7 +10,9 @@ from .command import check_choice, target_failures
 
 
 def mcp(
-    target: str = typer.Argument(".", metavar="TARGET", help="What to offer; by default the folder you are in."),
+    target: str = typer.Argument(
+        ".", metavar="TARGET", help="The environment to offer; by default the current folder."
+    ),
     mode: str = typer.Option(
         "simulation", metavar="MODE", help="simulation or production: some tools exist in one only."
     ),
@@ -40,7 +42,7 @@ def mcp(
     with target_failures():
         server = environment_server(load_app(enter_folder(target)))
         if server is None:
-            raise TargetError(f"{target} was not made by create_app, so its environment is not known")
+            raise TargetError(f"{target} was not made by create_app, so its environment is unknown")
         server.service.mode = parse_mode(mode)
         serve_stdio(server.service)
         check_closed(server.manager)

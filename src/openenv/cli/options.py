@@ -11,8 +11,8 @@ next function, and as a field of the object that travels on. Here the declaratio
     @options_of(HelloFlags)
     def hello(flags: HelloFlags) -> None: ...
 
-A field may itself be such a dataclass: its options become options of the command, and several commands can share them.
-`Annotated[GROUP, Panel("Title")]` lists them below a title of their own in the help.
+A field may itself be a dataclass with options, which become options of the command; several commands can share them.
+`Annotated[GROUP, Panel("Title")]` lists them in the help below that title.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def options_of(flags: type[_FlagsT]) -> Callable[[Callable[[_FlagsT], _ResultT]]
     The command takes keyword arguments, so Python code can call it as well; omitted ones get the field's default.
 
     Args:
-        flags: A dataclass whose fields are `Annotated[TYPE, typer.Option(...)]`, or dataclasses of that kind.
+        flags: A dataclass with fields `Annotated[TYPE, typer.Option(...)]`, or groups of them.
     """
     parameters = list(_parameters(flags))
 

@@ -92,7 +92,7 @@ def _open_store(folder: Path | None) -> Iterator[RolloutStore | None]:
 
 
 async def _play(flags: PlayFlags, model: Model, store: RolloutStore | None) -> list[EpisodeSample]:
-    """Play all episodes, with a progress bar on a terminal; return those that ended, with or without a reward."""
+    """Play all episodes, with a progress bar on a terminal; return all samples, with or without a reward."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

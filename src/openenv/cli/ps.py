@@ -53,7 +53,7 @@ class PsFlags:
 
 @options_of(PsFlags)
 def ps(flags: PsFlags) -> None:
-    """List running servers and sandboxes of all providers and rollouts, whichever process started them.
+    """List running servers and sandboxes of all providers and rollouts, of any process.
 
       openenv ps                       here, and in your cluster if there is one
       openenv ps --only docker --only local

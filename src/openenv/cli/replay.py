@@ -1,4 +1,4 @@
-"""`openenv replay`: plays a recorded episode against a server and says where it differs; without one, shows it."""
+"""`openenv replay`: replay a recorded episode on a server and print the differences; without one, print the steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STAY_S: Final = 60.0
 
 
 class Difference(NamedTuple):
-    """A value that is not what was recorded."""
+    """A value that differs from the recording."""
 
     where: str
     recorded: Any
@@ -48,11 +48,11 @@ def replay(
     tolerance: float = typer.Option(1e-9, metavar="X", min=0.0, help="How far numbers may be apart."),
     keep_going: bool = typer.Option(False, "--all", help="Go on after the first step that differs."),
 ) -> None:
-    """Play a recorded episode again: the same reset, the same actions. Says where the server answers otherwise.
+    """Replay a recorded episode: the same reset, the same actions. Prints differences in the server's replies.
 
     A step that failed when it was recorded has to fail again. Exits with 0 if all is the same, and with 1 if not.
 
-      openenv replay episode.jsonl                          show what is in it
+      openenv replay episode.jsonl                          print its steps
       openenv replay episode.jsonl http://localhost:8000
       openenv replay episode.jsonl http://localhost:8000 --ignore observation.clock
     """
@@ -64,7 +64,7 @@ def replay(
         raise failure(exc) from None
     begins = next((row for row in rows if row["kind"] == "reset"), None)
     if not rows or rows[0]["kind"] != "episode":
-        raise failure(f"{file} is no recorded episode: its first line has to say so")
+        raise failure(f"{file} is not a recorded episode: its first line is not a header")
     if rows[0].get("version") != 1:
         raise failure(f"{file} is of version {rows[0].get('version')}, and this is made for version 1")
     summary = summarise(rows)
@@ -140,7 +140,7 @@ class Comparison(NamedTuple):
     ignored: frozenset[str]
 
     def of(self, row: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
-        """Compare a row with what a server answers now."""
+        """Compare a row with the server's reply now."""
         from openenv.protocol.json_values import decode, encode
 
         recorded, failed = row.get("error"), now.get("error")

@@ -1,4 +1,4 @@
-"""`openenv sandboxes`: which backends can run here, and whether one keeps the sandbox contract."""
+"""`openenv sandboxes`: list the backends, and check one against the sandbox contract."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from openenv.sandboxes import Sandboxes
     from openenv.sandboxes.checks import CheckResult
 
-sandboxes = command_group("List the sandboxes that can run here, and check that one isolates as it should.")
+sandboxes = command_group("List the sandboxes that can run here, and check their isolation.")
 _MARKS = {"passed": "[green]✓[/]", "failed": "[red]✗[/]", "not offered": "[dim]–[/]"}
 _UNSAFE = "i_know_there_is_no_isolation"
 _Name = TypeVar("_Name", str, "str | None")
@@ -44,9 +44,9 @@ Sandbox = Annotated[
 
 @sandboxes.command("ls", cls=HelpCommand)
 def ls() -> None:
-    """List the backends, and what is missing for those that cannot run here.
+    """List the backends, with missing prerequisites.
 
-    One sandbox of each is started, which shows how long that takes.
+    The command starts one sandbox of each and shows the time.
 
       openenv sandboxes ls
     """
@@ -57,7 +57,7 @@ def ls() -> None:
     from openenv.sandboxes.base import BACKENDS
 
     console = Console()
-    table = Table("backend", "runs here", "start", "offers, or what is missing", box=None, pad_edge=False)
+    table = Table("backend", "runs here", "start", "features, or missing", box=None, pad_edge=False)
     for name in plugin_names(BACKENDS):
         with console.status(f"trying {name}"):
             table.add_row(name, *_try_backend(name))
@@ -76,7 +76,7 @@ def check(
 ) -> None:
     """Check a backend against the sandbox contract: each check runs a program or an attack in a real sandbox.
 
-    Exits with 1 if a check fails or something is left behind.
+    Exits with 1 if a check fails or leaves something behind.
 
       openenv sandboxes check local
       openenv sandboxes check docker --only isolation. --failed
@@ -125,7 +125,7 @@ def _escaped(text: str) -> str:
 
 
 def _try_backend(name: str) -> tuple[str, str, str]:
-    """Start a sandbox; return whether that works, how long it took, and its features or what is missing."""
+    """Start a sandbox; return whether that works, the time, and the features or the missing prerequisite."""
     if name == "process":
         return "on request", "", f"no isolation: backend('process', {_UNSAFE}=True)"
     try:

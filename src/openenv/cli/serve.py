@@ -426,7 +426,7 @@ def _leave_on_second_interrupt(app: Any) -> None:
     """Let the first Ctrl-C shut the server down, and the second end the process at once.
 
     A running call of an environment cannot be interrupted, so a gentler second step would wait for it. The process
-    names the sessions whose environments it could not close.
+    names the sessions with open environments.
     """
     from openenv.server.run import environment_server
 

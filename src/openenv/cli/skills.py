@@ -22,7 +22,7 @@ SKILL = "openenv-cli"
 AGENTS = ("claude", "codex", "cursor", "opencode")
 _SHARED = Path(".agents/skills")
 _HOME_FOLDERS = {"opencode": Path(".config/opencode/skills")}
-"""The agents' folders in the home folder, if they differ from those in a project."""
+"""The agents' folders in the home folder, if they differ from the folders in a project."""
 
 _GUIDE = """\
 ---

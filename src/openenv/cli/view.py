@@ -1,4 +1,4 @@
-"""`openenv view`: shows stored and running rollouts in the browser."""
+"""`openenv view`: show stored and running rollouts in the browser."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def view(
     token: str | None = typer.Option(
         None,
         metavar="TOKEN",
-        help="Ask visitors for this token. Better set OPENENV_TOKEN, which others on this machine cannot see.",
+        help="Require this token. Prefer OPENENV_TOKEN: other users of this machine can read options.",
     ),
     no_token: bool = typer.Option(
-        False, "--no-token", help="Never make a token, not even on an address that others can reach."
+        False, "--no-token", help="Never create a token, not even for an address that others can reach."
     ),
     open_browser: bool = typer.Option(False, "--open", help="Open the page in your browser."),
 ) -> None:
-    """Show what agents did: rollouts, stored and running, in the browser. Nothing is changed.
+    """Show rollouts, stored and running, in the browser, without changing them.
 
-    Lists with filters and pass rates; each rollout as a transcript, with its tokens coloured by log-probability, the
-    files it changed, every check with its output, and all verdicts; two side by side.
+    The page has lists with filters and pass rates. A rollout's page has the transcript, tokens coloured by
+    log-probability, changed files, every check with its output, and all verdicts. You can compare two rollouts.
 
     Examples:
 
       openenv view
       openenv view runs/monday runs/tuesday --port 0 --open
 
-    For other machines, with a token that is made and printed:
+    For other machines, with a token that is created and printed:
 
       openenv view --host 0.0.0.0
     """
@@ -62,7 +62,7 @@ def view(
     from openenv.server.run import bound_socket
 
     if no_token and token:
-        raise typer.BadParameter("this contradicts the token that is given", param_hint="--no-token")
+        raise typer.BadParameter("it contradicts --token", param_hint="--no-token")
     folders = _folders(stores)
     spare = secrets.token_urlsafe(24) if not is_loopback(host) and not no_token and not token else None
     access = _access(token, spare)
@@ -85,7 +85,7 @@ def view(
 
 
 def _folders(stores: list[Path]) -> dict[str, Path]:
-    """Return the stores by the names under which they are shown."""
+    """Return the stores with their names on the page."""
     from openenv.errors import StoreError
     from openenv.rollout.store.store import require_store
 
@@ -111,7 +111,7 @@ def _access(token: str | None, spare: str | None) -> AccessPolicy:
 
 
 def _address(listener: socket.socket) -> str:
-    """Return where a browser on this machine finds the page."""
+    """Return the page's address for a browser on this machine."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -7,7 +7,7 @@ from .ors import ORSImporter
 from .verifiers import VerifiersImporter
 
 DEFAULT_IMPORTERS: list[EnvironmentImporter] = [ORSImporter(), VerifiersImporter()]
-"""In the order in which they look."""
+"""In order of precedence."""
 
 __all__ = [
     "DEFAULT_IMPORTERS",

@@ -1,4 +1,4 @@
-"""What importers share: source trees and their dependencies, what was found in them, and how a package is written.
+"""What importers share: source trees, their dependencies and environments, and writing a package.
 
 Source code is parsed and copied, never run.
 """
@@ -27,7 +27,7 @@ _NOT_CODE = frozenset(
         *(".mypy_cache", ".ruff_cache", ".pytest_cache", ".idea", ".vscode"),
     }
 )
-# What must not end up in an image or on the Hub because it lay beside the code.
+# Files that must not reach an image or the Hub, although they lie beside the code.
 _SECRET = (
     *(".env", ".env.*", ".netrc", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*", "credentials.json"),
     *("secrets.*", "*_secret.*", "*_secrets.*", ".pypirc"),
@@ -39,7 +39,7 @@ _REQUIREMENT = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^\]]*\])?\s*(
 
 
 class ImportProblem(Exception):
-    """A source cannot be imported; the text says why, and what to do."""
+    """A source cannot be imported; the text has the reason and the advice."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class EnvironmentImporter(Protocol):
 
 
 class ImporterRegistry:
-    """The importers, in the order in which they look."""
+    """The importers, in order of precedence."""
 
     def __init__(self, importers: list[EnvironmentImporter]) -> None:
         self._importers = {importer.source_type: importer for importer in importers}
@@ -93,12 +93,12 @@ class ImporterRegistry:
             return self._importers[source_type]
         except KeyError:
             kinds = ", ".join(self.supported_types)
-            raise ImportProblem(f"{source_type!r} is no kind of environment that can be imported: {kinds}") from None
+            raise ImportProblem(f"{source_type!r} is not a kind of environment; choose from {kinds}") from None
 
     def detect(
         self, source: Path, source_type: str | None = None
     ) -> list[tuple[EnvironmentImporter, DetectedEnvironment]]:
-        """Return what is found in a source tree, each with its importer."""
+        """Return the environments in a source tree, each with its importer."""
         importers = self._importers.values() if source_type is None else [self.get(source_type)]
         return [(importer, one) for importer in importers for one in importer.detect(source)]
 
@@ -113,14 +113,14 @@ class ImporterRegistry:
         matches = self.detect(source, source_type)
         if not matches:
             kinds = " or ".join([source_type] if source_type else self.supported_types)
-            raise ImportProblem(f"there is no environment of {kinds} in {source}")
+            raise ImportProblem(f"found no environment of {kinds} in {source}")
         names = {one.qualified_name: (importer, one) for importer, one in matches}
         if env_class is not None:
             chosen = [name for name, (_, one) in names.items() if env_class in (name, one.class_name)]
             if not chosen:
                 near = difflib.get_close_matches(env_class, [*names, *(one.class_name for _, one in matches)], 1)
                 hint = f"; did you mean {near[0]}?" if near else f": there are {', '.join(names)}"
-                raise ImportProblem(f"there is no environment {env_class} in {source}{hint}")
+                raise ImportProblem(f"no environment {env_class} in {source}{hint}")
             names = {name: names[name] for name in chosen}
         if len(names) > 1:
             raise ImportProblem(f"choose one of several environments with --env-class: {', '.join(names)}")
@@ -138,7 +138,7 @@ def iter_python_files(source: Path) -> list[Path]:
 
 
 def parse(path: Path) -> ast.Module | None:
-    """Parse a Python file; None where it is none."""
+    """Parse a Python file; return None if its syntax is wrong."""
     try:
         return ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError, OSError):
@@ -146,9 +146,9 @@ def parse(path: Path) -> ast.Module | None:
 
 
 def import_root(source: Path, path: Path) -> Path:
-    """Return the folder that must be on the import path for a file: the first above it that is no package.
+    """Return the folder that must be on the import path for a file: the first one above it that is not a package.
 
-    It may be the parent of the source, where the source itself is a package.
+    If the source itself is a package, this is the source's parent.
     """
     folder = path.parent
     top = source if source.is_dir() else source.parent
@@ -160,7 +160,7 @@ def import_root(source: Path, path: Path) -> Path:
 
 
 def module_path(source: Path, file_path: Path) -> str:
-    """Return the name by which a file of a source tree is imported."""
+    """Return a file's module name."""
     parts = file_path.relative_to(import_root(source, file_path)).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -200,7 +200,7 @@ def _files_of(source: Path) -> Iterator[Path]:
 
 
 def collect_source_dependencies(source: Path) -> list[str]:
-    """Return what a source tree declares that it needs, from its `pyproject.toml` and `requirements.txt`."""
+    """Return the declared requirements of a source tree, from its `pyproject.toml` and `requirements.txt`."""
     folder = source if source.is_dir() else source.parent
     project = folder / "pyproject.toml"
     lines = _project_dependencies(project.read_text(encoding="utf-8", errors="replace")) if project.is_file() else []
@@ -220,17 +220,17 @@ def _project_dependencies(text: str) -> list[str]:
     for end in (match.end() for match in re.finditer(r"\]", rest)):  # a text may have brackets: extras
         with contextlib.suppress(SyntaxError, ValueError):
             return [str(one) for one in ast.literal_eval("[" + rest[:end])]
-    raise ImportProblem("the dependencies in pyproject.toml cannot be read: they are no list of texts")
+    raise ImportProblem("the dependencies in pyproject.toml cannot be read: write a list of strings")
 
 
 def merged_requirements(lines: Iterator[str] | list[str]) -> list[str]:
-    """Return requirements, the first of each package; options and paths of pip's are none."""
-    kept: dict[str, str] = {}
+    """Return the first requirement of each package; skip options and paths of pip."""
+    requirements: dict[str, str] = {}
     for line in lines:
         match = _REQUIREMENT.match(line)
         if match is not None and not line.startswith("#"):
-            kept.setdefault(re.sub(r"[-_.]+", "-", match.group(1)).lower(), line)
-    return [*kept.values()]
+            requirements.setdefault(re.sub(r"[-_.]+", "-", match.group(1)).lower(), line)
+    return [*requirements.values()]
 
 
 # -- packages ----------------------------------------------------------------------------------------------------------

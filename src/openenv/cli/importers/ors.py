@@ -82,7 +82,7 @@ def _is_tool(decorator: ast.expr) -> bool:
 
 
 def _ors_modules(tree: ast.Module) -> dict[str, str]:
-    """Return the names under which a module imports ORS, each with its first part."""
+    """Return a module's names for ORS, each with its top-level package."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -96,7 +96,7 @@ def _ors_modules(tree: ast.Module) -> dict[str, str]:
 
 
 def _ors_root(node: ast.ImportFrom) -> str | None:
-    """Return the package of ORS that names are imported from; None where it is another."""
+    """Return the package of ORS that names are imported from; None for another package."""
     root = (node.module or "").partition(".")[0]
     return root if root in _DISTRIBUTIONS and not node.level else None
 

@@ -23,7 +23,7 @@ class VerifiersImporter:
         exports = {path: [name for name in _exported(tree) if name in tasksets] for path, tree in trees.items()}
         environments = []
         for path, names in exports.items():
-            # A package exports what one of its modules defines; verifiers looks where it is exported.
+            # A package re-exports names of its modules; verifiers loads them from the package.
             is_repeated = path.name != "__init__.py" and names and names == exports.get(path.with_name("__init__.py"))
             if not is_repeated:
                 environments += [self._detected(source, path, name) for name in names]
@@ -51,7 +51,7 @@ class VerifiersImporter:
                 "make it a Taskset (verifiers.v1), exported by __all__, and import that"
             )
         if detected.module_path != detected.module_path.lower():
-            raise ImportProblem(f"verifiers finds no module with capital letters: rename {detected.module_path}")
+            raise ImportProblem(f"verifiers does not find modules with capital letters; rename {detected.module_path}")
         write_import(
             kind=self.source_type,
             source=source,

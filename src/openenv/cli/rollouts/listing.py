@@ -54,7 +54,7 @@ def list_rollouts(flags: ListFlags) -> None:
       openenv rollouts ls --status ok --limit 5
       openenv rollouts ls --task binary_search --since 2h --json
     """
-    # A missing default store means that nobody ran anything yet; a missing store that the user named is an error.
+    # A missing default store means that nothing ran yet; a missing store in --store is an error.
     if flags.store is None and not settings.rollout_store().exists():
         empty: dict[str, list[object]] = {"rollouts": [], "interrupted": []}
         typer.echo(json.dumps(empty, indent=2) if flags.as_json else f"No rollouts yet in {settings.rollout_store()}.")

@@ -109,8 +109,8 @@ def run(flags: RunFlags) -> None:
         if endpoint is None and needs_model:
             raise ValueError(f"{flags.agent} needs a model: give its endpoint with --base-url and its id with --model")
         cluster = None if flags.ray is None else RayCluster(flags.ray)
-        # Probe the endpoint before an agent is downloaded and a rollout fails. With a cluster, this machine may not
-        # reach what the nodes reach.
+        # Probe the endpoint before an agent is downloaded and a rollout fails. With a cluster, the nodes may
+        # reach endpoints that this machine does not.
         if endpoint is not None and needs_model and cluster is None:
             check_endpoint(endpoint)
     with open_store(flags.store, create=True) as store:

@@ -1,1 +1,1 @@
-"""Templates of imported packages: those of `openenv init`, with these files in their place."""
+"""Templates of imported packages: these files replace or extend the templates of `openenv init`."""
