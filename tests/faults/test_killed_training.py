@@ -20,7 +20,7 @@ from asking_agent import AskingAgent
 from openenv.client.env_client import GenericEnvClient
 from openenv.errors import RolloutError, SandboxUnavailable
 from openenv.rollout import Model, RolloutStore, Task
-from openenv.rollout.store.store import export_rollouts
+from openenv.rollout.store.exports import export_rollouts
 from openenv.sandboxes import LocalSandboxes
 from openenv.testing import Script, ScriptedModel, serve
 from openenv.train import SampleGroup, play, rollouts, stream

@@ -399,7 +399,7 @@ def test_an_agent_that_never_calls_its_model_is_not_the_policys_failure(
 
 
 def test_calls_are_kept_with_a_stored_rollout(run: Callable[..., Outcome], model: Model, tmp_path: Path) -> None:
-    from openenv.rollout.store.store import export_rollouts, recording
+    from openenv.rollout.store.exports import export_rollouts, recording
 
     with RolloutStore(tmp_path / "store") as store:
         asking = Shell([CALL], dialect="openai_chat")

@@ -30,7 +30,7 @@ from openenv.rollout import (
 )
 from openenv.rollout.agents import Shell
 from openenv.rollout.run.ray_engine import RayEngine
-from openenv.rollout.store.store import recording
+from openenv.rollout.store.exports import recording
 from openenv.sandboxes.base import Sandboxes
 from openenv.testing import Script, ScriptedModel, Turn
 from ray_nodes import RayNodes, processes_with, ray_nodes, wait_until

@@ -14,7 +14,7 @@ import pytest
 
 from openenv.errors import StoreError
 from openenv.rollout import Outcome, RolloutStore, Task
-from openenv.rollout.store.store import export_rollouts
+from openenv.rollout.store.exports import export_rollouts
 
 TASK = Task(instruction="write it", verify=("true",), task_id="t")
 

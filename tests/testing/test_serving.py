@@ -73,7 +73,7 @@ def test_a_server_stops_when_the_block_raises() -> None:
         assert probe.connect_ex(("127.0.0.1", server.port)) != 0
 
 
-@pytest.mark.parametrize(("target", "reason"), [(unclear, "annotate it"), (42, "neither an application")])
+@pytest.mark.parametrize(("target", "reason"), [(unclear, "no return annotation"), (42, "neither an application")])
 def test_what_cannot_be_served_is_refused_with_the_reason(target: object, reason: str) -> None:
     with pytest.raises(TargetError, match=reason), serve(target):
         pass

@@ -44,8 +44,9 @@ from openenv.rollout.capture.capture_server import CaptureServer
 from openenv.rollout.capture.export import sequences
 from openenv.rollout.capture.records import Call, Recording
 from openenv.rollout.run.engine import Engine, EngineOptions, named_backend
+from openenv.rollout.store.exports import recording
 from openenv.rollout.store.outcome import Outcome
-from openenv.rollout.store.store import RolloutStore, recording
+from openenv.rollout.store.store import RolloutStore
 from openenv.rollout.tasks.task import Dialect, Model, Sampling, Task
 from openenv.sandboxes.base import Sandboxes, SandboxSpec
 from openenv.testing.scripted import CutFailure, Failure, HangFailure, Script, ScriptedModel, StatusFailure, Turn

@@ -207,7 +207,7 @@ class EpisodeStream(GroupStream[Start]):
 
     async def sample(self, worker: int, group: OpenGroup[Start], index: int, attempt: int) -> EpisodeSample:
         labels = {**group.labels(index, attempt), "start": _arguments(group.item)}
-        episode = _Episode(new_rollout_id(), group.name, labels, self.options.reward)
+        episode = _PlayedEpisode(new_rollout_id(), group.name, labels, self.options.reward)
         client = self._client(worker)
         try:
             with episode.waits_for_environment():
@@ -237,7 +237,7 @@ class EpisodeStream(GroupStream[Start]):
         await asyncio.to_thread(capture.close)
         return await self._stored(episode, capture)
 
-    async def _stored(self, episode: _Episode, capture: Capture | None = None) -> EpisodeSample:
+    async def _stored(self, episode: _PlayedEpisode, capture: Capture | None = None) -> EpisodeSample:
         """Store a finished episode, and return it as a sample."""
         self.counts.environment_s += episode.environment_s
         self.counts.model_s += episode.model_s
@@ -250,7 +250,9 @@ class EpisodeStream(GroupStream[Start]):
             await asyncio.to_thread(self._store.add, outcome, episode.task())
         return EpisodeSample(outcome, sequences)
 
-    async def _run(self, client: GenericEnvClient, messages: list[Json], episode: _Episode, capture: Capture) -> None:
+    async def _run(
+        self, client: GenericEnvClient, messages: list[Json], episode: _PlayedEpisode, capture: Capture
+    ) -> None:
         """Play until the episode ends, the model stops, or `max_turns` is reached."""
         for _ in range(self.options.max_turns):
             answer = await self._ask(messages, episode, capture)
@@ -271,7 +273,7 @@ class EpisodeStream(GroupStream[Start]):
             messages += self._dialogue.reply(answer, results)
         episode.finish("truncated", f"the episode was not over after {self.options.max_turns} answers")
 
-    async def _step(self, client: GenericEnvClient, action: Json, episode: _Episode) -> str:
+    async def _step(self, client: GenericEnvClient, action: Json, episode: _PlayedEpisode) -> str:
         """Take one action, and return the model's view of the result."""
         try:
             with episode.waits_for_environment():
@@ -287,7 +289,7 @@ class EpisodeStream(GroupStream[Start]):
             episode.finish("ok")
         return self._dialogue.shown(result.observation)
 
-    async def _ask(self, messages: Sequence[Json], episode: _Episode, capture: Capture) -> Json | None:
+    async def _ask(self, messages: Sequence[Json], episode: _PlayedEpisode, capture: Capture) -> Json | None:
         """Return the model's reply as a message; None if the conversation is too long for the model.
 
         Raises:
@@ -321,7 +323,7 @@ class EpisodeStream(GroupStream[Start]):
         return {"role": "assistant", "content": "", **kept}
 
 
-class _Episode:
+class _PlayedEpisode:
     """The state of an episode: its reward so far, and how it ended."""
 
     def __init__(self, rollout_id: str, name: str, labels: Json, rule: RewardRule) -> None:

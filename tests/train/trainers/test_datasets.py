@@ -73,7 +73,7 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:
 
 def test_the_columns_of_parquet_are_those_of_the_store(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is an optional dependency")
-    from openenv.rollout.store.store import export_rollouts
+    from openenv.rollout.store.exports import export_rollouts
 
     with RolloutStore(tmp_path / "store") as store:
         fill(store)

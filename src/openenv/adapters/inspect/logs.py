@@ -22,9 +22,10 @@ from openenv.errors import StoreError
 from openenv.rollout.capture.export import turns
 from openenv.rollout.capture.records import FILE, Call, Recorder, Recording, read
 from openenv.rollout.capture.transcript import answer, question, transcript
+from openenv.rollout.store.exports import recording
 from openenv.rollout.store.outcome import Outcome, Status
 from openenv.rollout.store.rollout_index import RolloutFilter
-from openenv.rollout.store.store import Record, RolloutStore, recording
+from openenv.rollout.store.store import Record, RolloutStore
 from openenv.rollout.tasks.checks import AS_STORED
 from openenv.rollout.tasks.task import Task
 

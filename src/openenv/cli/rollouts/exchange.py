@@ -14,7 +14,7 @@ from ..options import options_of
 from .selection import SelectionFlags, Store, open_store
 
 if TYPE_CHECKING:
-    from openenv.rollout.store.store import Format
+    from openenv.rollout.store.exports import Format
 
 FORMATS = ("jsonl", "parquet", "inspect")
 
@@ -63,7 +63,7 @@ def export(flags: ExportFlags) -> None:
       openenv rollouts export good.parquet --status ok --min-trust judged
       openenv rollouts export logs --to inspect && inspect view --log-dir logs
     """
-    from openenv.rollout.store.store import export_rollouts
+    from openenv.rollout.store.exports import export_rollouts
 
     target = flags.target
     kind = flags.to or {".parquet": "parquet", ".eval": "inspect"}.get(target.suffix, "jsonl")

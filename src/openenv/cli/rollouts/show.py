@@ -94,7 +94,7 @@ def _show_work(store: RolloutStore, record: Record, *, tokens: bool, full: bool)
     """Print the model calls and the changed files; without a recording, the figures of the record."""
     from openenv.rollout.capture.transcript import transcript
     from openenv.rollout.store.changes import compare_trees
-    from openenv.rollout.store.store import recording
+    from openenv.rollout.store.exports import recording
 
     captured, outcome = recording(store, record), record.outcome
     if captured is not None:

@@ -371,19 +371,19 @@ class CollectRunner:
         present = self._serializer.collected_episode_ids()
         # Every ID consumes a task, also if it is skipped: an episode has the same task in every run.
         planned = [_PlannedEpisode(episode_id, next(self._tasks, None)) for episode_id in ids]
-        remaining = [one for one in planned if one.episode_id not in present]
+        remaining = [episode for episode in planned if episode.episode_id not in present]
         result = CollectResult(0, len(planned) - len(remaining), 0, 0, ids, 0.0, 0.0, num_left=len(remaining))
         rewards: list[float] = []
         failed_in_a_row = 0
         stop = threading.Event()
         playing = _Playing(_until(stop, model_step), options, stop)
-        episodes = _played_all(remaining, lambda one: self._played(one, playing), options.concurrency, stop)
+        episodes = _play_all(remaining, lambda episode: self._play(episode, playing), options.concurrency, stop)
         with _CollectBar(len(planned), result) as show, closing(episodes):
-            for one, record in episodes:
+            for episode, record in episodes:
                 result.num_left -= 1
                 if isinstance(record, Exception):
                     result.num_failed += 1
-                    result.failures[one.episode_id] = f"{type(record).__name__}: {message_of(record)}"
+                    result.failures[episode.episode_id] = f"{type(record).__name__}: {message_of(record)}"
                     failed_in_a_row += 1
                 elif should_keep is not None and not should_keep(record):
                     result.num_dropped += 1
@@ -397,25 +397,25 @@ class CollectRunner:
                         result.avg_reward = sum(rewards) / len(rewards)
                         result.success_rate = sum(reward > 0 for reward in rewards) / len(rewards)
                     failed_in_a_row = 0
-                show(one.episode_id)
+                show(episode.episode_id)
                 if failed_in_a_row == options.give_up_after:
                     break
         return result
 
-    def _played(self, one: _PlannedEpisode, playing: _Playing) -> EpisodeRecord | Exception:
+    def _play(self, episode: _PlannedEpisode, playing: _Playing) -> EpisodeRecord | Exception:
         """Return the record of an episode, or the error of its last attempt."""
         for attempt in range(playing.options.retries + 1):
             try:
-                return self._record(one, playing)
+                return self._record(episode, playing)
             except Exception as exc:
-                logger.info("episode %s failed, attempt %d", one.episode_id, attempt + 1, exc_info=True)
+                logger.info("episode %s failed, attempt %d", episode.episode_id, attempt + 1, exc_info=True)
                 is_last = attempt == playing.options.retries or _fails_again(exc)
                 if is_last or playing.stop.wait(_PAUSES.pause_s(attempt)):
                     return exc
         raise AssertionError("unreachable")
 
-    def _record(self, one: _PlannedEpisode, playing: _Playing) -> EpisodeRecord:
-        session = self._session_factory.create(task=one.task, episode_id=one.episode_id)
+    def _record(self, episode: _PlannedEpisode, playing: _Playing) -> EpisodeRecord:
+        session = self._session_factory.create(task=episode.task, episode_id=episode.episode_id)
         try:
             rollout = self._harness_adapter.run_white_box(playing.model_step, session, self._limits)
             verdict = session.verify(transcript=rollout.messages, final_state=rollout_final_state(rollout))
@@ -423,9 +423,9 @@ class CollectRunner:
             try:
                 session.close()
             except Exception:  # the result of the episode, or its error, is more important
-                logger.warning("the session of episode %s could not be closed", one.episode_id, exc_info=True)
+                logger.warning("the session of episode %s could not be closed", episode.episode_id, exc_info=True)
         return EpisodeRecord.from_rollout(
-            one.episode_id, rollout, verdict, one.task, requires_reward=playing.options.requires_reward
+            episode.episode_id, rollout, verdict, episode.task, requires_reward=playing.options.requires_reward
         )
 
     def _set_results_aside(self) -> None:
@@ -457,7 +457,7 @@ def _until(stop: threading.Event, model_step: ModelStep) -> ModelStep:
     return step
 
 
-def _played_all(
+def _play_all(
     planned: Iterable[_PlannedEpisode],
     play: Callable[[_PlannedEpisode], EpisodeRecord | Exception],
     concurrency: int,
@@ -465,16 +465,16 @@ def _played_all(
 ) -> Generator[tuple[_PlannedEpisode, EpisodeRecord | Exception], None, None]:
     """Play `concurrency` episodes at once and yield them as they end. Closing the generator cancels the others."""
     if concurrency == 1:
-        for one in planned:
-            yield one, play(one)
+        for episode in planned:
+            yield episode, play(episode)
         return
     running: dict[Future[EpisodeRecord | Exception], _PlannedEpisode] = {}
     waiting = iter(planned)
     with ThreadPoolExecutor(concurrency, thread_name_prefix="openenv-collect") as pool:
         try:
             while True:
-                for one in islice(waiting, concurrency - len(running)):
-                    running[pool.submit(play, one)] = one
+                for episode in islice(waiting, concurrency - len(running)):
+                    running[pool.submit(play, episode)] = episode
                 if not running:
                     return
                 for future in wait(running, return_when=FIRST_COMPLETED).done:

@@ -382,7 +382,7 @@ class RolloutRun:
     def _agent_side(self) -> None:
         plan = self._plan
         with ExitStack() as stack:
-            sandbox = self._sandbox_with_setup(stack)
+            sandbox = self._ready_sandbox(stack)
             with self._reporter.during("agent", f"starting {plan.agent.name}"):
                 facts = self._run_agent(sandbox, self._prepare_agent(sandbox))
             with self._reporter.during("collect", "taking the work tree"):
@@ -400,7 +400,7 @@ class RolloutRun:
         if self._in_doubt is not None and (label is None or label.status != "env_failed"):
             self._control_run(*self._in_doubt)
 
-    def _sandbox_with_setup(self, stack: ExitStack) -> Sandbox:
+    def _ready_sandbox(self, stack: ExitStack) -> Sandbox:
         """Open a sandbox that is ready for the agent; the stack closes it.
 
         The first rollout of a group runs the setup. The others wait, and start from its snapshot or fail like it. If it
@@ -408,18 +408,18 @@ class RolloutRun:
         """
         group = self._plan.setup_group
         if group is None:
-            return self._sandbox_of_its_own(stack, None)
+            return self._sandbox_after_setup(stack, None)
         shared = group.result
         if shared is None and not group.lead():
             with self._reporter.during("setup", "waiting for another rollout that runs this setup"):
                 shared = group.wait(self._cancel)
         if shared is None:
             try:
-                return self._sandbox_of_its_own(stack, group)
+                return self._sandbox_after_setup(stack, group)
             finally:
                 group.step_down()
         if shared.snapshot is None and shared.failure is None:
-            return self._sandbox_of_its_own(stack, None)
+            return self._sandbox_after_setup(stack, None)
         with self._reporter.during("setup", f"set up by rollout {shared.rollout_id}"):
             self._setup, self._setup_rollout_id = list(shared.results), shared.rollout_id
             if shared.failure is not None:
@@ -431,7 +431,7 @@ class RolloutRun:
             lay_outer_files(sandbox, self._plan.task)
         return sandbox
 
-    def _sandbox_of_its_own(self, stack: ExitStack, group: SetupGroup | None) -> Sandbox:
+    def _sandbox_after_setup(self, stack: ExitStack, group: SetupGroup | None) -> Sandbox:
         """Open a sandbox, run the setup in it, and publish the result to the group."""
         with ExitStack() as own:
             sandbox = self._open_sandbox(own, replace(self._spec(), fills_workdir=True, network=self._has_network))

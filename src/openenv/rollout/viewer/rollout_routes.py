@@ -35,8 +35,9 @@ from openenv.server.web.web_page import HiddenRoute, PageFiles
 from ..capture.records import FILE, read
 from ..capture.transcript import Transcript, token_documents, transcript
 from ..store.changes import compare_trees
+from ..store.exports import export_rollouts, json_lines
 from ..store.rollout_index import FIRST, Grouping, Order, RolloutFilter, RolloutRow, RolloutStats
-from ..store.store import BegunRollout, Record, RolloutStore, export_rollouts, json_lines, read_events
+from ..store.store import BegunRollout, Record, RolloutStore, read_events
 from ..tasks.commands import CommandResult
 from ..tasks.trust_levels import TRUSTS
 
