@@ -121,7 +121,7 @@ def test_arguments_that_mean_nothing_here_are_refused(dataset: Path, tmp_path: P
         assert "no harness" in str(run(harness="nothing").error)
         assert "eval purpose cannot" in str(run(purpose="eval", sampling={"temperature": 1.0}).error)
         assert "builds no images" in str(run(force_build=True, sandbox="local").error)
-        assert "no task.toml" in str(run(task_dir=tmp_path).error)
+        assert "task.toml is missing" in str(run(task_dir=tmp_path).error)
         assert service.capture.registry.list_ids() == []
     finally:
         service.stop()

@@ -51,6 +51,7 @@ _STOP = {
 
 def to_inspect_messages(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Return messages of a chat completion as Inspect has them."""
+    # Results carry only the call's ID; Inspect also wants the tool's name.
     names: dict[str, str] = {}
     converted = []
     for message in messages:
@@ -62,6 +63,7 @@ def to_inspect_messages(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 def _to_inspect_message(message: Mapping[str, Any], names: Mapping[str, str]) -> Any:
     role, content = message.get("role"), _to_content(message.get("content"))
+    # Newer OpenAI models call the system message `developer`.
     if role in ("system", "developer"):
         return ChatMessageSystem(content=content)
     if role == "assistant":
@@ -76,6 +78,7 @@ def to_inspect_answer(message: Mapping[str, Any], model: str | None = None) -> A
     """Return a message of the assistant as Inspect has it."""
     content = _to_content(message.get("content"))
     reasoning = message.get("reasoning_content") or message.get("reasoning")
+    # Servers use either name for the reasoning.
     if isinstance(reasoning, str) and reasoning:
         texts = [ContentText(text=content)] if isinstance(content, str) else content
         content = [ContentReasoning(reasoning=reasoning), *texts]
@@ -88,6 +91,7 @@ def _to_tool_call(call: Mapping[str, Any]) -> Any:
     try:
         arguments, problem = arguments_of(function.get("arguments")), None
     except ValueError as exc:
+        # Kept as a parse error, so that the solver can show it to the model.
         arguments, problem = {}, f"the arguments are no JSON: {exc}"
     name = str(function.get("name") or "")
     return ToolCall(id=str(call.get("id") or ""), function=name, arguments=arguments, parse_error=problem)
@@ -105,11 +109,13 @@ def _to_part(part: Any) -> Any:
         return ContentText(text=str(part.get("text") or ""))
     if kind == "image_url":
         return ContentImage(image=str((part.get("image_url") or {}).get("url") or ""))
+    # Unknown parts become text: a log should lose nothing.
     return ContentText(text=part if isinstance(part, str) else json.dumps(part, ensure_ascii=False))
 
 
 def to_inspect_tools(tools: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Return the tools of a chat completion as Inspect has them."""
+    # Built-in tools of a provider have no function and cannot be called here.
     functions = [tool.get("function") or {} for tool in tools if tool.get("type", "function") == "function"]
     return [
         ToolInfo(
@@ -133,6 +139,7 @@ def transcript_to_inspect(messages: Iterable[TranscriptMessage]) -> list[Any]:
     names: dict[str, str] = {}
     converted: list[Any] = []
     for message in messages:
+        # Calls come before their results, so one pass suffices.
         names.update((part.call_id, part.name) for part in message.parts if part.kind == "call")
         results = [part for part in message.parts if part.kind == "result"]
         content = [_from_part(part) for part in message.parts if part.kind not in ("call", "result")]
@@ -142,6 +149,7 @@ def transcript_to_inspect(messages: Iterable[TranscriptMessage]) -> list[Any]:
         if message.role == "assistant":
             calls = [_part_to_call(part) for part in message.parts if part.kind == "call"]
             converted.append(ChatMessageAssistant(content=_plain(content), tool_calls=calls or None))
+        # A message of results alone is complete already.
         elif content or not results:
             kind = ChatMessageSystem if message.role == "system" else ChatMessageUser
             converted.append(kind(content=_plain(content)))
@@ -152,6 +160,7 @@ def _from_part(part: TranscriptPart) -> Any:
     if part.kind == "image":
         return ContentImage(image=part.text)
     if part.kind == "reasoning":
+        # Providers encrypt reasoning; what remains is empty.
         return ContentReasoning(reasoning=part.text, redacted=not part.text)
     return ContentText(text=part.text if part.kind == "text" else f"[{part.name}] {part.text}")
 
@@ -182,6 +191,7 @@ def from_inspect_message(message: Any) -> Json:
     document: Json = {"role": message.role, "content": _from_content(message.content)}
     if message.role == "tool":
         document["tool_call_id"] = message.tool_call_id or ""
+        # The model must see that its call failed.
         if message.error is not None and not message.text:
             document["content"] = f"Error: {message.error.message}"
     return document
@@ -189,6 +199,7 @@ def from_inspect_message(message: Any) -> Json:
 
 def from_inspect_answer(message: Any) -> Json:
     """Return the assistant's message as chat completions have it."""
+    # Chat completions have the text of the answer as one string.
     document: Json = {"role": "assistant", "content": message.text}
     parts = message.content if isinstance(message.content, list) else []
     reasoning = "\n".join(part.reasoning for part in parts if part.type == "reasoning" and not part.redacted)
@@ -232,6 +243,7 @@ def from_inspect_tool(tool: Any) -> Json:
 
 def from_inspect_output(output: Any) -> Json:
     """Return an answer of a model as the response of a chat completion."""
+    # Mock models report no usage.
     usage = output.usage
     sent, sampled = (0, 0) if usage is None else (usage.input_tokens, usage.output_tokens)
     return {

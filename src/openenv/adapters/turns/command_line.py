@@ -214,8 +214,8 @@ class CommandAdapter(ProcessAdapter):
         yield HarnessEvent(type=HarnessEventType.TURN_COMPLETE, data={"response": "\n".join(texts)})
 
     async def _feed(self, process: HarnessProcess, message: str) -> None:
-        # An agent that reads nothing closes its input; that is not an error.
         """Send the message while the output is read: the agent may print before it reads, or never read."""
+        # An agent that reads nothing closes its input; that is not an error.
         with contextlib.suppress(HarnessNotRunningError):
             if not any(MESSAGE in part for part in self.config.command):
                 await process.write_line(message)

@@ -69,9 +69,11 @@ def installed_from_hub(
     info = _environment_in(folder) or discovery.get_environment_by_name(repo.partition("/")[2])
     if info is not None:
         return info
+    # Before anything is downloaded: installing a package can already run its code.
     _require_consent(repo, trust_remote_code)
     _install(repo, folder if install_into == "own" else None)
     _add_to_path(folder)
+    # The cached list was read before the installation.
     discovery.clear_cache()
     # A copied Space and its package may differ in name, so the newly installed package is the one requested.
     new = [one for key, one in discovery.discover().items() if key not in before]

@@ -307,8 +307,8 @@ def _write_cache(known: dict[str, EnvironmentInfo]) -> None:
 
 
 def _path_state(known: dict[str, EnvironmentInfo]) -> list[Any]:
-    # Folder times change when packages are installed or removed; manifest times when one is edited.
     """Return what changes when a package is installed or removed, or a manifest is edited."""
+    # Folder times change when packages are installed or removed; manifest times when one is edited.
     manifests = [info.folder / MANIFEST for info in known.values() if info.folder is not None]
     places = [*sys.path, *map(str, manifests)]
     return [_CACHE_FORMAT, sys.version, *([place, _changed(place)] for place in places)]

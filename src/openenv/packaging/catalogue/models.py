@@ -26,7 +26,9 @@ from pydantic import (
 PROFILE_VERSION: Final = "0.1-draft"
 ENVIRONMENT_MEDIA_TYPE: Final = "application/vnd.openenv.environment-card+json"
 ARD_CONTEXT: Final = "https://agenticresourcediscovery.org/context/v1"
+# An agent with these as tools could reset or end its own episode.
 SIMULATION_CONTROLS = frozenset({"reset", "step", "state", "get_state"})
+# A catalogue is loaded whole, so its size has a limit.
 MAX_CATALOG_BYTES = 16 * 1024 * 1024
 _CONTROL = r"\x00-\x1f\x7f-\x9f\u2028\u2029"
 # A name between slashes that is neither `.` nor `..`: many JSON schema engines have no look-ahead.
@@ -52,6 +54,7 @@ def github_repository(uri: str) -> str:
     Raises:
         ValueError: It is another address, or has a user, a query or a fragment.
     """
+    # A user, a query or a fragment could point the address elsewhere, or carry a secret.
     parts = urlsplit(uri)
     match = _OWNER_AND_NAME.fullmatch(parts.path)
     if parts.scheme != "https" or parts.netloc.lower() != "github.com" or parts.query or parts.fragment or not match:
@@ -80,7 +83,9 @@ NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=8192, patte
 RepresentativeQueries = (
     Annotated[list[NonEmpty], Field(max_length=0)] | Annotated[list[NonEmpty], Field(min_length=2, max_length=5)]
 )
+# A full hash only: branches and short hashes can come to mean another commit.
 Revision = Annotated[str, StringConstraints(pattern=r"^(?:[0-9a-f]{40}|[0-9a-f]{64})$")]
+# A domain name, as in the URNs of Agentic Resource Discovery.
 Publisher = Annotated[
     str,
     StringConstraints(
@@ -105,6 +110,7 @@ class CatalogError(ValueError):
 class ProfileModel(BaseModel):
     """A model of the profile: strict, immutable, without extra fields."""
 
+    # Strict: a catalogue is exchanged between programs, which must read the same values.
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True, allow_inf_nan=False)
 
 
@@ -129,6 +135,7 @@ class RepositorySource(ProfileModel):
     @model_validator(mode="after")
     def consistent_repository(self) -> RepositorySource:
         """Raise if name and address differ."""
+        # The same fact twice must agree.
         if self.id != github_repository(self.uri):
             raise ValueError(f"the id {self.id!r} is not the repository of {self.uri}")
         return self
@@ -237,13 +244,16 @@ class EnvironmentCard(ProfileModel):
     @model_validator(mode="after")
     def subject_and_claims(self) -> EnvironmentCard:
         """Raise if a claim describes another source, or contradicts another claim."""
+        # Only a resolvable environment has something to fetch.
         if bool(self.artifacts) != (self.artifact_availability == "resolvable"):
             raise ValueError(f"{len(self.artifacts)} artifacts do not fit {self.artifact_availability!r}")
+        # An artifact of another commit would run different code than the card describes.
         place = (self.source.uri, self.source.path, self.source.revision)
         if any((one.uri, one.path, one.revision) != place for one in self.artifacts):
             raise ValueError("an artifact is not the source of the card")
         if self.license == "other" and self.license_url is None:
             raise ValueError("the license 'other' needs license_url")
+        # Trainers need one way to run an episode, not a choice.
         if sum(one.role == "orchestration" for one in self.interfaces) != 1:
             raise ValueError("a card has exactly one interface of the role 'orchestration'")
         tools = [one for one in self.interfaces if isinstance(one, AgentToolsInterface)]
@@ -273,6 +283,7 @@ class DiscoveryEntry(ProfileModel):
         """Raise if the identifier belongs to another commit, or the card lacks a claimed tool."""
         if not (self.identifier.startswith("urn:air:") and self.identifier.endswith(f":{self.data.source.revision}")):
             raise ValueError(f"{self.identifier!r} does not name the commit {self.data.source.revision}")
+        # Checked here too, because catalogues may be written by hand.
         refuse_controls(self.capabilities)
         if self.capabilities and not any(one.role == "agent-tools" for one in self.data.interfaces):
             raise ValueError("capabilities need an interface of the role 'agent-tools'")
@@ -303,6 +314,7 @@ class Inventory(ProfileModel):
     def direct_children(self) -> Inventory:
         """Raise for paths that are not directly in the folder."""
         prefix = "" if self.root == "." else f"{self.root}/"
+        # Environments are direct children of the folder; deeper ones would be found twice.
         for path in self.paths:
             if path == "." or not path.startswith(prefix) or "/" in path.removeprefix(prefix):
                 raise ValueError(f"{path!r} is not directly in {self.root!r}")
@@ -354,6 +366,7 @@ class CatalogSnapshot(ProfileModel):
         ):
             if len(set(values)) != len(values):
                 raise ValueError(f"{what} are repeated in the catalogue")
+        # Every environment is accounted for: an entry, or an error.
         entries = {entry.data.source.path for entry in self.entries}
         errors = {issue.path for issue in self.issues if issue.severity == "error"}
         if entries & errors or entries | errors != set(self.inventory.paths):

@@ -57,12 +57,15 @@ class GitMetadataSource:
             raise CatalogError(str(error)) from error
         self.repository = repository
         self.uri = repository_uri
+        # `--end-of-options` keeps a revision such as `--output=x` from becoming an option of git.
         commit = self._git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}", limit=256)
         self.revision = commit.decode("ascii").strip()
+        # One listing for the whole commit; single files are read by their object ID.
         self.files = dict(self._tree())
         prefix = "" if self.root == "." else f"{self.root}/"
         if not any(path.startswith(prefix) for path in self.files):
             raise CatalogError(f"{self.root} does not exist at {self.revision}: choose another --root")
+        # An environment is a folder with an openenv.yaml, directly in the root.
         folders = [
             folder
             for folder, slash, name in (path.rpartition("/") for path in self.files)
@@ -83,6 +86,7 @@ class GitMetadataSource:
             if required:
                 raise MetadataError("missing_metadata", f"{path} does not exist")
             return None
+        # Git stores a link's target as its content; reading it as YAML would confuse everybody.
         if file.mode == _SYMLINK:
             raise MetadataError("symlink_metadata", f"{path} is a link; it has to be a file")
         if file.size > MAX_METADATA_BYTES:
@@ -98,6 +102,7 @@ class GitMetadataSource:
 
     def _tree(self) -> list[tuple[str, GitFile]]:
         files = []
+        # -z: names are raw bytes between zeros, without quoting.
         for row in self._git("ls-tree", "-r", "-l", "-z", self.revision, limit=MAX_TREE_BYTES).split(b"\0"):
             facts, _, name = row.partition(b"\t")
             words = facts.decode("ascii").split()
@@ -111,6 +116,7 @@ class GitMetadataSource:
 
     def _git(self, *arguments: str, limit: int) -> bytes:
         """Return what git prints, at most `limit` bytes."""
+        # No shell and no pager; questions are disabled by the environment.
         command = ["git", "--no-pager", "-C", str(self.repository), *arguments]
         environment = settings.child_environment(_GIT_VARIABLES)
         try:
@@ -124,6 +130,7 @@ class GitMetadataSource:
         if done.returncode != 0:
             reason = done.stderr.decode("utf-8", "replace").strip().splitlines()
             raise CatalogError(f"git cannot read {self.repository}: {reason[-1] if reason else 'it says no reason'}")
+        # Checked after the fact: git has no limit of its output.
         if len(done.stdout) > limit:
             raise CatalogError(f"`git {arguments[0]}` printed more than {limit} bytes")
         return done.stdout

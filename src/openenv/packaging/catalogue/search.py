@@ -27,6 +27,7 @@ def search_catalog(
     Raises:
         CatalogError: The catalogue is incomplete, or an argument is wrong.
     """
+    # Searching a broken catalogue could hide the best match.
     require_complete(snapshot)
     if not 1 <= limit <= _MAX_RESULTS:
         raise CatalogError(f"the limit must be from 1 to {_MAX_RESULTS}, not {limit}")
@@ -34,6 +35,7 @@ def search_catalog(
         raise CatalogError(f"the query is longer than {_MAX_QUERY} characters")
     filters = filters or {}
     for name in sorted(filters.keys() - SUPPORTED_FILTERS):
+        # A typo in a filter is an error; ignoring it would return everything.
         near = difflib.get_close_matches(name, SUPPORTED_FILTERS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(sorted(SUPPORTED_FILTERS))}"
         raise CatalogError(f"unknown filter {name!r}: {hint}")
@@ -41,10 +43,12 @@ def search_catalog(
     matches = []
     for entry in snapshot.entries:
         if all(value in _values(entry, name) for name, value in filters.items()):
+            # Whole words, without case. The score is the share of the query's words.
             common = wanted & _words(" ".join(_texts(entry)))
             if common or not wanted:
                 score = round(100 * len(common) / len(wanted)) if wanted else 0
                 matches.append(SearchMatch(entry=entry, score=score))
+    # Ties are ordered by identifier, so results are the same every time.
     matches.sort(key=lambda match: (-match.score, match.entry.identifier))
     return matches[:limit]
 
@@ -59,6 +63,7 @@ def resolve_entry(snapshot: CatalogSnapshot, identifier: str) -> DiscoveryEntry:
     by_identifier = {entry.identifier: entry for entry in snapshot.entries}
     if identifier in by_identifier:
         return by_identifier[identifier]
+    # Users often pass the name; tell them the identifier instead of guessing.
     named = [entry.identifier for entry in snapshot.entries if entry.display_name == identifier]
     hint = f": {identifier} is the name of {named[0]}" if named else ": `openenv discover` shows the identifiers"
     raise CatalogError(f"no entry has the identifier {identifier!r}{hint}")
@@ -72,8 +77,10 @@ def compare_catalogs(previous: CatalogSnapshot, current: CatalogSnapshot) -> Cat
     """
     for snapshot in (previous, current):
         require_complete(snapshot)
+    # Otherwise every environment would count as added or withdrawn.
     if _scope(previous) != _scope(current):
         raise CatalogError("the catalogues are of different publishers, repositories or folders")
+    # The path identifies an environment across commits.
     before = {entry.data.source.path: entry for entry in previous.entries}
     after = {entry.data.source.path: entry for entry in current.entries}
     pairs = [SupersededEntry(previous=before[path], current=after[path]) for path in sorted(before.keys() & after)]

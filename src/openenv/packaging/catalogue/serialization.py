@@ -24,6 +24,7 @@ def parse_json(data: str) -> object:
         CatalogError: It is no such document.
     """
     try:
+        # Python accepts NaN and repeated names; other readers do not, or choose another value.
         document: object = json.loads(data, object_pairs_hook=_object, parse_constant=_constant)
     except (json.JSONDecodeError, RecursionError) as error:
         raise CatalogError(f"it is not valid JSON: {error}") from error
@@ -45,6 +46,7 @@ def _constant(word: str) -> NoReturn:
 
 def catalog_digest(snapshot: CatalogSnapshot) -> str:
     """Return the SHA-256 of everything in a catalogue but its digest, over JSON with sorted names and no spaces."""
+    # One canonical text, so that the digest does not depend on formatting.
     content = snapshot.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"digest"})
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
@@ -71,6 +73,7 @@ def load_catalog(path: str | Path) -> CatalogSnapshot:
     """
     try:
         with Path(path).open("rb") as file:
+            # One byte more shows that the file is too large.
             data = file.read(MAX_CATALOG_BYTES + 1)
     except OSError as error:
         raise CatalogError(f"the catalogue {path} cannot be read: {error.strerror or error}") from error
@@ -107,11 +110,13 @@ def write_catalog(snapshot: CatalogSnapshot, path: str | Path) -> None:
         raise CatalogError(_LIMIT)
     target = Path(path)
     try:
+        # Write beside the target and rename: readers see the old or the new file, never a part.
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
             with open(handle, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
+                # Rename can reach the disk before the content does.
                 os.fsync(file.fileno())
             os.replace(name, target)
         finally:

@@ -14,6 +14,7 @@ from .spaces import Spaces, SpaceSettings, Upload
 
 PORT = 7860
 """The port on which a Space expects its application."""
+# Spaces run as user 1000 and expect port 7860.
 _DOCKERFILE = """FROM python:3.12-slim
 RUN useradd --create-home --uid 1000 user
 USER user
@@ -62,10 +63,12 @@ class SpacePlan:
         Raises:
             ValueError: a dataset is a folder of this machine, which no Space has.
         """
+        # A Space can only download. A folder that exists here would be missing there.
         here = [spec for spec in self.datasets if Path(spec).expanduser().exists()]
         if here:
             raise ValueError(f"{', '.join(here)}: a Space has no folders of this machine; push the dataset to the Hub")
         command = ["openenv", "harbor", "serve", "--host", "0.0.0.0", "--port", str(PORT)]
+        # Visible in the Dockerfile, so it contains no secrets.
         command += ["--run-visibility", self.visibility]
         command += [f"--{'' if is_on else 'no-'}{name}" for name, is_on in sorted(self.switches.items())]
         command += ["--reward-key", self.reward_key] if self.reward_key else []
@@ -88,6 +91,7 @@ class SpacePlan:
         Raises:
             OSError: the file of variables cannot be read.
         """
+        # Variables of a Space are public, secrets are not; a file may hold either, so all become secrets.
         values = {} if self.env_file is None else settings.read_file(self.env_file)
         if self.api_key:
             values["OPENENV_LLM_API_KEY"] = self.api_key
@@ -121,6 +125,7 @@ def push_space(plan: SpacePlan, *, recreate: bool = False, report: Callable[[str
     if recreate:
         report(f"deleting {plan.repo_id}")
         spaces.delete(plan.repo_id)
+    # The Hub's library uploads folders.
     with tempfile.TemporaryDirectory(prefix="openenv-space-") as folder:
         for name, text in files.items():
             Path(folder, name).write_text(text, "utf-8")

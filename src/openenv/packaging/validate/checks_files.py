@@ -11,18 +11,22 @@ from openenv.server.folders import FolderApp, FolderError, find_app
 
 from .rules import CheckEvidence, CheckFailed
 
+# The files of the template: importing, connecting, reading and installing need them.
 _ALWAYS = ("__init__.py", "client.py", "README.md", "pyproject.toml")
+# Regular expressions instead of parsers: a broken file should give this check's message.
 _SERVER_SCRIPT = re.compile(r"""(?m)^\s*server\s*=\s*["']([\w.]+):main["']""")
 _DEPENDENCY = re.compile(r"""(?m)(?:["']|^)openenv(?:[-_]core)?\s*(?:\[[^\]]*\])?\s*(?:[<>=!~@;][^"'\n]*)?(?:["']|$)""")
 
 
 def layout(folder: Path, app: FolderApp | None) -> CheckEvidence:
     """All files are there that serving, building and sharing the package need."""
+    # The package may be the folder itself, or a folder inside of a project.
     places = [folder] if app is None else [folder, app.package]
     missing = [name for name in _ALWAYS if not any((place / name).is_file() for place in places)]
     if app is None or app.file is None or app.note is not None:
         module = DEFAULT_APP.partition(":")[0] if app is None else app.module
         missing.append(f"{module.replace('.', '/')}.py (of `app: {_entry(app)}`)")
+    # Either place works with `openenv build`.
     if not any((folder / name).is_file() for name in ("server/Dockerfile", "Dockerfile")):
         missing.append("server/Dockerfile")
     if missing:
@@ -39,6 +43,7 @@ def entry_point(folder: Path, app: FolderApp | None) -> CheckEvidence:
     project = _text(folder / "pyproject.toml")
     if _SERVER_SCRIPT.search(project) is None:
         problems.append('pyproject.toml has no script server = "...:main"')
+    # An image may install openenv although the project does not require it.
     images = "\n".join(_text(folder / name) for name in ("server/Dockerfile", "Dockerfile"))
     dependency = _DEPENDENCY.search(project + "\n" + _text(folder / "server" / "requirements.txt"))
     if dependency is None and "openenv" not in images:

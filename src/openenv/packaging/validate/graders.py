@@ -86,6 +86,7 @@ class GraderRegistry:
         """
         if grader.check_id in self._graders:
             raise ValueError(f"a grader for {grader.check_id!r} is registered already")
+        # A misspelled capability would never be declared, and the grader never run.
         unknown = sorted(grader.requires_capabilities - CapabilitiesSpec.model_fields.keys())
         if unknown:
             raise ValueError(f"grader {grader.check_id!r} requires unknown capabilities: {', '.join(unknown)}")
@@ -101,6 +102,7 @@ class GraderRegistry:
         for point in points:
             try:
                 grader = point.load()
+                # An entry point may name a class, a factory, or a grader.
                 if isinstance(grader, type) or not hasattr(grader, "run"):
                     grader = grader()
             except Exception as error:  # it is the code of another package
@@ -130,12 +132,14 @@ def order_graders(graders: Iterable[Grader]) -> list[Grader]:
     Raises:
         PolicyError: Two have one id, or some depend on each other.
     """
+    # IDs identify checks in policies and reports, so they are unique.
     by_id: dict[str, Grader] = {}
     for grader in graders:
         if grader.check_id in by_id:
             raise PolicyError(f"two graders make the check {grader.check_id}")
         by_id[grader.check_id] = grader
     sorter = TopologicalSorter(
+        # Dependencies outside of this run are judged by their results, not by order.
         {check_id: [other for other in grader.depends_on if other in by_id] for check_id, grader in by_id.items()}
     )
     try:
@@ -144,6 +148,7 @@ def order_graders(graders: Iterable[Grader]) -> list[Grader]:
         raise PolicyError(f"graders depend on each other: {' -> '.join(error.args[1])}") from error
     ordered: list[Grader] = []
     while sorter.is_active():
+        # Sorted, so that reports are the same on every run.
         ready = sorted(sorter.get_ready())
         ordered += [by_id[check_id] for check_id in ready]
         sorter.done(*ready)
@@ -165,9 +170,11 @@ def execute_graders(
         provider_capabilities: The provider's capabilities; a grader that needs more is skipped.
         prior: Results of checks that were made before, for graders that depend on them.
     """
+    # Only a passed check satisfies a dependency; a skipped one proves nothing.
     passed = {result.check_id for result in prior if result.status is CheckStatus.PASS}
     results: list[CheckOutcome] = []
     for grader in order_graders(graders):
+        # For example: a grader that measures the network needs a provider that can isolate it.
         missing = sorted(one.value for one in grader.requires_provider if one not in provider_capabilities)
         unmet = [check_id for check_id in grader.depends_on if check_id not in passed]
         if unmet:
@@ -186,6 +193,7 @@ def _run(grader: Grader, subject: Subject) -> CheckOutcome:
     started = time.monotonic()
     try:
         result = grader.run(subject)
+        # A grader of another package may return anything.
         if not isinstance(result, CheckOutcome) or result.check_id != grader.check_id:
             raise TypeError(f"returned no result of {grader.check_id}")
     except Exception as error:
@@ -224,6 +232,7 @@ class StaticManifestGrader:
             "bounds": bounds.model_dump(),
         }
         problems = []
+        # Generous promises would let a check pass that says nothing, so policies bound them.
         for name, value, bound, is_low in (
             ("reward.oracle_tolerance", reward.oracle_tolerance, bounds.max_oracle_tolerance, False),
             ("reward.floor_margin", reward.floor_margin, bounds.min_floor_margin, True),
@@ -243,6 +252,7 @@ class StaticManifestGrader:
 
 
 STARTUP = "runtime.startup"
+# Evaluating a hostile schema may never end; see `json_schema`.
 _SCHEMAS_S = 30.0
 _SHOWN = 4
 
@@ -269,11 +279,13 @@ class EvidenceGrader(ABC):
         evidence = subject.runtime_evidence
         if evidence is None:
             return skipped(self.check_id, "no episode was recorded")
+        # An incomplete episode fails `runtime.startup`; repeating that here would hide the cause.
         if evidence.failure_phase is not None:
             return skipped(self.check_id, f"unmet dependency: {STARTUP} (the episode is incomplete)")
         started = time.monotonic()
         try:
             problems = self.check(subject, evidence)
+        # The record is the server's text, so any shape is possible.
         except (ValueError, KeyError, TypeError, AttributeError, TimeoutError) as error:
             problems = [f"the recorded episode cannot be read: {type(error).__name__}"]
         return CheckOutcome(
@@ -309,9 +321,11 @@ class ObservationSchemaGrader(EvidenceGrader):
         text = evidence.reset_observation_schema_json
         of_reset = of_steps if text is None else json.loads(text)
         moments = episode_of(evidence).moments
+        # Tool actions have a `type`; other actions have the environment's fields.
         has_tools = any("type" in (moment.action or {}) for moment in moments)
         described = list(described_observations(moments, of_reset, of_steps, has_tools=has_tools))
         pairs = [(value, schema) for _, value, schema in described]
+        # In another process, because the schemas come from the package.
         problems = violations_elsewhere(pairs, timeout_s=_SCHEMAS_S)
         return [f"{where}: {one}" for (where, _, _), texts in zip(described, problems, strict=True) for one in texts]
 
@@ -324,10 +338,12 @@ class StateContractGrader(EvidenceGrader):
     def check(self, subject: Subject, evidence: RuntimeEvidence) -> list[str]:
         """Return the problems of the states."""
         episode = episode_of(evidence)
+        # The ID that was sent, not the one that came back.
         reset = next(one for one in evidence.exchanges if one.operation == "reset")
         episode_id = json.loads(reset.request_json)["data"]["episode_id"]
         actions = [moment.action or {} for moment in episode.moments[1:]]
         problems = state_problems(episode.states, episode_id, actions)
+        # One state belongs to each reply.
         if len(episode.states) != len(episode.moments):
             problems.append(f"{len(episode.moments)} replies, and {len(episode.states)} states")
         return problems
@@ -346,12 +362,14 @@ def episode_of(evidence: RuntimeEvidence) -> PlayedEpisode:
             episode.states.append(data)
             continue
         observation = data["observation"]
+        # Servers send metadata in the observation, beside it, or both.
         metadata = {**(observation.get("metadata") or {}), **(data.get("metadata") or {})}
         action = None if exchange.operation == "reset" else json.loads(exchange.request_json).get("data", {})
         episode.moments.append(Moment(observation, data["reward"], bool(data["done"]), metadata, action))
     return episode
 
 
+# The only interface that a namespace without a network may have.
 _LOOPBACK = ["lo"]
 
 
@@ -383,6 +401,7 @@ class NetworkPolicyGrader:
         else:
             # A probe proves isolation only if the control container, which has a network, reached the sink.
             counted = [probe.kind for probe in evidence.probes if probe.control.result == "reachable"]
+            # A measurement of another mode says nothing about this one.
             if evidence.requested_mode != declared:
                 problems = [f"{evidence.requested_mode} was measured, and {declared} is declared"]
             elif declared == "public":
@@ -421,6 +440,7 @@ def _leaks(evidence: NetworkEvidence) -> list[str]:
 
 def _doubt(evidence: NetworkEvidence, counted: list[str]) -> str | None:
     """Return why a measurement without a leak proves nothing, if so."""
+    # TCP is what agents would use; without its control the measurement is worthless.
     if "tcp" not in counted:
         return "the sink could not be reached over TCP from a container with a network, so a denial proves nothing"
     open_ends = [one.kind for one in evidence.probes if one.kind in counted and one.subject.result != "denied"]

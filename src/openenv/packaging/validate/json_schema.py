@@ -44,10 +44,12 @@ def _sentences(error: Any) -> Iterator[str]:
     inner = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
     place = inner.removeprefix(".") or "value"
     rule, limit, value = error.validator, error.validator_value, error.instance
+    # One line for each unknown field instead of one for all.
     if rule == "additionalProperties" and limit is False:
         for name in value.keys() - error.schema.get("properties", {}).keys():
             yield f"{inner}.{name}".removeprefix(".") + ": there is no such field"
         return
+    # A union of one alternative is pydantic's optional field; its inner error is clearer.
     if rule in ("anyOf", "oneOf"):
         if len(limit) == 1:
             for only in error.context:
@@ -73,6 +75,7 @@ def _sentences(error: Any) -> Iterator[str]:
 
 def shown(value: Any) -> str:
     """Return a value as text, not too long for a line."""
+    # Values come from the server and may be long.
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -85,10 +88,12 @@ def make(schema: Schema, variant: int = 0) -> Any:
     """
 
     def text(part: Schema) -> str:
+        # Higher variants are longer texts, so that actions differ.
         least: int = part.get("minLength", 0)
         return ("abcdefgh" * (1 + least))[: min(least + variant, part.get("maxLength", least + variant))]
 
     value = make_example(schema, text, variant=variant)
+    # Generated values are checked too: a schema may have rules that the generator ignores.
     if problems := violations(value, schema):
         raise Unmakeable(problems[0])
     return value

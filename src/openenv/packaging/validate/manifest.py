@@ -28,6 +28,7 @@ from .rules import SignatureKind
 
 WELL_KNOWN_FILES = {SignatureKind.OPENENV_SERVED: SignatureKind.OPENENV_SERVED.value}
 """The kinds that can be validated, and the file of each."""
+# Named, so that users learn the reason instead of "unknown package".
 UNSUPPORTED_CATEGORIES = {
     "hosted-verifier": "a service outside decides the reward, so its answers cannot be repeated here",
     "multi-agent": "several agents act in one episode, and the checks play one",
@@ -59,6 +60,7 @@ def detect_signature(package_root: Path) -> SignatureKind:
     if not package_root.is_dir():
         raise SignatureError(f"not a package directory: {package_root} does not exist")
     kinds = [kind for kind in SignatureKind if (package_root / kind.value).is_file()]
+    # Two kinds at once: checking one of them would make promises about the other.
     if len(kinds) > 1 and any(kind in WELL_KNOWN_FILES for kind in kinds):
         names = ", ".join(kind.value for kind in kinds)
         raise SignatureError(f"ambiguous package: {package_root} has {names}; keep the one that it is")
@@ -165,8 +167,10 @@ class OpenEnvYamlParser:
         if problems:
             is_block = any(problem.startswith(("validation", MANIFEST)) for problem in problems)
             raise ManifestError(problems, remediation=VALIDATION_BLOCK_REMEDIATION if is_block else SCHEMA_REMEDIATION)
+        # The block has the promises; name and version come from the top of the file.
         fields = {"name": data["name"], "version": version or released, "signature": self.signature, **block}
         try:
+            # Packages that say how they run have the second version of the manifest.
             if block.get("execution") is not None:
                 return NormalizedManifestV2.model_validate({**fields, "manifest_schema_version": "2"})
             fields.pop("execution", None)

@@ -116,8 +116,10 @@ def apply_policy(results: Iterable[CheckOutcome], policy: SeverityPolicy, lane: 
     """
     entries = policy.entries_for_lane(lane)
     worst = ReportVerdict.PASS
+    # FAIL ends the search; WARN can still become FAIL.
     for result in results:
         own = RULE.get(result.check_id)
+        # The policy decides. Checks that only we have bring their severity with them.
         if result.check_id in entries:
             severity = entries[result.check_id].severity
         elif own is not None and not own.policies:
@@ -126,6 +128,7 @@ def apply_policy(results: Iterable[CheckOutcome], policy: SeverityPolicy, lane: 
             raise PolicyError(
                 f"check id {result.check_id!r} is unknown to policy {policy.policy_version!r} in lane {lane.value!r}"
             )
+        # "Does not apply" is neither good nor bad.
         if result.status is CheckStatus.PASS or not result.applies:
             continue
         if result.status is CheckStatus.ERROR or (result.status is CheckStatus.FAIL and severity is Severity.FAIL):

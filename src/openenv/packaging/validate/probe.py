@@ -73,6 +73,7 @@ def make_plan(schema: Mapping[str, Any]) -> RuntimePlan:
 
 def has_tool_actions(schema: Mapping[str, Any]) -> bool:
     """Return whether actions of this schema are calls of tools."""
+    # Recognised by its fields, because the class of the server's actions is unknown here.
     return set(schema.get("properties", {})) >= _TOOL_FIELDS
 
 
@@ -83,7 +84,6 @@ def is_tool_call(action: Mapping[str, Any] | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    # As the client sees it: the observation without reward, done and metadata.
     """The result of a reset or a step."""
 
     observation: dict[str, Any]
@@ -136,6 +136,7 @@ def reset(env: Client, plan: RuntimePlan, **changes: Any) -> Moment:
 
 def step(env: Client, action: dict[str, Any]) -> Moment:
     """Make a step."""
+    # A copy: the client may add fields, and the plan is used again.
     return _moment(env.step(dict(action)), action)
 
 
@@ -156,11 +157,13 @@ def play(env: Client, plan: RuntimePlan, *, with_states: bool = False, **changes
 
 
 def _moment(result: Any, action: dict[str, Any] | None = None) -> Moment:
+    # As in `graders.episode_of`: either place, or both.
     metadata = {**(result.observation.get("metadata") or {}), **(result.metadata or {})}
     return Moment(result.observation, result.reward, bool(result.done), metadata, action)
 
 
 _T = TypeVar("_T")
+# A session ends on the server a moment after its client has gone.
 _FREE_S = 5.0
 
 
@@ -188,6 +191,7 @@ class Probe:
             CheckFailed: The server does not reply, or with an error.
         """
         try:
+            # An error status is a failure of the check that asked.
             reply = self.request(method, path, body)
             reply.raise_for_status()
             return reply.json()
@@ -202,12 +206,14 @@ class Probe:
             json=body,
             headers=with_token(None, self.token),
             timeout=self.http_timeout_s,
+            # No proxy: the server is usually on this machine.
             trust_env=False,
             follow_redirects=True,
         )
 
     def _once(self, what: str, make: Callable[[], _T]) -> _T:
         """Do something once for all checks: the first check that needs it fails with it, later ones are skipped."""
+        # The first check that needs a broken part fails. Later ones are skipped, so that one fault is reported once.
         if what in self._failures:
             raise CheckSkipped(f"unmet dependency: {what} ({self._failures[what]})")
         if what not in self._cache:
@@ -250,8 +256,10 @@ class Probe:
 
     def _find_plan(self) -> RuntimePlan:
         declared = self.manifest.execution if isinstance(self.manifest, NormalizedManifestV2) else None
+        # A single Python file may have its plan beside it.
         root = self.folder.parent if self.folder is not None and self.folder.is_file() else self.folder
         path = None if root is None else root / (declared.probe_path if declared else PLAN)
+        # A declared plan must exist; the default one may be missing.
         if path is not None and (declared is not None or path.exists()):
             return read_plan(path)
         action = self.schema.get("action")
@@ -266,6 +274,7 @@ class Probe:
             message_timeout_s=self.reply_s,
             connect_timeout_s=60.0,
             protocol=protocol,
+            # Reset and step exist in this mode only, so it is fixed against the user's variable.
             mode="simulation",
         )
         return client.sync()
@@ -284,6 +293,7 @@ class Probe:
         except SessionCapacityError as error:
             raise CheckSkipped(f"all sessions of the server are taken: {message_of(error)}") from error
         except RequestValidationError as error:
+            # A schema cannot express every rule of an environment. Without a plan the check has no valid action.
             if self._is_generated:
                 text = f"an action that fits the schema was refused ({message_of(error)}); write {PLAN} with actions"
                 raise CheckSkipped(text) from error
@@ -298,6 +308,7 @@ class Probe:
         while True:
             env = self.open(protocol)
             try:
+                # Connecting is lazy; asking for the state makes the server admit the session.
                 env.connect()
                 env.state()
             except SessionCapacityError:
@@ -339,6 +350,7 @@ class Probe:
             raise CheckSkipped("only a package can be started a second time")
         try:
             with self.package.another() as other:
+                # The copy has an empty cache, so it plays its own first episode.
                 return replace(self, url=other.url, package=other).first
         except NotServed as error:
             raise CheckFailed(f"a second server did not start: {last_line(str(error))}") from error

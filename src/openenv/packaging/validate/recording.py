@@ -29,10 +29,12 @@ from openenv.env.manifest import ExecutionDeclaration, NetworkPolicy, ResourceDe
 from openenv.errors import message_of
 from openenv.types import WSErrorCode
 
+# Plans come from packages under test, which are untrusted: every size has a limit.
 MAX_PLAN_BYTES = 65536
 MAX_PLAN_ACTIONS = 100
 MAX_JSON_DEPTH = 32
 MAX_JSON_NODES = 10000
+# These have fields of their own in the plan. A second value in the options could contradict them.
 _RESERVED_OPTIONS = ("episode_id", "seed")
 
 
@@ -82,6 +84,7 @@ def read_runtime_plan(path: Path, defaults: Mapping[str, Any] | None = None) -> 
     """
     try:
         with path.open("rb") as file:
+            # One byte more than allowed shows that the file is too long, without reading all of it.
             text = file.read(MAX_PLAN_BYTES + 1)
     except OSError as error:
         raise RuntimePlanError(f"{path} cannot be read: {error.strerror}") from error
@@ -89,10 +92,12 @@ def read_runtime_plan(path: Path, defaults: Mapping[str, Any] | None = None) -> 
         raise RuntimePlanError(f"{path.name} is longer than {MAX_PLAN_BYTES} bytes")
     try:
         data = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        # Before validation: pydantic would walk the whole value first.
         _require_small(data)
         if defaults is not None and isinstance(data, dict):
             data = {**defaults, **data}
             if isinstance(data["reset"], dict):
+                # The reset has defaults too, field by field.
                 data["reset"] = {**defaults["reset"], **data["reset"]}
         return RuntimePlan.model_validate(data)
     except ValidationError as error:
@@ -115,6 +120,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _require_small(data: Any) -> None:
+    # A loop instead of recursion, because the depth is what has to be limited.
     nodes, todo = 0, [(data, 1)]
     while todo:
         value, depth = todo.pop()
@@ -129,9 +135,11 @@ class LaunchSpec(BaseModel):
     """How an image is run for the checks of its package."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    # Only a digest identifies an image; a tag could be moved between build and run.
     image_ref: str = Field(pattern=r"^(?:[^@\s]+@)?sha256:[0-9a-f]{64}$")
     resources: ResourceDeclaration
     network: NetworkPolicy
+    # Becomes part of a container's name.
     run_id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
     startup_timeout_s: float = Field(default=30.0, gt=0, le=300)
     env_vars: dict[str, str] = Field(default_factory=dict, max_length=64)
@@ -157,6 +165,7 @@ class RuntimeEvidence:
     reset_observation_schema_json: str | None = None
 
 
+# reachable: the probe connected. denied: no route. inconclusive: anything else, which proves nothing.
 class ProbeOutcome(BaseModel):
     """The result of one connection attempt."""
 
@@ -215,6 +224,7 @@ def http_deadline(timeout_s: float) -> Iterator[dict[str, Any]]:
     Raises:
         TimeoutError: The time was over before the request had ended.
     """
+    # `settimeout` limits one read. A server that sends a byte per second would never exceed it.
     sockets: list[socket.socket] = []
     is_over = threading.Event()
 
@@ -222,6 +232,7 @@ def http_deadline(timeout_s: float) -> Iterator[dict[str, Any]]:
         if event.endswith("connect_tcp.complete"):
             opened = info["return_value"].get_extra_info("socket")
             sockets.append(opened)
+            # The time may be over while the connection is still being made.
             if is_over.is_set():
                 abort_socket(opened)
 
@@ -231,6 +242,7 @@ def http_deadline(timeout_s: float) -> Iterator[dict[str, Any]]:
             abort_socket(opened)
 
     timer = threading.Timer(timeout_s, end)
+    # A forgotten timer must not keep the program alive.
     timer.daemon = True
     timer.start()
     try:
@@ -243,6 +255,7 @@ def http_deadline(timeout_s: float) -> Iterator[dict[str, Any]]:
         timer.cancel()
 
 
+# Enough for pictures as observations, and small enough to keep in memory.
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_TRACE_BYTES = 8 << 20
 _CLOSE_S = 2.0
@@ -286,6 +299,7 @@ def collect_runtime_evidence(
     reason: str | None = None
     try:
         episode.record()
+    # The user stops the run; the record so far still goes into the bundle.
     except KeyboardInterrupt as error:
         raise RuntimeCollectionInterrupted(episode.evidence("the episode was interrupted")) from error
     except (_CollectionFailed, TimeoutError) as error:
@@ -306,6 +320,7 @@ class _RecordedEpisode:
         self._deadline = deadline
         self._request_timeout_s = request_timeout_s
         self._headers = with_token(None, token)
+        # schema -> connect -> reset -> state -> (step -> state)... -> close: the phase of a failure.
         self._phase = "schema"
         self._exchanges: list[WireExchange] = []
         self._schemas: dict[str, str | None] = {}
@@ -326,9 +341,11 @@ class _RecordedEpisode:
         self._read_schemas()
         self._phase = "connect"
         scheme, host, path, *_ = urlsplit(self._url)
+        # http://host/prefix -> ws://host/prefix/ws
         address = urlunsplit(("wss" if scheme == "https" else "ws", host, f"{path}/ws", "", ""))
         with connect(
             address,
+            # No proxy, no compression: the record shows the bytes between us and the server.
             proxy=None,
             compression=None,
             additional_headers=self._headers,
@@ -341,6 +358,7 @@ class _RecordedEpisode:
 
     def _read_schemas(self) -> None:
         timeout_s = self._left_s()
+        # Read in chunks, so that an endless reply stops at the limit.
         text = bytearray()
         with (
             http_deadline(timeout_s) as extensions,
@@ -352,6 +370,7 @@ class _RecordedEpisode:
                 text += chunk
                 if len(text) > MAX_MESSAGE_BYTES:
                     raise _CollectionFailed(f"the schemas are longer than {MAX_MESSAGE_BYTES} bytes")
+        # The schema of observations is required; the reset may have the same one.
         schemas = json.loads(bytes(text))
         if not isinstance(schemas, dict) or not isinstance(schemas.get("observation"), dict):
             raise _CollectionFailed("GET /schema answered without the schema of observations")
@@ -360,8 +379,10 @@ class _RecordedEpisode:
                 self._schemas[name] = json.dumps(schemas[name], sort_keys=True)
 
     def _play(self, socket: ClientConnection) -> None:
+        # The fields win over options of the same name, which the plan refuses anyway.
         reset = {**self._plan.reset.options, "seed": self._plan.reset.seed, "episode_id": self._plan.reset.episode_id}
         done = self._exchange(socket, "reset", reset)
+        # The state after every call is part of the contract that graders check.
         self._exchange(socket, "state")
         for action in self._plan.actions:
             if done:
@@ -378,9 +399,11 @@ class _RecordedEpisode:
         socket.send(request)
         reply = socket.recv(timeout=self._left_s())
         text = reply if isinstance(reply, str) else reply.decode("utf-8")
+        # Limits a single reply and the whole episode.
         self._bytes += len(request) + len(text)
         if self._bytes > MAX_TRACE_BYTES:
             raise _CollectionFailed(f"the messages of the episode are longer than {MAX_TRACE_BYTES} bytes")
+        # Recorded before it is judged, so that a malformed reply is in the record.
         self._exchanges.append(WireExchange(operation, request, text))
         message = json.loads(text)
         expected = "state" if operation == "state" else "observation"
@@ -391,6 +414,7 @@ class _RecordedEpisode:
             raise _CollectionFailed(f"{operation} was refused ({_code_of(message['data'])})")
         if message.get("type") != expected:
             raise _CollectionFailed(f"{operation} was answered with {message.get('type')!r} instead of {expected!r}")
+        # `done` may be missing in replies of state.
         return bool(message["data"].get("done"))
 
     def _left_s(self) -> float:

@@ -17,6 +17,7 @@ from .manifest import NormalizedManifest, NormalizedManifestV2
 from .recording import RuntimeEvidence, RuntimePlan
 from .rules import CheckStatus, Level, ReportVerdict, SignatureKind, ValidationLane
 
+# Tools create these; they must not change the digest of the sources.
 _NOT_SOURCE = frozenset({".git", "__pycache__", ".venv", ".worktrees", "outputs", ".pytest_cache"})
 _NOT_APPLICABLE = "applicable"
 _CHUNK = 1 << 20
@@ -91,7 +92,9 @@ def source_digest(package_root: Path) -> str:
     """Return a hash of all source files: names and contents, or the target of a link."""
     digest = hashlib.sha256()
     for name, path in sorted((path.relative_to(package_root).as_posix(), path) for path in _sources(package_root)):
+        # Separators keep "ab" + "c" apart from "a" + "bc".
         digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
+        # A link counts by its target's name. Following it could leave the package.
         if path.is_symlink():
             digest.update(os.fsencode(os.readlink(path)))
         else:
@@ -136,6 +139,7 @@ def write_runtime_bundle(
         cleanup: The end of the container, as the provider reports it.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    # Static checks need no run and are listed in the report only.
     requested = [result for result in report.results if not result.check_id.startswith("static.")]
     plan_json = None if plan is None else plan.model_dump(mode="json")
     documents: dict[str, Any] = {
@@ -166,6 +170,7 @@ def write_runtime_bundle(
             {**asdict(one), "request_json": _parsed(one.request_json), "response_json": _parsed(one.response_json)}
             for one in evidence.exchanges
         ]
+    # Checksums let a reader notice files that were edited later.
     sums = []
     for name, document in documents.items():
         text = _text(document)

@@ -102,9 +102,11 @@ def run_validation(
         UnsupportedPackageError: No parser reads this kind of package.
         PolicyError: The policy is not for this level, or does not know a check that a grader makes.
     """
+    # Accept a plain number, as published callers pass it.
     level = Level(max_level)
     chosen = policy or load_policy("v1" if level is Level.STATIC else "v2")
     known = chosen.entries_for_lane(ValidationLane.LOCAL)
+    # Policy v1 knows no checks of behaviour; their results would have no severity.
     if level > Level.STATIC and _STARTUP not in known:
         raise PolicyError(f"the rules {chosen.policy_version} are for --level static; runtime and semantic need v2")
     is_file = target.is_file() and target.suffix == ".py"
@@ -115,12 +117,14 @@ def run_validation(
     signature = SignatureKind.OPENENV_SERVED if is_file or is_bare else detect_signature(root)
     # The package's server starts in another folder, so a relative path would point to the wrong place.
     run = _PackageRun(root.resolve(), level, chosen, declares=not is_file, token=token, listen=listen, app=app)
+    # A single file declares nothing, and its checks run anyway.
     if not is_file:
         try:
             run.manifest = default_parser_registry().parser_for(signature).parse(root)
         except ManifestError as error:
             run.manifest_error = error
     run.load_graders()
+    # Graders may write files even if the caller keeps none.
     with tempfile.TemporaryDirectory(prefix="openenv-validate-") as scratch:
         run.outputs_dir = artifacts_dir or Path(scratch)
         run.check_files()
@@ -143,6 +147,7 @@ def run_validation(
 def _report(run: _PackageRun, signature: SignatureKind, target: str) -> ValidationReport | ValidationReportV2:
     lane = ValidationLane.LOCAL
     entries = run.policy.entries_for_lane(lane)
+    # Levels with at least one check that really ran.
     levels = {
         RULE[result.check_id].level if result.check_id in RULE else entries[result.check_id].level
         for result in run.results
@@ -189,6 +194,7 @@ class _PackageRun:
 
     def load_graders(self) -> None:
         """Find the graders of other packages; one of theirs replaces a check of ours with the same id."""
+        # Our graders run as checks of ours; here they only show which IDs are taken.
         own = default_grader_registry(self.policy)
         registry = GraderRegistry()
         registry.load_entry_points()
@@ -205,6 +211,7 @@ class _PackageRun:
     def _rules(self, *levels: Level) -> list[Rule]:
         """Return our checks at some levels, without checks of features that the package lacks."""
         replaced = {grader.check_id for grader in self._others}
+        # A grader of another package replaces our check with the same ID.
         at_level = [rule for rule in RULES if rule.level in levels and rule.level <= self.level]
         return [rule for rule in at_level if rule.id not in replaced and _applies(rule, self.manifest)]
 
@@ -226,6 +233,7 @@ class _PackageRun:
     def _manifest_result(self) -> CheckOutcome:
         if self.manifest is not None:
             return StaticManifestGrader(self.policy.bounds).run(self._subject(self.manifest))
+        # Without a manifest there is always the error of reading it.
         assert self.manifest_error is not None
         return CheckOutcome(
             check_id=_STATIC_MANIFEST,
@@ -257,6 +265,7 @@ class _PackageRun:
         """
         ids = [rule.id for rule in self._rules(Level.RUNTIME, Level.SEMANTIC) if rule.id != _STARTUP]
         with contextlib.ExitStack() as stack:
+            # The report lists the skipped checks, so that a short run cannot look complete.
             if skip_build:
                 self._skip(ids, "--skip-build: the package is not run")
             elif provider is not None and self.manifest is None:
@@ -293,6 +302,7 @@ class _PackageRun:
     def _check_served(
         self, package: PackageServer, ids: Sequence[str], stack: contextlib.ExitStack, *, record: bool
     ) -> None:
+        # The declared time limit is also the limit for one reply; very small ones would fail on a busy machine.
         episode_s = _REPLY_S if self.manifest is None else max(5.0, self.manifest.resources.episode_timeout_s)
         probe = Probe(
             url="",
@@ -321,8 +331,10 @@ class _PackageRun:
         self._served = package
         if isinstance(package, ProvidedPackage):
             self.image_ref = package.image_ref
+        # Recording plays the episode once more, so it happens only if somebody reads it.
         if record or self._others:
             self._record(probe, episode_s)
+        # With a public network there is nothing to measure.
         isolated = self.manifest is not None and self.manifest.network.mode != "public"
         for check_id in ids:
             if check_id == _NETWORK and isolated and isinstance(package, ProvidedPackage):

@@ -278,8 +278,8 @@ class ServedPackage(PackageServer):
 
 
 def _absolute(environ: dict[str, str]) -> str:
-    # The server starts in another folder, where relative entries would point to the wrong place.
     """Return PYTHONPATH with absolute paths, for a process in another folder."""
+    # The server starts in another folder, where relative entries would point to the wrong place.
     parts = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     return os.pathsep.join(os.path.abspath(part) for part in parts)
 
