@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--policy-header", default="x-policy-version", help="header with the policy's version")
     parser.add_argument("--max-body-mb", type=float, default=64.0, help="the largest request")
     options = parser.parse_args(arguments)
+    # A connection per agent and per call: hundreds of rollouts exceed the usual limit of 1024 files.
     raise_file_limit()
     chosen_key = settings.capture_admin_key()
     # If other machines reach the proxy, the admin must choose the key: a printed key ends up in logs.
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             about = {"url": server.url, "socket": str(server.socket)}
             if not chosen_key and made_key:
                 about["admin_key"] = made_key
+            # One line, flushed: a parent process reads it to find the addresses.
             sys.stdout.write(json.dumps(about) + "\n")
             sys.stdout.flush()
             stopped.wait()

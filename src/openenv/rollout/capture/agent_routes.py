@@ -165,6 +165,8 @@ class AgentRoutes:
         finally:
             rollout.waiting -= 1
 
+    # A wait ends when pause or reservations change: `rollout.changed` is set at the end of each call, by `resume` and
+    # by `revoke`. The seconds of the budget wake a call that nothing else would wake.
     def _must_wait(self, rollout: CapturedRollout, asked: int | None) -> bool:
         return rollout.spending.exhausted() is None and (self.is_paused or not rollout.has_room_for(asked))
 

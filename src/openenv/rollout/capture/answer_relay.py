@@ -179,6 +179,8 @@ class AnswerRelay:
             reply.abort()
 
 
+# The final answer has the form of the agent's dialect and no tool calls, so an agent's loop ends. It is not a turn of
+# the rollout: the records have a `stop` instead of a call.
 async def send_final_answer(reply: AgentReply, dialect: AgentDialect, body: Json) -> None:
     """Answer like a model that ends its turn: agents stop then, but would repeat a call that fails."""
     answer = dialect.final_answer(body, EXHAUSTED)

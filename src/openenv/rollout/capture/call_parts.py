@@ -64,6 +64,7 @@ class CallLedger:
         """Return how many more tokens the call may sample; 0 if it has no limit."""
         return max(0, (self._prepared.limit or 0) - self.tokens)
 
+    # Streams count while they arrive: the budget of a rollout must see the tokens of calls under way.
     def count(self, tokens: int) -> None:
         """Set the number of sampled tokens, in the rollout's account as well."""
         self._rollout.spending.completion_tokens += tokens - self.tokens

@@ -88,6 +88,7 @@ class PreparedRequest:
         """
         return self._leave_out_forced(status, error) or self._fix(status, error)
 
+    # Only after success: an agent could provoke refusals, and later calls must not lose parameters for that.
     def accepted(self) -> None:
         """Let the rollout's next calls use the repairs of this one: the endpoint accepted the request."""
         self._rollout.refused = self.options.refused

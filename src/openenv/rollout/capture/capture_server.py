@@ -220,6 +220,7 @@ class CaptureServer(ProxyListener):
         rollout_id = rollout_id or secrets.token_hex(16)
         if not _ID.fullmatch(rollout_id):
             raise CaptureError(f"{rollout_id!r} cannot be the id of a rollout: letters, digits, '.', '_', '-' can.")
+        # The prefix tells a leaked key of a proxy, which is worth nothing, from one of a provider.
         key = key or f"oe-{secrets.token_urlsafe(32)}"
         path = self.root / rollout_id
         recorder = Recorder(path / FILE)
@@ -227,6 +228,7 @@ class CaptureServer(ProxyListener):
         rollout = CapturedRollout(
             rollout_id, key_digest(key), model, Spending(budget), recorder, traits, dict(metadata or {})
         )
+        # Into the registry first: of two callers with one ID, the second must not touch the records of the first.
         self._registry.add(rollout)
         try:
             about = {"rollout_id": rollout_id, "metadata": rollout.metadata, "budget": budget.model_dump(mode="json")}
@@ -245,6 +247,7 @@ class CaptureServer(ProxyListener):
         """Return a rollout by its ID."""
         return self._registry.by_id(rollout_id)
 
+    # The replica that the rollout's calls use, not the first of the model: another replica may work.
     def ask_endpoint(self, rollout: CapturedRollout) -> concurrent.futures.Future[str | None]:
         """Ask a rollout's endpoint for a few tokens; see `Capture.ask_endpoint`."""
         model = rollout.model.model_copy(update={"base_url": rollout.base_url})
@@ -278,6 +281,8 @@ class CaptureServer(ProxyListener):
         finally:
             self.resume()
 
+    # New calls wait in `AgentRoutes`, before they are counted or recorded. Calls under way end by themselves: a policy
+    # is replaced between two answers.
     async def _pause(self) -> None:
         self._agent_routes.is_paused = True
         for rollout in self._registry.all():
@@ -318,7 +323,7 @@ class CaptureServer(ProxyListener):
         if rollout.closed_at is None:
             rollout.close()
 
-    # for the listener
+    # for the listener: these run on the server's loop, or on that of an ASGI server
 
     def is_known(self, key: str) -> bool:
         """Return whether a rollout has this key."""
@@ -355,6 +360,7 @@ class CaptureServer(ProxyListener):
         """End all rollouts, and remove a temporary folder of records."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+        # Calls end before the connections to their endpoints do, so that each has its proper end in the records.
         for rollout in self._registry.all():
             await self.finish(rollout)
         self._endpoints.close()

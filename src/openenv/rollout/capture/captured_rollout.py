@@ -151,10 +151,12 @@ class Redactor:
         return [self.value(item) for item in value] if isinstance(value, list) else value
 
 
+# Shorter secrets are words: they are removed from the texts of errors, but not from answers of the model.
 _KEY_LENGTH = 12
 _SECRET_HEADERS = ("authorization", "key", "token", "secret", "cookie", "password")
 
 
+# Three sources of secrets: the key, passwords in addresses, and headers with a telling name.
 def _secrets(model: Model) -> Iterator[str]:
     key = model.api_key.get_secret_value()
     if key != "intercepted":  # the default
@@ -248,6 +250,7 @@ class CapturedRollout:
         """Return the replica that the rollout's calls go to."""
         return self.model.replicas[self._replica]
 
+    # Several calls may fail at one replica at the same time: only the first of them moves the rollout on.
     def leave_replica(self, base_url: str) -> None:
         """Continue with the next replica, unless another call has switched already."""
         if base_url == self.base_url:
@@ -322,6 +325,12 @@ class CapturedRollout:
             record_failure=self.recorder.failure,
             revoked=self.revoked,
         )
+
+
+# Rollouts are found by the digests of their keys. The lookup takes the same time for any key, so response times reveal
+# nothing about keys.
+#
+#   add ---> by key and by ID ---> forget_key (revoked): by ID only ---> sweep, `closed_ttl_s` after the end: forgotten
 
 
 class RolloutRegistry:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from .capture_server import CaptureServer
 
 
+# `NewSession` is a `Model` with a budget: one JSON object has both, and pydantic checks all fields at once. An unknown
+# field is an error, because a misspelt limit would be no limit.
+
+
 class NewSession(Model):
     """The body of `POST /sessions`: an endpoint as in `Model`, with other names for three fields, and its limits."""
 
@@ -52,6 +56,13 @@ class NewSession(Model):
             max_completion_tokens=self.max_completion_tokens,
             max_seconds=self.max_seconds,
         )
+
+
+# Which routes a request reaches:
+#
+#                      TCP                                     the sandboxes' unix socket
+#   /sessions...       AdminRoutes, if the server has them     404 or 401, as any unknown path
+#   anything else      AgentRoutes                             AgentRoutes
 
 
 class AdminRoutes(ABC):
@@ -137,6 +148,7 @@ class ControlRoutes(AdminRoutes):
         )
         return {"session_id": capture.rollout_id, "api_key": capture.key, "path": str(capture.path)}
 
+    # In a thread: a recording of a long rollout takes seconds to read, and the loop has all calls.
     def _export(self, rollout: CapturedRollout, what: str, query: dict[str, list[str]]) -> Json:
         recording = read(self._server.root / rollout.rollout_id)
         if what == "rollout":

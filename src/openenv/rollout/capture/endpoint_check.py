@@ -32,6 +32,15 @@ NEED_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
 """Parameters that endpoints refuse in a request without tools."""
 
 
+# Who asks, and why:
+#
+#   openenv rollouts run    before sandboxes start: a wrong URL or key should not cost the setup of a task
+#   run.phases              after an agent failed: did the endpoint fail, too? Then the rollout says nothing about the
+#                           agent. An agent must not get this label by faking failures, so the host asks itself.
+#
+# The request differs from an agent's in two points: it asks for few tokens, and never for log-probabilities or IDs.
+
+
 async def ask_endpoint(services: Services, model: Model, *, refused: frozenset[str] = frozenset()) -> str | None:
     """Ask an endpoint for a few tokens; return the reason for its failure, or None if it answers.
 

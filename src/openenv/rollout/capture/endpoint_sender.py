@@ -181,6 +181,7 @@ class EndpointSender:
         return failure
 
 
+# `http://host:8000` and `http://host:8000/v1` are the same endpoint; `https://host/api/v4` has its own version.
 def endpoint_url(base_url: str, path: str) -> str:
     """Return the address of a call: the base, with `/v1` if it has no version, and the dialect's path."""
     base = base_url.rstrip("/")

@@ -188,6 +188,8 @@ class AgentConnections:
         """Return the protocol of a new connection."""
         return AgentConnection(self, handler)
 
+    # Unknown keys: agents that have not sent their first request, and attackers. They share one pool of connections.
+    # If it is full, the origin with the most connections loses an idle one: a flood from one sandbox hurts itself.
     def admit(self, connection: AgentConnection) -> bool:
         """Add a connection; return False if too many have no known key and none of them is idle."""
         if len(self._unknown) >= max(16, self.quota.shared):
@@ -393,6 +395,7 @@ class AgentConnection(HttpToolsProtocol):
             if not reply.ended:
                 reply.abort()
 
+    # Limits apply while the body arrives, not afterwards: a request must not fill the memory before it is refused.
     async def _receive_body(self, request: AgentRequest, receive: Receive) -> bool:
         """Read the body; return False if the agent hangs up before its end.
 
@@ -405,6 +408,7 @@ class AgentConnection(HttpToolsProtocol):
             shared.identify(self, key)
         limit = limits.body if is_known else min(limits.unknown_key_body, limits.body)
         length = request.headers.get("content-length", "")
+        # An honest client learns from the head that its request is too large, before it has sent gigabytes.
         if length.isdigit() and int(length) > limits.body:
             raise RequestRefused(413, f"a request may have {limits.body} bytes")
         if length.isdigit() and int(length) > limit:

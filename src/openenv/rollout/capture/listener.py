@@ -198,6 +198,8 @@ class ProxyListener(ABC):
             os.chmod(self._folder, 0o711)
         await self.on_listening()
 
+    # The order matters: no new connections, then the end of all calls (their agents get an answer), then a moment for
+    # connections with buffered answers, then all are aborted.
     async def _shut(self) -> None:
         for server in self._servers:
             server.close()
@@ -227,6 +229,7 @@ SOCKET_NAME = "agents.sock"
 _PATH_LIMIT = 100
 
 
+# Path limit: 104 bytes on macOS, 108 on Linux, with the final zero. A long TMPDIR falls back to /tmp.
 def make_socket_folder(parent: Path | None = None) -> Path:
     """Make a folder for a socket, below `parent` if that path is short enough, and remove abandoned ones there."""
     parents = [path for path in (parent, Path(tempfile.gettempdir())) if path is not None]

@@ -103,6 +103,8 @@ class ProxiedCall:
             rollout.changed.set()
             self.over.set()
 
+    # Called by the connection (the agent hung up), by a timer (the budget's seconds), and by `CaptureServer.revoke`.
+    # The first reason counts: a connection that closes because its rollout was revoked is not an agent that left.
     def stop(self, how: str) -> None:
         """End the call; the tokens sampled so far stay in the records."""
         if self._stopped is None:
@@ -141,6 +143,7 @@ class ProxiedCall:
             return CallFailed("budget", 429, EXHAUSTED)
         return CallFailed(self._stopped or "cancelled", 499, "the call was ended")
 
+    # First the records, then the agent: an agent that gets its error may end at once, and then its rollout is read.
     async def _end_early(self, failure: CallFailed) -> None:
         """Record the end of a call that did not complete, then tell the agent."""
         call, rollout = self._call, self._call.rollout

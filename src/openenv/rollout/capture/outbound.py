@@ -244,6 +244,18 @@ class _EndpointConnection(asyncio.Protocol):
             self._reusable = self._parser.should_keep_alive() and not self._until_close
 
 
+# send():
+#
+#   an idle connection --> request --> head arrives -----------------------> EndpointResponse
+#          |                              |
+#          |                              +-- closed before a byte came ---> the next idle one, at last a new one
+#          +-- none: a new connection --> request --> head arrives --------> EndpointResponse
+#                                             |
+#                                             +-- any failure -------------> EndpointError
+#
+# A request is sent twice only if its connection was an old one that had died: the endpoint cannot have seen it.
+
+
 class Endpoints:
     """Connections to endpoints, kept open for the next call."""
 
@@ -320,6 +332,7 @@ class Endpoints:
         writer.close()
         return False
 
+    # The environment's proxy (HTTPS_PROXY and the like) counts for endpoints as for every client of this package.
     async def _dial(self, address: Address, timeout_s: float) -> _EndpointConnection:
         loop = asyncio.get_running_loop()
         if address.secure and self._tls is None:
@@ -347,6 +360,7 @@ class Endpoints:
         else:
             connection.abort()
 
+    # Without a sweep, connections to endpoints of finished rollouts would stay until the endpoint closes them.
     def sweep(self) -> None:
         """Close connections that have been idle for long."""
         now = time.monotonic()

@@ -42,6 +42,7 @@ _FORCED = (
 """A word in a complaint, and the parameters to leave out then, in this order."""
 _NAME = r"([A-Za-z0-9_.]+)"
 _IN_QUOTES = rf"['`]{_NAME}['`]"
+# One expression per form of the texts above.
 _UNKNOWN = re.compile(rf"unrecognized request argument supplied:\s*{_NAME}", re.IGNORECASE)
 _QUOTED = re.compile(_IN_QUOTES)
 _INSTEAD = re.compile(rf"use {_IN_QUOTES} instead", re.IGNORECASE)
@@ -114,6 +115,7 @@ def diagnose(body: Any) -> ParamFix | None:
     message, code = str(error.get("message") or ""), str(error.get("code") or "")
     if message.strip().lower() == NO_LOGPROBS:
         return ParamFix("logprobs")
+    # From the most specific text to the least: an error may match several of them.
     both = _BOTH.search(message)
     if both is not None:
         older = next((name for name, other in (both.groups(), both.groups()[::-1]) if _OLDER.get(name) == other), None)
@@ -148,6 +150,7 @@ def next_fix(status: int, error: Any, request: Json, *, applied: Collection[Para
     return fix if fix is not None and fix not in applied and fix.apply(dict(request)) else None
 
 
+# The word must be in the error. Endpoints that refuse a request without naming the parameter cannot be helped.
 def forced_parameters_named(complaint: str) -> Iterator[str]:
     """Yield the parameters of the capture that an error may be about, the first one to leave out first."""
     for word, parameters in _FORCED:

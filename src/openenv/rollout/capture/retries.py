@@ -40,6 +40,7 @@ class RetryPolicy:
     longest_wait_s: float = 30.0
     """The longest pause that an endpoint may ask for."""
 
+    # The pause has jitter: all agents of a batch meet the same overload, and must not come back at the same moment.
     def pause_s(self, attempt: int, *, status: int | None, retry_after: str = "") -> float | None:
         """Return the pause after an attempt; None to give up.
 

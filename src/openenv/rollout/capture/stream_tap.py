@@ -101,6 +101,7 @@ class StreamTap:
         if rest:
             self._recorder.events(self._redactor.data(rest) if self._redactor is not None else rest)
 
+    # A translated stream ends with events that the endpoint does not send: Anthropic's `message_stop`, for example.
     def end(self) -> bytes:
         """Return the last bytes for the agent."""
         return self._translator.end() if self._translator is not None else b""
@@ -154,6 +155,8 @@ def plausible_tokens(named: int, text_bytes: int, *, events: int = 0) -> int:
     return max(named, -(-text_bytes // 4))
 
 
+# Errors in a stream come after status 200, in four forms: `error` as an object or a text, Anthropic's event `error`,
+# and `response.failed` of the responses API. A refusal (400, 413, 422) is about the request, not about the endpoint.
 def stream_error(chunk: Json) -> str | None:
     """Return the error in an event; None for an answer, or if the endpoint refuses the request."""
     inner = chunk.get("response")
@@ -170,6 +173,7 @@ def _with_data(event: bytes, chunk: Json) -> bytes:
     return b"".join(line + b"\n" for line in lines) + b"data: " + dumps(chunk) + b"\n\n"
 
 
+# An answer may be empty on purpose: a model that ends its turn at once has a finish reason and no text.
 def missing_answer(completion: Completion, answer: Json) -> str | None:
     """Return the reason for a response without an answer; None if it has one."""
     # Some gateways answer with status 200 and an error in the body.

@@ -10,6 +10,15 @@ finite or positive, or if its mask does not fit its tokens. Values only; knows n
     loss_mask             0  0  0  1    1      over prompt and completion
 """
 
+# From records to a trainer:
+#
+#   Recording (calls.log) --> export.sequences --> Sequence        conversations of any agent, for `train.groups`
+#                         \-> export.turns -----> RolloutTurn     one call with its messages, for reward functions
+#   trace entries ------------------------------> TrainingTrace    one entry per call, for TRL
+#
+# All three check the same four facts about a call: its IDs are integers, each sampled token has a log-probability, they
+# are finite and not positive, and prompt tokens are never trained on.
+
 from __future__ import annotations
 
 import math
@@ -225,6 +234,7 @@ def _check_logprobs(report: CaptureReport, logprobs: abc.Sequence[float], count:
         report.add(FATAL, "positive_logprob", f"turn {index}: log-probabilities must not be positive")
 
 
+# `bool` is an `int` in Python: True would pass as token 1.
 def _is_token(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
@@ -233,6 +243,8 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
+# The last check before training, for values from anywhere: our own captures, files, other packages. Whatever passes is
+# safe to train on, so it checks the mask as well as the tokens.
 def validate_training_turn(
     prompt_ids: abc.Sequence[int],
     sampled_ids: abc.Sequence[int],

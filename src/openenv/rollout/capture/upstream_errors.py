@@ -55,6 +55,15 @@ class UpstreamTransportError(UpstreamError):
     """The endpoint cannot be reached, or hung up."""
 
 
+# How a call ends in the records, and the agent's status:
+#
+#   failed         the endpoint's; for 401 and 403 without its text       record_failed   507
+#   unreachable    502, nothing came back                                 revoked         403
+#   timeout        504                                                    budget          429, or a final answer
+#   broken         502, incomplete or invalid                             context         a final answer
+#   agent_gone     none: the agent hung up                                cancelled       499: the server stops
+
+
 class CallFailed(Exception):
     """A call cannot go on; the agent gets this error in its dialect.
 

@@ -3,6 +3,14 @@
 Values only. `training_trace` checks single calls for training.
 """
 
+# Severities, and who reads them:
+#
+#   FATAL   excludes the call, sequence or rollout from training      no log-probabilities, lengths that differ
+#   WARN    trainable, but probably not as intended                   a single call, several conversations
+#   INFO    a fact for the reader of a document                       truncated, forks, certain tokens
+#
+# The codes are published: dashboards and tests of other packages filter by them.
+
 from __future__ import annotations
 
 from typing import Any
@@ -31,6 +39,8 @@ def check_turn_eval(response_message: Any, *, finish_reason: str | None = None, 
     return report
 
 
+# A sequence is three lists of one length. These checks repeat those of single calls on purpose: a bug in the graph
+# could join valid calls to an invalid sequence.
 def check_sequence(seq: TrainingSequence, *, min_trainable: int = 1) -> CaptureReport:
     """Check a training example: lengths, ids, mask, log-probabilities.
 
@@ -79,6 +89,8 @@ def check_rollout(
         capture_level: The capture level of the endpoint.
         budget_stop_count: The number of calls that the budget answered.
     """
+    # A coding agent has one conversation with many calls. Other shapes usually mean that its history is not what the
+    # endpoint saw: the agent rewrote or dropped messages between two calls.
     report = CaptureReport()
     stats = graph.stats()
     turns, roots = stats["n_turns"], stats["n_roots"]
@@ -131,6 +143,7 @@ def check_upstream_response(payload: Json) -> CaptureReport:
         return report
     if ids and len(ids) != len(entries):
         report.add(FATAL, "logprob_misalign", f"{len(entries)} log-probabilities for {len(ids)} sampled ids")
+    # Without the flag, two tokens with one text look equal, and their IDs cannot be checked against the list.
     token = as_dict(entries[0]).get("token", "")
     if not str(token).startswith("token_id:"):
         text = (

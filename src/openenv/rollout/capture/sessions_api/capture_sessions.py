@@ -32,6 +32,12 @@ T = TypeVar("T")
 
 LEVELS = ("tokens", "logprobs", "text")
 """The capture levels: token IDs with log-probabilities, log-probabilities, or neither."""
+# purpose   capture level   the rollout is
+# train     tokens          train: sampled as the trainer says, or neutrally; parameters of the agent are replaced
+# train     lower           refused
+# auto      tokens          train
+# auto      lower           eval
+# eval      any             eval: sampled as the agent asks, or as `eval_sampling` says; refused parameters are repaired
 PURPOSES = ("auto", "eval", "train")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
@@ -216,6 +222,10 @@ class CaptureSession:
         return time.time() - (self.last_turn_at or self.created_at)
 
 
+# The ID of a session is its credential: with it, an agent calls the model. So random IDs have 128 bits, a chosen ID is
+# taken once, and only the admin routes list IDs.
+
+
 class SessionRegistry:
     """The sessions of a server. Usable from any thread.
 
@@ -288,6 +298,7 @@ class SessionRegistry:
         with self._lock:
             return self._sessions.get(session_id) if session_id else None
 
+    # An agent shows one key for all its calls, also those that it makes for a title or a summary.
     def resolve(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> CaptureSession | None:
         """Return the session of a request by its key; None to refuse the request.
 

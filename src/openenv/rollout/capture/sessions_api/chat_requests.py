@@ -66,6 +66,7 @@ def wants_stream(path: str, body: Mapping[str, Any]) -> bool:
     return "alt=sse" in query.lower()
 
 
+# Three names of one limit: of chat completions, of their newer form, and of responses. A request may have several.
 def clamp_output_tokens(chat_request: Json, cap: int | None) -> int | None:
     """Limit the tokens of an answer, in place; return the largest limit that was above the cap.
 
@@ -86,6 +87,7 @@ def _is_above(value: object, cap: int) -> bool:
     return isinstance(value, int) and value > cap
 
 
+# Endpoints refuse `tool_choice` without tools, and empty lists of tools. Agents send both.
 def normalise_for_capture(chat_request: Json) -> None:
     """Change a request in place to ask for a whole answer, without parameters that endpoints then refuse."""
     chat_request["stream"] = False

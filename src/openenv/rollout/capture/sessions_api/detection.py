@@ -24,6 +24,8 @@ _PATHS = {
 }
 
 
+# The path decides, if it is one of the four APIs. Proxies in front of an agent rewrite paths, so a header or the fields
+# of the body decide otherwise: `contents` is Google's, `input` with `instructions` is the responses API's.
 def detect(path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> APIType:
     """Return the dialect of a request; chat completions by default."""
     for part, dialect in _PATHS.items():

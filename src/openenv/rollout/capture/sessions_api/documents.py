@@ -2,8 +2,17 @@
 
     session.graph -- export_session --> document -- to_trace_entries(graph, document) --> entries with its masks
 
-Nothing is tokenised, filled in or repaired: what cannot be trained on raises.
+Nothing is tokenised, filled in or repaired: a capture that cannot be trained on raises an error.
 """
+
+# An agent asks, gets a title from a second call, and repeats its third call with another answer:
+#
+#   call 1 --> call 2 --> call 3a        path 1-2-3a   discarded: 3a has a sibling that the agent continued
+#                     \-> call 3b --> 4  path 1-2-3b-4 agent
+#   call t                               path t        auxiliary: no tools, while others have some
+#
+# Each path to a leaf is a row of the document. Calls 1 and 2 are on two paths, but `to_trace_entries` exports each call
+# once, with the mask that all its rows agree on.
 
 from __future__ import annotations
 
@@ -72,11 +81,9 @@ def export_session(
 def _roles(
     graph: RolloutGraph, sequences: list[TrainingSequence], discarded: set[str], *, is_captured: bool
 ) -> list[str]:
-    """Return the role of each path: the agent at work, an auxiliary call (for a title), or a discarded answer.
-
-    Agents send their tools with each call, and calls beside them have none. Where no call has any, all are the agent's
-    own: some agents read commands from texts.
-    """
+    """Return the role of each path: the agent at work, an auxiliary call (for a title), or a discarded answer."""
+    # Agents send their tools with each call, and auxiliary calls have none. If no call has tools, all belong to the
+    # agent: some agents read commands from texts.
 
     def has_tools(sequence: TrainingSequence) -> bool:
         return any(graph.get(node_id).n_tools for node_id in sequence.node_ids)
@@ -159,7 +166,7 @@ def to_trace_entries(graph: RolloutGraph, document: Json) -> list[TraceEntry]:
     """Return the calls of the agent as trace entries, each with the document's mask over prompt and completion.
 
     Raises:
-        ValueError: the rollout is not one to train on, or a mask does not fit.
+        ValueError: The rollout is an evaluation, or a mask does not fit.
     """
     nodes, masks = _trainable_turns(graph, document)
     usable = [node for node in nodes if _is_usable(node)]
@@ -193,7 +200,7 @@ def to_training_trace(graph: RolloutGraph, document: Json) -> TrainingTrace:
     """Return the calls of the agent as a checked trace.
 
     Raises:
-        ValueError: the rollout has a fatal finding, is not one to train on, or a call has no proper tokens.
+        ValueError: The rollout has a fatal finding or is an evaluation, or a call has no valid tokens.
     """
     fatal = [finding for finding in document.get("validation", ()) if finding.startswith("[FATAL")]
     if fatal:
@@ -209,7 +216,7 @@ def to_turn_records(graph: RolloutGraph, document: Json) -> list[tuple[list[int]
     """Return prompt, completion and log-probabilities of the agent's calls that are trainable as a whole.
 
     Raises:
-        ValueError: the rollout is not one to train on, or a call is trained on in part: use `to_trace_entries`.
+        ValueError: The rollout is an evaluation, or a call is trainable in part only: use `to_trace_entries`.
     """
     nodes, masks = _trainable_turns(graph, document)
     if any(any(mask) and not all(mask) for mask in masks.values()):
@@ -225,7 +232,7 @@ def _trainable_turns(graph: RolloutGraph, document: Json) -> tuple[list[TurnNode
     """Return the calls of the agent, and the mask of each completion.
 
     Raises:
-        ValueError: the rollout is not one to train on, or a mask does not fit.
+        ValueError: The rollout is an evaluation, or a mask does not fit.
     """
     if document.get("rollout_type", "train") == "eval":
         level = document.get("capture_level") or "unknown"
@@ -234,6 +241,7 @@ def _trainable_turns(graph: RolloutGraph, document: Json) -> tuple[list[TurnNode
             " train on; they come from vLLM with --return-tokens-as-token-ids --logprobs-mode processed_logprobs, or"
             " from SGLang"
         )
+    # A row's mask covers its whole path, so the part of one call starts where its prompt ends.
     masks: dict[str, list[int]] = {}
     for row in document["sequences"]:
         if row["role"] != AGENT:
@@ -250,7 +258,7 @@ def _trainable_turns(graph: RolloutGraph, document: Json) -> tuple[list[TurnNode
     nodes = _agent_nodes(graph, document)
     left_out = [node.node_id for node in nodes if not _is_usable(node)]
     if left_out:
-        log.warning("%d of %d calls have no proper tokens to train on: %s", len(left_out), len(nodes), left_out[:5])
+        log.warning("%d of %d calls have no valid tokens to train on: %s", len(left_out), len(nodes), left_out[:5])
     return nodes, masks
 
 
@@ -259,6 +267,7 @@ def _agent_nodes(graph: RolloutGraph, document: Json) -> list[TurnNode]:
     return [node for node in graph.nodes() if node.node_id in own]
 
 
+# A call without valid log-probabilities stays in documents, and is left out of trace entries with a warning.
 def _is_usable(node: TurnNode) -> bool:
     logprobs = node.sampled_logprobs
     return bool(node.sampled_ids and logprobs) and check_turn(node.prompt_ids, node.sampled_ids, logprobs).ok
@@ -302,7 +311,7 @@ def measure_retokenization_skew(
                     **(chat_template_kwargs or {}),
                 )
             )
-        except Exception as exc:  # a template may raise anything, and that is what is to be measured
+        except Exception as exc:  # a template may raise anything, and its failure is a result
             error = f"{type(exc).__name__}: {str(exc)[:160]}"
             turns.append({"turn": number, "error": error, "engine_len": len(node.prompt_ids)})
             continue
@@ -316,6 +325,7 @@ def measure_retokenization_skew(
                 "exact": rebuilt == list(node.prompt_ids),
             }
         )
+    # Fractions are about the calls that the template accepted; errors are counted apart.
     measured = [turn for turn in turns if "exact" in turn]
     shares = [turn["prefix_match"] / max(turn["engine_len"], 1) for turn in measured]
     return {

@@ -99,6 +99,13 @@ def _with_thoughts(message: Any, capture_level: str) -> Any:
     return rest if capture_level == "text" else {**rest, "reasoning": message["reasoning_content"]}
 
 
+# Where engines have the fields:
+#
+#                      vLLM                            SGLang                      here
+#   prompt IDs         prompt_token_ids                choices[].prompt_token_ids  prompt_token_ids
+#   thoughts           message.reasoning               message.reasoning_content   message.reasoning_content
+#   ID of a token      choices[].token_ids,            choices[].token_ids         choices[].token_ids and
+#                      or "token_id:19" as its text                                logprobs.content[].token_id
 def normalize_response(response: Json) -> Json:
     """Move fields that engines have in different places to one place, in the response itself, and return it.
 
@@ -218,6 +225,7 @@ class InferenceClient:
         if endpoints is not None:
             endpoints.close()
 
+    # Only answers are repeated. If the connection fails, the caller decides: its server may be starting or gone.
     async def _post(self, path: str, body: Json) -> Json:
         """Send a request, again if that may help."""
         for attempt in itertools.count(1):

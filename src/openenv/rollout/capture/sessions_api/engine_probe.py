@@ -19,19 +19,19 @@ Blocking, for code that runs before a server does.
 
 from __future__ import annotations
 
-import http.client
-import json
-import urllib.error
-import urllib.request
+import asyncio
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from openenv import settings
 
 from ...tasks.model_parameters import finite_number
+from ..answer_relay import RESPONSE_LIMIT
 from ..dialects.dialect import as_dict, as_list, dicts_in
-from ..encoding import Json, load_object
+from ..encoding import Json, dumps, load_object
+from ..outbound import EndpointError, Endpoints
 from ..parameter_fixes import ParamFix, behaviour_warnings, next_fix
 from .capture_checks import check_upstream_response
 from .engine_client import PROVIDERS, auth_headers, normalise_engine_base, normalize_response, openai_api_base
@@ -44,7 +44,7 @@ _EXPECTED = ("no_prompt_token_ids", "no_completion_token_ids", "no_logprobs", "t
 """Findings that a level below `tokens` implies."""
 _SMALLEST_GAP = 0.5
 _LOWEST_LOGPROB = 100.0
-_UNREACHABLE = (OSError, ValueError, http.client.HTTPException)
+_UNREACHABLE = (OSError, ValueError)
 _TOOL: Json = {
     "name": "bash",
     "description": "Run a shell command.",
@@ -95,6 +95,15 @@ class LLMReport:
         return "engine NOT reachable:\n  " + "\n  ".join(self.findings)
 
 
+class _ErrorStatus(OSError):
+    """The endpoint answered with an error status."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"HTTP {status}: {text[:300]}")
+        self.status = status
+        self.text = text
+
+
 @dataclass(frozen=True)
 class _Endpoint:
     """The address of the requests."""
@@ -111,16 +120,30 @@ class _Endpoint:
             OSError: The endpoint did not answer, or with an error status.
             ValueError: The answer is not a JSON object.
         """
-        fields = {"Content-Type": "application/json", "User-Agent": "openenv", **headers}
+        fields = {"content-type": "application/json", "user-agent": "openenv", "accept-encoding": "identity", **headers}
         fields |= auth_headers(self.api_key, self.auth_header)
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.base}{path}", data=data, headers=fields)
-        with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
-            answer = load_object(response.read())
+        method, data = ("GET", b"") if body is None else ("POST", dumps(body))
+        # In a thread with its own loop: probes block, and their callers may run on a loop, as notebooks do.
+        with ThreadPoolExecutor(1, thread_name_prefix="openenv-probe") as thread:
+            status, raw = thread.submit(asyncio.run, self._fetch(method, path, data, fields)).result()
+        answer = load_object(raw)
+        if not 200 <= status < 300:
+            raise _ErrorStatus(status, raw[:2000].decode("utf-8", "replace"))
         if answer is None:
             raise ValueError("the answer is not a JSON object")
         return answer
 
+    async def _fetch(self, method: str, path: str, data: bytes, fields: dict[str, str]) -> tuple[int, bytes]:
+        endpoints = Endpoints()
+        try:
+            response = await endpoints.send(method, f"{self.base}{path}", data, fields, timeout_s=self.timeout_s)
+            return response.status, await response.read(RESPONSE_LIMIT)
+        except EndpointError as exc:
+            raise OSError(str(exc)) from exc
+        finally:
+            endpoints.close()
+
+    # As in calls, a parameter is dropped only if the endpoint refuses it: `fixes` tell later what the endpoint lacks.
     def complete(self, body: Json, fixes: list[ParamFix]) -> Json:
         """Ask for a completion; repair the request if the endpoint refuses a parameter, and add the repair to `fixes`.
 
@@ -133,11 +156,10 @@ class _Endpoint:
         while True:
             try:
                 return self.ask("/chat/completions", body)
-            except urllib.error.HTTPError as exc:
-                text = exc.read()[:2000].decode("utf-8", "replace")
-                change = next_fix(exc.code, load_object(text) or text, body, applied=fixes)
+            except _ErrorStatus as exc:
+                change = next_fix(exc.status, load_object(exc.text) or exc.text, body, applied=fixes)
                 if change is None:
-                    raise OSError(f"HTTP {exc.code}: {text[:300]}") from None
+                    raise
                 change.apply(body)
                 fixes.append(change)
 
@@ -188,9 +210,9 @@ def probe_tool_support(
     try:
         answer = endpoint.complete(body, applied)
     except OSError as exc:
-        refused = str(exc).startswith("HTTP ")
+        refused = isinstance(exc, _ErrorStatus)
         return "rejected" if refused else "unknown", applied[len(known) :]
-    except (ValueError, http.client.HTTPException):
+    except ValueError:
         return "unknown", applied[len(known) :]
     choice = _first_choice(answer)
     if as_dict(choice.get("message")).get("tool_calls"):
@@ -241,6 +263,7 @@ def probe_logprobs_mode(
         if len(values) < 2 or abs(values[1]) > _LOWEST_LOGPROB:  # engines send -9999 for an impossible token
             return "unknown"
         gaps.append(values[0] - values[1])
+    # With a small gap, rounding decides between 1.0 and 0.5. A model that is sure of its word has a wide one.
     if gaps[0] < _SMALLEST_GAP:
         return "unknown"
     ratio = gaps[1] / gaps[0]
@@ -300,6 +323,7 @@ def validate_llm(
     if served and model not in served and listed not in served:
         report.findings.append(f"model {model!r} is not served here; available: {served}")
         return report
+    # `top_logprobs: 0`: vLLM sends log-probabilities only with a number here, and others accept it.
     question = {"role": "user", "content": "Reply with the single word: ok"}
     body: Json = {"model": model, "messages": [question], "max_tokens": 8, "temperature": 0.0}
     body |= {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
@@ -364,8 +388,8 @@ def _validate_anthropic(endpoint: _Endpoint, model: str, *, check_tools: bool) -
         body["tool_choice"] = {"type": "tool", "name": "report_ok"}
     try:
         answer = endpoint.ask("/v1/messages", body, **{"anthropic-version": "2023-06-01"})
-    except urllib.error.HTTPError as exc:
-        report.findings.append(f"Native Messages HTTP {exc.code}")
+    except _ErrorStatus as exc:
+        report.findings.append(f"Native Messages HTTP {exc.status}")
         return report
     except _UNREACHABLE as exc:
         report.findings.append(f"Native Messages probe failed: {type(exc).__name__}")

@@ -4,8 +4,14 @@
     GradioForwarder       Gradio's share tunnel, or your frp server
     CloudflareForwarder   a tunnel of the program `cloudflared`
 
-A tunnel's address is public: sessions' keys, and the admin key, are what protects the server behind it.
+A tunnel's address is public: the keys of sessions and the admin key protect the server behind it.
 """
+
+# From a sandbox elsewhere to the server:
+#
+#   agent ---> https://name.trycloudflare.com ---> tunnel's company ---> cloudflared here ---> 127.0.0.1:8100
+#
+# The programs print to pipes. Threads read them to their ends: with a full pipe a program would stop to forward.
 
 from __future__ import annotations
 
@@ -120,7 +126,7 @@ class GradioForwarder(PortForwarder):
         """Check that Gradio is installed.
 
         Raises:
-            ForwardingError: it is not.
+            ForwardingError: It is missing.
         """
         try:
             import gradio.networking  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401
@@ -133,7 +139,7 @@ class GradioForwarder(PortForwarder):
         """Open the tunnel, and return its address.
 
         Raises:
-            ForwardingError: it cannot be opened.
+            ForwardingError: The tunnel failed.
         """
         self.preflight()
         from gradio.networking import setup_tunnel
@@ -149,8 +155,9 @@ class GradioForwarder(PortForwarder):
                 share_server_address=self._server,
                 share_server_tls_certificate=self._certificate,
             )
-        except Exception as exc:  # whatever its download, its program and its server come up with
+        except Exception as exc:  # its download, its program or its server may fail in any way
             raise ForwardingError(f"Gradio's tunnel cannot be opened: {exc}") from exc
+        # `setup_tunnel` returns the address only; the tunnel is in a list of Gradio's, found by its token.
         self._tunnel = next((tunnel for tunnel in CURRENT_TUNNELS if tunnel.share_token == token), None)
         process = getattr(self._tunnel, "proc", None)
         if process is None:
@@ -158,7 +165,7 @@ class GradioForwarder(PortForwarder):
             raise ForwardingError("Gradio's tunnel has no process")
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
-                _drain(pipe)  # or the program would wait for a reader once the pipe is full
+                _drain(pipe)  # with a full pipe the program would wait for a reader
         self._url = str(url)
         return self._url
 
@@ -200,7 +207,7 @@ class CloudflareForwarder(PortForwarder):
         """Check that the program is installed.
 
         Raises:
-            ForwardingError: it is not.
+            ForwardingError: It is missing.
         """
         if shutil.which(binary) is None:
             raise ForwardingError(f"`{binary}` is not on the PATH: install it, or use another forwarder")
@@ -209,7 +216,7 @@ class CloudflareForwarder(PortForwarder):
         """Start the program, and return the tunnel's address.
 
         Raises:
-            ForwardingError: there is none in time.
+            ForwardingError: The program printed no address in time.
         """
         self.preflight(self._binary)
         self.stop()
@@ -224,6 +231,7 @@ class CloudflareForwarder(PortForwarder):
             raise ForwardingError(f"`{self._binary}` cannot be started: {exc}") from exc
         assert self._process.stdout is not None
         lines = _drain(self._process.stdout)
+        # A named tunnel prints no address: its host name is configured at the company.
         if self._tunnel_name and self._hostname:
             self._url = f"https://{self._hostname}"
             return self._url
@@ -275,7 +283,7 @@ def _drain(pipe: IO[bytes]) -> queue.Queue[str]:
 
 
 def _end(process: subprocess.Popen[bytes] | None) -> None:
-    """Wait for a process that was asked to end, and kill it after a while."""
+    """Wait for a process that was asked to end; kill it after `_STOP_S`."""
     if process is None:
         return
     try:

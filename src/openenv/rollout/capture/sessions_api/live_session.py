@@ -62,6 +62,7 @@ class LiveSession:
         self._reader = RecordingReader(path)
         session.attach(self._update)
 
+    # `STREAM` stays out: an engine that sends IDs with whole answers only may stream to sessions without IDs.
     def refused(self) -> frozenset[str]:
         """Return the parameters that the endpoint refused in this session."""
         return self.rollout.refused - self._assumed - {STREAM}
@@ -95,6 +96,7 @@ class LiveSession:
             )
         else:
             report = check_turn_eval(node.response_message, finish_reason=reason, index=index)
+        # A call with invalid tokens stays in the graph: later calls continue it, and their prompts contain its answer.
         if is_exact and not report.ok:
             node.sampled_logprobs = None  # the tokens are still the context of later turns
         if not node.trainable:
@@ -158,6 +160,7 @@ def turn_node(call: Call, *, is_pinned: bool) -> TurnNode:
     )
 
 
+# A parameter that is neither neutral nor intended makes a call context: its tokens come from another distribution.
 def _policy(sent: Json) -> Json:
     """Return the intended parameters of a session without a trainer's: the agent's temperature, and neutral values."""
     return {**NEUTRAL_SAMPLING, **({"temperature": sent["temperature"]} if "temperature" in sent else {})}

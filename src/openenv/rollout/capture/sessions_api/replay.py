@@ -3,6 +3,13 @@
 The capture server has the same in `answer_relay`, event by event; these functions work on values.
 """
 
+#   replay:               one whole completion --> one chunk --> the events of a dialect
+#
+#   keepalive_response:   the response is ready within PING_S ----------------> returned as it is, with its status
+#                         later: status 200 and ": waiting" every PING_S -----> then its events, or an error event
+#
+# After the first comment the status is sent, so an error can only be an event of the agent's dialect.
+
 from __future__ import annotations
 
 import asyncio
@@ -70,6 +77,7 @@ def response_to_chunk(response: Json) -> Json:
     }
 
 
+# An engine that cannot stream IDs answers whole; agents that asked for a stream get it in one piece at the end.
 async def replay(
     api_type: APIType, transformer: BaseTransformer, response: Json, original_request: Json
 ) -> AsyncIterator[str]:

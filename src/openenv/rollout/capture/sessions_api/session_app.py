@@ -38,7 +38,16 @@ from .engine_client import CAPTURE_LEVELS
 from .engine_probe import validate_llm
 from .session_server import MAX_OUTPUT_TOKENS, SESSION_TTL_S, SessionOptions, SessionServer
 
+# Three ways to run one class:
+#
+#   create_app(...)                 SessionServer behind any ASGI server; `_serve` translates requests
+#   SessionCaptureServer(...)       SessionServer in a thread, with its listeners; published as `CaptureServer`
+#   main()                          SessionServer in a thread, until a signal comes
 PORT = 8100
+
+
+# An ASGI server has less than the listener: it cannot cut a connection, so a broken stream ends normally after an error
+# event; its limits for heads and connections are its own; and it has no unix socket for sandboxes.
 
 
 class AsgiReply(AgentReply):
@@ -63,6 +72,7 @@ async def _serve(server: SessionServer, limits: InboundLimits, scope: Scope, rec
     """Answer one request of an ASGI server."""
     if scope["type"] != "http":
         return
+    # An ASGI server owns the loop and the lifespan, if it runs one: the server has neither a thread nor a sweeper.
     server.use_loop(asyncio.get_running_loop())
     server.sweep()  # a server that listens does this in a task
     reply = AsgiReply(send)
@@ -83,6 +93,7 @@ async def _serve(server: SessionServer, limits: InboundLimits, scope: Scope, rec
         if not message.get("more_body"):
             break
     request.body = bytes(body)
+    # A server that listens sees the agent hang up on its connection. ASGI reports it as a message that must be awaited.
     watcher = asyncio.create_task(_watch(receive, reply))
     try:
         await server.answer(request, reply)
@@ -164,6 +175,7 @@ def _application(server: SessionServer) -> FastAPI:
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         await _serve(server, limits, scope, receive, send)
 
+    # FastAPI is published; all routes are one mounted ASGI function, because calls are streamed with their own limits.
     app = FastAPI(title="openenv-capture", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.router.routes.append(Mount("/", app=serve))
     options = server.session_options
@@ -277,6 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_host(options.host, options.admin_key)
     except ValueError as exc:
         parser.error(f"{exc}; use --admin-key or OPENENV_CAPTURE_ADMIN_KEY")
+    # Without a level the endpoint is probed, which takes some requests; a wrong URL ends the command here.
     level = options.capture_level
     if not level:
         report = validate_llm(
@@ -302,6 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     listen = CaptureOptions(host=options.host, port=options.port, admin_key=options.admin_key or None)
     server = SessionServer(sessions, listen, root=None if options.root is None else Path(options.root))
     stopped = threading.Event()
+    # The handlers only set an event: the server must stop in the main thread, which waits for its thread.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     try:

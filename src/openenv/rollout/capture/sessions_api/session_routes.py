@@ -25,6 +25,12 @@ from .documents import export_session, to_trace_entries
 if TYPE_CHECKING:
     from .session_server import SessionServer
 
+# Answers of errors, as published clients expect them:
+#
+#   400   a field is wrong, or the endpoint cannot do what the purpose asks     {"error": {"message": ...}}
+#   401   the admin key is missing or wrong                                     {"error": {"message": ...}}
+#   404   the session is unknown                                                {"error": "unknown session"}
+#   409   the ID is taken, or the session cannot be trained on                  {"error": "ValueError: ..."}
 RESERVED = ("session_id", "upstream", "capture_level", "max_model_calls", "sampling", "purpose", "eval_sampling")
 """Names that a session's metadata cannot have, because they are parameters of the session."""
 
@@ -79,9 +85,12 @@ class SessionRoutes(AdminRoutes):
         taken = sorted(set(RESERVED).intersection(metadata or {}))
         if taken:
             raise RequestRefused(400, f"metadata cannot include reserved keys: {', '.join(taken)}")
+        # The endpoint is probed before the session exists: its level decides whether the purpose is possible, and a
+        # session that cannot train should fail here instead of after hours of calls.
         upstream, level = await self._named_endpoint(payload)
         server, options = self._server, self._server.session_options
         purpose, session_id = payload.get("purpose", "auto"), payload.get("session_id")
+        # The registry refuses a taken ID as well; here the status is 409.
         if isinstance(session_id, str) and server.registry.get(session_id.strip()) is not None:
             raise RequestRefused(409, f"there is a session {session_id.strip()!r} already")
         try:
@@ -127,6 +136,7 @@ class SessionRoutes(AdminRoutes):
 
     # the views of a session
 
+    # Views read the records of a session, which may be long: `_answer` runs them in a thread.
     def _view(self, parts: list[str]) -> Callable[[CaptureSession, dict[str, list[str]]], Json]:
         if not parts:
             return self._status

@@ -143,7 +143,8 @@ class SessionServer(CaptureServer):
         if live is not None:
             return live
         endpoint = await self._endpoint_of(session)
-        live = self._live.get(session.session_id)  # another call may have opened it meanwhile
+        # The probe of an endpoint takes seconds, and agents make their first calls at the same time.
+        live = self._live.get(session.session_id)
         if live is not None:
             return live
         name = session.session_id
@@ -158,6 +159,14 @@ class SessionServer(CaptureServer):
         )
         return self._attach(session, endpoint, capture)
 
+    # How a Harbor rollout uses one proxy:
+    #
+    #   adapter    session = registry.create(...)
+    #              model = await server.reserve(session, "oe-sum-1a2b")
+    #   engine     capture = server.open("oe-sum-1a2b", model)         -> a LiveSession, with capture.key for the agent
+    #   agent      calls with capture.key; the session's ID never enters the sandbox
+    #   engine     capture.close()                                     -> `finish`: the session reads the rest
+    #   adapter    export_session(session), then registry.delete(...)
     async def reserve(self, session: CaptureSession, rollout_id: str) -> Model:
         """Return a session's model, and let the rollout that is opened as `rollout_id` next be the session's.
 
@@ -208,6 +217,7 @@ class SessionServer(CaptureServer):
             raise RequestRefused(400, "training sampling requires an endpoint with token capture")
         return SessionEndpoint(client, session.capture_level)
 
+    # `max_output_tokens` is metadata of a session, as published clients set it.
     def _cap(self, session: CaptureSession) -> int | None:
         """Return the most tokens that an answer may have: the smaller limit of session and server."""
         own = session.metadata.get("max_output_tokens")
@@ -284,6 +294,7 @@ class SessionServer(CaptureServer):
             live.rollout.revoked = True  # at once: the loop may take a moment to end the calls under way
             self.schedule(self._remove(live))
 
+    # `finish` first: it reads the records to their end, for callers that still hold the session.
     async def _remove(self, live: LiveSession) -> None:
         await self.finish(live.rollout)
         if self.has_temporary_root:

@@ -1,7 +1,15 @@
 """Requests and answers between an agent's dialect and chat completions, as objects with methods: `TransformManager`.
 
-The work is that of `dialects`: requests by its bridges, answers by its translators. Thoughts of earlier turns are kept.
+Published names over the bridges and translators of `dialects`, which do the work. Thoughts of earlier turns stay.
 """
+
+#   agent's request --- transform_request ---> chat request ---> endpoint
+#   agent's answer <--- transform_response --- chat completion <---+         a whole answer
+#   agent's events <--- StreamState.process_chunk --- chat chunk <-+         a stream: state across chunks
+#                  <--- StreamState.finalize ---------- the end
+#
+# The published defaults differ from those of the proxy: 4096 tokens for Anthropic, and thinking by the chat template of
+# Qwen models. They are in `_completed` and `_normalised`, so the bridges stay free of them.
 
 from __future__ import annotations
 
@@ -80,7 +88,7 @@ class BaseTransformer(ABC):
         """Return an agent's request as one for a chat completion.
 
         Raises:
-            UpstreamRequestError: it cannot be read.
+            UpstreamRequestError: The request is malformed.
         """
 
     @abstractmethod
@@ -128,7 +136,7 @@ class _BridgedTransformer(BaseTransformer):
         """Return an agent's request as one for a chat completion.
 
         Raises:
-            UpstreamRequestError: it cannot be read.
+            UpstreamRequestError: The request is malformed.
         """
         try:
             sent = type(self)._request(body, keep_thoughts=True)
@@ -146,6 +154,7 @@ class _BridgedTransformer(BaseTransformer):
     def create_stream_state(self, original_request: Json) -> StreamState:
         """Return the translator of one stream."""
 
+    # Without a state, each chunk is a stream by itself: its events have their own beginning, and index 0.
     def transform_stream_chunk(self, chunk: Json, original_request: Json, is_first: bool = False) -> Translated:
         """Return one chunk of a chat completion as events; the last chunk brings the final events, too."""
         state = self.create_stream_state(original_request)
@@ -245,6 +254,7 @@ def _with_calls(answer: Json) -> Json:
     return {**answer, "functionCalls": calls} if calls else answer
 
 
+# Chat templates accept one system message, at the beginning. Agents send several, and `developer` messages in between.
 def _normalised(sent: Json, body: Mapping[str, Any]) -> Json:
     """Return a request with one system text at its beginning, and without fields of this server."""
     sent.pop("_served_model", None)

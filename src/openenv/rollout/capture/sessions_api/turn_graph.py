@@ -1,8 +1,18 @@
 """The calls of one rollout as nodes that are added in any order, and linked by the beginnings of their prompts.
 
-A node continues the longest node whose prompt and sampled tokens are, token for token, the beginning of its prompt; one
-without ids, the node whose messages and answer are the beginning of its messages (`graph` draws it).
+The published graph of `CaptureSession.graph`. `graph.py` has the table of beginnings that finds parents.
 """
+
+# A call continues an earlier one if its prompt begins with that one's prompt and answer, token for token:
+#
+#   call 1     prompt [1 2 3]            answer [11 12]
+#   call 2     prompt [1 2 3 11 12 7]    answer [13]          child of call 1; new context: [7]
+#   call 3     prompt [1 2 3 11 12 7]    answer [14]          child of call 1: call 1 is a fork
+#   call 4     prompt [1 2 3 11 12 7 14 8]                    child of call 3, so call 2 is discarded
+#   call 5     prompt [9 9]                                   a root: another conversation
+#
+# Of several possible parents the longest counts. Calls without token IDs are linked in the same way by the digests of
+# their messages. Agents make calls at the same time, so a child may be added before its parent: `_adopt` links it then.
 
 from __future__ import annotations
 
@@ -125,6 +135,8 @@ class RolloutGraph:
             self._message_ends.add(messages + reply, node)
         return node
 
+    # `beginnings_of` yields the calls that a prompt begins with, the shortest first. A call with the same prompt and an
+    # empty answer cannot be a parent: nothing would be new.
     def _token_parent(self, node: TurnNode, prompt: bytes) -> TurnNode | None:
         parent: TurnNode | None = None
         for candidates in self._token_ends.beginnings_of(prompt):  # the last ones are the longest
@@ -202,6 +214,7 @@ class RolloutGraph:
 
         Answers to one question are the children of one call, or roots of one prompt.
         """
+        # A group has the answers to one prompt. If the agent continued one of them, it dropped the others.
         groups = [children for _, children in self.forks()]
         by_prompt: dict[bytes, list[str]] = {}
         for root in self.roots():
@@ -261,7 +274,7 @@ def _token_marks(node: TurnNode) -> tuple[bytes, bytes]:
     try:
         prompt = token_bytes(node.prompt_ids)
         return prompt, prompt + token_bytes(node.sampled_ids)
-    except (TypeError, OverflowError, ValueError):  # recorded as it came, and linked to none
+    except (TypeError, OverflowError, ValueError):  # invalid IDs: the call stays alone
         return b"", b""
 
 

@@ -52,6 +52,7 @@ class UpstreamPool:
     def known(self) -> list[Json]:
         """Return the probed endpoints, without their keys."""
         with self._lock:
+            # An endpoint is known under two names if its session named no model; it is listed once.
             clients = {id(client): (key[0], client, level) for key, (client, level) in self._known.items()}
         return [
             {"llm_url": url, "model": client.served_model or "", "capture_level": level}
