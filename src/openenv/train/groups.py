@@ -46,12 +46,12 @@ class EpisodeSample:
     @property
     def trainable(self) -> list[capture.Sequence]:
         """The sequences for training; empty if the sample has no reward."""
-        return [] if self.reward is None else [one for one in self.sequences if one.trainable]
+        return [] if self.reward is None else [sequence for sequence in self.sequences if sequence.trainable]
 
     @property
     def policy_versions(self) -> set[str]:
         """The versions of the policy that sampled it, if the endpoint names them."""
-        return {version for one in self.sequences for version in one.policy_versions if version is not None}
+        return {name for sequence in self.sequences for name in sequence.policy_versions if name is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class SampleGroup:
     @property
     def spread(self) -> float:
         """The difference between the highest and the lowest reward. A group with spread 0 teaches nothing."""
-        known = [reward for reward in self.rewards if reward is not None]
-        return max(known) - min(known) if known else 0.0
+        rewarded = [reward for reward in self.rewards if reward is not None]
+        return max(rewarded) - min(rewarded) if rewarded else 0.0
 
     def advantages(self, method: Method = "grpo") -> list[float | None]:
         """Return the advantages of the samples within this group."""
@@ -199,7 +199,7 @@ def collate(
     ]
     if not rows:
         samples = [sample for group in groups for sample in group.samples if sample.reward is not None]
-        reasons = dict.fromkeys(text for sample in samples for one in sample.sequences for text in one.not_trainable)
+        reasons = dict.fromkeys(text for sample in samples for each in sample.sequences for text in each.not_trainable)
         why = "; ".join(list(reasons)[:3]) or ("nothing was captured" if samples else "no sample has a reward")
         raise ValueError(f"no sequence of these groups may be trained on: {why}")
     if layout == "packed":

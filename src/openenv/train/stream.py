@@ -524,16 +524,16 @@ class Curriculum(Generic[ItemT]):
 
     def update(self, number: int, rewards: Sequence[float | None]) -> None:
         """Report the rewards of a group; `number` is the position of its item in the draws, from 0."""
-        known = [reward for reward in rewards if reward is not None]
-        if not known:
+        scored = [reward for reward in rewards if reward is not None]
+        if not scored:
             return
         with self._lock:
             index = self._drawn[number]
-            mean = sum(known) / len(known)
+            mean = sum(scored) / len(scored)
             before = self._means.get(index)
             self._means[index] = mean if before is None else self._memory * before + (1 - self._memory) * mean
-            low, high = self._range or (known[0], known[0])
-            self._range = min(low, *known), max(high, *known)
+            low, high = self._range or (scored[0], scored[0])
+            self._range = min(low, *scored), max(high, *scored)
 
     def mean(self, index: int) -> float | None:
         """Return the mean reward of an item, in which newer rewards count more; None before the first reward."""

@@ -400,9 +400,9 @@ class RolloutStore:
         rollouts = []
         for path in self._begun.glob("[!.]*.json"):
             with contextlib.suppress(OSError, ValueError):  # it has just ended
-                known = json.loads(path.read_bytes())
+                begun = json.loads(path.read_bytes())
                 is_running = is_locked(self._rollouts / path.stem / ".running")
-                rollouts.append(BegunRollout.model_validate({**known, "is_running": is_running}))
+                rollouts.append(BegunRollout.model_validate({**begun, "is_running": is_running}))
         return sorted(rollouts, key=lambda each: each.began_at, reverse=True)
 
     def live_file(self, rollout_id: str, name: str) -> Path:
