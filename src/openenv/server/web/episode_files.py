@@ -1,4 +1,4 @@
-"""Recorded episodes on disk: one JSON Lines file each, in a folder that is bounded in number and bytes.
+"""Recorded episodes on disk: one JSON Lines file each, in a folder with limits on files and bytes.
 
 Several processes may write to one folder: each file has one writer, and any process deletes the oldest ones. Light: the
 command line reads these files without a server.
@@ -11,8 +11,8 @@ command line reads these files without a server.
     {"kind": "call", "n": 2, "name": "look", "arguments": {}, "result": {...}, "at": ..., "ms": ...}
     {"kind": "end", "reason": "done", "at": ..., and the figures of `EpisodeSummary`}
 
-A file without an `end` belongs to an episode that still runs, or whose server stopped in its midst; then its last line
-may be torn.
+A file without an `end` belongs to a running episode, or to one that the end of its server interrupted; then its last
+line may be incomplete.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ VERSION: Final = 1
 ENDING: Final = ".jsonl"
 INTERRUPTED: Final = "the server stopped"
 _ID: Final = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6,12}")
-_TAIL_BYTES: Final = 16 * 1024  # the last line of a file that is whole, unless its arguments are large
-_YOUNG_S: Final = 10.0  # a file of another process that was written to so lately belongs to a running episode
+_TAIL_BYTES: Final = 16 * 1024  # usually enough for the last line of a complete file
+_YOUNG_S: Final = 10.0  # another process's file that changed within this time belongs to a running episode
 
 
 class EpisodeError(OpenEnvError):
-    """A recorded episode is not there, or its file cannot be read."""
+    """A recorded episode does not exist, or its file cannot be read."""
 
     code = "EPISODE_ERROR"
 
 
 @dataclass(slots=True)
 class EpisodeSummary:
-    """The figures of an episode, as its rows tell them.
+    """The statistics of an episode, computed from its rows.
 
     Args:
         id: Its name, which begins with its date.
@@ -127,11 +127,11 @@ class EpisodeSummary:
             self.truncated, self.terminated = observation.get("truncated"), observation.get("terminated")
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON shows it."""
+        """Return the summary for JSON."""
         return {**self.fields(), "return": self.total}
 
     def fields(self) -> dict[str, Any]:
-        """Return all fields, not copied: a list has a thousand of these."""
+        """Return all fields without copying: a list has a thousand of these."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -142,12 +142,12 @@ def new_id(now: float) -> str:
 
 
 def is_id(text: str) -> bool:
-    """Say whether a text can be the name of an episode; what cannot is never looked for on disk."""
+    """Return whether a text is a valid episode name; invalid names are never looked up on disk."""
     return _ID.fullmatch(text) is not None
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the rows of a file; a torn last line, and what is no row, are left out.
+    """Read the rows of a file; skip an incomplete last line and invalid rows.
 
     Raises:
         EpisodeError: The file cannot be read.
@@ -166,7 +166,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def summarise(rows: Iterable[Mapping[str, Any]], episode_id: str = "") -> EpisodeSummary:
-    """Compute the figures of an episode from its rows."""
+    """Compute the statistics of an episode from its rows."""
     summary = EpisodeSummary(episode_id)
     for row in rows:
         if row.get("kind") == "episode":
@@ -198,7 +198,7 @@ class EpisodeFiles:
             EpisodeError: There can be none of that name.
         """
         if not is_id(episode_id):
-            raise EpisodeError(f"There is no episode {episode_id[:80]!r}")
+            raise EpisodeError(f"Unknown episode {episode_id[:80]!r}")
         return self.folder / f"{episode_id}{ENDING}"
 
     def append(self, episode_id: str, lines: bytes, *, is_first: bool = True) -> None:
@@ -206,8 +206,8 @@ class EpisodeFiles:
 
         Args:
             episode_id: The episode.
-            lines: What to write.
-            is_first: Whether the file is made now; one that was deleted meanwhile is not made again, without its head.
+            lines: The lines to write.
+            is_first: Whether to create the file. A deleted file must not be created again without its first line.
 
         Raises:
             OSError: The disk is full, the folder cannot be written to, or the file is gone.
@@ -223,7 +223,7 @@ class EpisodeFiles:
                 while view:
                     view = view[file.write(view) or 0 :]
             except OSError:
-                os.ftruncate(file.fileno(), before)  # half a line in the midst of a file would spoil the next one
+                os.ftruncate(file.fileno(), before)  # a partial line would corrupt the next one
                 raise
 
     def rows(self, episode_id: str) -> list[dict[str, Any]]:
@@ -234,7 +234,7 @@ class EpisodeFiles:
         """
         path = self.path(episode_id)
         if not path.is_file():
-            raise EpisodeError(f"There is no episode '{episode_id}'; the oldest ones are deleted")
+            raise EpisodeError(f"Unknown episode '{episode_id}'; the oldest episodes are deleted")
         return list(read_rows(path))
 
     def summaries(self, limit: int) -> list[EpisodeSummary]:
@@ -249,11 +249,11 @@ class EpisodeFiles:
         return result
 
     def count(self) -> int:
-        """Return how many episodes there are."""
+        """Return the number of episodes."""
         return len(self._entries())
 
     def summary(self, episode_id: str) -> EpisodeSummary:
-        """Return the figures of an episode; those of an ended one are in its last line, and kept.
+        """Return the statistics of an episode; cache them from the last line of an ended one.
 
         Raises:
             EpisodeError: There is none, or it cannot be read.
@@ -312,7 +312,7 @@ class EpisodeFiles:
 
 
 def _from_last_line(path: Path, episode_id: str) -> EpisodeSummary | None:
-    """Return the figures in the `end` row of a file, or None where it has none."""
+    """Return the statistics in the `end` row of a file; None without such a row."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -325,5 +325,5 @@ def _from_last_line(path: Path, episode_id: str) -> EpisodeSummary | None:
         if row["kind"] != "end":
             return None
         return EpisodeSummary(**{**row["summary"], "id": episode_id})
-    except (ValueError, TypeError, KeyError):  # torn, no row, or from another version
+    except (ValueError, TypeError, KeyError):  # incomplete, invalid, or from another version
         return None

@@ -1,8 +1,8 @@
-"""Records what sessions do: resets, steps, tool calls, their failures and pictures, as files of `episode_files`.
+"""Records the calls of sessions: resets, steps, tool calls, their failures and pictures, as files of `episode_files`.
 
-A session is recorded by a *tap*: it wraps what makes the session's calls, so that sessions without one pay nothing. On
-the loop a tap only notes the call and its encoded result; a thread reads and writes them. That thread takes a fifth of
-a core at most: on a server that is busier than that a sample of the episodes is kept, always whole ones.
+A *tap* records a session. It wraps the session's call factory, so unrecorded sessions pay nothing. On the loop a tap
+only notes the call and its encoded result; a thread decodes and writes them. The thread takes at most a fifth of a
+core. A busier server keeps a sample of the episodes, each of them complete.
 
     call --> reply to the client --> SessionTap (on the loop) --> queue --> EpisodeWriter (a thread) --> EpisodeFiles
 """
@@ -43,12 +43,12 @@ from .page_operations import DRAW, RENDER, Move, Render, observation_of
 
 logger = logging.getLogger(__name__)
 
-_MOST_WAITING: Final = 20_000  # rows that are not written yet
+_MOST_WAITING: Final = 20_000  # unwritten rows
 _MOST_WAITING_BYTES: Final = 64 * 1024 * 1024
 _MOST_EPISODE_BYTES: Final = 64 * 1024 * 1024
 _MOST_TRACEBACK: Final = 20_000
 _BATCH: Final = 500
-_GATHER_S: Final = 0.05  # rows that come so close are written together
+_GATHER_S: Final = 0.05  # rows within this time are written together
 _REST: Final = 4.0  # how long the thread rests for each second of work
 _LONGEST_REST_S: Final = 0.5
 _RETRY_S: Final = 10.0  # after a failure to write
@@ -56,9 +56,9 @@ _EVICT_S: Final = 1.0
 _FLUSH_S: Final = 2.0
 _STOP_S: Final = 5.0
 _ELSEWHERE_S: Final = 600.0
-_DELIVERY_S: Final = 0.05  # how long the replies of a session's last steps may be on their way to the loop
+_DELIVERY_S: Final = 0.05  # how long the last replies of a session may take to reach the loop
 _WATCH_S: Final = 15.0
-_DRAW_SHARE: Final = 0.1  # of the time of an episode, for pictures that no visitor has asked for
+_DRAW_SHARE: Final = 0.1  # the share of an episode's time for pictures that no visitor watches
 _DRAW_FREE_S: Final = 0.25
 _PACKAGE: Final = str(Path(__file__).resolve().parents[2]) + os.sep
 
@@ -66,7 +66,7 @@ _OPENERS: Final = {
     SessionKind.SOCKET: "WebSocket client",
     SessionKind.RESUMABLE: "WebSocket client",
     SessionKind.HTTP: "HTTP client",
-    SessionKind.SOFT: "HTTP client",  # that keeps a cookie, or that speaks MCP
+    SessionKind.SOFT: "HTTP client",  # with a cookie, or speaking MCP
     SessionKind.ONCE: "single request",
 }
 
@@ -74,7 +74,7 @@ RowKind = Literal["reset", "step", "call", "picture", "end"]
 
 
 class RawRow(NamedTuple):
-    """A call as the loop has seen it; the writer's thread makes a row of it."""
+    """A call as noted on the loop; the writer's thread makes a row of it."""
 
     episode: LiveEpisode
     kind: RowKind
@@ -88,11 +88,11 @@ class RawRow(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LiveEpisode:
-    """An episode that runs. The loop begins it; all else is the writer's.
+    """A running episode. The loop creates it; only the writer uses it then.
 
     Args:
-        is_kept: Whether it is written to disk, and not only watched.
-        lines: What is not on disk yet. An episode in which nothing has happened but a reset never gets there.
+        is_kept: Whether to write it to disk; else it is only watched.
+        lines: Unwritten lines. An episode with nothing but a reset is never written.
     """
 
     summary: EpisodeSummary
@@ -127,11 +127,11 @@ class SessionTap:
 
     @property
     def is_watched(self) -> bool:
-        """Whether a visitor looks at the session now."""
+        """Whether a visitor watches the session now."""
         return self.watched_until > self._recorder.clock()
 
     def wrap(self, factory: CallFactory) -> CallFactory:
-        """Return a factory whose calls are noted."""
+        """Return a factory that notes its calls."""
 
         def make(
             session: Session,
@@ -150,7 +150,7 @@ class SessionTap:
 
             def note(result: Any, error: BaseException | None) -> None:
                 try:
-                    done(result, error)  # the client first
+                    done(result, error)  # answer the client first
                 finally:
                     self._under_way -= 1
                     self.note(kind, noted, result, error, began)
@@ -160,7 +160,7 @@ class SessionTap:
         return make
 
     def note(self, kind: RowKind | Literal["restore"], argument: Any, result: Any, error: Any, began: float) -> None:
-        """Take the outcome of a call; what goes wrong costs the recording, and never the session."""
+        """Note the outcome of a call. Errors here end the recording and never affect the session."""
         try:
             self._note(kind, argument, result, error, began)
         except Exception:
@@ -182,7 +182,7 @@ class SessionTap:
         assert self.episode is not None
         if kind == "step":
             self._n += 1
-            if self._n == 1 and not self.is_page:  # a reset may come before the connection holds the session
+            if self._n == 1 and not self.is_page:  # the first reset may run before the connection holds the session
                 self.episode.summary.opened_by = opener_of(self.session)
         if not isinstance(result, bytes) and kind in ("reset", "step") and error is None:
             result = observation_of(result)  # an object may change before the thread reads it
@@ -197,7 +197,7 @@ class SessionTap:
         if self._is_skipping or not (is_kept or self.is_watched):
             self._is_skipping = self.is_kept  # until its next reset
             if not self.is_kept:
-                self._recorder.forget(self)  # it was watched, and is no more
+                self._recorder.forget(self)  # it is no longer watched
             elif not is_kept:
                 self._recorder.skipped += 1
             return False
@@ -211,9 +211,9 @@ class SessionTap:
         recorder.writer.put(RawRow(self.episode, kind, self._n, argument, result, error, recorder.now(), ms))
 
     def _draw(self, result: Any, now: float) -> None:
-        """Have the environment draw what it has just observed, if nothing waits for it and that costs little.
+        """Let the environment draw its last observation, if no call waits and drawing is cheap.
 
-        A step that is already waiting would come first, and the picture would be that of another observation.
+        A waiting step would run first, and the picture would show another observation.
         """
         session, watched = self.session, self.is_watched
         if self._draws is None:
@@ -233,11 +233,11 @@ class SessionTap:
             if error is None and isinstance(picture, Render) and self.episode is episode:
                 self._put("picture", None, picture, None, 0.0)
 
-        with contextlib.suppress(RuntimeError):  # no loop runs any more
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             session.submit(DRAW, result, drawn, current_dispatcher())
 
     def close(self, reason: str) -> None:
-        """End the episode with its session, once the last replies have come."""
+        """End the episode with its session, after the last replies."""
         self._closed = reason
         if self._under_way == 0:
             self._end_closed()
@@ -281,7 +281,7 @@ class EpisodeRecorder:
     # -- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to record, as the server's options say; called on the server's loop."""
+        """Start recording as configured; called on the server's loop."""
         options, manager = self.service.options, self.service.manager
         mode = options.recorded(self.service.mode)
         self._loop = asyncio.get_running_loop()
@@ -298,7 +298,7 @@ class EpisodeRecorder:
         self._watch_groups()
 
     def stop(self) -> None:
-        """End every running episode and write what is left; blocks, for a few seconds at most."""
+        """End all running episodes and write the remaining rows; blocks for a few seconds at most."""
         self._loop = None
         self.is_on = self._is_for_all = False
         self.service.manager.observers.group = None
@@ -311,18 +311,18 @@ class EpisodeRecorder:
     # -- sessions -------------------------------------------------------------------------------------------------
 
     def record_visitor(self, session: Session) -> None:
-        """Record the session of a visitor of the page; before its environment is built."""
+        """Record a visitor's session; called before its environment is built."""
         if self.is_on:
             self._tap(session, opened_by="page", is_kept=True)
 
     def watch(self, session: Session, opened_by: str) -> SessionTap:
-        """Keep an eye on a session for a while; one that is not recorded is noted in memory only."""
+        """Watch a session for a while; note an unrecorded one in memory only."""
         tap = self.taps.get(session.id) or self._tap(session, opened_by=opened_by, is_kept=False)
         tap.watched_until = self.clock() + _WATCH_S
         return tap
 
     def forget(self, tap: SessionTap) -> None:
-        """Let go of a session that was watched and is not recorded."""
+        """Stop watching an unrecorded session."""
         if self.taps.get(tap.session.id) is tap:
             del self.taps[tap.session.id]
             tap.session.wrap_calls(None)
@@ -365,7 +365,7 @@ class EpisodeRecorder:
 
     @property
     def is_busy(self) -> bool:
-        """Whether so much waits to be written that no further episode is begun."""
+        """Whether too many rows wait to be written to begin another episode."""
         return self.writer.is_behind
 
     def begin(self, tap: SessionTap, *, is_kept: bool) -> LiveEpisode:
@@ -382,17 +382,17 @@ class EpisodeRecorder:
         return frozenset(tap.episode.summary.id for tap in taps if tap.episode is not None)
 
     def is_running(self, summary: EpisodeSummary) -> bool:
-        """Say whether an episode still runs: in this process, or in another one that writes to the folder."""
+        """Return whether an episode still runs, in this or another process that writes to the folder."""
         if summary.reason is not None:
             return False
         if summary.id in self._running():
             return True
-        if summary.host != self._host:  # nothing is known of the processes of another machine
+        if summary.host != self._host:  # processes of another machine cannot be checked
             return self.now() - (summary.ended_at or summary.began_at) < _ELSEWHERE_S
         return summary.pid != os.getpid() and is_process(summary.pid)
 
     def status(self) -> dict[str, Any]:
-        """Return what the page shows of the recording itself."""
+        """Return the status of the recording, for the page."""
         return {
             "is_on": self.is_on,
             "is_for_all": self._is_for_all,
@@ -405,7 +405,7 @@ class EpisodeRecorder:
 
 
 class EpisodeWriter:
-    """Makes rows of calls and writes them to files, in a thread of its own that starts with the first row."""
+    """Makes rows of calls and writes them to files, in a thread that starts with the first row."""
 
     def __init__(
         self,
@@ -432,11 +432,11 @@ class EpisodeWriter:
 
     @property
     def is_behind(self) -> bool:
-        """Whether half of what may wait to be written does."""
+        """Whether the queue is half full."""
         return len(self._queue) > _MOST_WAITING // 2 or self._waiting_bytes > _MOST_WAITING_BYTES // 2
 
     def put(self, row: RawRow) -> None:
-        """Take a call; never blocks. Where too much waits, the rest of its episode is not kept."""
+        """Queue a call; never blocks. If the queue is full, drop the rest of the episode."""
         if self._is_closed:
             return
         size = len(row.result) if isinstance(row.result, bytes) else 256
@@ -453,7 +453,7 @@ class EpisodeWriter:
             self._signal.set()
 
     def flush(self) -> bool:
-        """Wait until what came before is written; return False where that takes too long. Blocks."""
+        """Block until all queued rows are written; return False if that takes too long."""
         if self._thread is None or self._is_closed:
             return True
         mark = threading.Event()
@@ -462,7 +462,7 @@ class EpisodeWriter:
         return mark.wait(_FLUSH_S)
 
     def close(self) -> None:
-        """Write what is left, and end the thread."""
+        """Write the remaining rows, and end the thread."""
         self._is_closed = True
         self._signal.set()
         if self._thread is not None:
@@ -476,7 +476,7 @@ class EpisodeWriter:
                 if self._is_closed:
                     return
                 self._is_idle = True
-                if not self._queue:  # a row may have come before the flag was set
+                if not self._queue:  # a row may have arrived before the flag was set
                     self._signal.wait()
                 self._is_idle = False
                 self._signal.clear()
@@ -515,7 +515,7 @@ class EpisodeWriter:
                 mark.set()
 
     def _take(self, raw: RawRow) -> None:
-        """Make a row of a call, and keep it for its file."""
+        """Make a row of a call, and collect it for its file."""
         episode, summary = raw.episode, raw.episode.summary
         if raw.kind == "end":
             row: dict[str, Any] = {"kind": "end", "reason": summary.why or raw.argument, "at": raw.at}
@@ -580,7 +580,7 @@ class EpisodeWriter:
                 self._files.append(episode_id, lines, is_first=not episode.is_on_disk)
                 episode.is_on_disk = True
                 self._failed_at = self.problem = None
-            except FileNotFoundError:  # deleted since: older than what the bounds leave room for
+            except FileNotFoundError:  # deleted meanwhile, because the folder is full of newer episodes
                 episode.is_lost = True
             except OSError as exc:
                 episode.is_lost, episode.summary.is_whole = True, False
@@ -608,7 +608,7 @@ def _head(summary: EpisodeSummary) -> bytes:
 
 
 def _authors_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Leave out the frames of this package that lead to the environment's code, unless there are no others."""
+    """Skip our frames that lead to the environment's code, unless all frames are ours."""
     rest = frames
     while rest is not None and rest.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         rest = rest.tb_next
@@ -616,14 +616,14 @@ def _authors_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 def opener_of(session: Session) -> str:
-    """Name what has opened a session, as the page shows it."""
+    """Return who opened a session, for the page."""
     name = "agent" if session.by_agent else _OPENERS.get(session.kind, session.kind.value)
     peer = getattr(session.holder, "peer", "")  # of the connection that holds it now
     return f"{name} at {peer}" if peer else name
 
 
 def _row_kind(operation: Operation, argument: Any) -> Any:
-    """Say what row a call becomes, or None for one that is not recorded."""
+    """Return the kind of row for a call; None if it is not recorded."""
     kind = operation.kind
     if kind in ("step", "reset", "restore"):
         return kind
@@ -633,7 +633,7 @@ def _row_kind(operation: Operation, argument: Any) -> Any:
 
 
 def _argument(argument: Any) -> bytes:
-    """Encode what a call is about."""
+    """Encode the argument of a call."""
     match argument:
         case StepInput():
             value: Any = {"action": argument.action, "kwargs": dict(argument.kwargs)}
@@ -654,8 +654,8 @@ def _argument(argument: Any) -> bytes:
 
 
 def _without_metadata(fields: Any) -> dict[str, Any]:
-    """Return the fields of a step's row; an action's empty metadata is left out."""
-    if "name" in fields and "action" not in fields:  # a tool that an agent has called
+    """Return the fields of a step's row, without an action's empty metadata."""
+    if "name" in fields and "action" not in fields:  # a tool call of an agent
         return {"action": {"type": "call_tool", "tool_name": fields["name"], "arguments": fields["arguments"]}}
     action = fields.get("action")
     if isinstance(action, dict) and not action.get("metadata", True):

@@ -1,6 +1,6 @@
-"""The routes of recorded episodes: the list, one episode, its download, and a look at a session that runs.
+"""The routes of recorded episodes: the list, one episode, its download, and a view of a running session.
 
-They change nothing. What environments and agents wrote goes out as JSON only, never as a page.
+They are read-only. Text from environments and agents is sent as JSON only, never as a page.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EpisodeRoutes:
         self._visitors = visitors
 
     def handlers(self) -> list[tuple[str, Handler]]:
-        """Return the routes, each with GET, by their paths; production mode has no episodes."""
+        """Return the GET routes by path; production mode has no episodes."""
         if self._service.mode is ServerMode.PRODUCTION:
             return []
         return [
@@ -50,7 +50,7 @@ class EpisodeRoutes:
         ]
 
     async def all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle `GET /web/episodes`: the newest episodes and their figures."""
+        """Handle `GET /web/episodes`: the newest episodes and their statistics."""
         try:
             limit = _count(scope, "limit", _MOST)
             summaries, count = await _in_thread(self._summaries, limit)
@@ -94,9 +94,9 @@ class EpisodeRoutes:
         await send({"type": "http.response.body", "body": body})
 
     async def watch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle `GET /web/sessions/{session_id}/watch`: what a session did last; orchestrators only.
+        """Handle `GET /web/sessions/{session_id}/watch`: a session's last action; orchestrators only.
 
-        A session that is not recorded is noted from the first look on, for as long as looks follow.
+        An unrecorded session is noted from the first request on, while further requests follow.
         """
         try:
             session_id = scope["path_params"]["session_id"]
@@ -144,7 +144,7 @@ class EpisodeRoutes:
 
 
 def is_loopback(scope: Scope) -> bool:
-    """Say whether a request comes from the same machine, and not through a proxy there."""
+    """Return whether a request comes from the same machine, and not through a proxy there."""
     client = scope.get("client")
     if not client or any(header(scope, name) is not None for name in _FORWARDED):
         return False
@@ -179,7 +179,7 @@ def _count(scope: Scope, name: str, most: int) -> int:
 
 
 class InvalidEpisodeQuery(OpenEnvError):
-    """An address asks for a number of episodes that is none."""
+    """The `limit` query parameter is not a whole number."""
 
     code = "VALIDATION_ERROR"
 
@@ -189,7 +189,7 @@ async def _in_thread(work: Any, *arguments: Any) -> Any:
 
 
 def _encoded(value: Any) -> bytes:
-    # ASCII: what environments send may hold halves of characters, which UTF-8 has no bytes for.
+    # ASCII: an environment's text may contain lone surrogates, which UTF-8 cannot encode.
     return json.dumps(value, separators=(",", ":")).encode()
 
 

@@ -1,7 +1,7 @@
-"""The bridge to Gradio: shows the page of an environment's own builder as a tab of the page.
+"""The bridge to Gradio: shows an environment's custom Gradio page as a tab of the page.
 
-With `gradio_ui` the only importer of Gradio. Its routes are for orchestrators; its page uses the environment through a
-`WebInterfaceManager`.
+Only this module and `gradio_ui` import Gradio. The routes are for orchestrators; the custom page uses the environment
+through a `WebInterfaceManager`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PATH = f"/web/{CUSTOM_PATH.rstrip('/')}"
 
 
 def mount_gradio(app: FastAPI, page: WebPage, builder: Callable[..., Any]) -> WebInterfaceManager:
-    """Build an environment's own Gradio page and mount it.
+    """Build an environment's custom Gradio page and mount it.
 
     Args:
         app: The application, which has the page.
@@ -75,7 +75,7 @@ def mount_gradio(app: FastAPI, page: WebPage, builder: Callable[..., Any]) -> We
 
 
 class EndableStreams:
-    """An ASGI application whose open responses can be ended, as if their clients had disconnected."""
+    """An ASGI application with a way to end open responses, as if their clients had disconnected."""
 
     def __init__(self, app: Handler) -> None:
         self._app = app

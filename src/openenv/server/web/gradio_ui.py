@@ -1,4 +1,4 @@
-"""A page made with Gradio from an action's fields: what a custom page can start from, or show beside its own.
+"""A Gradio page made from an action's fields: a starting point for custom pages, or a part of them.
 
 Environments import its names from `openenv.core.env_server.gradio_ui` and `gradio_theme`. Knows Gradio and the
 manager's interface; must not know how the page is mounted.
@@ -44,7 +44,7 @@ def build_gradio_app(
         action_fields: The fields of its action.
         metadata: Its description.
         is_chat_env: Whether its actions are messages; the form is then one text.
-        title: What the page shows above everything.
+        title: The heading of the page.
         quick_start_md: A program that uses the environment, as Markdown.
     """
     with gr.Blocks(title=title) as blocks:
@@ -109,7 +109,7 @@ def _state(manager: Any) -> Callable[..., Any]:
 
 
 def _input(field: Mapping[str, Any], *, is_long: bool) -> Any:
-    """Build the component in which a field is written."""
+    """Build the input component of a field."""
     label = f"{field['name']} *" if field["required"] else str(field["name"])
     about = {"label": label, "info": field.get("help_text") or None, "value": field.get("default_value")}
     kind = field["type"]
@@ -126,7 +126,7 @@ def _input(field: Mapping[str, Any], *, is_long: bool) -> Any:
 
 
 def _value(field: Mapping[str, Any], value: Any) -> Any:
-    """Turn what was written into the field's value: text that is JSON stands for a list or an object."""
+    """Convert the input to the field's value; JSON text becomes a list or an object."""
     if field["type"] == "number" and isinstance(value, float) and value.is_integer():
         return int(value)
     if field["type"] == "text" and isinstance(value, str) and value[:1] in ("[", "{"):

@@ -59,7 +59,7 @@ class PageDescription:
         self._html: str | None = None
 
     async def metadata(self) -> EnvironmentMetadata:
-        """Describe the environment, with its README; by its name alone if it cannot be built."""
+        """Describe the environment with its README, or only by name if it cannot be built."""
         if self._metadata is None:
             service = self._service
             readme = await asyncio.to_thread(find_readme, service.env_name, self._folder)
@@ -113,10 +113,10 @@ class PageDescription:
         }
 
     async def _ask(self, what: str, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Query an environment, one query at a time; the page of one that hangs is shown without the answer.
+        """Query an environment, one query at a time; if it hangs, the page appears without the answer.
 
         Raises:
-            TimeoutError: There is no answer yet.
+            TimeoutError: The answer takes too long.
         """
         asking = self._asking.get(what)
         if asking is None:
@@ -154,7 +154,7 @@ def title_of(metadata: EnvironmentMetadata, override: str | None) -> str:
 
 
 def _steps_tools(action_cls: type[Any] | None, tools: list[dict[str, Any]] | None) -> bool:
-    """Whether an environment has tools and no action fields of its own."""
+    """Return whether an environment has tools and its action has no fields to fill in."""
     own = [field for field in action_fields(action_cls) if field["name"] not in ("type", "tool_name", "arguments")]
     return tools is not None and not own
 
@@ -186,7 +186,7 @@ def reset_schema(env_cls: type[Any] | None) -> dict[str, Any]:
 
 
 def _add_parameters(env_cls: type[Any], properties: dict[str, Any], required: list[str]) -> bool:
-    """Add the parameters of a class's own reset; say whether it takes others as well."""
+    """Add the parameters of a class's `reset`; return whether it accepts others as well."""
     try:
         method = getattr(env_cls, bind(env_cls).reset.name)
         parameters = list(inspect.signature(method, eval_str=True).parameters.values())
@@ -228,7 +228,7 @@ def _schema_of(annotation: Any) -> dict[str, Any]:
 
 
 def action_fields(action_cls: type[Any] | None) -> list[dict[str, Any]]:
-    """Describe each field of an action class but `metadata`, for custom pages; the standard page uses the schema."""
+    """Describe the fields of an action class except `metadata`, for custom pages; the standard page uses the schema."""
     if action_cls is None:
         return []
     try:
@@ -244,7 +244,7 @@ def action_fields(action_cls: type[Any] | None) -> list[dict[str, Any]]:
 
 
 def is_chat(action_cls: type[Any] | None) -> bool:
-    """Say whether an action is a tokenized message: its field `tokens` is a tensor."""
+    """Return whether an action is a tokenized message: its field `tokens` is a tensor."""
     described = getattr(action_cls, "model_fields", {}).get("tokens")
     return described is not None and "Tensor" in str(described.annotation)
 
@@ -336,7 +336,7 @@ def load_environment_metadata(env: Any, env_name: str | None = None) -> Environm
 
 
 def find_readme(env_name: str | None, folder: Path | None = None) -> str | None:
-    """Return the text of an environment's README, if there is one; `folder` is the environment's own."""
+    """Return the text of an environment's README, if it has one; `folder` is the environment's folder."""
     for place in _places(env_name, folder):
         try:
             if place.is_file():
@@ -362,7 +362,7 @@ def _places(env_name: str | None, folder: Path | None) -> Iterator[Path]:
 
 
 def readme_html(text: str | None) -> str | None:
-    """Render a README without its front matter; HTML in it is shown as text, so that none of it can run."""
+    """Render a README without its front matter. HTML is shown as text, so that no script can run."""
     if text is None or not text.strip():
         return None
     from markdown_it import MarkdownIt  # only the page needs it

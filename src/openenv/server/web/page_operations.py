@@ -1,7 +1,7 @@
-"""The page's session operations: reset, step and state with encoded results, and the environment's own rendering.
+"""The page's session operations: reset, step and state with encoded results, and the environment's rendering.
 
-Results are encoded where the environment's code runs. Worker processes import this module, so it is light. Must not
-know sessions or requests.
+Results are encoded in the environment's thread or process. Worker processes import this module, so it is light. Must
+not know sessions or requests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EncodedObservation(NamedTuple):
 
     @property
     def tail(self) -> bytes:
-        """Reward and `done`, as they follow an observation in an object."""
+        """Reward and `done` as JSON text, to append to an observation."""
         return b',"reward":' + self.reward + (b',"done":true' if self.done else b',"done":false')
 
 
@@ -47,7 +47,7 @@ def encode_observation(observation: Any) -> EncodedObservation:
     """Encode an observation.
 
     Raises:
-        TypeError: It is no observation.
+        TypeError: The value is not an observation.
     """
     parts = split_observation(observation)
     reward = b"null" if parts.reward is None else repr(parts.reward).lower().encode()
@@ -57,8 +57,8 @@ def encode_observation(observation: Any) -> EncodedObservation:
 def observation_of(result: Any) -> dict[str, Any]:
     """Return `{"observation", "reward", "done"[, "metadata"]}` from the result of a reset or step on any surface.
 
-    Results are a frame of protocol v1 or v2 (JSON or MessagePack), the body of an HTTP answer, what the page gets, or
-    an observation that is not encoded yet.
+    Results are a frame of protocol v1 or v2 (JSON or MessagePack), the body of an HTTP response, the page's result, or
+    an unencoded observation.
     """
     if isinstance(result, EncodedObservation):
         return decode_object(result.payload)
@@ -70,7 +70,7 @@ def observation_of(result: Any) -> dict[str, Any]:
         return data if result[:1] == b"{" else decode_object(encode(data))
     inner = getattr(result, "observation", None)
     if inner is not None and hasattr(result, "reward") and hasattr(result, "done") and not hasattr(result, "metadata"):
-        # A tool call that was a step: reward and end are kept beside what the agent sees.
+        # A tool call that was a step: reward and end are stored beside the agent's view.
         parts = decode_object(encode_observation(inner).payload)
         return {**parts, "reward": result.reward, "done": result.done}
     return decode_object(encode_observation(result).payload)
@@ -92,31 +92,31 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Render:
-    """An environment's own rendering of an observation.
+    """An environment's rendering of an observation.
 
     Args:
-        html: A document to show instead of the standard views.
-        actions: Buttons: label and action of each.
+        html: A document that replaces the standard views.
+        actions: Buttons, each with label and action.
     """
 
     html: str | None = None
     actions: list[dict[str, Any]] = field(default_factory=list)
 
     def json(self) -> bytes:
-        """Return it as the page reads it."""
+        """Return the rendering for the page."""
         return encode({"html": self.html, "actions": self.actions})
 
 
 @dataclass(frozen=True, slots=True)
 class Scenery:
-    """What a visitor's picture is of, and the colours of the page that shows it."""
+    """The observation to draw for a visitor, and the page's colours."""
 
     outcome: EncodedObservation
     theme: Theme = "light"
 
 
 def render_of(env: Any, scenery: Scenery) -> Render:
-    """Call an environment's `render_web` and `web_actions`, in its lane; their failures are only logged."""
+    """Call an environment's `render_web` and `web_actions` in its lane; only log their failures."""
     outcome = scenery.outcome
     observation = decode(outcome.observation)
     if not isinstance(observation, dict):
@@ -135,7 +135,7 @@ def render_of(env: Any, scenery: Scenery) -> Render:
 
 
 def draw(env: Any, result: Any) -> Render:
-    """Call an environment's `render_web`, in its lane, for what a reset or step on any surface has returned."""
+    """Call an environment's `render_web` in its lane, for the result of a reset or step on any surface."""
     outcome = observation_of(result)
     observation = outcome["observation"]
     if not isinstance(observation, dict):
@@ -177,7 +177,7 @@ def _step(env: Any, move: Move) -> EncodedObservation:
 
 
 async def _step_async(env: Any, move: Move) -> EncodedObservation:
-    EVENTS.set(move.events)  # needs no reset: the call is a task, with a context of its own
+    EVENTS.set(move.events)  # needs no reset: the call runs in a separate task and context
     if isinstance(env, RemoteEnvironment):  # its `ask` passes no listeners on
         return encode_observation(await env.step_async(move.action))
     assert _PLAIN.step.in_loop is not None

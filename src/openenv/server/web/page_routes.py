@@ -1,6 +1,6 @@
 """The page's routes: playing, the list of sessions, login, and the live updates of `WS /ws/ui`.
 
-Knows HTTP and sockets; what a visitor does is in `visitor_actions`, the visitors' sessions in `visitors`.
+Knows HTTP and sockets. `visitor_actions` has the actions of visitors, `visitors` their sessions.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _NO_STORE: HeaderList = ((b"cache-control", b"no-store"),)
 
 
 class InvalidBody(Exception):
-    """A body does not have the shape that the route takes."""
+    """A body does not have the shape that the route expects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class PageAnswer:
 def _handler(
     work: Callable[[PageRoutes, Scope, Receive], Awaitable[PageAnswer]],
 ) -> Callable[[PageRoutes, Scope, Receive, Send], Coroutine[Any, Any, None]]:
-    """Make an ASGI handler of a method that returns its response; what it raises becomes one too."""
+    """Make an ASGI handler of a method that returns a response; exceptions become responses, too."""
 
     @functools.wraps(work)
     async def handle(self: PageRoutes, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,7 +105,7 @@ def _handler(
 
 @dataclass(frozen=True, slots=True)
 class PageRoutes:
-    """The ASGI handlers of the page's HTTP routes; `access` returns the server's tokens and roles."""
+    """The ASGI handlers of the page's HTTP routes; `access` returns the tokens and roles of the server."""
 
     service: EnvService
     visitors: Visitors
@@ -208,7 +208,7 @@ class PageRoutes:
             return PageAnswer.of({"detail": str(missing), "code": missing.code}, 404, ())
         session.close(ENDED_BY_OPERATOR)
         visitor = self.visitors.by_session.get(session_id)
-        if visitor is not None:  # its page learns at once, even if the session takes long to close
+        if visitor is not None:  # tell the page at once: the session may take long to close
             visitor.lose(ENDED_BY_OPERATOR)
         return PageAnswer.of({"session_id": session_id, "closed": True}, headers=())
 
@@ -292,7 +292,7 @@ class PageRoutes:
 
 
 def _note_theme(scope: Scope, visitor: Visitor) -> None:
-    """Remember which colours the visitor's page shows; it says so with each action."""
+    """Store the colours of the visitor's page, which each action reports."""
     theme = header(scope, b"x-openenv-theme")
     if theme is not None:
         visitor.theme = "dark" if theme == "dark" else "light"
@@ -313,7 +313,7 @@ class PageLogin:
     async def login(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle `POST /web/login`: exchange a token for a cookie that scripts cannot read.
 
-        The cookie is valid for the page's own routes only; `server.access` decides what each role may do.
+        The cookie is valid for the page's routes only; `server.access` defines the rights of each role.
         """
         try:
             body = decode(await read_body(receive, _MAX_LOGIN_BODY))
@@ -351,13 +351,13 @@ def _token_cookie(scope: Scope, value: str | None) -> tuple[bytes, bytes]:
 
 
 def is_https(scope: Scope) -> bool:
-    """Say whether the browser uses TLS, with this server or with a proxy in front of it."""
+    """Return whether the browser uses TLS, with this server or with a proxy in front of it."""
     forwarded = (header(scope, b"x-forwarded-proto") or "").split(",")[0].strip().lower()
     return scope.get("scheme") in ("https", "wss") or forwarded == "https"
 
 
 def address_of(scope: Scope) -> str:
-    """Return the server's address as the browser knows it."""
+    """Return the server's address in the browser."""
     space = settings.space_host()
     if space:
         return f"https://{space}"

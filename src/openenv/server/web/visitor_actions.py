@@ -1,4 +1,4 @@
-"""What a visitor can do: reset, step, call a tool, read the state. The page and custom pages share it.
+"""The actions of a visitor: reset, step, call a tool, read the state. The page and custom pages share them.
 
 One action at a time for each visitor. Knows sessions and environments' operations; must not know requests.
 """
@@ -36,12 +36,12 @@ class UnfitAction(Exception):
 
 
 class NoState(Exception):
-    """The environment has no state to show now."""
+    """The environment cannot return its state now."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """What the page shows beside an observation: the environment's own picture, and the episode as it reports it."""
+    """Additions to an observation on the page: the environment's picture, and its report of the episode."""
 
     render: Render
     episode_id: str | None
@@ -76,7 +76,7 @@ class VisitorActions:
             return await self._step(visitor, session, action)
 
     async def say(self, visitor: Visitor, message: str) -> EncodedObservation:
-        """Take the action of a chat message: what `message_to_action` returns, or one with a field `message`."""
+        """Take the action of a chat message: the result of `message_to_action`, or an action with a `message` field."""
         async with self._turn(visitor) as session:
             action = None
             if hasattr(class_of(session.env), "message_to_action"):
@@ -118,7 +118,7 @@ class VisitorActions:
             return outcome
 
     async def state(self, visitor: Visitor) -> bytes:
-        """Return the state of the visitor's episode as JSON; without a session, that of a new environment.
+        """Return the state of the episode as JSON; without a session, use a new environment.
 
         Raises:
             SessionLost: The session is gone.
@@ -164,7 +164,7 @@ class VisitorActions:
 
     @asynccontextmanager
     async def _turn(self, visitor: Visitor, *, renew: bool = False) -> AsyncIterator[Session]:
-        """Act in a visitor's session, which watchers see as busy meanwhile."""
+        """Act in a visitor's session; watchers see it as busy meanwhile."""
         async with visitor.turn:
             visitor.busy += 1
             session: Session | None = None
@@ -193,12 +193,12 @@ class VisitorActions:
                 visitor.publish_activity()
 
     async def _scene(self, visitor: Visitor, session: Session, outcome: EncodedObservation) -> _Scene:
-        """Read the state and the environment's own picture: two more calls, whose failure does not undo the step."""
+        """Read the state and the environment's picture, in two more calls. If they fail, the step still counts."""
         episode_id = count = None
         try:
             state = decode(await visitor.unless_gone(session.run(STATE)))
             episode_id, count = state.get("episode_id"), state.get("step_count")
-        except Exception as exc:  # some environments have no state, or not always
+        except Exception as exc:  # some environments do not always have a state
             if _lost(session, exc) is not None:
                 raise
             logger.debug("session %s: the state cannot be read", session.id, exc_info=True)
@@ -229,7 +229,7 @@ class VisitorActions:
 
 
 def _draws(env_cls: type[Any]) -> bool:
-    """Whether an environment class overrides `render_web` or `web_actions`."""
+    """Return whether an environment class overrides `render_web` or `web_actions`."""
     return any(
         getattr(env_cls, hook, None) is not getattr(Environment, hook) and hasattr(env_cls, hook)
         for hook in ("render_web", "web_actions")

@@ -1,7 +1,7 @@
 """Visitors of the page: each one's session, the episode and its history, and the watchers of changes.
 
-A cookie identifies a browser; programs without one share one visitor, as in the contract. Knows sessions; must not know
-requests, sockets or environments.
+A cookie identifies a browser. Programs without a cookie share one visitor, as in the published package. Knows sessions;
+must not know requests, sockets or environments.
 """
 
 from __future__ import annotations
@@ -153,14 +153,14 @@ class VisitorEpisode:
 
 
 class Watcher(Protocol):
-    """Watches a visitor's episode; called on the loop, and must not block."""
+    """Watches a visitor's episode. Called on the loop; must not block."""
 
     def changed(self, visitor: Visitor, frame: bytes, *, is_state: bool) -> None:
-        """Take a frame; `is_state`: the episode has changed with it."""
+        """Receive a frame; `is_state` is true if the episode has changed with it."""
         ...
 
     def shut_down(self, reason: str) -> None:
-        """Take leave of the server: no more frames follow."""
+        """Handle the end of the server: no more frames follow."""
         ...
 
 
@@ -181,22 +181,22 @@ class Visitor:
         self._visitors = visitors
         self.session: Session | None = None
         self.lost: str | None = None  # why the last session ended, until a reset or `end`
-        # Done at the end of the session: one for each wait in `unless_gone`, since each may be on a loop of its own.
+        # Done at the end of the session: one future per wait in `unless_gone`, because each may be on another loop.
         self._gone: set[asyncio.Future[None]] = set()
-        self._cancelled = asyncio.Event()  # set by `cancel`; ends the wait for what runs now
+        self._cancelled = asyncio.Event()  # set by `cancel`; ends the wait for the running work
         self.episode = VisitorEpisode()  # outlives its session, so that the page can still show it
         self.watchers: set[Watcher] = set()
         self.turn = asyncio.Lock()  # two tabs share the visitor: their actions run one after the other
         self.busy = 0
-        self.theme: Theme = "light"  # what its page shows now
-        self.n = 0  # of the last frame: a page that sees a gap loads the whole state again
+        self.theme: Theme = "light"  # the colours of its page
+        self.n = 0  # the number of the last frame; a page that misses one loads the whole state again
         self.used_at = visitors.clock()
 
     # -- the session ----------------------------------------------------------------------------------------------
 
     @property
     def activity(self) -> Activity:
-        """The state of the visitor's session."""
+        """The session's state."""
         if self.busy:
             return "busy"
         if self.lost is not None:
@@ -209,18 +209,18 @@ class Visitor:
         return self._visitors.clock() - self.used_at
 
     def touch(self) -> None:
-        """Note that the visitor acts."""
+        """Record that the visitor acts now."""
         self.used_at = self._visitors.clock()
 
     async def enter(self, *, renew: bool) -> Session:
-        """Return the visitor's session; opens one if there is none. The caller holds `turn`.
+        """Return the visitor's session, or open one. The caller holds `turn`.
 
         Args:
             renew: Whether a lost session may be replaced.
 
         Raises:
             SessionLost: The session was lost, and may not be replaced.
-            SessionCapacityError: There is no free slot.
+            SessionCapacityError: All slots are in use.
             EnvironmentFactoryError: The constructor raised.
         """
         self.touch()
@@ -256,7 +256,7 @@ class Visitor:
 
         Raises:
             SessionLost: The session ended first.
-            RequestCancelled: The visitor does not want to wait.
+            RequestCancelled: The visitor has cancelled the wait.
         """
         self._cancelled = asyncio.Event()  # of this loop, and of this work
         running = asyncio.ensure_future(work)
@@ -276,12 +276,12 @@ class Visitor:
             cancelled.cancel()
 
     def cancel(self) -> bool:
-        """Stop waiting for what runs now, and interrupt it as far as that is possible; say whether anything ran."""
+        """Stop waiting for the running work, and interrupt it if possible; return whether any work ran."""
         self._cancelled.set()
         return self.busy > 0
 
     def end(self) -> bool:
-        """End the session on its visitor's request; say whether there was one."""
+        """End the session on its visitor's request; return whether the visitor had a session."""
         session = self._release()  # before the close: its event must find no visitor to report a loss to
         self.lost = None
         self.episode = VisitorEpisode()
@@ -291,7 +291,7 @@ class Visitor:
         return session is not None
 
     def lose(self, reason: str) -> None:
-        """Note that the session has ended for another reason than its visitor's request."""
+        """Record that the session has ended without its visitor's request."""
         self._release()
         self.lost = reason
         self.publish_activity()
@@ -368,17 +368,17 @@ class Visitor:
         # Frames are JSON objects; the number goes before the closing brace: {"type":"error",...,"n":7}
         self.n += 1
         frame = frame[:-1] + b',"n":' + str(self.n).encode() + b"}"
-        for watcher in tuple(self.watchers):  # a copy: one whose socket breaks now removes itself
+        for watcher in tuple(self.watchers):  # a copy: a watcher with a broken socket removes itself
             watcher.changed(self, frame, is_state=is_state)
 
 
 class Visitors:
-    """All visitors of one server; `by_session` has those of open sessions, by session id.
+    """All visitors of one server; `by_session` maps the ids of open sessions to visitors.
 
     Args:
         manager: Its sessions.
         clock: A steady clock.
-        on_session: Called with each session that a visitor gets, before its environment is built.
+        on_session: Called with each new session of a visitor, before its environment is built.
     """
 
     def __init__(
@@ -402,7 +402,7 @@ class Visitors:
         return self.manager.peers.mark(secrets.token_urlsafe(24))
 
     def of(self, key: str | None) -> Visitor:
-        """Return the visitor of a cookie, known or new; None is the shared visitor of programs without a cookie."""
+        """Return the visitor of a cookie, or a new one; without a cookie, return the shared visitor."""
         self._wake()
         if key is None:
             return self.shared
@@ -421,7 +421,7 @@ class Visitors:
         """
         if key is None or _digest(key) in self._known:
             return self.of(key)
-        # Not kept: a request with a made-up cookie must not cost memory.
+        # Do not store it: a request with an invented cookie must not use memory.
         unknown = Visitor(self)
         absence = self.manager.peers.absence(key)
         unknown.lost = absence.reason if isinstance(absence, SessionLost) else UNKNOWN
@@ -446,7 +446,7 @@ class Visitors:
 
     def _wake(self) -> None:
         """Remember the loop of the requests, and start the timer of `_keep` there."""
-        # Not in the constructor: applications are built before there is a loop, and may be started more than once.
+        # Not in the constructor: applications are built before a loop runs, and may be started more than once.
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop = loop

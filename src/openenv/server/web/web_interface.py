@@ -1,7 +1,7 @@
 """`WebInterfaceManager`: the interface through which custom pages use an environment.
 
-It acts as the shared visitor of programs without a cookie, so `/ws/ui` shows what it does, and it sees what they do.
-Its names, some with a leading underscore, are those of the published interface. Knows visitors; must not know Gradio.
+It acts as the shared visitor of programs without a cookie, so both see each other's actions, and `/ws/ui` shows them.
+Its names, some with a leading underscore, come from the published interface. Knows visitors; must not know Gradio.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class WebInterfaceManager:
 
     @property
     def env(self) -> Any:
-        """The environment; calls to it run where its code runs."""
+        """A proxy of the environment; its calls run in the session's lane."""
         return self._instance if self._instance is not None else SharedEnvironment(self)
 
     async def reset_environment(self, reset_kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class WebInterfaceManager:
     # -- Watcher --------------------------------------------------------------------------------------------------
 
     def changed(self, visitor: Visitor, frame: bytes, *, is_state: bool) -> None:
-        """Follow the episode, also where another client of the shared visitor acts."""
+        """Follow the episode, including actions of other clients of the shared visitor."""
         if not is_state:
             return
         change = decode(frame)
@@ -162,11 +162,11 @@ class WebInterfaceManager:
     def shut_down(self, reason: str) -> None:
         """Do nothing: custom pages end with the server."""
 
-    # -- where things run -----------------------------------------------------------------------------------------
+    # -- loops and threads ----------------------------------------------------------------------------------------
 
     @property
     def visitor(self) -> Visitor:
-        """The visitor that this acts as."""
+        """The visitor of this manager."""
         visitor = self._visitors.shared
         visitor.watchers.add(self)
         return visitor
@@ -181,13 +181,13 @@ class WebInterfaceManager:
         return await self._on_own_loop(act())
 
     def begin(self) -> Visitor:
-        """Note the running loop as the one of the visitor, which follows the episode from now on."""
+        """Store the running loop as the visitor's, and follow the episode from now on."""
         self._loop = asyncio.get_running_loop()
         self._visitors.of(None)
         return self.visitor
 
     async def _on_own_loop(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine on the server's loop: a custom page may have a loop of its own."""
+        """Run a coroutine on the server's loop, because a custom page may run on another one."""
         loop = self._loop
         if loop is None or not loop.is_running() or loop is asyncio.get_running_loop():
             return await work
@@ -208,7 +208,7 @@ class WebInterfaceManager:
         return _run_in_thread(work)
 
     def enter(self, *, renew: bool = False) -> Session:
-        """Return the shared visitor's session; opens one if there is none.
+        """Return the shared visitor's session, or open one.
 
         Args:
             renew: Whether a lost session may be replaced.

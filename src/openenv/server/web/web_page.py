@@ -39,12 +39,12 @@ class PageRoutePlugin(Protocol):
         """Return the paths and their handlers, all for GET."""
 
     def close(self) -> None:
-        """Release what the routes hold open."""
+        """Release the resources of the routes."""
 
 
 _INDEX = "index.html"
-# Styles may be inline, for what environments draw: a frame made from text inherits this policy. Scripts come from this
-# server only, and that frame allows none.
+# Inline styles are allowed for the drawings of environments: a frame made from text inherits this policy. Scripts must
+# come from this server, and that frame allows no scripts.
 _POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; media-src 'self' data: blob:; frame-src 'self' data: blob:; "
     "style-src 'self' 'unsafe-inline'; base-uri 'none'; form-action 'self'; object-src 'none'; frame-ancestors {}"
@@ -114,17 +114,17 @@ class WebPage:
         ]
 
     def shut_down(self) -> None:
-        """End the visitors' connections, and let go of the rollouts."""
+        """End the visitors' connections, and release the rollouts."""
         self.visitors.shut_down()
         if self._rollouts is not None:
             self._rollouts.close()
 
     def start(self) -> None:
-        """Begin to record episodes; the server runs."""
+        """Start recording episodes: the server runs."""
         self.recorder.start()
 
     async def stopped(self) -> None:
-        """Write the ends of the last episodes; all sessions are closed."""
+        """Write the ends of the last episodes: all sessions are closed."""
         await asyncio.get_running_loop().run_in_executor(None, self.recorder.stop)
 
     def _documented(self) -> list[DocumentedRoute]:
@@ -151,12 +151,12 @@ class WebPage:
 
 
 def attach_web(app: FastAPI, arguments: PageArguments | None = None, *, folder: Path | None = None) -> WebPage | None:
-    """Add the page to the application of an environment, with a tab for a page of its own if it has a builder.
+    """Add the page to an environment's application, with a tab for its custom page if it has a builder.
 
     Args:
         app: The result of `create_app` or `create_fastapi_app`.
         arguments: The page's arguments of `create_app`; by default the standard page.
-        folder: The environment's folder, where a README may be.
+        folder: The environment's folder, to look for a README.
 
     Returns:
         The page; None for an application that already has one, or has no environment.
@@ -178,9 +178,9 @@ def attach_web(app: FastAPI, arguments: PageArguments | None = None, *, folder: 
 
 
 def add_page(app: FastAPI, arguments: PageArguments | None = None, *, folder: Path | None = None) -> WebPage | None:
-    """Add the page as `attach_web` does, and the Gradio page that the environment has a builder of.
+    """Add the page like `attach_web`, and the environment's custom Gradio page if it has a builder.
 
-    If Gradio is not installed, the standard page is alone and the log says so: trainers do not need it.
+    Without Gradio, add only the standard page and log a warning: trainers do not need Gradio.
 
     Raises:
         TypeError: The builder returned no Gradio page.
@@ -244,7 +244,7 @@ def wrap_lifespan(
 
 
 def _rollout_routes(arguments: PageArguments) -> PageRoutePlugin | None:
-    """Load the viewer of the rollouts an environment runs; it belongs to a higher layer, so it registers itself."""
+    """Load the viewer for an environment's rollouts; it belongs to a higher layer, so it registers itself."""
     if arguments.rollout_store is None:
         return None
     routes: PageRoutePlugin = load_plugin("openenv.page_routes", "rollouts")(Path(arguments.rollout_store))
@@ -303,10 +303,10 @@ class PageFiles:
     The files are read when the application is built, so that no request waits for a disk.
 
     Args:
-        visitors: Learns of each browser that loads the page; None for a page on which nothing is played.
-        framed_by: Origins whose pages may show this one in a frame, beside its own.
-        index: The file behind `/web/`.
-        is_embedded: Whether the page is usually shown in a frame of another site, so that its cookie has to allow it.
+        visitors: Registers each browser that loads the page; None for a page without an environment.
+        framed_by: Further origins that may show this page in a frame.
+        index: The file for `/web/`.
+        is_embedded: Whether the page usually appears in a frame of another site, which its cookie has to allow.
         folder: The folder of the files.
     """
 

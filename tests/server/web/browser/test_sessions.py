@@ -174,7 +174,7 @@ def test_operators_see_all_sessions_and_end_one_after_a_second_thought(
     theirs = panel.locator("tbody tr", has_not_text="yours")
     expect(theirs).to_have_count(1)
     theirs.get_by_role("button").click()
-    theirs.get_by_role("button", name="Really end it?").click()
+    theirs.get_by_role("button", name="End this session?").click()
     expect(panel.locator("tbody tr")).to_have_count(1)
     expect(panel.locator("tbody tr")).to_contain_text("yours")
     expect(player.locator(".notice")).to_contain_text("ended by an operator")

@@ -42,9 +42,9 @@ def log_in(page: Any, token: str) -> None:
 def test_a_token_is_asked_for_and_a_wrong_one_is_refused(server: Any, visit: Callable[..., Any]) -> None:
     visitor = visit(server.url)
     page = visitor.page()
-    expect(page.get_by_role("heading")).to_contain_text("asks for a token")
+    expect(page.get_by_role("heading")).to_contain_text("requires a token")
     log_in(page, "nonsense")
-    expect(page.get_by_role("alert")).to_contain_text("not known")
+    expect(page.get_by_role("alert")).to_contain_text("Unknown token")
     log_in(page, ACCESS["orchestrator"])
     page.get_by_role("button", name="Start an episode").click()
     page.locator(".action").get_by_role("button", name="Step").click()
@@ -62,7 +62,7 @@ def test_an_address_brings_its_token_and_forgets_it(server: Any, visit: Callable
     assert page.url == server.url + "/web/"
     assert all(ACCESS["orchestrator"] not in url for url in visitor.asked)
     other = visit(server.url).page("/web/#token=nonsense")
-    expect(other.get_by_role("alert")).to_contain_text("not known")
+    expect(other.get_by_role("alert")).to_contain_text("Unknown token")
     assert other.url == server.url + "/web/"
 
 
@@ -76,7 +76,7 @@ def test_an_observer_looks_on_and_cannot_act(server: Any, visit: Callable[..., A
         expect(page.locator(".controls")).to_contain_text("observer")
         expect(page.get_by_role("button", name="Reset")).to_have_count(0)
         page.get_by_role("tab", name="Play").click()
-        expect(page.get_by_text("You are looking on")).to_be_visible()
+        expect(page.get_by_text("Your token is read-only")).to_be_visible()
         expect(page.locator(".action").get_by_role("button", name="Step")).to_have_attribute("aria-disabled", "true")
         page.keyboard.press("r")
         page.keyboard.press("Control+Enter")

@@ -8,10 +8,10 @@ import { formatNumber } from "./values.js";
 const TRUSTS = new Map([
   [
     "judged",
-    "What the agent wrote ran in one sandbox and was judged in another: nothing that its code does reaches the decision.",
+    "The agent's code ran in one sandbox and was judged in another, so it cannot influence the result.",
   ],
-  ["isolated", "Plain lines that run nothing of the agent's."],
-  ["shared", "The agent's code may run where the decision is made: code that is out to cheat can decide it."],
+  ["isolated", "The checks run no code of the agent."],
+  ["shared", "The agent's code may run next to the checks, so cheating code could change the result."],
 ]);
 
 /** @param {number | null} reward */

@@ -64,7 +64,7 @@ export function branchGraph(turns, goTo) {
       {
         tabindex: 0,
         role: "group",
-        "aria-label": `How calls hang together: ${words.slice(0, 30).join("; ") || "one conversation"}`,
+        "aria-label": `Tree of calls: ${words.slice(0, 30).join("; ") || "one conversation"}`,
       },
       drawing,
     ),

@@ -33,7 +33,7 @@ export class ChangesView {
       files.filter((/** @type {any} */ file) => file.change === kind).length,
     ]);
     const words = counts.filter(([, count]) => count).map(([kind, count]) => `${count} ${kind}`);
-    const summary = `${words.join(", ") || "No file changed"}; ${formatCount(unchanged)} as the setup left them`;
+    const summary = `${words.join(", ") || "No file changed"}; ${formatCount(unchanged)} unchanged since the setup`;
     let lines = 0;
     const nodes = files.map((/** @type {any} */ file, /** @type {number} */ index) => {
       lines += file.lines.length;

@@ -23,7 +23,7 @@ export class Curve {
     this.episodes = [];
     this.drawing = svg("svg", { class: "plot", height: HEIGHT, role: "img" });
     this.readout = el("p.readout", {});
-    this.empty = el("p.hint", {}, "Every episode is a point here.");
+    this.empty = el("p.hint", {}, "Each point is an episode.");
     this.node = el("div.plot-box", {}, this.empty, this.drawing, this.readout);
     this.drawing.addEventListener("pointermove", (event) => this.#say(this.#nearest(event)));
     this.drawing.addEventListener("click", (event) => {

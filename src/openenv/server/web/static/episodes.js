@@ -61,7 +61,7 @@ export class Episodes {
     this.empty = el(
       "p.empty-line",
       {},
-      "No episode yet. One is here as soon as a step was taken; a reset does not lose it.",
+      "No episodes yet. An episode appears after its first step and stays after a reset.",
     );
     const titles = ["", "Episode", "End", "Return", "Steps", "Seed", "Took", "Played by"];
     this.table = el(
@@ -160,7 +160,7 @@ export class Episodes {
 
   #drawCompare() {
     this.compare.setAttribute("aria-disabled", String(this.picked.size !== 2));
-    this.compare.title = this.picked.size === 2 ? "" : "Tick two episodes first";
+    this.compare.title = this.picked.size === 2 ? "" : "Select two episodes first";
   }
 
   #grow() {

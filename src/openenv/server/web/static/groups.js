@@ -152,8 +152,8 @@ export class MapField extends Field {
     const whole = {};
     for (const { key, field } of this.rows) {
       if (key.value in whole) {
-        this.showError(`The name "${key.value}" is there twice.`);
-        throw new FieldProblem("a name is there twice");
+        this.showError(`The name "${key.value}" is used twice.`);
+        throw new FieldProblem("a name is used twice");
       }
       whole[key.value] = field.read() ?? null;
     }

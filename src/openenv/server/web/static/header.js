@@ -71,7 +71,7 @@ export class Header {
     const logout = page.asks_for_token && el("button.link", { type: "button", on: { click: onLogout } }, "Log out");
     const buttons = canAct
       ? [canPlay && el("span.split", {}, this.resetButton, this.hasOptions && this.unfold), this.endButton]
-      : [el("span.badge", { title: "This token may look and change nothing" }, icon("eye"), "observer")];
+      : [el("span.badge", { title: "This token is read-only" }, icon("eye"), "observer")];
     this.node = el(
       "header.head",
       {},

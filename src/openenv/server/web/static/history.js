@@ -37,7 +37,7 @@ export class History {
     this.count = el("p.hint", { role: "status" });
     this.rows = el("tbody");
     this.more = el("button", { type: "button", hidden: true, on: { click: () => this.#grow() } }, "Show more");
-    this.empty = el("p.empty-line", {}, "Nothing has been done in this episode yet.");
+    this.empty = el("p.empty-line", {}, "No actions in this episode yet.");
     const download = el(
       "button",
       { type: "button", on: { click: () => this.#download() } },
@@ -48,7 +48,7 @@ export class History {
     this.table = el(
       "table.log",
       {},
-      el("caption.unseen", {}, "What was done in this episode"),
+      el("caption.unseen", {}, "Actions of this episode"),
       el("thead", {}, el("tr", {}, titles)),
       this.rows,
     );

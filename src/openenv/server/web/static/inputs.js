@@ -48,7 +48,7 @@ export class TextField extends Field {
     const { schema } = this.shape;
     const isNeeded = schema["x-openenv-required"] === true || (this.spec.isRequired && schema.minLength > 0);
     if (!isNeeded || this.input.value.trim() !== "") return;
-    this.showError("Fill this in.");
+    this.showError("Enter a value.");
     throw new FieldProblem("a text is missing");
   }
 
@@ -88,7 +88,7 @@ export class NumberField extends Field {
     if (text === "") return this.emptyValue;
     const number = Number(text);
     if (this.shape.schema.type === "integer" && Number.isInteger(number) && !Number.isSafeInteger(number)) {
-      throw this.#problem("A browser cannot send so large a number exactly.");
+      throw this.#problem("This number is too large for a browser to send exactly.");
     }
     return number;
   }

@@ -21,9 +21,9 @@ export function tokenFromAddress() {
  * @param {ApiError} error
  */
 export function refusal(error) {
-  if (error.status === 401) return "This token is not known.";
+  if (error.status === 401) return "Unknown token.";
   if (error.status === 403)
-    return "This token may not use the page: an agent calls tools, it does not look at rewards or states.";
+    return "This token belongs to an agent. Agents may call tools, but not see rewards or states.";
   return error.message;
 }
 
@@ -47,8 +47,8 @@ export function showLogin(place, { message = "", onDone }) {
   const form = el(
     "form.card.login",
     {},
-    el("h1", {}, "This environment asks for a token"),
-    el("p.hint", {}, "The operator of the server has it. It stays in this browser until you log out."),
+    el("h1", {}, "This environment requires a token"),
+    el("p.hint", {}, "Ask the operator of the server for it. This browser stores it until you log out."),
     el("label.field-label", { for: "login-token" }, "Token"),
     input,
     problem,

@@ -58,7 +58,7 @@ export class Notices {
       el(
         "p",
         {},
-        el("strong", {}, FAILURES.get(code) ?? "That did not work"),
+        el("strong", {}, FAILURES.get(code) ?? "The request failed"),
         ": ",
         el("span.pre", {}, message),
         code && el("code", {}, code),
@@ -90,6 +90,6 @@ export function showConnection(place, status, retry) {
   const text =
     status.state === "offline"
       ? "Connection lost, trying again."
-      : "No live updates: the page shows only what it does itself.";
+      : "No live updates: the page shows only your own actions.";
   fill(place, el("span", {}, text), " ", left, el("button.link", { type: "button", on: { click: retry } }, "Try now"));
 }

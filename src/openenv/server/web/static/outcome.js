@@ -43,6 +43,6 @@ const KINDS = {
   truncated: { mark: "cut", words: "truncated", meaning: "A limit ended the episode, not the task itself" },
   done: { mark: "stop", words: "done", meaning: "The episode ended; its last step has no reward" },
   failed: { mark: "alert", words: "failed", meaning: "A step raised an error" },
-  running: { mark: "play", words: "running", meaning: "The episode goes on" },
-  open: { mark: null, words: "not ended", meaning: "The episode was not played to its end" },
+  running: { mark: "play", words: "running", meaning: "The episode is still running" },
+  open: { mark: null, words: "not ended", meaning: "The episode was not finished" },
 };

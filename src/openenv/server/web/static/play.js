@@ -140,8 +140,8 @@ export class Play {
         "p",
         {},
         canAct
-          ? "Reset begins one. Then choose an action and step; what the environment answers appears here."
-          : "You are looking on: the Sessions tab shows who plays.",
+          ? "Reset begins one. Then choose an action and step; the observation appears here."
+          : "Your token is read-only. The Sessions tab shows open sessions.",
       ),
       canAct && el("div.actions", {}, begin, draws && draw),
     );

@@ -239,9 +239,9 @@ export function firstDifference(...both) {
   for (let index = 0; index < Math.min(one.length, other.length); index += 1) {
     const [left, right] = [one[index], other[index]];
     const name = left.kind === "reset" ? "the reset" : `step ${left.n}`;
-    if (JSON.stringify(left.row.action) !== JSON.stringify(right.row.action)) return `The action differs from ${name} on.`;
-    if (outcome(left) !== outcome(right)) return `The same actions, but the answer differs from ${name} on.`;
+    if (JSON.stringify(left.row.action) !== JSON.stringify(right.row.action)) return `The actions differ from ${name} on.`;
+    if (outcome(left) !== outcome(right)) return `Same actions, but different results from ${name} on.`;
   }
-  if (one.length !== other.length) return "One is the beginning of the other.";
-  return "The same actions, and the same answers.";
+  if (one.length !== other.length) return "One episode is the beginning of the other.";
+  return "Same actions and same results.";
 }

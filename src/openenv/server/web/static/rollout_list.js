@@ -63,7 +63,7 @@ export class RolloutList {
       "div.empty",
       { hidden: true },
       el("h3", {}, "No rollouts"),
-      el("p", {}, "None are stored here, or none fit the filters. `openenv rollouts run task.yaml` makes some."),
+      el("p", {}, "No rollouts are stored, or none match the filters. Run `openenv rollouts run task.yaml` to create some."),
     );
     const bar = el("div.toolbar", {}, this.count, this.compare, el("span.export", {}, "Export", this.exports));
     this.node = el(

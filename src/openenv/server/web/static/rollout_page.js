@@ -275,7 +275,7 @@ function setupNode(outcome) {
 
 /** @param {any} rollout */
 function taskNode({ task, outcome }) {
-  if (!task) return el("p.hint", {}, "The task was not kept.");
+  if (!task) return el("p.hint", {}, "The task was not stored.");
   const texts = (/** @type {string} */ title, /** @type {Record<string, string>} */ files) =>
     Object.entries(files).map(([path, text]) =>
       folded([`${title} `, el("code", {}, visible(path))], () => codeBlock(text, { label: path })),

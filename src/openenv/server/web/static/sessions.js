@@ -41,7 +41,7 @@ export class Sessions {
       el("thead", {}, el("tr", {}, titles)),
       this.rows,
     );
-    this.empty = el("p.empty-line", {}, "There are no sessions now.");
+    this.empty = el("p.empty-line", {}, "No open sessions.");
     const head = el("div.toolbar", {}, this.capacity, this.meter);
     this.watch = new Watch({ refused });
     this.node = el(
@@ -140,7 +140,7 @@ export class Sessions {
   /** @param {string} id */
   #endButton(id) {
     const isAsked = this.asked === id;
-    const label = isAsked ? "Really end it?" : "End";
+    const label = isAsked ? "End this session?" : "End";
     const button = el(
       isAsked ? "button.small.danger" : "button.small",
       { type: "button", "aria-label": `${label} (session ${id})` },

@@ -11,7 +11,7 @@ const PHASES = {
   sandbox: "a sandbox starts",
   setup: "files and setup",
   agent: "the agent works",
-  collect: "its work is taken",
+  collect: "the work tree is collected",
   verify: "checks run",
   store: "kept on disk",
 };

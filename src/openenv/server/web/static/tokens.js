@@ -42,7 +42,7 @@ export class Tokens {
       return;
     }
     if (this.tokens.length === 0) {
-      fill(this.node, el("p.hint", {}, "The engine named no tokens of this call."));
+      fill(this.node, el("p.hint", {}, "The engine reported no tokens for this call."));
       return;
     }
     fill(this.node, legend(this.tokens), this.text, this.more, this.readout);

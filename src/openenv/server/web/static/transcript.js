@@ -191,7 +191,7 @@ function imageNode(source) {
   const safe = sourceOf(source);
   return safe
     ? el("figure.picture", {}, el("img", { src: safe, alt: "An image of the conversation", loading: "lazy" }))
-    : el("p.hint", {}, "An image that cannot be shown.");
+    : el("p.hint", {}, "This image cannot be displayed.");
 }
 
 /** @param {string} text */

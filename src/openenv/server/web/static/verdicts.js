@@ -78,7 +78,7 @@ function runNode(run) {
       el("code", {}, visible(firstLine(run.cmd, 120))),
       ` exit code ${run.exit_code}, ${formatSeconds(run.duration_s)}`,
     ],
-    () => outputNode(run, false) ?? el("p.hint", {}, "It printed nothing."),
+    () => outputNode(run, false) ?? el("p.hint", {}, "No output."),
   );
 }
 

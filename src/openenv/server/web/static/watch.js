@@ -28,7 +28,7 @@ export class Watch {
     this.facts = el("dl.facts");
     this.last = el("div.replay-action");
     this.note = el("p.hint", { role: "status" });
-    this.node = el("section.card.watch", { hidden: true, "aria-label": "The session that is watched" });
+    this.node = el("section.card.watch", { hidden: true, "aria-label": "Watched session" });
   }
 
   #assemble() {
@@ -73,7 +73,7 @@ export class Watch {
       if (this.id !== id || this.refused(error)) return;
       const { status, message } = /** @type {import("./api.js").ApiError} */ (error);
       this.note.hidden = false;
-      this.note.textContent = status === 404 ? "The session has ended. What you see is how it was." : message;
+      this.note.textContent = status === 404 ? "The session has ended. This is its last state." : message;
       if (status === 404) return;
     }
     this.timer = window.setTimeout(() => this.#refresh(id), EVERY_MS);
@@ -91,7 +91,7 @@ export class Watch {
       ["Reward so far", episode ? formatNumber(episode.return) : "–"],
       ["Last reward", episode ? formatReward(episode.last_reward) : "–"],
       ["Idle", formatSeconds(seen.idle_s)],
-      ["Recorded", seen.is_recorded ? "yes" : "no, only while you look"],
+      ["Recorded", seen.is_recorded ? "yes" : "no, only while you watch"],
     ];
     fill(
       this.facts,
@@ -105,7 +105,7 @@ export class Watch {
       episode && seen.is_recorded && el("a", { href: pageAddress("episodes", [episode.id]) }, "Episode"),
     );
     this.note.hidden = last !== null;
-    this.note.textContent = "Nothing yet: its next reset or step appears here.";
+    this.note.textContent = "No actions yet. The next reset or step appears here.";
     this.view.node.hidden = this.view.toggle.hidden = !last || !("observation" in last);
     if (!last) return;
     fill(
