@@ -142,7 +142,7 @@ def test_a_trainer_s_session_is_watched(tower: Any, visit: Callable[..., Any]) -
         env.reset()
         page.get_by_role("link", name="Watch").click()
         card = page.locator(".watch")
-        expect(card).to_contain_text("Nothing yet")
+        expect(card).to_contain_text("No actions yet")
         env.step({"by": 2, "note": "<b>on my way</b>"})
         expect(card).to_contain_text("WebSocket client")
         expect(card.frame_locator(".frame iframe:last-child").locator("h1")).to_have_text("at 2")
