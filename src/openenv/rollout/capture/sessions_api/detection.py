@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from ..dialects import route
+
 
 class APIType(str, Enum):
     """The dialects that agents speak."""
@@ -16,21 +18,13 @@ class APIType(str, Enum):
     GOOGLE = "google"
 
 
-_PATHS = {
-    "/v1/messages": APIType.ANTHROPIC,
-    "/v1/chat/completions": APIType.OPENAI_CHAT,
-    "/v1/responses": APIType.OPENAI_RESPONSES,
-    "generatecontent": APIType.GOOGLE,  # :generateContent and :streamGenerateContent
-}
-
-
 # The path decides, if it is one of the four APIs. Proxies in front of an agent rewrite paths, so a header or the fields
 # of the body decide otherwise: `contents` is Google's, `input` with `instructions` is the responses API's.
 def detect(path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> APIType:
     """Return the dialect of a request; chat completions by default."""
-    for part, dialect in _PATHS.items():
-        if part in (path.lower() if dialect is APIType.GOOGLE else path):
-            return dialect
+    target = route(path.partition("?")[0])
+    if target is not None:
+        return APIType(target.dialect.name)
     if any(name.lower() == "anthropic-version" for name in headers):
         return APIType.ANTHROPIC
     if "contents" in body:
