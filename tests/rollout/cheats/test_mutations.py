@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from openenv.rollout import Check, Task
-from openenv.rollout.capture import call_request
+from openenv.rollout.capture import call_request, records
 from openenv.rollout.run.engine import EngineOptions
 from openenv.rollout.run.phases import ModelAccess, PhaseFailed, RolloutRun
 from openenv.rollout.verify import judged_checks, lookups, verify_lines, worktree, worktree_guard
@@ -156,6 +156,7 @@ def every_parameter_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         call_request, "allow", lambda name, body, *, engine, may_set: allow(name, body, engine=engine, may_set=every)
     )
     monkeypatch.setattr(call_request, "steering", lambda *args: [])
+    monkeypatch.setattr(records, "unasked_sampling", lambda *args: ())
 
 
 def the_network_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
