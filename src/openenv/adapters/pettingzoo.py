@@ -151,10 +151,12 @@ def pettingzoo_environment(make: Callable[..., Any], **kwargs: Any) -> type[Serv
         if isinstance(env, ParallelEnv):
             return env
         if isinstance(env, AECEnv):
+            # Environments that declare it convert exactly. Others take turns: each step moves one agent.
             is_parallel = env.metadata.get("is_parallelizable", False)
             return aec_to_parallel(env) if is_parallel else turn_based_aec_to_parallel(env)
         raise TypeError(f"{type(env).__name__} is not a PettingZoo environment: return a ParallelEnv or an AECEnv")
 
+    # Spaces and names belong to instances, so one is made and closed.
     sample = make_parallel()
     try:
         actions = {agent: sample.action_space(agent) for agent in sample.possible_agents}
@@ -169,7 +171,9 @@ def pettingzoo_environment(make: Callable[..., Any], **kwargs: Any) -> type[Serv
     def check(cls: type[Any], values: dict[str, Any]) -> dict[str, Any]:
         return {agent: _action(actions, agent, value) for agent, value in values.items()}
 
+    # Class names appear in schemas, and must be identifiers.
     title = "".join(part for part in name.title() if part.isalnum())
+    # Each agent has its space, so one validator checks the dict as a whole.
     validators: Any = {"check_actions": field_validator("actions")(classmethod(check))}
     members = {
         "__doc__": f"PettingZoo's {name}.",
@@ -198,6 +202,7 @@ def _action(spaces: Mapping[str, SomeSpace], agent: str, value: Any) -> Any:
     if agent not in spaces:
         raise ValueError(f"unknown agent {agent!r}")
     read = from_wire(spaces[agent], value)
+    # Converting alone would accept values outside of the bounds.
     if not spaces[agent].contains(read):
         raise ValueError(f"{value!r} is not in the action space of {agent}")
     return read

@@ -347,6 +347,7 @@ class _Host:
         return Response("".join(f"data: {line}\n\n" for line in lines), media_type="text/event-stream")
 
 
+# Trainers may keep parsed calls instead of the wire form.
 def _tool_call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Return a call in the shape of chat completions; also accepts `{"name": ..., "arguments": {...}}`."""
     function = call.get("function") or {"name": call.get("name"), "arguments": call.get("arguments") or {}}

@@ -86,8 +86,10 @@ def reconcile(document: Mapping[str, Any], atif: Mapping[str, Any] | None) -> Re
         return report
     # Only the agent's conversations: helpers and discarded retries are not in its trajectory.
     rows = [row for row in document.get("sequences") or [] if row["role"] == "agent"]
+    # A root is a conversation.
     roots = {row["root_id"] for row in rows}
     turns = [turn for turn in document.get("turns") or [] if turn["root_id"] in roots]
+    # Sampled tokens, call by call.
     ours = [int(turn["n_sampled"]) for turn in turns]
     if not document.get("turns"):
         report.add(INFO, "no_turns_upstream", "no calls were captured, so there is nothing to compare")
@@ -154,6 +156,7 @@ def _compare_prompts(report: Report, row: Mapping[str, Any], step: Mapping[str, 
 
 def _note_retries(report: Report, atif: Mapping[str, Any]) -> None:
     retried = [step for step in agent_steps(atif) if int(step.get("llm_call_count") or 1) > 1]
+    # A retried step has one count for several calls, so lengths may differ by it.
     if retried:
         report.add(WARN, "atif_retries", f"{len(retried)} steps took more than one call")
     if atif.get("subagent_trajectories"):

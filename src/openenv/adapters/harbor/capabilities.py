@@ -74,6 +74,7 @@ class HarborCapabilities:
         Args:
             verbose: List the agents with their notes, and every finding about the endpoint.
         """
+        # Order of the summary: endpoint, sandboxes, datasets, agents.
         lines = _llm_lines(self.llm, verbose=verbose)
         lines.append(f"sandboxes {len(self.available_sandboxes)} of {len(self.sandboxes)} usable")
         for sandbox in self.sandboxes:
@@ -83,6 +84,7 @@ class HarborCapabilities:
         if self.datasets:
             total = sum(dataset.get("num_tasks", 0) for dataset in self.datasets)
             lines.append(f"datasets  {len(self.datasets)} with {total} tasks")
+        # A dataset with an error is listed, so that a typo in its name is visible.
         for dataset in self.datasets:
             text = dataset.get("error") or f"{dataset.get('num_tasks', 0)} tasks"
             lines.append(f"  [{'--' if dataset.get('error') else 'ok'}]  {dataset['name']}  {text}")

@@ -14,6 +14,7 @@ from .models import HarborRolloutResult, HarborState, HarborTaskRef
 if TYPE_CHECKING:
     from openenv.client.flows import Flow
 
+# Part of the Task API's paths: /harbor_env/splits
 ENV_NAME = "harbor_env"
 # The usual limit of a message is far below a rollout's duration.
 MESSAGE_TIMEOUT_S = 1800.0
@@ -102,6 +103,7 @@ class HarborEnv(MCPToolClient):
         arguments |= {} if purpose == "auto" else {"purpose": purpose}
         arguments |= {} if eval_sampling is None else {"eval_sampling": eval_sampling}
         arguments |= {} if sampling is None else {"sampling": sampling}
+        # The driver blocks or awaits, depending on the kind of `with` block.
         return self._driver.run(self._rollout_flow(arguments), "HarborEnv.run_rollout")
 
     def capabilities(self) -> Coroutine[Any, Any, dict[str, Any]]:

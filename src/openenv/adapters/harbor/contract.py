@@ -102,8 +102,10 @@ def export_training_contract(result: HarborRolloutResult) -> dict[str, Any]:
     numbers = [turn.turn for turn in result.turns]
     if len(set(numbers)) != len(numbers):
         raise ValueError("duplicate turn identities in training contract")
+    # Turn number to mask, for the turns that are trained on.
     chosen = {entry["metadata"]["turn"]: entry["loss_mask"] for entry in entries}
     return {
+        # Consumers outside of this package read the document, so it has a version.
         "schema_version": 1,
         **{name: getattr(result, name) for name in _ABOUT},
         "n_trainable_tokens": sum(map(sum, chosen.values())),

@@ -40,6 +40,7 @@ def is_private(url: str) -> bool:
     return not addresses or any(not ipaddress.ip_address(entry[4][0]).is_global for entry in addresses)
 
 
+# The default limit of a tool call is far too short for a coding agent.
 ROLLOUT_TIMEOUT_S = 1800.0
 """The time limit of a step if the call names none: rollouts take minutes."""
 
@@ -220,6 +221,7 @@ class HarborEnvironment(MCPEnvironment):
         state = self._state
         state.step_count += 1
         state.rollouts_completed += 1
+        # Clients read the state to follow a long run.
         state.last_reward, state.last_task_id, state.last_trial_name = result.reward, result.task_id, result.trial_name
         return result.model_dump_json()
 

@@ -136,6 +136,7 @@ def conversations_from_document(document: Mapping[str, Any]) -> list[HarborConve
     The last request of a path has all messages before it, so nothing has to be put together.
     """
     turns = {turn["node_id"]: turn for turn in document.get("turns") or []}
+    # By root: a conversation that was forked has several sequences.
     longest: dict[str, HarborConversation] = {}
     for sequence in document.get("sequences") or []:
         nodes = sequence.get("node_ids") or []
@@ -224,6 +225,7 @@ def _turn(
 
 def _text_of(answer: Mapping[str, Any]) -> str:
     content = answer.get("content")
+    # Turns of all APIs are shown as one text.
     if isinstance(content, list):  # Anthropic and the Responses API send blocks
         return " ".join(block["text"] for block in content if isinstance(block, dict) and block.get("text"))
     return content if isinstance(content, str) else ""

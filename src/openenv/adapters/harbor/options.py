@@ -53,6 +53,7 @@ def takes_fields(
     return cast("Callable[P, ResultT]", made)
 
 
+# The same five fields belong to every option list below, which inherit them.
 @dataclass(frozen=True, kw_only=True)
 class ModelEndpoint:
     """The address of a model, and how to authenticate there."""
@@ -67,6 +68,9 @@ class ModelEndpoint:
     """The header that carries the key."""
     provider: str = "openai"
     """`openai` or `anthropic`."""
+
+
+# -- the published functions, one dataclass each -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 from .contract import to_trace_entries
 from .models import HarborRolloutResult
 
+# The columns of the table, in its order.
 PROVIDERS = ("openai", "anthropic", "hf", "vllm")
 STATUSES = frozenset(
     {"not_run", "in_progress", "failed", "blocked", "eval_pass", "capture_and_reader_pass", "optimizer_pass"}
@@ -74,6 +75,7 @@ def qualification_details(report: Mapping[str, Any] | None = None) -> list[list[
         # Nothing to show for cells without a run.
         if cell.get("status", "not_run") == "not_run":
             continue
+        # Configuration of the run; evidence that an optimizer used its tokens.
         settings, proof = cell.get("configuration") or {}, cell.get("optimizer_evidence") or {}
         # Training evidence may stem from an older version of the agent.
         is_current = proof.get("matches_current_captures") is True

@@ -72,6 +72,7 @@ async def run_task(run: HarborRun) -> HarborRolloutResult:
             raise ValueError("sandboxes of rollouts are always closed: read the stored work tree instead")
         if not isinstance(run.harness, Agent):
             seams.get(run.harness, profile=run.harness_profile)
+        # Reading files and building images block the loop, which may serve other rollouts.
         task = await asyncio.to_thread(_task, folder, run.reward_key, run.agent_timeout_sec)
         backend = named_backend(run.sandbox)
         if run.force_build:
@@ -169,6 +170,7 @@ def _agent(harness: str | Agent) -> Agent:
     if ":" not in harness:
         return agent_by_name("noop" if harness == "nop" else harness)
     module, _, attribute = harness.partition(":")
+    # Custom agents are classes without arguments.
     made = getattr(importlib.import_module(module), attribute)()
     if not isinstance(made, Agent):
         raise RolloutError(f"{harness} must be a subclass of openenv.rollout.Agent")
@@ -178,6 +180,7 @@ def _agent(harness: str | Agent) -> Agent:
 def _build_again(backend: Sandboxes, task: Task) -> None:
     if not isinstance(backend, DockerSandboxes):
         raise RolloutError(f"force_build: the backend {backend.name} builds no images; docker does")
+    # Tasks with a ready image have nothing to build.
     if task.image is not None and task.build is not None:
         backend.rebuild(task.image, Path(task.build), timeout=task.build_timeout_s)
 

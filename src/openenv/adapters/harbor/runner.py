@@ -19,6 +19,7 @@ from .options import HarborBatch, HarborRun, takes_fields
 from .rollout import run_task
 from .tasks import resolve_task_dirs
 
+# The published name; class names are unique inside.
 CaptureServer = _SessionCaptureServer
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from openenv.rollout.agents.opencode import merged
 
+# OpenCode's configuration needs a provider's name; models are `intercepted/NAME`.
 OPENCODE_PROVIDER = "intercepted"
 # Agents cut off or mangle longer names.
 _LONGEST = 64
@@ -76,6 +77,7 @@ class Seam:
         Raises:
             ValueError: The model is empty.
         """
+        # Agents see the short name, the capture server replaces it by the endpoint's.
         model = agent_facing_model(model)
         values = {"base_url": base_url, "session": session, "model": model}
         arguments = self.kwargs(base_url, session, model) if self.kwargs is not None else {}
@@ -84,6 +86,7 @@ class Seam:
         # A second, softer limit: the agent can end its work properly.
         if step_limit and self.step_limit is not None:  # the capture server counts calls in any case
             arguments = merged(arguments, self.step_limit(step_limit))
+        # "{base_url}/v1" and so on are templates, filled in for each session.
         agent_env = {name: text.format(**values) for name, text in self.agent_env.items()}
         own_env = {name: text.format(**values) for name, text in self.env.items()}
         return self.model_fmt.format(model=model), arguments, agent_env, own_env

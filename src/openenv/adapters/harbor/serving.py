@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 CaptureServer = _SessionCaptureServer
 ENV_NAME = "harbor_env"
+# Rollouts are long, and each needs a sandbox: a handful at once is plenty for one machine.
 SESSIONS = 4
 """The session limit if `OPENENV_MAX_SESSIONS` is not set."""
 
@@ -135,10 +136,12 @@ def serve_tasks(serving: HarborServing) -> None:
     """
     from openenv.server.run import ServeOptions, check_port, run_app
 
+    # Everything that can fail quickly comes first: port, variables, endpoint.
     where, permissions = ServeOptions(serving.host, serving.port), serving.options or HarborPermissions()
     check_port(where)  # before the probe of the endpoint, which takes seconds
     load_env_file(serving.env_file)
     ready = check_setup(serving, datasets=serving.datasets, require_llm=bool(serving.llm_url), report=serving.report)
+    # The same options, with the model that the endpoint really serves.
     capture = replace(
         serving,
         model=str(ready.llm.get("model") or serving.model or ""),
@@ -166,6 +169,7 @@ def serve_tasks(serving: HarborServing) -> None:
         token = _required_token(app, serving.host)
         if token is not None:
             serving.report(f"token     {token}")
+        # The actual port is known only after the server listens.
         address = f"http://{serving.host}"
         run_app(app, where, lambda _, port: serving.report(f"server    {address}:{port}   (page: /web)"))
 

@@ -18,6 +18,7 @@ from openenv.rollout.tasks.task_folders import harbor_task_folders
 from .harbor_package import harbor_package_name
 from .models import HarborTaskRef
 
+# Small files wait for the network most of the time.
 _WORKERS = 32
 """Downloads at once: a dataset is thousands of small files."""
 
@@ -153,6 +154,7 @@ class HarborTaskProvider:
         Raises:
             IndexError: there is no such task.
         """
+        # Read again for each call, so that new tasks appear without a restart.
         folders = resolve_task_dirs(self._known(split))
         if not 0 <= index < len(folders):
             raise IndexError(f"task index {index} out of range ({len(folders)} tasks)")

@@ -56,6 +56,7 @@ class EndpointForm:
 
 def _validate(form: EndpointForm) -> dict[str, Any]:
     """Probe an endpoint, and return it as a dict; if `ok` is False, `reason` explains the problem."""
+    # Users paste addresses with spaces and trailing slashes.
     url, model, key = form.url.strip().rstrip("/"), form.model, form.api_key.strip() or None
     engine: dict[str, Any] = {
         "kind": form.kind,
@@ -69,6 +70,7 @@ def _validate(form: EndpointForm) -> dict[str, Any]:
 
     if not url:
         return refused("Enter the endpoint's URL.")
+    # Checked before the first request, because the request itself is the danger.
     if not form.private_urls and is_private(url):
         return refused("This server calls no private addresses.")
     if not model:
@@ -165,6 +167,7 @@ def harbor_gradio_builder(*, datasets: Sequence[str] | None = None, title: str |
     except ImportError:
         raise ImportError("This page needs Gradio: pip install 'openenv[core]'") from None
     provider = HarborTaskProvider(datasets)
+    # Datasets are the splits of the Task API.
     names = [split["name"] for split in provider.list_splits()]
     first = names[0] if names else None
 

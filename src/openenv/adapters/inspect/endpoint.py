@@ -35,6 +35,7 @@ _LAST_ANSWER = "The limit of this evaluation is reached: I stop here."
 _Question = tuple[Json, "concurrent.futures.Future[Json]"]
 
 
+# agent in a sandbox -> loopback proxy of the rollout -> this endpoint -> Inspect's model
 class InspectEndpoint:
     """Answers chat completions with a model of Inspect, for one sample; an async context manager.
 

@@ -79,6 +79,7 @@ class InspectAIHarness(EvalHarness):
         model = eval_parameters.get("model")
         if model is None:
             raise ValueError("eval_parameters must have a 'model', such as 'openai/gpt-4o' or 'mockllm/model'")
+        # Unknown keys fail here, because Inspect would ignore some of them.
         options = self._options(eval_parameters)
         _compare_versions({"inspect-ai": harness_version, **library_versions})
         # Inspect's `eval` has no parameter for a scorer and ignores one: the scorer has to run on its log.
@@ -87,8 +88,10 @@ class InspectAIHarness(EvalHarness):
         if scorer is not None:
             options["score"] = False
         logs = run_eval(eval_parameters.get("task", dataset), model=model, **options)
+        # No task matched the name: not an empty success.
         if not logs:
             raise RuntimeError("The evaluation returned no logs: check the names of the task and the model")
+        # One failed log makes the metrics of the whole evaluation meaningless.
         for log in logs:
             if log.status != "success":
                 message = getattr(log.error, "message", None)
@@ -102,6 +105,7 @@ class InspectAIHarness(EvalHarness):
         """Return the arguments of `inspect_ai.eval`."""
         unknown = [name for name in eval_parameters if name not in _OPTIONS | {"model", "task"}]
         if unknown:
+            # Parameters of a configuration file are typed by hand.
             near = difflib.get_close_matches(unknown[0], sorted(_OPTIONS), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"eval_parameters has an unknown key {unknown[0]!r}{hint}")
@@ -109,6 +113,7 @@ class InspectAIHarness(EvalHarness):
         for name in ("task_args", "model_args"):
             if not options.get(name):
                 options.pop(name, None)
+        # A text names a registered solver; Inspect's function wants its specification.
         if isinstance(options.get("solver"), str):
             from inspect_ai.solver import SolverSpec
 
@@ -124,6 +129,7 @@ def _scored(log: Any, scorer: Any) -> Any:
     from inspect_ai.log import write_eval_log
 
     scored = score(log, scorer, action="overwrite", display="none")
+    # The file on disk should show the scores, too.
     if log.location:
         write_eval_log(scored, log.location)
     return scored
@@ -137,6 +143,7 @@ def _flattened(logs: Sequence[Any]) -> dict[str, Any]:
         for score in log.results.scores
         for name, metric in score.metrics.items()
     ]
+    # A metric name is unique, or it gets the scorer's name as a prefix.
     times = Counter((task, name) for task, _, name, _ in found)
     return {
         f"{task}{name}" if times[task, name] == 1 else f"{task}{score.name}/{name}": value

@@ -26,6 +26,7 @@ from openenv.server.thread_server import ThreadServer
 logger = logging.getLogger(__name__)
 
 CallTool = Callable[[ToolRequest], Awaitable[ToolOutcome]]
+# Blocks arrive as plain dicts and become MCP's models again.
 _CONTENT: TypeAdapter[Any] = TypeAdapter(McpContent)
 _GRACE_S = 1
 
@@ -53,6 +54,7 @@ class ForwardedTool(FastMcpTool):
             output_schema=described.get("outputSchema"),
             annotations=described.get("annotations"),
         )
+        # Private attributes of a pydantic model cannot be passed to its constructor.
         tool._call, tool._original = call, described["name"]
         return tool
 
@@ -63,6 +65,7 @@ class ForwardedTool(FastMcpTool):
         except ToolCallError as exc:  # not as an exception, which FastMCP would log as a defect
             return ToolResult(content=str(exc), is_error=True)
         return ToolResult(
+            # Images and resources pass through unchanged.
             content=[_CONTENT.validate_python(block.as_mcp()) for block in outcome.content],
             structured_content=outcome.structured_content,
             meta=outcome.meta,
@@ -84,11 +87,13 @@ def forwarding_server(
     Raises:
         HarnessError: A renamed tool does not exist, or two tools would have one name.
     """
+    # Names are the tools' identity in MCP.
     by_name = {str(tool["name"]): tool for tool in described}
     missing = sorted(set(renames.values()) - set(by_name))
     if missing:
         raise HarnessError(f"Cannot rename tools that the MCP server does not expose: {', '.join(missing)}")
     kept = [tool for tool in by_name if tool not in renames.values()]
+    # Example: renaming bash to env_bash fails if the environment has an env_bash already.
     taken = sorted(set(kept) & set(renames))
     if taken:
         raise HarnessError(f"Two tools would have the same name: {', '.join(taken)}")
@@ -108,6 +113,7 @@ async def build_bridge_server(mcp_server: Any, renames: Mapping[str, str]) -> An
     Raises:
         HarnessError: A renamed tool does not exist, or two tools would have one name.
     """
+    # No conflict, no wrapper: calls stay as fast as on the server itself.
     if not renames:
         return mcp_server
     registry = ToolRegistry(mcp_server)
@@ -150,6 +156,7 @@ class HarnessMCPBridge:
     def _serve(self, timeout_s: float) -> ThreadServer:
         # Other agents of the machine can reach the port, but they cannot guess the path.
         self._path = f"/{secrets.token_urlsafe(18)}/mcp"
+        # The secret is part of the path, because agents' MCP settings always carry a URL.
         app = self._mcp_server.http_app(path=self._path)
         server = ThreadServer(app, host=self._host, lifespan="on", timeout_graceful_shutdown=_GRACE_S)
         try:
@@ -161,6 +168,7 @@ class HarnessMCPBridge:
     def stop(self, timeout_s: float = 5.0) -> None:
         """Stop serving; calls that run are cancelled."""
         with self._lock:
+            # Forget it first, so that a failing close does not leave a dead server behind.
             server, self._server = self._server, None
             if server is not None:
                 server.close(timeout_s)

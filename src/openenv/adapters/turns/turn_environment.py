@@ -69,7 +69,9 @@ class HarnessEnvironment(MCPEnvironment):
         transform: Changes observations on their way out.
     """
 
+    # One adapter drives one agent at a time.
     SUPPORTS_CONCURRENT_SESSIONS = False
+    # The agent's process cannot be copied, so forks are refused.
     HAS_EXTERNAL_STATE = True
     SERVES_TURNS: ClassVar[bool] = True
 
@@ -87,11 +89,13 @@ class HarnessEnvironment(MCPEnvironment):
         self._trajectory: list[HarnessEvent] = []
         self._bridge: HarnessMCPBridge | None = None
         self._tool_calls: set[concurrent.futures.Future[ToolOutcome]] = set()
+        # started: the adapter may have a process. active: the episode can take a turn.
         self._was_started = False
         self._is_active = False
         self._is_in_turn = False
         self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None  # of the last `reset`: the adapter runs on it
+        # How the server runs blocking code of this session.
         self._offload: Offload = asyncio.to_thread
         self._ending: asyncio.Task[None] | None = None
 
@@ -120,6 +124,7 @@ class HarnessEnvironment(MCPEnvironment):
         """
         if self._is_closed:
             raise HarnessError("the environment is closed")
+        # Read before `end_episode` resets it.
         had_episode = self._was_started
         await self.end_episode()
         self._loop, self._offload = asyncio.get_running_loop(), OFFLOAD.get()
@@ -129,6 +134,7 @@ class HarnessEnvironment(MCPEnvironment):
         try:
             if not had_episode:  # else it was stopped above; adapters may rely on it before the first start too
                 await self.adapter.stop()
+            # Order: serve the tools, tell the agent, start it. It may list its tools at once.
             tools, url = await self._serve_tools()
             await self.adapter.inject_tools(tools, bridge_url=url)
             await self.adapter.start(self.adapter.config.working_directory)
@@ -142,20 +148,24 @@ class HarnessEnvironment(MCPEnvironment):
 
     async def _serve_tools(self) -> tuple[list[Tool], str | None]:
         """Start the bridge; return the tools under the names that agents use, and its address."""
+        # The environment's names, before conflicts with the agent's built-in tools are resolved.
         own = await self.tools.list_tools()
         tools = resolve_tool_conflicts(own, self.adapter.BUILTIN_TOOL_NAMES)
         if not tools:
             return [], None
         renames = {tool.name: former.name for tool, former in zip(tools, own, strict=True)}
         server = forwarding_server("environment", await self.tools.describe(), renames, self._call_from_bridge)
+        # Kept before it starts: a cancelled start is stopped by `end_episode`.
         self._bridge = HarnessMCPBridge(server)
         return tools, await asyncio.to_thread(self._bridge.start)
 
     async def _call_from_bridge(self, request: ToolRequest) -> ToolOutcome:
         """Run a tool for the agent in the session's thread; called on the bridge's loop."""
+        # The bridge has a loop in another thread; the environment's tools belong to the session's loop.
         loop, offload = self._loop, self._offload
 
         async def call() -> ToolOutcome:
+            # A context variable: the coroutine runs in a new context.
             OFFLOAD.set(offload)
             return await self.tools.call(request)
 
@@ -165,10 +175,12 @@ class HarnessEnvironment(MCPEnvironment):
         self._tool_calls.add(future)
         outcome = asyncio.wrap_future(future)
         try:
+            # `wait` does not cancel the call when this task is cancelled; the `finally` does, on the right loop.
             await asyncio.wait({outcome})
         finally:
             future.cancel()
             self._tool_calls.discard(future)
+        # The agent gets an error, not a hanging request.
         if outcome.cancelled():
             raise ToolTransportError(request.name, "the episode has ended")
         return outcome.result()
@@ -176,11 +188,14 @@ class HarnessEnvironment(MCPEnvironment):
     async def end_episode(self) -> None:
         """Stop the agent and the bridge to its tools; goes on in the background if it is cancelled."""
         self._is_active = False
+        # All callers share one ending: stopping an agent twice at once confuses adapters.
         if self._ending is None or self._ending.done() or self._ending.get_loop() is not asyncio.get_running_loop():
             self._ending = asyncio.ensure_future(self._end())
+        # A caller may give up; the process must be stopped in any case.
         await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
+        # Tools first: the bridge waits for open calls when it stops.
         for call in list(self._tool_calls):
             call.cancel()
         bridge, self._bridge = self._bridge, None
@@ -189,6 +204,7 @@ class HarnessEnvironment(MCPEnvironment):
             await asyncio.to_thread(bridge.stop)
         if not was_started:
             return
+        # Adapters of other packages may hang here. The server logs that and goes on.
         stopping = asyncio.ensure_future(self.adapter.stop())
         await asyncio.wait({stopping}, timeout=_STOP_S)
         if not stopping.done():
@@ -203,8 +219,10 @@ class HarnessEnvironment(MCPEnvironment):
         loop = self._loop
         if loop is not None and loop.is_running() and loop is _current_loop():
             self._ending = loop.create_task(self._end())  # this thread runs the loop and cannot wait for it
+        # Called from another thread than the loop's: wait for the end there.
         elif loop is not None and loop.is_running():
             self._wait_for(asyncio.run_coroutine_threadsafe(self.end_episode(), loop))
+        # The loop of the episode has ended, so a general one does the work.
         elif self._was_started:
             self._wait_for(TOOL_LOOP.submit(self.end_episode()))
         super().close()
@@ -234,6 +252,7 @@ class HarnessEnvironment(MCPEnvironment):
         """
         if not self._is_active:
             raise HarnessNotRunningError("No active episode; call reset() before step()")
+        # Turns of one conversation cannot overlap.
         if self._is_in_turn:
             raise HarnessError("the agent's turn has not ended yet")
         self._is_in_turn = True
@@ -241,6 +260,7 @@ class HarnessEnvironment(MCPEnvironment):
         try:
             response = await _within(limit_s, self._take_turn(message, on_event))
         except BaseException as exc:
+            # The trajectory ends with the reason, as clients of the socket see it.
             if isinstance(exc, HarnessError):
                 data = {"message": message_of(exc), "recoverable": False}
                 self._trajectory.append(HarnessEvent(type=HarnessEventType.ERROR, data=data))
@@ -252,6 +272,7 @@ class HarnessEnvironment(MCPEnvironment):
         return response
 
     async def _take_turn(self, message: str, on_event: OnEvent | None) -> HarnessResponse:
+        # An agent that died between turns would otherwise cost the whole time limit.
         if not await self.adapter.is_alive():
             raise HarnessNotRunningError("harness process is not running")
         if type(self.adapter).send_message is not AgenticHarnessAdapter.send_message and on_event is None:
@@ -281,6 +302,7 @@ class HarnessEnvironment(MCPEnvironment):
             raise TypeError(f"{text}; got {type(action).__name__}")
         if not self._is_active:
             raise HarnessNotRunningError("No active episode; call reset() before step()")
+        # Events of this turn only, if it fails.
         begun = len(self._trajectory)
         try:
             turn = await self.run_turn(action.message, timeout_s=timeout_s)
@@ -295,6 +317,7 @@ class HarnessEnvironment(MCPEnvironment):
                 "turn_number": self._state.step_count,
             }
             observation = Observation(done=turn.done, metadata=metadata)
+            # The rubric sees the whole turn in the metadata.
             observation.reward = await self._apply_rubric_async(action, observation)
         return self._apply_transform(observation)
 

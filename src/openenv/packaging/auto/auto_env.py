@@ -60,6 +60,7 @@ class AutoEnv:
         """
         repo = repo_of(name)
         start = _Start(docker_image, container_provider, wait_timeout, env_vars)
+        # Without the package there are no models; the generic client works with dicts.
         client_class: type[Any] = GenericEnvClient
         if not skip_install:
             if repo is None:
@@ -67,6 +68,7 @@ class AutoEnv:
             else:
                 info = installed_from_hub(repo, trust_remote_code=trust_remote_code, install_into=install_into)
             client_class = info.get_client_class()
+        # Order: a running server, no installation, a container, a process of this machine.
         if base_url is not None:
             provided = _running_server(base_url)
         elif skip_install:
@@ -132,6 +134,7 @@ class _Start:
         return provide_container(self.docker_image or default_image, self.provider, options, self.wait_timeout)
 
     def process(self, info: EnvironmentInfo) -> Provided:
+        # Older packages have no manifest, so nothing says how to serve them.
         if info.folder is None or info.manifest is None:
             raise ValueError(
                 f"{info.package_name} has no openenv.yaml in its package, so it cannot be served from here: give "
@@ -141,6 +144,7 @@ class _Start:
 
 
 def _running_server(base_url: str) -> Provided:
+    # Ask now: a client connects later, and the error would appear far from its cause.
     reason = ask_health(base_url, _ASK_S)
     if reason is not None:
         raise ConnectionError(f"Server not available at {base_url}: {reason}. Does it run?")
@@ -153,6 +157,7 @@ def _without_models(name: str, repo: str | None, start: _Start) -> Provided:
         raise ValueError(f"With skip_install=True, {name!r} needs base_url or docker_image")
     subdomain = hf_space_subdomain(repo or name)
     space = f"https://{subdomain}.hf.space"
+    # A public Space that runs already costs nothing.
     if repo is not None and not start.wants_container and ask_health(space, _ASK_S) is None:
         return Provided(space, None)
     return start.container(f"registry.hf.space/{subdomain}:latest")

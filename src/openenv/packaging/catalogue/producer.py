@@ -178,6 +178,7 @@ def _license(environment: _Declared, root_project: dict[str, Any]) -> _License:
     # Files without a license do not count as a disagreement.
     known = [(value, file) for value, file in declared if value is not None]
     # Two that say `other` without a text may mean different licenses.
+    # Comparing texts would be guessing.
     unclear = len(known) == 2 and known[0][0].expression == "other" and known[0][0].text is None
     if len({value for value, _ in known}) > 1 or unclear:
         message = "pyproject.toml and README.md declare different licenses"
@@ -210,6 +211,7 @@ def _entry(environment: _Declared, license_found: _License, prefix: str) -> Disc
     places: dict[str, Any] = {"name": name_place, "description": description_place, "source": source.uri}
     if license_found.file is not None:
         places["license"] = license_found.file
+    # Every environment can be orchestrated; tools for agents are optional.
     interfaces = _interfaces(environment)
     if declaration.agent_tools is not None:
         places["agent_tools"] = declaration.agent_tools.source
@@ -218,6 +220,7 @@ def _entry(environment: _Declared, license_found: _License, prefix: str) -> Disc
         places["framework_requirement"] = f"{path}/pyproject.toml#project.dependencies"
     if "spec_version" in environment.manifest:
         places["manifest_spec_version"] = f"{path}/openenv.yaml#spec_version"
+    # An author may declare that the source alone does not suffice.
     is_resolvable = declaration.artifact_availability == "resolvable"
     artifact = GitArtifact(kind="git", uri=source.uri, path=path, revision=source.revision)
     has_page = license_found.file is not None and license_found.expression != "unknown"

@@ -74,6 +74,7 @@ class SpacePlan:
         command += ["--reward-key", self.reward_key] if self.reward_key else []
         command += ["--llm-url", self.llm_url, "--auth-header", self.auth_header] if self.llm_url else []
         words = ", ".join(f'"{word}"' for word in command)
+        # my-harbor_tasks -> "my harbor tasks"
         title = re.sub(r"[-_]+", " ", self.repo_id.partition("/")[2])
         return {
             "Dockerfile": _DOCKERFILE.format(port=PORT, command=f"[{words}]"),
@@ -101,6 +102,7 @@ class SpacePlan:
         """Return the plan as text, with the names of secrets and not their values."""
         lines = [f"Space {self.repo_id}{' (private)' if self.private else ''}, {self.hardware or 'default hardware'}"]
         lines += [f"variable {name}={value}" for name, value in self.variables().items()]
+        # Names only: the plan is printed on terminals and in CI logs.
         lines += [f"secret {name}" for name in self.secrets()]
         for name, text in self.files().items():
             lines += [f"--- {name}", text.rstrip()]

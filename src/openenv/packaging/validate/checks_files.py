@@ -32,6 +32,7 @@ def layout(folder: Path, app: FolderApp | None) -> CheckEvidence:
     if missing:
         fix = "`openenv init` makes a package that has them, to copy from"
         raise CheckFailed(f"missing: {', '.join(missing)}", fix=fix)
+    # Optional, but it makes the image's build repeatable.
     has_lock = (folder / "uv.lock").is_file()
     text = "all files are there" if has_lock else "all files are there, except uv.lock, which `uv lock` makes"
     return CheckEvidence(text, {"uv_lock": has_lock})
@@ -48,6 +49,7 @@ def entry_point(folder: Path, app: FolderApp | None) -> CheckEvidence:
     dependency = _DEPENDENCY.search(project + "\n" + _text(folder / "server" / "requirements.txt"))
     if dependency is None and "openenv" not in images:
         problems.append("openenv is not among the dependencies")
+    # Both ways to start the server are documented, so both must work.
     problems += _main_problems(folder / "server/app.py" if app is None or app.file is None else app.file)
     if problems:
         raise CheckFailed(*problems, fix="see pyproject.toml and server/app.py of a package that `openenv init` makes")

@@ -99,17 +99,22 @@ def check_running(
         listen(one)
         return one
 
+    # The same probe as for packages, without a package.
     probe = Probe(url=url, token=token, http_timeout_s=timeout_s)
     bodies = {}
     for endpoint in _ENDPOINTS:
         criterion, bodies[endpoint.id] = endpoint.check(probe)
         add(criterion)
+    # The first endpoint is the OpenAPI document, which names the version.
     version = str(criteria[0].actual["info.version"]) if criteria[0].passed else _UNKNOWN
     consistency = add(_mode(bodies[_OPENAPI].get("paths")))
     mode = str(consistency.actual.get("mode", _UNKNOWN))
+    # Sessions are opened only on servers that are right so far: a broken one would repeat its fault in every check.
     if with_episodes and mode == "simulation" and all(one.passed for one in criteria):
+        # Episodes take longer than the endpoints that were timed by the caller.
         probe.http_timeout_s = max(timeout_s, 10.0)
         for rule in RULES:
+            # Rules about a package's files or process do not apply here.
             if rule.any_server and (result := run_check(rule.id, probe)).status is not CheckStatus.SKIP:
                 details = "; ".join(result.evidence) or None
                 passed, actual = result.status is CheckStatus.PASS, result.measured
@@ -139,8 +144,10 @@ class _Endpoint:
         actual: dict[str, Any] = {"status_code": status}
         for name, wanted in self.fields.items():
             value: Any = body
+            # "info.version" is the field `version` in the object `info`.
             for key in name.split("."):
                 value = value.get(key) if isinstance(value, dict) else None
+            # A type is expected where the value cannot be known, such as a schema.
             passed &= isinstance(value, wanted) if isinstance(wanted, type) else value == wanted
             actual[name] = type(value).__name__ if wanted is dict else value  # a whole schema would be too long
         details = None if passed else f"answered {status} with {str(reply)[:120]}"

@@ -29,6 +29,7 @@ def violations(value: Any, schema: Schema) -> list[str]:
     import referencing
 
     # The empty registry stops a schema of another server from making this process fetch references.
+    # Pydantic writes this version of JSON schema.
     validator = jsonschema.Draft202012Validator(schema, registry=referencing.Registry())
     problems: list[str] = []
     try:
@@ -99,6 +100,7 @@ def make(schema: Schema, variant: int = 0) -> Any:
     return value
 
 
+# The parent process is trusted, but the schemas inside are not.
 MAX_INPUT_BYTES = 32 << 20
 _MODULE = "openenv.packaging.validate.json_schema"
 
@@ -128,6 +130,7 @@ def violations_elsewhere(pairs: Sequence[tuple[Any, dict[str, Any]]], *, timeout
         )
     except subprocess.TimeoutExpired as error:
         raise TimeoutError(f"the schemas could not be evaluated within {timeout_s:g} s") from error
+    # A crash of the evaluator is a problem of the schema, not of the value.
     if done.returncode != 0:
         raise ValueError(f"the schemas cannot be evaluated: {done.stderr.decode('utf-8', 'replace').strip()[-200:]}")
     problems: list[list[str]] = json.loads(done.stdout)

@@ -24,6 +24,7 @@ class DeclarationBounds(BaseModel):
     """How generous the promises of a manifest may be."""
 
     model_config = ConfigDict(extra="forbid")
+    # Bounds keep promises meaningful: a tolerance of 1 would accept every reward.
     max_oracle_tolerance: float
     min_floor_margin: float
     max_variance_tolerance: float
@@ -50,6 +51,7 @@ class SeverityPolicy(BaseModel):
 
     @model_validator(mode="after")
     def _names_each_check_once(self) -> Self:
+        # Two severities for one check would make the verdict depend on their order.
         repeated = [name for name, count in Counter(entry.check_id for entry in self.entries).items() if count > 1]
         if repeated:
             raise ValueError(f"duplicate check ids: {', '.join(repeated)}")
@@ -115,6 +117,7 @@ def apply_policy(results: Iterable[CheckOutcome], policy: SeverityPolicy, lane: 
         PolicyError: Neither the lane nor our own checks have one of these ids.
     """
     entries = policy.entries_for_lane(lane)
+    # PASS < WARN < FAIL
     worst = ReportVerdict.PASS
     # FAIL ends the search; WARN can still become FAIL.
     for result in results:

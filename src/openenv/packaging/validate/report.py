@@ -20,9 +20,11 @@ from .rules import CheckStatus, Level, ReportVerdict, SignatureKind, ValidationL
 # Tools create these; they must not change the digest of the sources.
 _NOT_SOURCE = frozenset({".git", "__pycache__", ".venv", ".worktrees", "outputs", ".pytest_cache"})
 _NOT_APPLICABLE = "applicable"
+# Files may be large models; the digest never holds a whole one.
 _CHUNK = 1 << 20
 
 
+# Models forbid extra fields, so that a misspelled one fails instead of vanishing.
 class CheckOutcome(BaseModel):
     """The outcome of a check."""
 
@@ -47,6 +49,7 @@ class ValidationReport(BaseModel):
     """The outcome of all checks of a package."""
 
     model_config = ConfigDict(extra="forbid")
+    # Readers choose the model by this version.
     report_schema_version: Literal["1"]
     target: str
     source_digest: str
@@ -73,6 +76,7 @@ class ValidationReportV2(ValidationReport):
 
 def write_report(report: ValidationReport, path: Path | None = None) -> str:
     """Return a report as JSON, and write it to a file if there is a path; missing folders are made."""
+    # Ends with a line break, as text files do.
     text = report.model_dump_json(indent=2) + "\n"
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,6 +113,7 @@ def _sources(folder: Path) -> Iterator[Path]:
     if folder.is_file():
         yield folder
     for place, folders, files in os.walk(folder):
+        # In place, so that `os.walk` does not enter them.
         folders[:] = [name for name in folders if name not in _NOT_SOURCE and not name.endswith(".egg-info")]
         for path in (Path(place, name) for name in files):
             if path.is_symlink() or path.is_file():

@@ -13,6 +13,7 @@ from typing import Any
 from openenv.env.manifest import MANIFEST
 
 
+# Each level includes those before it: files, behaviour, meaning, statistics.
 class Level(IntEnum):
     """How much a check needs: files, a served environment, its meaning, or many episodes of a model."""
 
@@ -64,6 +65,7 @@ class ProviderCapability(str, Enum):
     REMOTE = "remote"
 
 
+# One file names the kind: openenv.yaml, task.toml or task.md.
 class SignatureKind(str, Enum):
     """The file that says what kind of package a folder is."""
 
@@ -72,7 +74,7 @@ class SignatureKind(str, Enum):
     POSTTRAIN_TASK = "task.md"
 
 
-# The published names of the two that are called otherwise here.
+# Published names. Class names are unique in the package, so the classes have longer ones.
 Lane = ValidationLane
 Verdict = ReportVerdict
 
@@ -101,11 +103,14 @@ class Rule:
         return Level[self.id.partition(".")[0].upper()]
 
 
+# The published policies name checks that need a reference solution.
 _NO_ORACLE = "no oracle is run here"
 RULES = (
+    # Files: these run first, and need neither an installation nor a server.
     Rule("static.manifest", "openenv.yaml says what the environment promises"),
     Rule("static.layout", "the files are there that serving, building and sharing need", _WARN),
     Rule("static.entry_point", "`server` is a command, and server/app.py can be run", _WARN, policies=_NONE),
+    # Behaviour: an installed package is served and played. `startup` comes first, the others depend on it.
     Rule("runtime.startup", "it can be served", policies=("v2",)),
     Rule("runtime.reward_well_formed", "rewards are finite numbers within the range", any_server=True),
     Rule(
@@ -125,13 +130,17 @@ RULES = (
         "a reward comes without its reason",
         needs="rubric_tree",
     ),
+    # Declarations: the served environment against its manifest.
     Rule("runtime.tool_declaration_accuracy", "the tools are those that are declared"),
     Rule("runtime.task_declaration_accuracy", "the tasks are as many as are declared"),
+    # Repetition: trainers compare episodes, so seeds must be reliable.
     Rule("runtime.seed_control", "a seed gives the same beginning again", any_server=True),
     Rule("runtime.episode_determinism", "a seed and actions give the same episode again", any_server=True),
+    # Containment: the package against its machine.
     Rule("runtime.network_policy", "only declared hosts are reached"),
     Rule("runtime.host_containment", "the host cannot be touched"),
     Rule("runtime.resource_bounds", "an episode stays within its memory and time"),
+    # Sessions: several episodes at once must not meet.
     Rule("runtime.episode_isolation", "concurrent sessions do not affect each other", any_server=True),
     Rule(
         "runtime.fork",
@@ -156,15 +165,18 @@ RULES = (
         policies=_NONE,
     ),
     Rule("runtime.session_cleanup", "a session leaves nothing behind when it ends", any_server=True, policies=_NONE),
+    # Meaning: are rewards worth learning from?
     Rule("semantic.oracle_max", "the oracle earns the best reward", skipped=_NO_ORACLE, needs="oracle"),
     Rule("semantic.floor_gap", "doing the least stays well below the best reward"),
     Rule("semantic.canary_floor", "canaries earn nothing", skipped="no canaries are run here", needs="canaries"),
     Rule("semantic.no_solution_leakage", "observations do not reveal the solution", skipped=_NO_ORACLE, needs="oracle"),
+    # A reward that changes by itself teaches noise.
     Rule("semantic.verifier_determinism", "the same episode earns the same reward"),
     Rule("semantic.verifier_portability", "another process gives the same reward"),
     Rule("semantic.resource_envelope", "many episodes stay within memory and time"),
     Rule("semantic.replayability", "another process replays the same episode"),
 )
+# Results carry IDs only.
 RULE = {rule.id: rule for rule in RULES}
 
 
@@ -176,6 +188,7 @@ class CheckEvidence:
     measured: dict[str, Any] = field(default_factory=dict)
 
 
+# A check returns evidence or raises: CheckFailed -> FAIL, CheckSkipped -> SKIP, any other exception -> ERROR.
 class CheckFailed(Exception):
     """A check failed: the problems and a remedy."""
 

@@ -49,6 +49,7 @@ REPORT_SCHEMA_VERSION: Literal["1"] = "1"
 _STATIC_MANIFEST = StaticManifestGrader.check_id
 _STARTUP = "runtime.startup"
 _NETWORK = NetworkPolicyGrader.check_id
+# For files without a manifest, which declare no limit.
 _REPLY_S = 60.0
 
 
@@ -180,6 +181,7 @@ class _PackageRun:
     token: str | None
     listen: Listener | None
     app: FolderApp | None  # None if the folder has no application, or it cannot be found
+    # Filled in order: manifest, files, server, evidence.
     manifest: NormalizedManifest | None = None
     manifest_error: ManifestError | None = None
     outputs_dir: Path = Path()
@@ -263,6 +265,7 @@ class _PackageRun:
             provider: What serves it.
             record: Whether to keep every message of an episode.
         """
+        # `startup` is made by `_check_served`, because the others depend on it.
         ids = [rule.id for rule in self._rules(Level.RUNTIME, Level.SEMANTIC) if rule.id != _STARTUP]
         with contextlib.ExitStack() as stack:
             # The report lists the skipped checks, so that a short run cannot look complete.
@@ -273,9 +276,11 @@ class _PackageRun:
             else:
                 package = self._server(provider)
                 if isinstance(package, ProvidedPackage):
+                    # The image and the cleanup are known only after the container has stopped.
                     stack.callback(self._note_end, package)
                 self._check_served(package, ids, stack, record=record)
             self._run_others(Level.RUNTIME, Level.SEMANTIC, provider=provider)
+            # The graders of other packages must not use a server that has stopped.
             self._served = None
 
     def _note_end(self, package: ProvidedPackage) -> None:
