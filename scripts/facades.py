@@ -20,7 +20,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,11 +200,29 @@ def _text(names: list[str], source: str = "") -> str:
     return f'"""\n{wrapped}\n            """'
 
 
+def readme(folder: Path, facades: Sequence[Facade]) -> str:
+    """Return the README of a folder of facades: each module, and the modules that define its names."""
+    package = ".".join(folder.relative_to(ROOT / "src").parts)
+    rows = []
+    for facade in facades:
+        if facade.path.parent == folder and facade.exports:
+            sources = ", ".join(f"`{source}`" for source in dict.fromkeys(each.source for each in facade.exports))
+            rows.append(f"| `{facade.path.name}` | {sources} |")
+    head = "Published module paths, re-exports only, written by `scripts/facades.py`."
+    table = ["", "| file | names of |", "|---|---|", *rows] if rows else []
+    return "\n".join([f"# {package}", "", head, *table]) + "\n"
+
+
 def main() -> None:
-    """Write all facades."""
+    """Write all facades, and the READMEs of the folders below the top ones."""
     facades = read_table()
     for facade in facades:
         facade.path.write_text(source_text(facade), "utf-8")
+    for folder in sorted({facade.path.parent for facade in facades}):
+        # READMEs of the top folders (src/openenv/core, ...) and of openenv_core are written by hand.
+        is_top = folder.parent.parent.parent == ROOT or folder.name == "commands"
+        if not is_top and "openenv_core" not in folder.parts:
+            (folder / "README.md").write_text(readme(folder, facades), "utf-8")
     paths = [str(facade.path) for facade in facades]
     ruff = [sys.executable, "-m", "ruff"]
     subprocess.run([*ruff, "check", "-q", "--fix", "--select", "I", *paths], cwd=ROOT, check=True)
