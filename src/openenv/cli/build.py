@@ -23,14 +23,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from openenv.env.manifest import MANIFEST, ManifestError
-from openenv.server.folders import ABOVE, FolderApp, FolderError, find_app
-
 from .command import failure, name_values, tidy_on_sigterm
-from .options import options_of
+from .options import flags_class, options_of
 
 if TYPE_CHECKING:
     from openenv.sandboxes.container_cli import ContainerCli
+    from openenv.server.folders import FolderApp
 
 _INSTALL = "apt-get install -y docker.io"
 _NOT_COPIED = frozenset({".git", ".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", "node_modules"})
@@ -73,7 +71,7 @@ _ARRAY = re.compile(r"(?ms)^dependencies\s*=\s*\[(.*?)\]\s*$")
 _STRING = re.compile(r"""(["'])([^\n]*?)\1""")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class BuildFlags:
     """Options of `openenv build`."""
 
@@ -170,6 +168,9 @@ def build_image(
 
 
 def _app(folder: Path) -> FolderApp:
+    from openenv.env.manifest import MANIFEST, ManifestError  # pydantic models, which help does not need
+    from openenv.server.folders import FolderError, find_app
+
     try:
         return find_app(folder)
     except FolderError as error:
@@ -316,6 +317,8 @@ def _place_in_image(folder: Path, copy: Path) -> str:
 
     If its code imports itself as `outer.inner`, the folder of `outer` must be above it.
     """
+    from openenv.server.folders import ABOVE
+
     code = "\n".join(
         path.read_text(encoding="utf-8", errors="replace") for path in copy.rglob("*.py") if path.is_file()
     )

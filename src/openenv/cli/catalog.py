@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .command import HelpCommand, command_group, failure, printable
-from .options import options_of
+from .options import flags_class, options_of
 
 catalog = command_group(
     """
@@ -36,7 +35,7 @@ def catalog_failures() -> Iterator[None]:
         raise failure(printable(error)) from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class CatalogFlags:
     """Options of `openenv catalog build`."""
 

@@ -18,7 +18,7 @@ from openenv import settings
 from openenv.errors import OpenEnvError, message_of
 
 from .command import check_choice, failure, printable, tidy_on_sigterm
-from .options import options_of
+from .options import flags_class, options_of
 
 if TYPE_CHECKING:
     from openenv.client.llm_client import LLMClient
@@ -34,7 +34,7 @@ _SYSTEM_PROMPT = (
 _FAILURES_IN_A_ROW = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class TeacherFlags:
     """Options of the teacher: the scripted one takes the first legal action, any other is a language model."""
 
@@ -93,7 +93,7 @@ class TeacherFlags:
         return create_llm_client(self.provider, self.model, key, **options)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class UploadFlags:
     """Options of the upload to the Hub."""
 
@@ -139,7 +139,7 @@ class UploadFlags:
         typer.echo(f"dataset      {url}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class CollectFlags:
     """Options of `openenv collect`."""
 

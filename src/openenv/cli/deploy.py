@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .command import HelpCommand, check_choice, command_group, failure, name_values, tidy_on_sigterm
-from .options import ClusterFlags, Panel, options_of
+from .options import ClusterFlags, Panel, flags_class, options_of
 
 if TYPE_CHECKING:
     from openenv.providers.kubernetes_objects import Manifest, ServerPods
@@ -32,7 +32,7 @@ _LOOK_S = 1.0
 _OLDER = {"policy/v1": "policy/v1beta1", "autoscaling/v2": "autoscaling/v2beta2"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class PodFlags:
     """Options of the pods."""
 
@@ -100,7 +100,7 @@ class PodFlags:
             raise typer.BadParameter(str(error)) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class NetworkFlags:
     """Options of the network: who connects to the pods, and the pods' own connections."""
 
@@ -137,7 +137,7 @@ class NetworkFlags:
         return [*(pods or [{"podSelector": {}}]), *others]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class DeployFlags:
     """Options of `openenv deploy k8s`."""
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .command import check_choice, failure
-from .options import ClusterFlags, options_of
+from .options import ClusterFlags, flags_class, options_of
 
 if TYPE_CHECKING:
     from openenv.server.gateway.backends import BackendSource
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class GatewayFlags:
     """Options of `openenv gateway`."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -10,11 +9,11 @@ import typer
 from openenv.errors import message_of
 
 from .command import failure, printable
-from .options import options_of
+from .options import flags_class, options_of
 from .ps import InventoryFlags, age
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class GcFlags:
     """Options of `openenv gc`."""
 

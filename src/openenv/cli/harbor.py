@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from openenv import settings
 from openenv.errors import OpenEnvError, message_of
 
 from .command import HelpCommand, check_choice, command_group, failure
-from .options import options_of
+from .options import flags_class, options_of
 
 _EXAMPLES = """
 Run Harbor's task folders with token capture, serve them, and check what this machine can run.
@@ -33,7 +33,7 @@ name@version of Harbor's registry, which needs the package harbor.
 harbor = command_group(_EXAMPLES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class EndpointFlags:
     """Options of the model's endpoint and of the datasets, for every command."""
 
@@ -62,7 +62,7 @@ class EndpointFlags:
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class VisitorFlags:
     """Options of what callers of a server may do, for `serve` and `push`."""
 
@@ -129,7 +129,7 @@ def _failures() -> Iterator[None]:
         raise failure(message_of(exc)) from exc
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class InfoFlags:
     """Options of `openenv harbor info`."""
 
@@ -167,7 +167,7 @@ def info(flags: InfoFlags) -> None:
     typer.echo(json.dumps(found.to_dict(), indent=2) if flags.as_json else found.render(verbose=flags.verbose))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class RolloutFlags:
     """Options of `openenv harbor rollout`."""
 
@@ -248,7 +248,7 @@ def rollout(flags: RolloutFlags) -> None:
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class HarborServeFlags:
     """Options of `openenv harbor serve`."""
 
@@ -323,7 +323,7 @@ def serve(flags: HarborServeFlags) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class HarborPushFlags:
     """Options of `openenv harbor push`."""
 

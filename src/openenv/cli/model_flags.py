@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from openenv import settings
 
+from .options import flags_class
+
 if TYPE_CHECKING:
     from openenv.rollout.tasks.task import Model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class ModelFlags:
     """Options of the model's endpoint."""
 

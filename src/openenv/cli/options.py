@@ -3,7 +3,7 @@
 A command with many options would otherwise repeat each name up to three times: as a parameter, as an argument of the
 next function, and as a field of the object that travels on. Here the declaration, the type and the default stand once:
 
-    @dataclass(frozen=True, slots=True, kw_only=True)
+    @flags_class
     class HelloFlags:
         name: Annotated[str, typer.Argument(metavar="NAME", help="Whom to greet.")]
         loud: Annotated[bool, typer.Option("--loud", help="Use capital letters.")] = False
@@ -20,18 +20,29 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import typer
+from typing_extensions import dataclass_transform
 
 if TYPE_CHECKING:
     from openenv.sandboxes.cluster import ClusterAddress
 
 _FlagsT = TypeVar("_FlagsT")
 _ResultT = TypeVar("_ResultT")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+def flags_class(cls: type[_FlagsT]) -> type[_FlagsT]:
+    """Make a class a dataclass of options: immutable, with keyword arguments only.
+
+    Each generated method is compiled at import, and every start of the program waits for it. Nothing compares or prints
+    options, and the type checker keeps them from being changed, so only `__init__` is generated.
+    """
+    return dataclass(kw_only=True, eq=False, repr=False)(cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +52,7 @@ class Panel:
     title: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class ClusterFlags:
     """Options that choose a Kubernetes cluster, for every command that reads one."""
 
@@ -92,7 +103,7 @@ def options_of(flags: type[_FlagsT]) -> Callable[[Callable[[_FlagsT], _ResultT]]
 
 def _parameters(flags: type, panel: str | None = None) -> Iterator[inspect.Parameter]:
     """Yield a keyword-only parameter for each option, in the order of the fields, groups in their place."""
-    for field, kind, declaration in _fields(flags):
+    for option, kind, declaration in _fields(flags):
         if _is_group(kind):
             yield from _parameters(kind, declaration.title if isinstance(declaration, Panel) else panel)
             continue
@@ -100,9 +111,9 @@ def _parameters(flags: type, panel: str | None = None) -> Iterator[inspect.Param
             declaration = copy.copy(declaration)  # another command may list the same group without a title
             declaration.rich_help_panel = panel
         yield inspect.Parameter(
-            field.name,
+            option.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=_default(field),
+            default=_default(option),
             annotation=Annotated[kind, declaration],
         )
 
@@ -110,35 +121,38 @@ def _parameters(flags: type, panel: str | None = None) -> Iterator[inspect.Param
 def _instance(flags: type[_FlagsT], values: Mapping[str, Any]) -> _FlagsT:
     """Build the dataclass, with its groups, from the values of all options."""
     arguments: dict[str, Any] = {}
-    for field, kind, _ in _fields(flags):
+    for option, kind, _ in _fields(cast("Hashable", flags)):
         if _is_group(kind):
-            arguments[field.name] = _instance(kind, values)
-        elif field.name in values:
-            arguments[field.name] = values[field.name]
+            arguments[option.name] = _instance(kind, values)
+        elif option.name in values:
+            arguments[option.name] = values[option.name]
     return flags(**arguments)
 
 
-def _fields(flags: type) -> Iterator[tuple[Field[Any], Any, Any]]:
-    """Yield each field with its type and the `typer.Option`, `typer.Argument` or `Panel` that annotates it."""
+@functools.cache
+def _fields(flags: type) -> tuple[tuple[Field[Any], Any, Any], ...]:
+    """Return each field with its type and the `typer.Option`, `typer.Argument` or `Panel` that annotates it.
+
+    Cached, because commands share groups, and the start of the program waits for the evaluation of annotations.
+    """
     # With `from __future__ import annotations`, `Field.type` is a text; the hints are the objects.
     hints = get_type_hints(flags, include_extras=True)
-    for field in fields(flags):
-        hint = hints[field.name]
-        if get_origin(hint) is Annotated:
-            kind, declaration = get_args(hint)[:2]
-            yield field, kind, declaration
-        else:
-            yield field, hint, None
+    result = []
+    for option in fields(flags):
+        hint = hints[option.name]
+        kind, declaration = get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, None)
+        result.append((option, kind, declaration))
+    return tuple(result)
 
 
 def _is_group(kind: object) -> TypeGuard[type]:
     return isinstance(kind, type) and is_dataclass(kind)
 
 
-def _default(field: Field[Any]) -> Any:
+def _default(option: Field[Any]) -> Any:
     """Return the default as a signature has it; without one, Typer asks for the option."""
-    if field.default is not MISSING:
-        return field.default
-    if field.default_factory is not MISSING:
-        return field.default_factory()
+    if option.default is not MISSING:
+        return option.default
+    if option.default_factory is not MISSING:
+        return option.default_factory()
     return inspect.Parameter.empty

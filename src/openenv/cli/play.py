@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +16,7 @@ from openenv.errors import OpenEnvError, RolloutError
 
 from .command import failure
 from .model_flags import ModelFlags
-from .options import options_of
+from .options import flags_class, options_of
 
 if TYPE_CHECKING:
     from openenv.rollout.store.store import RolloutStore
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from openenv.train.groups import EpisodeSample, SampleGroup
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class PlayFlags:
     """Options of `openenv play`."""
 

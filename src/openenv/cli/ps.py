@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .command import check_choice, printable
-from .options import ClusterFlags, options_of
+from .options import ClusterFlags, flags_class, options_of
 
 if TYPE_CHECKING:
     from openenv.providers.inventory import InventoryItem, ResourceInventory
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _WIDEST = 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class InventoryFlags:
     """Options that choose the places to look at, for `ps` and `gc`."""
 
@@ -43,7 +43,7 @@ class InventoryFlags:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class PsFlags:
     """Options of `openenv ps`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,14 +12,14 @@ import typer
 
 from .build import StagingError, build_image, container_engine, run_engine, staged
 from .command import failure, name_values, printable, secret_values, tidy_on_sigterm
-from .options import Panel, options_of
+from .options import Panel, flags_class, options_of
 
 if TYPE_CHECKING:
     from openenv.packaging.hub.spaces import Spaces, SpaceSettings, Upload
     from openenv.packaging.hub.staging import SpacePackage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class SpaceFlags:
     """Options of the Space; none of them applies to an image for a registry."""
 
@@ -81,7 +81,7 @@ class SpaceFlags:
             _check_repo_id(self.repo_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class PushFlags:
     """Options of `openenv push`."""
 

@@ -20,7 +20,7 @@ from openenv import settings
 from openenv.protocol.addresses import is_loopback
 
 from .command import check_choice, target_failures
-from .options import Panel, options_of
+from .options import Panel, flags_class, options_of
 
 if TYPE_CHECKING:
     from openenv.server.app import HTTPEnvServer
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _OptionT = TypeVar("_OptionT")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class SessionFlags:
     """Options of sessions; None leaves a decision to the variables, `openenv.yaml` and the application."""
 
@@ -99,7 +99,7 @@ class SessionFlags:
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class EpisodeFlags:
     """Options of recorded episodes."""
 
@@ -124,7 +124,7 @@ class EpisodeFlags:
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class AccessFlags:
     """Options of authentication."""
 
@@ -158,7 +158,7 @@ class AccessFlags:
         return secrets.token_urlsafe(24) if needs_token and self.token is None else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class ServeFlags:
     """Options of `openenv serve`."""
 

@@ -9,14 +9,13 @@ import os
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from .command import HelpCommand, command_group, failure, first_sentence, usage_of
-from .options import options_of
+from .options import flags_class, options_of
 
 SKILL = "openenv-cli"
 AGENTS = ("claude", "codex", "cursor", "opencode")
@@ -132,7 +131,7 @@ def skills_preview() -> None:
     typer.echo(skill_text(), nl=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class SkillFlags:
     """Options of `openenv skills add`."""
 

@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,7 @@ from openenv import settings
 from openenv.errors import message_of
 
 from .command import failure, tidy_on_sigterm
-from .options import options_of
+from .options import flags_class, options_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +29,7 @@ _POLICIES = ("v1", "v2")
 _PROVIDERS = ("process", "docker")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class ValidateFlags:
     """Options of `openenv validate`."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..options import options_of
+from ..options import flags_class, options_of
 from ..sandboxes import Sandbox
 from .selection import Json, one_line_failures, print_table, reward_text
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from openenv.testing.cheats import Cheat, CheatReport, CheatResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class CheatFlags:
     """Options of `openenv rollouts cheats`."""
 

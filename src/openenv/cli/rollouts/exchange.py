@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, cast
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from ..command import check_choice, failure
-from ..options import options_of
+from ..options import flags_class, options_of
 from .selection import SelectionFlags, Store, open_store
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def _checked_format(kind: str | None) -> str | None:
     return kind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class ExportFlags:
     """Options of `openenv rollouts export`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -12,7 +12,7 @@ import typer
 from openenv import settings
 
 from ..command import check_choice, printable
-from ..options import options_of
+from ..options import flags_class, options_of
 from .selection import Json, SelectionFlags, Store, open_store, print_table, reward_text
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def _checked_grouping(by: str) -> str:
     return by
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class ListFlags:
     """Options of `openenv rollouts ls`."""
 
@@ -74,7 +74,7 @@ def list_rollouts(flags: ListFlags) -> None:
             typer.echo(f"{len(interrupted)} more were interrupted with their engine: {', '.join(interrupted[:5])}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class StatsFlags:
     """Options of `openenv rollouts stats`."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -13,7 +12,7 @@ import typer
 
 from ..command import printable
 from ..model_flags import ModelFlags
-from ..options import options_of
+from ..options import flags_class, options_of
 from ..sandboxes import import_from_here
 from .selection import (
     TASKS_HELP,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from openenv.rollout.tasks.trust_levels import Trust
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class RunFlags:
     """Options of `openenv rollouts run`."""
 

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -17,6 +16,7 @@ from openenv import settings
 from openenv.errors import OpenEnvError
 
 from ..command import check_choice, failure, printable
+from ..options import flags_class
 
 if TYPE_CHECKING:
     from openenv.rollout.store.outcome import Outcome
@@ -60,7 +60,7 @@ def _checked_status(status: str | None) -> str | None:
     return status
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class SelectionFlags:
     """Options that select stored rollouts, for `ls`, `stats` and `export`."""
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from ..command import printable
-from ..options import options_of
+from ..options import flags_class, options_of
 from ..sandboxes import Sandbox
 from .selection import TASKS_HELP, Json, Store, checked_trust, one_line_failures, open_store, print_outcomes
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _COLORS = {"judged": "green", "isolated": "cyan", "shared": "yellow"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@flags_class
 class ReverifyFlags:
     """Options of `openenv rollouts reverify`."""
 
