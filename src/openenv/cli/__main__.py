@@ -111,7 +111,10 @@ def main() -> int:
     try:
         build(sys.argv[1:])(standalone_mode=True)
     except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+        # As the interpreter does: None is success, and any object that is not a number is a failure.
+        if stop.code is None:
+            return 0
+        return stop.code if isinstance(stop.code, int) else 1
     except KeyboardInterrupt:
         print("Interrupted", file=sys.stderr)
         return 130

@@ -35,8 +35,11 @@ _NOT_COPIED = frozenset({".git", ".venv", "__pycache__", ".pytest_cache", ".mypy
 _DOCKERFILES = ("server/Dockerfile", "Dockerfile")
 _VENDORED = "openenv"
 _IN_IMAGE = f"/app/env/{_VENDORED}"
+# A requirement of ours in any spelling: openenv, openenv-core[core]>=0.2, openenv @ git+https://...
 _REQUIREMENT = r"openenv(?:[-_]core)?\s*(?P<extras>\[[^\]]*\])?\s*(?:[<>=!~@][^\"'\n]*)?"
+# In pyproject.toml: "openenv>=0.2", with either quote.
 _QUOTED = re.compile(rf"""(?P<quote>["']){_REQUIREMENT}(?P=quote)""")
+# In requirements.txt: a whole line.
 _BARE = re.compile(rf"(?m)^{_REQUIREMENT}$")
 _FROM = re.compile(r"(?mi)^FROM\s.*$")
 # Any registry's, with any tag: ghcr.io/huggingface/openenv-base:latest. In a FROM line, or an argument for one.
@@ -45,6 +48,7 @@ _BASE = re.compile(
     r"(?=[\"'\s]|$)"
 )
 _RUN = re.compile(r"(?mi)^RUN\s(?:.*\\\n)*.*$")  # with the lines that continue it
+# In a RUN instruction: pip install openenv[core]>=0.2, with or without quotes.
 _INSTALLED = re.compile(
     r"""(?<=\s)(?P<quote>["']?)openenv(?:[-_]core)?(?P<extras>\[[^\]\s]*\])?(?:[<>=!~][^\s"']*)?(?P=quote)(?=\s|$)"""
 )
@@ -66,6 +70,7 @@ EXPOSE 8000
 CMD ["python", "-m", "openenv", "serve", "{place}", "--host", "0.0.0.0", "--port", "8000", "--no-token"]
 """
 _REQUIREMENTS = "openenv-requirements.txt"
+# The first part of an import: `outer` of `from outer.inner import Env`.
 _IMPORTED = re.compile(r"(?m)^\s*(?:from|import)\s+([A-Za-z_]\w*)\.")
 _ARRAY = re.compile(r"(?ms)^dependencies\s*=\s*\[(.*?)\]\s*$")
 _STRING = re.compile(r"""(["'])([^\n]*?)\1""")
@@ -369,6 +374,7 @@ def _vendor(copy: Path, dockerfile: Path, repository: Path | None) -> None:
     _rewrite(
         dockerfile, _FROM, rf"\g<0>\nCOPY {_VENDORED} {_IN_IMAGE}"
     )  # before the package itself is copied, so that it can be installed first
+    # The lock names the released package, which the copy replaces.
     (copy / "uv.lock").unlink(missing_ok=True)
 
 

@@ -264,6 +264,7 @@ def _package(target: str, registry: str | None) -> _Package:
         manifest: Any = yaml.safe_load((folder / "openenv.yaml").read_text(encoding="utf-8"))
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
         raise failure(f"{folder / 'openenv.yaml'} cannot be read: {error}") from error
+    # `openenv validate` reports a manifest of another form; here the defaults apply.
     manifest = manifest if isinstance(manifest, dict) else {}
     stem = str(manifest.get("name") or folder.resolve().name)
     stem = (stem.removesuffix("_env").strip("_") or stem).lower()

@@ -377,6 +377,7 @@ def push(flags: HarborPushFlags) -> None:
         flags.check()
         assert flags.repo_id is not None
         switches = {
+            # Off unless asked for: a Space is public, and every rollout would spend the owner's key.
             "share-endpoint": bool(visitors.share_endpoint),
             "visitor-endpoints": visitors.visitor_endpoints,
             "run-history": bool(visitors.run_history),

@@ -19,6 +19,7 @@ import typer
 _LOCK_S = 60.0
 _TEMPLATE = Path(__file__).parent / "template"
 SUFFIX = ".tmpl"  # so that nothing takes a template for source code, and no packager drops a hidden file
+# Names of ours, and of the modules inside every package: a package of that name would hide them.
 _TAKEN = frozenset({"openenv", "openenv_core", "client", "models", "server", "tests"})
 _LOOKS = (("🎲", "blue", "green"), ("🧭", "indigo", "purple"), ("🧩", "yellow", "red"), ("🛰️", "gray", "blue"))
 
@@ -219,7 +220,7 @@ def write_package(names: Names, folder: Path, variant: Variant = Variant()) -> l
         if variant.finish is not None:
             variant.finish(folder)
         return written
-    except BaseException as error:
+    except BaseException as error:  # Ctrl-C too: half a package would block the next attempt
         _undo(folder, new_folder)
         if isinstance(error, OSError):
             raise ScaffoldError(f"{folder} cannot be written: {error.strerror or error}") from error

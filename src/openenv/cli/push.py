@@ -167,6 +167,7 @@ def _deploy(spaces: Spaces, target: str, upload: Upload, settings: SpaceSettings
     """Deploy one Space, or several with numbered names; print their addresses."""
     from openenv.packaging.hub.spaces import HubError
 
+    # Several instances share a load: OWNER/NAME-1, OWNER/NAME-2, ...
     names = [target] if count == 1 else [f"{target}-{number}" for number in range(1, count + 1)]
     pages = []
     for number, name in enumerate(names, 1):

@@ -170,7 +170,8 @@ def skills_add(flags: SkillFlags) -> None:
     folder = (base / _SHARED if flags.dest is None else flags.dest.expanduser().absolute()) / SKILL
     links = [base / _agent_folder(agent, is_global=flags.global_) / SKILL for agent in chosen]
     try:
-        for path in (folder, *links):  # all are checked before the first is written
+        # Check all paths before the first write, so that a refusal changes nothing.
+        for path in (folder, *links):
             _check_free(path, force=flags.force)
         if folder.is_symlink():
             folder.unlink()
