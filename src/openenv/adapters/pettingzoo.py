@@ -117,8 +117,8 @@ class ServedPettingZoo(Environment[AgentActions, AgentObservations, State]):
     def _seen(self, observations: Mapping[str, Any], infos: Mapping[str, Any], **fields: Any) -> Any:
         # Each agent has its space: agents of one environment may see different things.
         wire = {agent: to_wire(self._env.observation_space(agent), value) for agent, value in observations.items()}
-        known = {agent: {str(key): value for key, value in info.items()} for agent, info in infos.items()}
-        return self.observation_cls(agents=list(self._env.agents), observations=wire, infos=known, **fields)
+        infos_by_agent = {agent: {str(key): value for key, value in info.items()} for agent, info in infos.items()}
+        return self.observation_cls(agents=list(self._env.agents), observations=wire, infos=infos_by_agent, **fields)
 
     @property
     def state(self) -> State:

@@ -126,8 +126,8 @@ class HarborEnv(MCPToolClient):
 
     def _capabilities_flow(self) -> Flow[dict[str, Any]]:
         answer = yield from self._call_flow("capabilities", {}, self._limit_s, None)
-        found: dict[str, Any] = json.loads(_text_of(answer))
-        return found
+        document: dict[str, Any] = json.loads(_text_of(answer))
+        return document
 
     def _parse_state(self, payload: dict[str, Any]) -> HarborState:
         return HarborState.model_validate(payload)

@@ -127,8 +127,8 @@ def _check_cell(cell: Mapping[str, Any]) -> None:
 def _versions(cell: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     pinned = (settings.get("version_pins") or {}).get(cell.get("harness"))
     # The pinned version may differ from the version that actually ran.
-    seen = {
+    versions = {
         str(item["observed_version"]) for item in cell.get("capture_provenance") or [] if item.get("observed_version")
     }
     text = f"pinned: {pinned}" if pinned else "pin not recorded"
-    return f"{text}; observed: {', '.join(sorted(seen))}" if seen else text
+    return f"{text}; observed: {', '.join(sorted(versions))}" if versions else text

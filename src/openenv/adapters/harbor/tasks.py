@@ -216,16 +216,16 @@ def _registry_folders(spec: str) -> list[Path]:
     dataset_config = harbor_package_name("harbor.models.job.config", "DatasetConfig")
     name, _, version = spec.partition("@")
     config = dataset_config(name=name, version=version or None)
-    found: list[Any] = []
+    configs: list[Any] = []
 
     def ask() -> None:
-        found.extend(asyncio.run(config.get_task_configs(disable_verification=True)))
+        configs.extend(asyncio.run(config.get_task_configs(disable_verification=True)))
 
     # `asyncio.run` needs a thread without a running loop.
     thread = threading.Thread(target=ask, name="openenv-harbor-registry")  # the caller may be in an event loop
     thread.start()
     thread.join()
-    return sorted(Path(str(task.get_local_path())) for task in found)
+    return sorted(Path(str(task.get_local_path())) for task in configs)
 
 
 def _dataset_folder(spec: str) -> Path | None:

@@ -136,7 +136,7 @@ def _scored(log: Any, scorer: Any) -> Any:
 
 
 def _flattened(logs: Sequence[Any]) -> dict[str, Any]:
-    found = [
+    rows = [
         (f"{log.eval.task}/" if len(logs) > 1 else "", score, name, metric.value)
         for log in logs
         if log.results is not None
@@ -144,10 +144,10 @@ def _flattened(logs: Sequence[Any]) -> dict[str, Any]:
         for name, metric in score.metrics.items()
     ]
     # A metric name is unique, or it gets the scorer's name as a prefix.
-    times = Counter((task, name) for task, _, name, _ in found)
+    times = Counter((task, name) for task, _, name, _ in rows)
     return {
         f"{task}{name}" if times[task, name] == 1 else f"{task}{score.name}/{name}": value
-        for task, score, name, value in found
+        for task, score, name, value in rows
     }
 
 

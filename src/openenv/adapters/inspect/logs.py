@@ -163,8 +163,8 @@ def _results(samples: Sequence[Any]) -> Any:
     if rewards:
         # The standard error of the mean needs at least two values.
         spread = statistics.stdev(rewards) / math.sqrt(len(rewards)) if len(rewards) > 1 else 0.0
-        known = {"mean": statistics.fmean(rewards), "stderr": spread}
-        metrics = {name: EvalMetric(name=name, value=value) for name, value in known.items()}
+        summary = {"mean": statistics.fmean(rewards), "stderr": spread}
+        metrics = {name: EvalMetric(name=name, value=value) for name, value in summary.items()}
     completed = sum(sample.error is None for sample in samples)
     score = EvalScore(
         name=SCORER,
@@ -326,12 +326,12 @@ def import_inspect_log(path: str | Path, store: RolloutStore, *, scorer: str | N
 
 def _rollout(log: Any, sample: Any, scorer: str | None) -> tuple[Outcome, Task]:
     # Logs of our solvers contain the outcome and the task. Other logs are translated below.
-    kept = sample.store.get(STORE_KEY)
-    if isinstance(kept, Mapping):
+    entry = sample.store.get(STORE_KEY)
+    if isinstance(entry, Mapping):
         try:
             return (
-                Outcome.model_validate(kept["outcome"]),
-                Task.model_validate(kept["task"], context=AS_STORED),
+                Outcome.model_validate(entry["outcome"]),
+                Task.model_validate(entry["task"], context=AS_STORED),
             )
         except (ValueError, KeyError) as exc:
             raise StoreError(f"The sample {sample.id} has an outcome that cannot be read: {exc}") from exc

@@ -118,7 +118,7 @@ def play_env(
     if max_turns < 1:
         raise ValueError("max_turns must be at least 1")
     # The server describes its actions once per solver. The list is the cache: closures cannot assign outer names.
-    known: list[Dialogue] = []
+    dialogues: list[Dialogue] = []
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         # Blocking client calls need asyncio; Inspect can also run on trio.
@@ -126,9 +126,9 @@ def play_env(
         episode = _Episode(url, state)
         try:
             # Reading the schemas blocks, so it runs in a thread.
-            if not known:
-                known.append(await asyncio.to_thread(served_dialogue, url, system, {"wait_s": wait_s}))
-            rules = EpisodeRules(known[0], reward)
+            if not dialogues:
+                dialogues.append(await asyncio.to_thread(served_dialogue, url, system, {"wait_s": wait_s}))
+            rules = EpisodeRules(dialogues[0], reward)
             async with _session(url, wait_s) as client:
                 await episode.play(client, rules, max_turns)
         # A limit is raised after the outcome is stored, so that the sample keeps its reward so far.
@@ -230,15 +230,15 @@ class _Episode:
         # A refused action is the model's mistake and becomes its next message. Only a broken server ends the sample.
         try:
             result = await client.step(action)
-            shown = rules.take(result)
+            reply = rules.take(result)
         except EpisodeFailed:
             raise
         except (OpenEnvError, OSError) as exc:
-            shown = rules.refuse(exc)
-            transcript().info({"action": action, "refused": shown}, source=STORE_KEY)
+            reply = rules.refuse(exc)
+            transcript().info({"action": action, "refused": reply}, source=STORE_KEY)
         else:
             transcript().info({"action": action, "reward": result.reward, "done": result.done}, source=STORE_KEY)
-        return shown
+        return reply
 
     def fail(self, error: Exception) -> None:
         """End it for a reason that is not the model's."""
@@ -339,7 +339,7 @@ def run_agent(
         endpoint = InspectEndpoint(get_model(), lambda exc: cancel.cancel(f"a model call failed: {message_of(exc)}"))
         async with endpoint:
             # The store is optional. Inspect's log has the outcome in any case.
-            with contextlib.nullcontext() if store is None else RolloutStore(store) as kept:
+            with contextlib.nullcontext() if store is None else RolloutStore(store) as rollouts:
                 running = asyncio.create_task(
                     run_rollout_async(
                         work,
@@ -347,7 +347,7 @@ def run_agent(
                         agent=agent,
                         sandbox=sandbox,
                         model=endpoint.model,
-                        store=kept,
+                        store=rollouts,
                         min_trust=min_trust,
                         budget=Budget(max_calls=max_calls),
                         metadata={"epoch": state.epoch},
@@ -397,10 +397,10 @@ def env_reward() -> Any:
 
     async def score(state: TaskState, target: Target) -> Score:
         # The scorer runs after the solver, maybe in another process: the sample's store is the only connection.
-        kept = state.store.get(STORE_KEY)
-        if kept is None:
+        entry = state.store.get(STORE_KEY)
+        if entry is None:
             raise RolloutError("The sample was solved by another solver than openenv/play_env or openenv/run_agent")
-        outcome = Outcome.model_validate(kept["outcome"])
+        outcome = Outcome.model_validate(entry["outcome"])
         return reward_score(outcome, answer=state.output.completion or None)
 
     return score

@@ -92,13 +92,13 @@ def forwarding_server(
     missing = sorted(set(renames.values()) - set(by_name))
     if missing:
         raise HarnessError(f"Cannot rename tools that the MCP server does not expose: {', '.join(missing)}")
-    kept = [tool for tool in by_name if tool not in renames.values()]
+    plain_names = [tool for tool in by_name if tool not in renames.values()]
     # Example: renaming bash to env_bash fails if the environment has an env_bash already.
-    taken = sorted(set(kept) & set(renames))
+    taken = sorted(set(plain_names) & set(renames))
     if taken:
         raise HarnessError(f"Two tools would have the same name: {', '.join(taken)}")
     server: FastMCP[Any] = FastMCP(name)
-    for exposed, original in {**{tool: tool for tool in kept}, **renames}.items():
+    for exposed, original in {**{tool: tool for tool in plain_names}, **renames}.items():
         server.add_tool(ForwardedTool.made(exposed, by_name[original], call))
     return server
 

@@ -67,6 +67,6 @@ class AutoAction:
     @classmethod
     def list_actions(cls) -> None:
         """Print the action classes of the installed environments."""
-        known = get_discovery().discover()
-        rows = [(key, f"{each.action_class_name} ({each.package_name})") for key, each in known.items()]
+        environments = get_discovery().discover()
+        rows = [(key, f"{each.action_class_name} ({each.package_name})") for key, each in environments.items()]
         print_table("Action classes", rows)

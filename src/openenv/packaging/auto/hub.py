@@ -80,18 +80,18 @@ def installed_from_hub(
     info = _environment_in(folder) or discovery.get_environment_by_name(repo.partition("/")[2])
     info = info or (new[0] if len(new) == 1 else None)
     if info is None:
-        known = ", ".join(discovery.discover()) or "none"
+        environments = ", ".join(discovery.discover()) or "none"
         raise InstallationFailed(
             f"Installation failed: {repo} has no package with a name such as openenv-{repo.partition('/')[2]}. "
-            f"Installed environments: {known}"
+            f"Installed environments: {environments}"
         )
     return info
 
 
 def _environment_in(folder: Path) -> EnvironmentInfo | None:
     """Return the only environment installed in a folder, under any name."""
-    known = get_discovery().discover().values()
-    return next((one for one in known if one.folder is not None and one.folder.is_relative_to(folder)), None)
+    environments = get_discovery().discover().values()
+    return next((one for one in environments if one.folder is not None and one.folder.is_relative_to(folder)), None)
 
 
 def _add_to_path(folder: Path) -> None:

@@ -102,9 +102,9 @@ class EnvironmentInfo:
                 ) from exc
             # The exact name first, then names that differ in capitals only.
             for spelled in (name, *(each for each in dir(module) if each.lower() == name.lower())):
-                found = getattr(module, spelled, None)
-                if isinstance(found, type):
-                    return found
+                result = getattr(module, spelled, None)
+                if isinstance(result, type):
+                    return result
         raise ImportError(f"The package {package} has no class {name}: name its classes in openenv.yaml")
 
 
@@ -118,11 +118,11 @@ class EnvironmentDiscovery:
         """Return the installed environments by their short names; without the cache they are searched again."""
         if self._known is None or not use_cache:
             # The cache saves the search over all distributions, which takes most of the time of a short script.
-            known = _read_cache() if use_cache else None
-            if known is None:
-                known = _installed()
-                _write_cache(known)
-            self._known = known
+            environments = _read_cache() if use_cache else None
+            if environments is None:
+                environments = _installed()
+                _write_cache(environments)
+            self._known = environments
         return dict(self._known)
 
     def get_environment(self, env_key: str) -> EnvironmentInfo | None:
@@ -142,21 +142,23 @@ class EnvironmentDiscovery:
         info = self.get_environment_by_name(name)
         if info is not None:
             return info
-        known = list(self.discover())
-        if not known:
+        environments = list(self.discover())
+        if not environments:
             raise ValueError(
                 f"Unknown environment {name!r}: no environments are installed. Install one with `pip install "
                 "openenv-NAME`, or give the name of a Space, such as 'openenv/echo_env'"
             )
         # Suggestions come from the standard library: near in spelling.
-        near = difflib.get_close_matches(short_name(name), known, n=3)
+        near = difflib.get_close_matches(short_name(name), environments, n=3)
         hint = f" Did you mean: {', '.join(near)}?" if near else ""
-        raise ValueError(f"Unknown environment {name!r}.{hint} Available environments: {', '.join(known)}")
+        raise ValueError(f"Unknown environment {name!r}.{hint} Available environments: {', '.join(environments)}")
 
     def list_environments(self) -> None:
         """Print the installed environments."""
-        known = self.discover()
-        print_table("Environments", [(key, f"{each.description} ({each.version})") for key, each in known.items()])
+        environments = self.discover()
+        print_table(
+            "Environments", [(key, f"{each.description} ({each.version})") for key, each in environments.items()]
+        )
 
     def clear_cache(self) -> None:
         """Look again next time, after something was installed or removed."""
@@ -192,13 +194,13 @@ def print_table(title: str, rows: list[tuple[str, str]]) -> None:
 
 def _installed() -> dict[str, EnvironmentInfo]:
     # If a package stands in two places of the path, `import` uses the first, so this does too.
-    found: dict[str, EnvironmentInfo] = {}
+    result: dict[str, EnvironmentInfo] = {}
     # Reads metadata only; importing every package could take seconds and run any code.
     for distribution in importlib.metadata.distributions():
         info = _describe(distribution)
         if info is not None:
-            found.setdefault(info.env_key, info)
-    return dict(sorted(found.items()))
+            result.setdefault(info.env_key, info)
+    return dict(sorted(result.items()))
 
 
 def _describe(distribution: importlib.metadata.Distribution) -> EnvironmentInfo | None:
@@ -281,12 +283,12 @@ def _read_cache() -> dict[str, EnvironmentInfo] | None:
                 logger.warning("%s belongs to somebody else or can be written by others: it is ignored", cache_file())
                 return None
             data = json.load(file)
-        known = {
+        environments = {
             key: EnvironmentInfo(**{**fields, "folder": Path(fields["folder"]) if fields["folder"] else None})
             for key, fields in data["environments"].items()
         }
         # The file belongs to a certain state of the path; any change makes it stale.
-        return known if data["state"] == _path_state(known) else None
+        return environments if data["state"] == _path_state(environments) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # an older or a damaged file is as none
         return None
 
@@ -306,10 +308,10 @@ def _write_cache(known: dict[str, EnvironmentInfo]) -> None:
         logger.debug("what was discovered is not kept in %s: %s", path, error)
 
 
-def _path_state(known: dict[str, EnvironmentInfo]) -> list[Any]:
+def _path_state(environments: dict[str, EnvironmentInfo]) -> list[Any]:
     """Return what changes when a package is installed or removed, or a manifest is edited."""
     # Folder times change when packages are installed or removed; manifest times when one is edited.
-    manifests = [info.folder / MANIFEST for info in known.values() if info.folder is not None]
+    manifests = [info.folder / MANIFEST for info in environments.values() if info.folder is not None]
     places = [*sys.path, *map(str, manifests)]
     return [_CACHE_FORMAT, sys.version, *([place, _changed(place)] for place in places)]
 

@@ -176,17 +176,17 @@ def _license(environment: _Declared, root_project: dict[str, Any]) -> _License:
         (license_declaration(environment.readme.get("license")), f"{path}/README.md"),
     ]
     # Files without a license do not count as a disagreement.
-    known = [(value, file) for value, file in declared if value is not None]
+    licenses = [(value, file) for value, file in declared if value is not None]
     # Two that say `other` without a text may mean different licenses.
     # Comparing texts would be guessing.
-    unclear = len(known) == 2 and known[0][0].expression == "other" and known[0][0].text is None
-    if len({value for value, _ in known}) > 1 or unclear:
+    unclear = len(licenses) == 2 and licenses[0][0].expression == "other" and licenses[0][0].text is None
+    if len({value for value, _ in licenses}) > 1 or unclear:
         message = "pyproject.toml and README.md declare different licenses"
         # A warning: the environment stays in the catalogue, with the license unknown.
         issue = CatalogIssue(path=path, code="license_conflict", message=message, severity="warning")
         return _License(issues=(issue,))
-    if known:
-        return _License(known[0][0].expression, known[0][1])
+    if licenses:
+        return _License(licenses[0][0].expression, licenses[0][1])
     of_repository = license_declaration(root_project.get("license"))
     if of_repository is None:
         return _License()

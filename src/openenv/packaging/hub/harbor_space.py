@@ -122,7 +122,7 @@ def push_space(plan: SpacePlan, *, recreate: bool = False, report: Callable[[str
         ValueError: a dataset is a folder of this machine.
     """
     files = plan.files()
-    kept = SpaceSettings(plan.private, plan.hardware, plan.variables(), plan.secrets())
+    space = SpaceSettings(plan.private, plan.hardware, plan.variables(), plan.secrets())
     spaces = Spaces()
     if recreate:
         report(f"deleting {plan.repo_id}")
@@ -131,5 +131,5 @@ def push_space(plan: SpacePlan, *, recreate: bool = False, report: Callable[[str
     with tempfile.TemporaryDirectory(prefix="openenv-space-") as folder:
         for name, text in files.items():
             Path(folder, name).write_text(text, "utf-8")
-        report(f"pushing {', '.join(files)}; {len(kept.variables)} variables, {len(kept.secrets)} secrets")
-        return spaces.deploy(plan.repo_id, Upload(Path(folder), message="Serve Harbor's tasks"), kept)
+        report(f"pushing {', '.join(files)}; {len(space.variables)} variables, {len(space.secrets)} secrets")
+        return spaces.deploy(plan.repo_id, Upload(Path(folder), message="Serve Harbor's tasks"), space)

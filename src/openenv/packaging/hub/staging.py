@@ -194,8 +194,8 @@ def _copy(source: Path, target: Path, rules: IgnoreRules) -> None:
         here = PurePosixPath(inside.as_posix())
         # Changing `folders` in place keeps `os.walk` out of ignored folders.
         folders[:] = sorted(name for name in folders if not rules.excludes(here / name, is_folder=True))
-        kept = [name for name in files if not rules.excludes(here / name, is_folder=False)]
-        for name in [*folders, *kept]:
+        included = [name for name in files if not rules.excludes(here / name, is_folder=False)]
+        for name in [*folders, *included]:
             path = Path(place, name)
             # Links to files inside the package are copied as files.
             if path.is_symlink() and not (path.is_file() and path.resolve().is_relative_to(source)):
@@ -205,7 +205,7 @@ def _copy(source: Path, target: Path, rules: IgnoreRules) -> None:
                     "leave the link out with --exclude"
                 )
         (target / inside).mkdir(parents=True, exist_ok=True)
-        for name in kept:
+        for name in included:
             path = Path(place, name)
             if path.is_file():  # no sockets and pipes
                 shutil.copy2(path, target / inside / name)

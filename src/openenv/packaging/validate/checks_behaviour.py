@@ -277,19 +277,19 @@ def network_policy(probe: Probe) -> CheckEvidence:
 
 def host_containment(probe: Probe) -> CheckEvidence:
     """A container has no privileges, no folders of the host and none of its namespaces."""
-    seen = None if probe.package is None else probe.package.containment()
-    if seen is None:
+    reach = None if probe.package is None else probe.package.containment()
+    if reach is None:
         # A process of this machine has no container to contain it.
         raise CheckNotApplicable("the package runs here as a process, not in a container")
-    if "privileged" not in seen:
+    if "privileged" not in reach:
         raise CheckSkipped("the provider does not report the reach of its containers")
-    reached = [*seen.get("mounts", ()), *seen.get("host_namespaces", ())]
+    reached = [*reach.get("mounts", ()), *reach.get("host_namespaces", ())]
     problems = [f"the container has {one} of the host" for one in reached]
-    if seen["privileged"]:
+    if reach["privileged"]:
         problems.append("the container is privileged")
     if problems:
-        raise CheckFailed(*problems, fix="run the image without these", measured=seen)
-    return CheckEvidence("no privileges, folders or namespaces of the host", seen)
+        raise CheckFailed(*problems, fix="run the image without these", measured=reach)
+    return CheckEvidence("no privileges, folders or namespaces of the host", reach)
 
 
 def resource_bounds(probe: Probe) -> CheckEvidence:

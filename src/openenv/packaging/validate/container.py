@@ -270,15 +270,15 @@ class DockerRunningSubject:
                 controls = self._measured("control", sink, deadline)["probes"]
             else:
                 stack.enter_context(self._running("helper", f"container:{self._name}", _IDLE))
-            seen = self._measured("helper", sink, deadline)
+            measurement = self._measured("helper", sink, deadline)
         evidence = NetworkEvidence.model_validate(
             {
                 "requested_mode": mode,
                 "subject_network_mode": self._inspected("{{.HostConfig.NetworkMode}}"),
-                "namespace": seen["namespace"],
+                "namespace": measurement["namespace"],
                 "probes": [
                     {"kind": kind, "control": controls[kind], "subject": outcome}
-                    for kind, outcome in seen["probes"].items()
+                    for kind, outcome in measurement["probes"].items()
                 ],
             }
         )

@@ -106,9 +106,9 @@ def run_validation(
     # Accept a plain number, as published callers pass it.
     level = Level(max_level)
     chosen = policy or load_policy("v1" if level is Level.STATIC else "v2")
-    known = chosen.entries_for_lane(ValidationLane.LOCAL)
+    entries = chosen.entries_for_lane(ValidationLane.LOCAL)
     # Policy v1 knows no checks of behaviour; their results would have no severity.
-    if level > Level.STATIC and _STARTUP not in known:
+    if level > Level.STATIC and _STARTUP not in entries:
         raise PolicyError(f"the rules {chosen.policy_version} are for --level static; runtime and semantic need v2")
     is_file = target.is_file() and target.suffix == ".py"
     app = None if is_file else checks_files.app_of(target)
