@@ -13,7 +13,7 @@ import pytest
 
 from environments import Idle
 from openenv.protocol.frames import FrameReader, Opcode, masked_frame, masked_text_frame
-from openenv.server import unread
+from openenv.server import slow_clients
 from openenv.server.app import create_app
 from openenv.server.runners import loop_local
 from openenv.server.slow_clients import PartialRequests
@@ -171,7 +171,7 @@ def test_a_request_of_the_largest_size_passes_however_it_comes(server: Any, conn
 def test_a_request_that_comes_no_further_is_dropped(
     server: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread, "STALL_S", 0.4)
+    monkeypatch.setattr(slow_clients, "STALL_S", 0.4)
     small, large, web = upgraded(connect()), upgraded(connect()), connect()
     small.sendall(step(1000)[:-10])
     large.sendall(step(MB)[:-10])
@@ -186,8 +186,8 @@ def test_a_request_that_comes_no_further_is_dropped(
 def test_a_request_that_the_server_does_not_read_on_is_kept(
     server: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread, "STALL_S", 0.4)
-    monkeypatch.setattr(unread, "_SMALL_REQUEST", 0)
+    monkeypatch.setattr(slow_clients, "STALL_S", 0.4)
+    monkeypatch.setattr(slow_clients, "_SMALL_REQUEST", 0)
     Gated.gate.clear()
     peer = upgraded(connect())
     peer.sendall(masked_text_frame(b'{"type":"open","id":1}', KEY))

@@ -20,7 +20,7 @@ import pytest
 
 from environments import Idle
 from openenv.protocol.frames import FrameReader, Opcode, masked_text_frame
-from openenv.server import unread
+from openenv.server import slow_clients
 from openenv.server.app import HTTPEnvServer, new_application
 from openenv.server.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
@@ -304,7 +304,7 @@ def test_a_session_whose_replies_were_held_back_goes_on_elsewhere(server: Any, d
 def test_a_client_that_never_reads_is_disconnected_and_its_session_is_kept(
     server: Any, dial: Dial, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
-    monkeypatch.setattr(unread, "STALL_S", 0.5)
+    monkeypatch.setattr(slow_clients, "STALL_S", 0.5)
     peer = dial(server, protocol)
     requests: list[dict[str, Any]] = [{"type": "step", "data": {"size": 4 * MB}} for _ in range(20)]
     token = ""
@@ -344,7 +344,7 @@ def test_clients_that_do_not_read_leave_no_more_than_the_limit_all_together(serv
 
 
 def test_a_response_that_nobody_reads_is_dropped(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unread, "STALL_S", 0.5)
+    monkeypatch.setattr(slow_clients, "STALL_S", 0.5)
     with connected(server) as peer:
         peer.sendall(b"POST /reset HTTP/1.1\r\nHost: x\r\nX-OpenEnv-Session: new\r\nContent-Length: 0\r\n\r\n")
         head = peer.recv(65_536)
@@ -360,7 +360,7 @@ def test_a_response_that_nobody_reads_is_dropped(server: Any, monkeypatch: pytes
 def test_a_client_that_begins_to_read_again_learns_why_it_was_disconnected(
     server: Any, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread, "STALL_S", 0.5)
+    monkeypatch.setattr(slow_clients, "STALL_S", 0.5)
     peer = dial(server)
     peer.send({"type": "open", "id": 1})
     peer.take()

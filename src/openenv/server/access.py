@@ -49,6 +49,8 @@ from .slow_clients import UnreadReplies
 ROLE: Final = "openenv.role"
 ADDRESS_TOKEN: Final = "openenv.address_token"
 _TOKEN_COOKIE: Final = "openenv_token"
+VISITOR_COOKIE: Final = "openenv_visitor"
+"""Identifies a browser on the web page; routing reads it, too."""
 _IDENTIFIED: Final = "openenv.access"
 _TOKEN = re.compile(r"[!-+\--~]+")  # visible ASCII without the comma, which separates tokens
 

@@ -20,13 +20,14 @@ from pydantic import BaseModel, ConfigDict
 from openenv.errors import RequestCancelled, SessionLost
 from openenv.protocol.json_values import encode
 
+from ..access import VISITOR_COOKIE
 from ..sessions.events import SessionEvent
 from ..sessions.lifetime import CLOSED, CLOSED_BY_CLIENT, SHUTTING_DOWN, UNKNOWN, client_reason
 from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionKind
 from .page_operations import EncodedObservation, Render, Theme
 
-COOKIE = "openenv_visitor"
+COOKIE = VISITOR_COOKIE
 # Any program can send new cookies, so the number of visitors is bounded.
 _MAX_VISITORS = 1000
 _FORGOTTEN_AFTER_S = 3600.0

@@ -20,6 +20,7 @@ from openenv.protocol.codec import Codec
 from openenv.protocol.json_values import ValueLimit, decode
 from openenv.protocol.jsonrpc import META_SESSION
 
+from ..access import VISITOR_COOKIE
 from ..asgi import cookie_in
 from ..http_routes import KEY_HEADER, SESSION_COOKIE, SESSION_HEADER
 from ..mcp.endpoint import COOKIE as MCP_COOKIE
@@ -27,7 +28,6 @@ from ..request_head import COOKIE, OFFERS_V2, RequestHead, field_pattern, value_
 
 GONE: Final = -1
 """The place of a session that no longer exists."""
-VISITOR_COOKIE: Final = "openenv_visitor"
 _GRADIO: Final = "/web/gradio"  # Gradio keeps its visitors in the process
 MOST_BODY_BYTES: Final = 256 * 1024  # read to find the session of a JSON-RPC request
 
