@@ -100,8 +100,10 @@ class HTTPEnvClient(ClientHooks[ActT, ObsT, StateT]):
             self._pid = os.getpid()
 
     def __repr__(self) -> str:
-        state = f"lost: {self._lost}" if self._lost else f"session {self._session_id}" if self._session_id else ""
-        return f"<{type(self).__name__} {self._base}, {state or 'no session'}>"
+        state = f"session {self._session_id}" if self._session_id else "no session"
+        if self._lost:
+            state = f"lost: {self._lost}"
+        return f"<{type(self).__name__} {self._base}, {state}>"
 
     @property
     def base_url(self) -> str:

@@ -106,7 +106,8 @@ class Address:
     def authority(self) -> str:
         """The value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
+        default_port = 443 if self.secure else 80
+        return host if self.port == default_port else f"{host}:{self.port}"
 
     @property
     def url(self) -> str:

@@ -187,7 +187,12 @@ def _array_head(dtype: str, shape: tuple[int, ...], size: int) -> bytes:
     observation, since each allocates 256 KiB.
     """
     # `bin` has a length of 1, 2 or 4 bytes.
-    layout, mark = (">BB", 0xC4) if size <= 0xFF else (">BH", 0xC5) if size <= 0xFFFF else (">BI", 0xC6)
+    if size <= 0xFF:
+        layout, mark = ">BB", 0xC4
+    elif size <= 0xFFFF:
+        layout, mark = ">BH", 0xC5
+    else:
+        layout, mark = ">BI", 0xC6
     return b"".join((b"\x93", pack_plain(dtype), pack_plain(list(shape)), struct.pack(layout, mark, size)))
 
 

@@ -133,7 +133,8 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         find_urls = url if callable(url) else None
-        urls = [url] if isinstance(url, str) else list(url() if callable(url) else url)
+        listed = [url] if isinstance(url, str) else url
+        urls = list(listed() if callable(listed) else listed)
         _check("url", bool(urls), "at least one server")
         _check("n", n >= 1, "at least one session")
         _check("connections", connections is None or connections >= 1, "at least one")

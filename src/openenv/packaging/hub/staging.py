@@ -93,7 +93,8 @@ def _variables(value: Any) -> dict[str, str]:
         if isinstance(one, (dict, list)):
             raise PackageStructureError(f"{MANIFEST}: the variable {name} must be a text, a number, true or false")
         # Environment variables are texts: `true` in YAML is written as such, not as Python's True.
-        variables[str(name)] = str(one).lower() if isinstance(one, bool) else "" if one is None else str(one)
+        text = "" if one is None else str(one)
+        variables[str(name)] = text.lower() if isinstance(one, bool) else text
     return variables
 
 

@@ -410,7 +410,9 @@ class NetworkPolicyGrader:
             else:
                 problems = _leaks(evidence)
                 doubt = None if problems else _doubt(evidence, counted)
-        status = CheckStatus.FAIL if problems else CheckStatus.SKIP if doubt else CheckStatus.PASS
+        status = CheckStatus.SKIP if doubt else CheckStatus.PASS
+        if problems:
+            status = CheckStatus.FAIL
         return CheckOutcome(
             check_id=self.check_id,
             status=status,

@@ -258,7 +258,8 @@ class Probe:
         declared = self.manifest.execution if isinstance(self.manifest, NormalizedManifestV2) else None
         # A single Python file may have its plan beside it.
         root = self.folder.parent if self.folder is not None and self.folder.is_file() else self.folder
-        path = None if root is None else root / (declared.probe_path if declared else PLAN)
+        name = declared.probe_path if declared else PLAN
+        path = None if root is None else root / name
         # A declared plan must exist; the default one may be missing.
         if path is not None and (declared is not None or path.exists()):
             return read_plan(path)

@@ -127,8 +127,10 @@ def _require_small(data: Any) -> None:
         nodes += 1
         if nodes > MAX_JSON_NODES or depth > MAX_JSON_DEPTH:
             raise ValueError(f"more than {MAX_JSON_NODES} values, or more than {MAX_JSON_DEPTH} levels of them")
-        children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        todo += [(child, depth + 1) for child in children]
+        if isinstance(value, dict):
+            value = list(value.values())
+        if isinstance(value, list):
+            todo += [(child, depth + 1) for child in value]
 
 
 class LaunchSpec(BaseModel):

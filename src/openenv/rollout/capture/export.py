@@ -162,7 +162,9 @@ def level(calls: Iterable[Call]) -> Level:
     """Return the least that was captured of any call in which something was sampled."""
     sampled = [call for call in calls if call.sampled]
     levels: set[Level] = {_level(call) for call in filter(_counts, sampled)} or {_level(call) for call in sampled}
-    return "text" if "text" in levels or not levels else "logprobs" if "logprobs" in levels else "tokens"
+    if "text" in levels or not levels:
+        return "text"
+    return "logprobs" if "logprobs" in levels else "tokens"
 
 
 def _level(call: Call) -> Level:
@@ -263,7 +265,9 @@ def _missing_tokens(call: Call) -> int:
         return 0
     counted = call.reader.completion_tokens({"usage": done.usage})
     missing = counted - len(done.sampled)
-    return missing if missing > (0 if done.finish_reason == "length" else 1) else 0
+    # The usage counts the end-of-text token, which engines need not name. An answer cut by the token limit has none.
+    unnamed = 0 if done.finish_reason == "length" else 1
+    return missing if missing > unnamed else 0
 
 
 _PROBLEMS = {

@@ -81,7 +81,7 @@ def _text(value: object) -> str | None:
 def _texts_of(content: object, read: Callable[[Json], list[Json]]) -> ChatContent:
     """Read a content, block by block, as that of a chat message."""
     if not isinstance(content, list):
-        return content if isinstance(content, str) else str(content) if content else ""
+        return str(content) if content else ""
     parts: list[Json] = []
     for block in content:
         if isinstance(block, str):
@@ -170,7 +170,7 @@ def openai_chat_image_to_anthropic(part: Json) -> Json | None:
 
 def _converted(content: object, text: Callable[[str], Json], image: Callable[[Json], Json | None]) -> list[Json]:
     if not isinstance(content, list):
-        return [text(content if isinstance(content, str) else str(content) if content else "")]
+        return [text(str(content) if content else "")]
     parts: list[Json] = []
     for part in content:
         value = part if isinstance(part, str) else as_dict(part).get("text")

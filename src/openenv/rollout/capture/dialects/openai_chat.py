@@ -198,13 +198,13 @@ class OpenAIChat(ModelDialect):
             log.add(_first_list(choice, _CHOICE_IDS) or _sgl_ids(response, "completion_token_ids"), _entries(choice))
         copy = {**response, "choices": [dict(item) for item in dicts_in(response.get("choices"))]}
         prompt_ids = _take_prompt_ids(copy)
-        finish, error = choice.get("finish_reason"), response.get("error")
+        finish = choice.get("finish_reason")
         return Completion(
             finish_reason=finish if isinstance(finish, str) else None,
             sampled=log.sampled(),
             prompt_ids=tuple(prompt_ids) if prompt_ids else None,
             usage=as_dict(response.get("usage")) or None,
-            error=error if isinstance(error, dict) else {"message": str(error)} if error else None,
+            error=_error_in(response),
             policy_version=_weight_version(response),
         )
 
@@ -402,6 +402,14 @@ def _sgl_ids(value: Json, key: str) -> list[int]:
     """Read ids from SGLang's extension object, where they are a list per choice or one list."""
     ids = as_list(as_dict(value.get("sglext")).get(key))
     return ids[0] if ids and isinstance(ids[0], list) else ids
+
+
+def _error_in(response: Json) -> Json | None:
+    # {"error": {"message": "...", "code": 400}} of most engines; {"error": "..."} of some gateways.
+    error = response.get("error")
+    if isinstance(error, dict):
+        return error
+    return {"message": str(error)} if error else None
 
 
 def _weight_version(response: Json) -> str | None:

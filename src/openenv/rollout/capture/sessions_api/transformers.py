@@ -276,7 +276,7 @@ def _normalised(sent: Json, body: Mapping[str, Any]) -> Json:
 
 def _text(content: object) -> str:
     if not isinstance(content, list):
-        return content if isinstance(content, str) else str(content) if content else ""
+        return str(content) if content else ""
     texts = (block if isinstance(block, str) else as_dict(block).get("text") for block in content)
     return "\n".join(text for text in texts if isinstance(text, str))
 
