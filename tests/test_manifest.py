@@ -74,7 +74,7 @@ def test_serving_refuses_what_it_needs_and_notes_the_rest(package: Any) -> None:
         with pytest.raises(TargetError, match=wrong.partition(":")[0]):
             manifest_settings(package(f"name: maze\n{wrong}\n"))
     (note,) = manifest_settings(package("name: maze\ncolour: red\nvalidation: {}\n")).notes
-    assert "colour: there is no such key" in note
+    assert "colour: unknown key" in note
     others = manifest_settings(package('name: maze\nruntime: node\nspec_version: 9\nport: "8123"\n'))
     assert [note.partition(": ")[2].partition(":")[0] for note in others.notes] == ["spec_version", "runtime"]
     assert others.port == 8123

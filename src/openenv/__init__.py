@@ -1,6 +1,6 @@
 """OpenEnv: write an environment once as a typed class, serve it, step it from fast typed clients.
 
-Importing this module costs next to nothing; every name loads what it needs at its first use.
+Importing this module loads almost nothing; each name loads its module at its first use.
 """
 
 from __future__ import annotations

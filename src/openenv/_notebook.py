@@ -1,4 +1,4 @@
-"""What notebooks show: results as small HTML tables, and a hint where a call of a client was not awaited.
+"""Notebook output: results as small HTML tables, and a hint for a client call that was not awaited.
 
 Knows values only. All text is escaped: observations and file names come from environments and agents.
 """
@@ -63,7 +63,7 @@ def _shortened(text: str) -> str:
 
 
 def hint_for(call: CoroutineType[Any, Any, Any]) -> str:
-    """Return what a notebook shows for a coroutine: for a client's call that was not awaited, what to do."""
+    """Return a coroutine's text in a notebook; for a client call that was not awaited, a hint to await it."""
     client, _, method = call.__qualname__.partition(".")
     if client != "EnvClient":
         return repr(call)

@@ -14,10 +14,10 @@
     │   ├── SessionCapacityError           CAPACITY_REACHED
     │   ├── SessionCreationError           SESSION_CREATION_FAILED
     │   ├── EnvironmentFactoryError        FACTORY_ERROR
-    │   ├── StaleRequest                   STALE_REQUEST       an old id whose reply is no longer kept
+    │   ├── StaleRequest                   STALE_REQUEST       an old id; its reply is deleted
     │   ├── ReplyTooLarge                  REPLY_TOO_LARGE     does not fit into the answer to its batch
     │   ├── RequestCancelled               CANCELLED
-    │   ├── NotForkable                    NOT_FORKABLE        cannot be copied; the text says what to do
+    │   ├── NotForkable                    NOT_FORKABLE        cannot be copied; the text names the remedy
     │   ├── AccessDenied (PermissionError) UNAUTHORIZED        no token, or one that the server does not know
     │   │   └── Forbidden                  FORBIDDEN           the token's role does not allow this
     │   └── ToolCallError                  TOOL_FAILED         a tool raised
@@ -31,12 +31,12 @@
     ├── RequestTimeout (TimeoutError)      REQUEST_TIMEOUT     the episode is lost with it
     ├── SlotsFailed (RuntimeError)         SLOTS_FAILED        some sessions of a `VectorEnv` failed
     ├── SandboxError (RuntimeError)        SANDBOX_ERROR       a sandbox failed, not what ran in it
-    │   ├── SandboxUnavailable             SANDBOX_UNAVAILABLE it cannot run here; the text says what to install
+    │   ├── SandboxUnavailable             SANDBOX_UNAVAILABLE it cannot run here; the text says why
     │   ├── SandboxUnsupported             SANDBOX_UNSUPPORTED the backend does not offer this
     │   ├── SandboxTreeError               SANDBOX_TREE        a tree inside is too large or cannot be read
     │   └── SandboxGone                    SANDBOX_GONE        killed, closed or expired
     ├── ProviderError (RuntimeError)       PROVIDER_ERROR      a server could not be started or stopped
-    │   ├── ProviderUnavailable            PROVIDER_UNAVAILABLE what starts it is missing; the text says what to install
+    │   ├── ProviderUnavailable            PROVIDER_UNAVAILABLE a program is missing; the text names it
     │   ├── ServerCommandUnknown (ValueError) SERVER_COMMAND_UNKNOWN the command that starts it is not known
     │   ├── ImagePullFailed                IMAGE_PULL_FAILED   a node of the cluster cannot get the image
     │   ├── ServerDied                     SERVER_DIED         it ended before it answered
@@ -84,13 +84,13 @@ class OpenEnvError(Exception):
 
 
 def message_of(exc: BaseException) -> str:
-    """Return the text of any exception in a form that can be sent, with its class's name where it says too little."""
+    """Return an exception's text in a form that can be sent; a key or an exit code follows its class name."""
     try:
         text = str(exc)
     except Exception:  # an exception that fails to describe itself must still be reported
         text = ""
     if text and (type(exc).__str__ is KeyError.__str__ or isinstance(exc, SystemExit)):
-        text = f"{type(exc).__name__}: {text}"  # a key or a number alone does not say what is wrong
+        text = f"{type(exc).__name__}: {text}"  # a key or a number alone does not explain the error
     return text.encode("utf-8", "backslashreplace").decode() or type(exc).__name__
 
 
@@ -236,7 +236,7 @@ class AccessDenied(ServerError, PermissionError):
 
 
 class StaleRequest(ServerError):
-    """A request whose id is not new, and whose reply is no longer kept: it has run, and cannot be answered again."""
+    """The request's id is not new and its reply is deleted: the request has run, but cannot be answered again."""
 
     code = "STALE_REQUEST"
 
@@ -263,7 +263,7 @@ class RequestCancelled(ServerError):
 
 
 class NotForkable(ServerError):
-    """The environment cannot be copied in mid-episode; the text says why, and what to do."""
+    """The environment cannot be copied in mid-episode; the text gives the reason and a remedy."""
 
     code = "NOT_FORKABLE"
 
@@ -290,7 +290,7 @@ class ToolCallError(ServerError):
 
 
 class ToolNotFoundError(ToolCallError):
-    """There is no tool of that name, or none in this mode."""
+    """No tool has that name, or none in this mode."""
 
     code = "TOOL_NOT_FOUND"
     error_type = "tool_not_found"
@@ -371,7 +371,7 @@ class SessionLost(OpenEnvError, ConnectionError):
 
 
 class SlotsFailed(OpenEnvError, RuntimeError):
-    """Some slots of a `VectorEnv` failed; `errors` has the exception of each, `result` what the others answered."""
+    """Some slots of a `VectorEnv` failed: `errors` has their exceptions, `result` the answers of the others."""
 
     code = "SLOTS_FAILED"
 
@@ -391,13 +391,13 @@ class SandboxError(OpenEnvError, RuntimeError):
 
 
 class SandboxUnavailable(SandboxError):
-    """This backend cannot run here; the text names what is missing and the command that installs it."""
+    """This backend cannot run here; the text names the missing program and the command that installs it."""
 
     code = "SANDBOX_UNAVAILABLE"
 
 
 class SandboxUnsupported(SandboxError):
-    """This backend does not offer what was asked for."""
+    """This backend does not offer the requested feature."""
 
     code = "SANDBOX_UNSUPPORTED"
 
@@ -421,7 +421,7 @@ class SandboxGone(SandboxError):
 
 
 class ProviderError(OpenEnvError, RuntimeError):
-    """A server could not be started, awaited or stopped; `log` is the end of what it wrote, if that is known."""
+    """A server could not be started, awaited or stopped; `log` is the end of its output, if available."""
 
     code = "PROVIDER_ERROR"
 
@@ -431,7 +431,7 @@ class ProviderError(OpenEnvError, RuntimeError):
 
 
 class ProviderUnavailable(ProviderError):
-    """What starts the server is missing here or does not answer; the text says what to install or start."""
+    """A program or service that starts the server is missing or does not answer; the text names it and the remedy."""
 
     code = "PROVIDER_UNAVAILABLE"
 
@@ -449,7 +449,7 @@ class ServerNotReady(ProviderError, TimeoutError):
 
 
 class ServerCommandUnknown(ProviderError, ValueError):
-    """Neither the caller nor the image says which command starts the server; the text says what to pass."""
+    """Neither the caller nor the image names the server's start command; the text names the argument to pass."""
 
     code = "SERVER_COMMAND_UNKNOWN"
 
@@ -461,7 +461,7 @@ class ImagePullFailed(ProviderError):
 
 
 class Unschedulable(ServerNotReady):
-    """No node of the cluster took the server in time; the text says what the nodes lack, in the cluster's words."""
+    """No node of the cluster took the server in time; the text quotes the cluster's reasons."""
 
     code = "UNSCHEDULABLE"
 
@@ -479,7 +479,7 @@ class AgentUnavailable(RolloutError):
 
 
 class CaptureError(RolloutError):
-    """The capture proxy cannot serve, or what it recorded cannot be read."""
+    """The capture proxy cannot serve, or its records cannot be read."""
 
     code = "CAPTURE_ERROR"
 

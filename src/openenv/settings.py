@@ -232,7 +232,7 @@ _allowed_origins = Setting(
 
 
 def allowed_origins(environ: Mapping[str, str] | None = None) -> frozenset[str]:
-    """Return the other web origins whose pages may use the server."""
+    """Return the other web origins that may use the server."""
     return frozenset(_allowed_origins(environ) or ())
 
 
@@ -384,7 +384,7 @@ _datasets = Setting("OPENENV_DATASETS", _items, "`openenv harbor`", "datasets, s
 
 
 def harbor_datasets(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return the datasets of Harbor's tasks."""
+    """Return the datasets that contain Harbor tasks."""
     return _datasets(environ) or ()
 
 
@@ -415,7 +415,7 @@ def sandbox_uids(environ: Mapping[str, str] | None = None) -> range | None:
     """Return the user IDs for local sandboxes, such as `70000-99999`.
 
     Raises:
-        ValueError: The text is not such a range.
+        ValueError: The text is not a range of user IDs.
     """
     text = _uids(environ)
     if not text:
@@ -573,14 +573,14 @@ def export_file(path: Path) -> list[str]:
 def child_environment(
     extra: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return a child process's variables: those of this process, and `extra`."""
+    """Return a child process's variables: this process's variables and `extra`."""
     return {**_environ(environ), **(extra or {})}
 
 
 def untrusted_environment(
     extra: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return an agent process's variables: those of this process without the server's secrets, and `extra`."""
+    """Return an agent process's variables: this process's without the server's secrets, and `extra`."""
     own = {
         name: value
         for name, value in _environ(environ).items()

@@ -38,7 +38,7 @@ _is_none = partial(operator.is_, None)  # in C: every observation needs it twice
 
 
 class ServerMode(str, Enum):
-    """What a server offers: the full Gym interface, or only what is safe beside a live agent."""
+    """The interface of a server: all of Gym's, or only the part that is safe beside a live agent."""
 
     SIMULATION = "simulation"
     PRODUCTION = "production"
@@ -65,7 +65,7 @@ class WSErrorCode(str, Enum):
 
 
 class Action(BaseModel):
-    """What an agent asks of an environment; subclass it and add fields."""
+    """An agent's request to an environment; subclass it and add fields."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, arbitrary_types_allowed=True)
 
@@ -73,11 +73,11 @@ class Action(BaseModel):
 
 
 class _FloatsFirst:
-    """Tries a union as a float first, where the value is one.
+    """Tries a union as a float first if the value is a float.
 
-    Values, their types and the JSON schema stay what they are; but a `bool | int | float` that is given a float builds
-    two errors before it gets there, which is a third of what an observation costs. A strict float alone would not do:
-    it takes members of an `IntEnum` too.
+    Values, their types and the JSON schema do not change. Without this, pydantic builds two errors for each float in
+    a `bool | int | float` field, which is a third of the cost of an observation. A strict float alone is not enough,
+    because it also accepts members of an `IntEnum`.
     """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -93,10 +93,10 @@ class _FloatsFirst:
 
 
 class Observation(BaseModel):
-    """What an environment answers; subclass it and add fields.
+    """An environment's answer; subclass it and add fields.
 
-    `done` says that the episode is over. `terminated` and `truncated` may say why, as in Gymnasium; unset they stay
-    off the wire. Fields of type bytes are sent as base64 text.
+    `done` says that the episode is over. `terminated` and `truncated` may say why, as in Gymnasium; while unset they
+    are not sent. Fields of type bytes are sent as base64 text.
     """
 
     model_config = ConfigDict(
@@ -112,7 +112,7 @@ class Observation(BaseModel):
     truncated: bool | None = Field(default=None, description="A limit ended the episode", exclude_if=_is_none)
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """Show why the episode ended only where that is known: prompts are made of this text."""
+        """Show why the episode ended only if that is set, because prompts contain this text."""
         for name, value in super().__repr_args__():
             if value is not None or name not in ("terminated", "truncated"):
                 yield name, value
@@ -142,7 +142,7 @@ class StepResult(Generic[_Obs]):
 
 
 class ResetRequest(BaseModel):
-    """Body of `POST /reset`; further keys go to the environment's `reset` where it accepts them."""
+    """Body of `POST /reset`; further keys go to the environment's `reset` if it accepts them."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [{"seed": 7}, {}]})
 
@@ -151,7 +151,7 @@ class ResetRequest(BaseModel):
 
 
 class StepRequest(BaseModel):
-    """Body of `POST /step`; further keys go to the environment's `step` where it accepts them."""
+    """Body of `POST /step`; further keys go to the environment's `step` if it accepts them."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [{"action": {"message": "hello"}}]})
 
@@ -350,7 +350,7 @@ class ServerCapacityStatus(BaseMessage):
 
 
 class SessionInfo(BaseMessage):
-    """What a server shows of one session."""
+    """A server's description of one session."""
 
     session_id: str
     created_at: float

@@ -1,4 +1,4 @@
-"""Starting a server for a client: containers and Spaces, through whatever provider is given.
+"""Start a server for a client: containers and Spaces, through any provider.
 
 Knows the providers' interface; the providers themselves load only when one is needed.
 """
@@ -94,7 +94,7 @@ class Bootstrap(Coroutine[Any, Any, ClientT]):
                 stop = _stop_in_thread if threading.get_ident() == loop_thread else stop_quietly
                 stop(start.result().provider)
 
-        # A thread of the loop's own pool: `asyncio.run` does not return before a server that comes up late is stopped.
+        # The loop's default executor: `asyncio.run` waits for it, so a server that comes up late is still stopped.
         asyncio.get_running_loop().run_in_executor(None, provide)
         try:
             provided = await asyncio.wrap_future(start)
@@ -121,7 +121,7 @@ def _stop_in_thread(provider: Any) -> None:
 
 
 def _stop_unless_stopped(client: Any, provided: Provided, stop: Callable[[Any], None] | None = None) -> None:
-    """Stop a server whose client could not be made or connected, unless the client has done so."""
+    """Stop a server if its client could not be made or connected, unless the client has stopped it."""
     if client is None or getattr(client, "_provider", provided.provider) is not None:
         if client is not None:
             client._provider = None
@@ -138,13 +138,13 @@ def provide_container(
 
 
 def provide_process(target: str | Path, env_vars: dict[str, str] | None, ready_timeout_s: float) -> Provided:
-    """Serve what `openenv serve` serves, in a process of its own, and wait until it answers."""
+    """Run `openenv serve` in a separate process and wait until it answers."""
     provider = load_provider("ProcessProvider")(target, env_vars=env_vars, ready_timeout_s=ready_timeout_s)
     return _provided(provider, lambda: _start_runtime(provider))
 
 
 def provide_space(repo_id: str, *, use_docker: bool, provider: Any, kwargs: dict[str, Any]) -> Provided:
-    """Start a Space: its image, or its code under uv, on loopback and with whatever else the provider takes."""
+    """Start a Space on loopback, from its image or from its code under uv, with further arguments for the provider."""
     kwargs = dict(kwargs)
     if use_docker:
         tag = kwargs.pop("tag", "latest")
@@ -177,17 +177,17 @@ def _start_runtime(provider: Any, **kwargs: Any) -> str:
 
 
 def start_provider(provider: Any) -> str:
-    """Start what a provider was made for, wait until it answers, and return where it is.
+    """Start a provider's server, wait until it answers, and return its URL.
 
     Raises:
         ValueError: The provider requires an image.
-        TypeError: The object is no provider.
+        TypeError: The object is not a provider.
     """
     start_container = getattr(provider, "start_container", None)
     if callable(start_container) and not callable(getattr(provider, "start", None)):
         if _requires_image(start_container):
             raise ValueError(
-                f"{type(provider).__name__} needs to know what to start: use from_docker_image(image, provider=...), "
+                f"{type(provider).__name__} needs an image: use from_docker_image(image, provider=...), "
                 "or start it yourself and pass base_url"
             )
         return _start_container(provider)
@@ -228,7 +228,7 @@ def stop_quietly(provider: Any) -> None:
 
 
 def stop_provider(provider: Any) -> None:
-    """Stop what a provider has started, whichever kind it is."""
+    """Stop the server of any kind of provider."""
     stop = getattr(provider, "stop_container", None) or getattr(provider, "stop", None)
     if callable(stop):
         stop()

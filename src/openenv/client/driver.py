@@ -33,9 +33,9 @@ _IN_BLOCKING_USE = "This client is in blocking use; make another one, or new_ses
 
 
 class Driver:
-    """The connection of one client and the way its flows are run.
+    """The connection of one client, and the loop that runs its flows.
 
-        undecided --- run() or claim_blocking() where no loop runs ---> blocking, for good
+        undecided --- run() or claim_blocking() without a running loop ---> blocking, for good
             |  ^
             |  +-- the loop was closed: the connection is gone with it, another loop may come
             |
@@ -46,7 +46,7 @@ class Driver:
     Args:
         options: How to connect.
         url: The WebSocket URL; may be set later, before it is needed.
-        backoff: How to get back to a session whose connection is lost.
+        backoff: The pauses between attempts to resume a session after its connection is lost.
         resume_token: Names a session that exists.
         wait_s: How long to wait in the server's queue for a session; None for not at all.
     """
@@ -199,13 +199,13 @@ class Driver:
     def awaitable(self, value: T) -> Coroutine[Any, Any, T]:
         """Return a value so that the asynchronous helpers of a blocking client can await it.
 
-        Typed as what the asynchronous use returns; blocking code has `sync()` for exact types.
+        Typed as the result of the asynchronous call; `sync()` has exact types for blocking code.
         """
         return cast("Coroutine[Any, Any, T]", value if _running_loop() is None else Ready(value))
 
     # The two loops below are the same program; each command is one of `flows`. A failure is thrown into the flow
-    # outside of the handler that caught it, so that what the flow raises instead has no __context__; and it is not
-    # kept: its traceback and this frame would keep each other, and the client, alive until the garbage collector runs.
+    # outside of the handler that caught it, so that an error raised by the flow has no __context__. No variable keeps
+    # it: traceback and frame would refer to each other and keep the client alive until the garbage collector runs.
 
     def run_blocking(self, flow: Flow[T]) -> T:
         """Run a flow in this thread; calls from several threads take turns."""
@@ -395,7 +395,7 @@ class Ready(Generic[T]):
 
 
 def named(work: Coroutine[Any, Any, T], name: str) -> Coroutine[Any, Any, T]:
-    """Rename a coroutine to what its caller called, for Python's warning when it is never awaited."""
+    """Rename a coroutine to the called method, for Python's warning when it is never awaited."""
     coroutine: Any = work  # its type does not say that it has a name
     coroutine.__qualname__ = name
     return work
@@ -428,7 +428,7 @@ def _close_loop(loop: asyncio.AbstractEventLoop, pid: int) -> None:
         shared: Any = loop
         if not hasattr(shared, "_selector"):
             return
-        # Both processes share one selector: what is unregistered here is gone there. So only our end of it is closed.
+        # Both processes share one selector: unregistering here would unregister there. So close only our copy of it.
         shared._selector.close()
         shared._selector = selectors.SelectSelector()
     loop.close()

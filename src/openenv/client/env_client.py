@@ -54,10 +54,10 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
     """A client for one session of a served environment.
 
     A subclass names its models: `class WordEnv(EnvClient[WordAction, WordObservation, WordState]): pass`. It may
-    override the hooks `_step_payload`, `_parse_result` and `_parse_state` where the wire has another shape.
+    override the hooks `_step_payload`, `_parse_result` and `_parse_state` if the wire has another shape.
 
     Args:
-        base_url: Where the server is: `http(s)://`, `ws(s)://` or a bare host.
+        base_url: The server's address: `http(s)://`, `ws(s)://` or a bare host.
         connect_timeout_s: How long connecting may take; transient failures are retried until then.
         message_timeout_s: How long a reply may take; afterwards the episode is lost.
         max_message_size_mb: The largest reply that is read.
@@ -67,15 +67,15 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
         mode: `simulation` or `production`; by default `OPENENV_CLIENT_MODE`.
         headers: HTTP headers for the handshake.
         token: The token that the server requires; by default `OPENENV_TOKEN`.
-        protocol: `v1`, `v2`, or `auto`: v2 where the server speaks it, else v1.
+        protocol: `v1`, `v2`, or `auto`: v2 if the server speaks it, else v1.
         reconnect_timeout_s: How long a request may spend on getting back to its session after a lost connection; 0 for
             not at all. Only with v2.
         on_session_lost: What `step` does when the episode is gone: `raise` SessionLost, or `reset` with the keywords
             of the last reset and return that result, with the reason as `metadata["session_lost"]`.
         resume_token: Continue the session that this token names, opened by another client.
-        wait_s: How long to wait in the server's queue where every slot is taken; by default not at all. Only with v2.
-        retry_refused_s: How long to retry where no server listens or its host is out of reach: a server that is just
-            starting is reached, a wrong address is a quick error.
+        wait_s: How long to wait in the server's queue if every slot is taken; by default not at all. Only with v2.
+        retry_refused_s: How long to retry if no server listens or its host is out of reach. A server that is just
+            starting is reached; a wrong address fails quickly.
 
     Raises:
         ValueError: Neither `base_url` nor `provider` is given, or an argument is not valid.
@@ -102,7 +102,7 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
         retry_refused_s: float = 2.0,
     ) -> None:
         if base_url is None and provider is None:
-            raise ValueError("Give base_url (where the server is) or provider (what starts one)")
+            raise ValueError("Give base_url (the server's address) or provider (to start a server)")
         self._provider = provider
         self._provider_pid = os.getpid()
         self._base_url = base_url
@@ -165,12 +165,12 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
 
     @property
     def base_url(self) -> str | None:
-        """Where the server is, without a slash at the end."""
+        """The server's address, without a slash at the end."""
         return None if self._base_url is None else self._base_url.rstrip("/")
 
     @property
     def resume_token(self) -> str | None:
-        """What another client continues this session with; None before the first request and on servers with v1 only.
+        """The token that continues this session in another client; None before the first request and on v1 servers.
 
         It is a secret: it gives access to the session.
         """
@@ -190,7 +190,7 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
 
         Args:
             action: The action.
-            kwargs: Go to the environment's `step` where it accepts them, `timeout_s` above all. Servers that speak
+            kwargs: Passed to the environment's `step` if it accepts them, above all `timeout_s`. Servers that speak
                 only v1 do not get them.
 
         Raises:
@@ -205,13 +205,13 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
         return self._driver.run(self._state_flow(), "EnvClient.state")
 
     def fork(self, n: int = 1) -> Coroutine[Any, Any, list[Self]]:
-        """Return clients that go on from here, each with a session of its own and an exact copy of the environment.
+        """Return clients that go on from here, each with a new session and an exact copy of the environment.
 
-        Each takes a slot of the server, has a token of its own, and is closed by itself: closing this client leaves
-        them as they are. Either all copies are made, or none.
+        Each takes a slot of the server and has another token. Closing this client does not close them. Either all
+        copies are made, or none.
 
         Raises:
-            NotForkable: The environment cannot be copied; the text says why, and what to do.
+            NotForkable: The environment cannot be copied; the text gives the reason and a remedy.
             SessionCapacityError: The server has not so many slots left; `wait_s` of this client waits for them.
             ProtocolError: The server speaks only v1.
         """
@@ -227,7 +227,7 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
     def restore(
         self, snapshot: EnvClient[Any, Any, Any] | SyncEnvClient[Any, Any, Any] | str
     ) -> Coroutine[Any, Any, None]:
-        """Go on, in this session, from where a snapshot is; it may be used any number of times.
+        """Continue this session from a snapshot, which may be used any number of times.
 
         Args:
             snapshot: A client of the same server, as `snapshot` returns it, or the resume token of one.
@@ -246,7 +246,7 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
         """Hang up but leave the session, and return the token that another client continues it with.
 
         Raises:
-            ProtocolError: There is no session, or the server speaks only v1.
+            ProtocolError: The client has no session, or the server speaks only v1.
         """
         return self._driver.run(detach(self._driver), "EnvClient.detach")
 
@@ -262,7 +262,7 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
         return SyncEnvClient(self)
 
     def new_session(self) -> Self:
-        """Return another client of the same server, with a session of its own; it is closed with this one.
+        """Return another client of the same server with a new session; it is closed with this one.
 
         It needs no `await`, but existing code has one, which does no harm.
         """
@@ -528,7 +528,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         return type(self)(self._driver.run_blocking(self._client._snapshot_flow()))
 
     def restore(self, snapshot: EnvClient[Any, Any, Any] | SyncEnvClient[Any, Any, Any] | str) -> None:
-        """Go on, in this session, from where a snapshot is; see `EnvClient.restore`."""
+        """Continue this session from a snapshot; see `EnvClient.restore`."""
         self._driver.run_blocking(self._client._restore_flow(snapshot))
 
     @property
@@ -541,7 +541,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         self._client._close_blocking()
 
     def new_session(self) -> Self:
-        """Return another blocking client of the same server, with a session of its own."""
+        """Return another blocking client of the same server with a new session."""
         return type(self)(self._client.new_session())
 
     def __enter__(self) -> Self:

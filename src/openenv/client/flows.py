@@ -1,4 +1,4 @@
-"""Requests of a client as flows: generators that yield commands and decide what each outcome means.
+"""A client's requests as flows: generators that yield commands and decide the meaning of each outcome.
 
 A flow is written once; `Driver` runs it, blocking or awaiting, and sends each command's outcome back into it. Here are
 connecting, v1 requests, and v2 requests, which resume their session after a lost connection. Must not know sockets.
@@ -41,7 +41,7 @@ _ATTACH = "attach"  # no request of the protocol: the flow ends once the client 
 _UNEXPECTED = "the server sent an unexpected message"
 _INTERRUPTED = "a request was interrupted"
 
-# -- commands: what a flow yields -----------------------------------------------------------------------------------
+# -- commands, which a flow yields ----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class ClientRequest:
 
     Args:
         kind: Its type.
-        data: What it is about.
+        data: Its data, such as an action.
         timeout_s: How long the reply may take; None for no limit.
         extra: Further keys; v1 has none.
         on_event: Called with its events; v1 has none.
@@ -119,7 +119,7 @@ _BROKEN = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, Timeou
 
 
 class Attempts:
-    """The attempts to connect where there is no session to go back to.
+    """The attempts to connect when no session is to be resumed.
 
     Args:
         backoff: The pauses and the clock.
@@ -133,7 +133,7 @@ class Attempts:
         self._was_there = was_there
         self._options = options
         self._began_at = backoff.clock()
-        self._answered: ConnectFailed | None = None  # the last failure but for those that ran out of time
+        self._answered: ConnectFailed | None = None  # the last failure that did not run out of time
         self.count = 0
 
     @property
@@ -149,8 +149,8 @@ class Attempts:
         """Count a failed attempt and return how long to wait before the next one.
 
         Raises:
-            ConnectFailed: There is no next one. The error says how many there were, and how the last one failed, unless
-                that had no time left.
+            ConnectFailed: No attempt is left. The error gives the number of attempts and the last failure that did not
+                run out of time.
         """
         self.count += 1
         limit_s = self._options.connect_timeout_s
@@ -215,7 +215,7 @@ class Outage:
 
 
 def connect(driver: Driver) -> Flow[None]:
-    """Open a connection unless there is one, with several attempts where that may help.
+    """Open a connection unless one is open; make several attempts if that may help.
 
     Raises:
         ConnectFailed: The server cannot be reached or refuses.
@@ -297,7 +297,7 @@ def detach(driver: Driver) -> Flow[str]:
     """Hang up, leave the session to the client that has its token, and return the token.
 
     Raises:
-        ProtocolError: There is no session that could be resumed.
+        ProtocolError: The client has no session that could be resumed.
     """
     session = driver.session
     token = session.token if isinstance(session, ResumableSession) else None
@@ -375,7 +375,7 @@ def _exchange_v1(session: ClientSession, kind: str, payload: bytes | None, timeo
         raise
     session.lose(_UNEXPECTED)
     yield HangUp()
-    session.reply(kind, unexpected)  # raises, where it is the reason why the server hung up
+    session.reply(kind, unexpected)  # raises if it is the reason why the server hung up
     raise SessionLost(_UNEXPECTED)
 
 
@@ -407,7 +407,7 @@ def _request_v2(driver: Driver, session: ResumableSession, call: ClientRequest) 
 
     Raises:
         SessionLost: The episode is gone; only a reset goes on.
-        ConnectFailed: There is no session yet, and none could be opened.
+        ConnectFailed: No session was open, and none could be opened.
         RequestTimeout: No reply came in time; the episode is given up.
     """
     if session.lost_reason is not None and call.kind != "reset":
@@ -436,7 +436,7 @@ def _request_v2(driver: Driver, session: ResumableSession, call: ClientRequest) 
         else:  # the server at this address speaks v1 now
             return (yield from request(driver, call))
         is_fatal = driver.websocket.is_fatal
-        if outage is None and session.token is None and not is_fatal:  # there is no session to go back to
+        if outage is None and session.token is None and not is_fatal:  # no session can be resumed
             attempts = attempts or Attempts(driver.backoff, driver.options, was_there=driver.has_connected)
             yield Pause(attempts.pause_after(failure))
             continue
@@ -450,7 +450,7 @@ def _request_v2(driver: Driver, session: ResumableSession, call: ClientRequest) 
 
 
 def _payload(session: ResumableSession, call: ClientRequest, sent: bytes | None) -> bytes:
-    """Return what to send: the same bytes again while the request is not answered."""
+    """Return the payload to send: the same bytes again until the request is answered."""
     if sent is None or session.pending is None:
         return session.request(call.kind, call.data, call.extra)
     return sent
@@ -515,7 +515,7 @@ def _give_up(driver: Driver, session: ResumableSession, exc: BaseException) -> F
 
 
 def _end(driver: Driver, session: ResumableSession, exc: Exception) -> Flow[None]:
-    """Handle that the server says the session is over, or sends what is no message."""
+    """Handle a server's message that ends the session, or an invalid message."""
     session.lose(exc.reason if isinstance(exc, SessionLost) else f"the server ended the session: {exc}")
     if isinstance(exc, SessionLost):
         driver.websocket.close_message = None  # another client may have the session
@@ -554,7 +554,7 @@ def _attach(
 
 
 def _read_unread(driver: Driver, session: ResumableSession, call: ClientRequest) -> Flow[None]:
-    """Read what came before the connection was lost: it may say that the session has ended."""
+    """Read the messages that came before the connection was lost: one may say that the session has ended."""
     messages = driver.websocket.messages
     while messages:
         try:

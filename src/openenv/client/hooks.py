@@ -1,6 +1,6 @@
-"""`ClientHooks`: how a client turns its models into JSON and JSON into its models, by default from its type parameters.
+"""`ClientHooks`: convert a client's models to JSON and JSON to its models, by default from its type parameters.
 
-What can be known of a class is found once, when its first object is made. Knows models and payloads; must not know
+A class is inspected once, when its first object is made. Knows models and payloads; must not know
 connections.
 """
 
@@ -37,17 +37,17 @@ _MOST_PROBLEMS = 3
 
 
 class ClientHooks(ABC, Generic[ActT, ObsT, StateT]):
-    """How an environment's models become JSON, and JSON its models.
+    """Convert an environment's models to JSON, and JSON to its models.
 
-    The type parameters say which: `class WordEnv(EnvClient[WordAction, WordObservation, WordState]): pass`. Each of the
-    three methods may be overridden, where the wire has another shape than the models.
+    The type parameters name the models: `class WordEnv(EnvClient[WordAction, WordObservation, WordState]): pass`.
+    Override any of the three methods if the wire has another shape than the models.
 
     Raises:
-        TypeError: A method is not overridden, and no type parameter says what it has to do.
+        TypeError: A method is not overridden, and its type parameter is missing.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Refuse a class whose models are not known."""
+        """Refuse a class with unknown models."""
         if cls not in _MODELS:
             _MODELS[cls] = _find_models(cls)
         return super().__new__(cls)
@@ -82,7 +82,7 @@ class ModelParser:
         name: Of the type.
         validate: Makes the value, or raises `ValidationError`.
         beside: Which of reward, done and metadata the type has.
-        decoders: Fields whose JSON is not what the model takes: bytes, which travel as base64 text, and arrays.
+        decoders: Fields that need conversion before validation: bytes, which travel as base64 text, and arrays.
     """
 
     name: str
@@ -140,7 +140,7 @@ def _find_models(cls: type[Any]) -> _ClientModels:
     ]
     if missing:
         raise TypeError(
-            f"{cls.__name__} does not say which models it has: write `class {cls.__name__}(EnvClient[MyAction, "
+            f"the models of {cls.__name__} are unknown: write `class {cls.__name__}(EnvClient[MyAction, "
             f"MyObservation, MyState])`, or the methods {', '.join(missing)}. GenericEnvClient needs no models, and "
             "openenv.connect(url) takes those of the server."
         )
@@ -171,7 +171,7 @@ def _field_decoders(model: type[BaseModel], inside: tuple[type[BaseModel], ...] 
 
 
 def _decoder(annotation: Any, inside: tuple[type[BaseModel], ...]) -> Decoder | None:
-    """Return what makes JSON into a value that pydantic takes for a type; None where it already does.
+    """Return a function from JSON to a value that pydantic accepts for a type; None if pydantic accepts the JSON.
 
     Args:
         annotation: The type.

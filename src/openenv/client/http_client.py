@@ -1,4 +1,4 @@
-"""`HTTPEnvClient`: a stateful episode over plain HTTP, for places where a WebSocket cannot go.
+"""`HTTPEnvClient`: a stateful episode over plain HTTP, for networks that block WebSockets.
 
 Opens a session with `X-OpenEnv-Session: new` on reset and names it on each further call. Knows HTTP and the
 payloads; needs no event loop.
@@ -49,16 +49,16 @@ _ABSENT_S = 2.0  # how long a server that is not there may be just starting
 class HTTPEnvClient(ClientHooks[ActT, ObsT, StateT]):
     """A blocking client for one episode over HTTP.
 
-    A subclass names its models, as those of `EnvClient` do, or overrides the three hooks.
+    A subclass names its models, as for `EnvClient`, or overrides the three hooks.
 
     Args:
-        base_url: Where the server is.
+        base_url: The server's address.
         request_timeout_s: How long an answer may take; afterwards the episode is lost.
         default_headers: Sent with every request.
         provider: Stopped when the client is closed.
         token: The token that the server requires; by default `OPENENV_TOKEN`.
-        reconnect_timeout_s: How long a request is repeated whose connection broke; a server without sessions over
-            HTTP gets it only once.
+        reconnect_timeout_s: How long to repeat a request after its connection broke. A server without HTTP sessions
+            gets each request only once.
 
     Raises:
         ValueError: The address is not valid.
@@ -107,7 +107,7 @@ class HTTPEnvClient(ClientHooks[ActT, ObsT, StateT]):
 
     @property
     def base_url(self) -> str:
-        """Where the server is."""
+        """The server's address."""
         return self._base
 
     @property
@@ -156,9 +156,9 @@ class HTTPEnvClient(ClientHooks[ActT, ObsT, StateT]):
 
         Args:
             action: The action.
-            timeout_s: A limit for the environment's own work, where it takes one.
+            timeout_s: A time limit for the environment, if its `step` takes one.
             request_id: Your id for this request; reaches environments that accept it.
-            kwargs: Go to the environment's `step` where it accepts them.
+            kwargs: Passed to the environment's `step` if it accepts them.
 
         Raises:
             SessionLost: The episode is gone; `reset` begins a new one.
@@ -200,7 +200,7 @@ class HTTPEnvClient(ClientHooks[ActT, ObsT, StateT]):
         headers = {SESSION_HEADER: name} if name is not None else {}
         headers[KEY_HEADER] = uuid.uuid4().hex
         response = self._send(method, path, None if body is None else encode(body), headers)
-        # Also of a failure: a session whose first reset failed exists, and the next reset uses it.
+        # Also of a failure: a session exists even if its first reset failed, and the next reset uses it.
         self._session_id = response.headers.get(SESSION_HEADER, self._session_id)
         if response.status_code >= 400:
             raise self._failure(response.status_code, response.content)

@@ -1,6 +1,6 @@
 """Clients of language models: OpenAI's chat completions and Anthropic's messages, over plain HTTP.
 
-Knows the two dialects. Needs no provider's package; a client object of one is used where it is given.
+Knows the two dialects. Needs no provider's package, but uses a client object of one if given.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class ToolCall:
 
 @dataclass
 class LLMResponse:
-    """What a model said: a text, tool calls, or both."""
+    """A model's answer: a text, tool calls, or both."""
 
     content: str
     tool_calls: list[ToolCall] = field(default_factory=list)
 
     def to_message_dict(self) -> Json:
-        """Return the answer as a message of OpenAI's shape, to be added to the conversation."""
+        """Return the answer as an OpenAI message, to be added to the conversation."""
         message: Json = {"role": "assistant", "content": self.content}
         if self.tool_calls:
             message["tool_calls"] = [
@@ -73,7 +73,7 @@ def clean_mcp_schema(schema: Any) -> Json:
         objects = [one for one in cleaned.pop(kind) if isinstance(one, Mapping) and _is_object(one)]
         if objects:
             cleaned |= objects[0]
-        elif "properties" not in cleaned:  # alternatives of which none is an object: there is nothing to fill in
+        elif "properties" not in cleaned:  # no alternative is an object, so the schema has no arguments
             return {"type": "object", "properties": {}, "required": []}
     if "allOf" in cleaned:
         cleaned = _merged(cleaned, cleaned.pop("allOf"))
@@ -190,7 +190,7 @@ class LLMClient(ABC):
         """The address with its port.
 
         Raises:
-            ValueError: It is no address, has a password, a query or a fragment in it, or names another port.
+            ValueError: It is not a valid address, has a password, a query or a fragment, or names another port.
         """
         return _address(self.endpoint, self.port)
 
@@ -199,10 +199,10 @@ class LLMClient(ABC):
         """Return the model's answer to a prompt."""
 
     async def complete_with_tools(self, messages: list[Json], tools: list[Json], **kwargs: Any) -> LLMResponse:
-        """Return the model's next message in a conversation of OpenAI's shape, with tools of MCP's.
+        """Return the model's next message in an OpenAI conversation with MCP tools.
 
         Raises:
-            NotImplementedError: This client cannot.
+            NotImplementedError: This client does not support tools.
         """
         raise NotImplementedError(f"{type(self).__name__} does not support tool calling")
 
@@ -210,8 +210,8 @@ class LLMClient(ABC):
 class _HTTPClient(LLMClient):
     """A client that posts JSON; one connection pool per event loop.
 
-    A client object of the provider's package takes the place of that, once it is given or `_client` was read. Its
-    retries, its proxies and its exceptions apply then.
+    If a client object of the provider's package is given, or `_client` was read, it makes the calls: with its retries,
+    its proxies and its exceptions.
     """
 
     _package: ClassVar[str]
@@ -243,7 +243,7 @@ class _HTTPClient(LLMClient):
 
     @property
     def _client(self) -> Any:
-        """The client object of the provider's package, under the name that existing code reads and replaces.
+        """The client object of the provider's package, for existing code that reads and replaces this attribute.
 
         Raises:
             ImportError: The package is not installed.
@@ -282,19 +282,19 @@ class _HTTPClient(LLMClient):
 
         Raises:
             LLMError: The endpoint failed.
-            json.JSONDecodeError: The model's arguments are no JSON.
+            json.JSONDecodeError: The model's arguments are not valid JSON.
         """
         text, calls = await self._request(messages, tools, kwargs)
         return LLMResponse(text, [self._tool_call(call) for call in calls])
 
     @abstractmethod
     async def _request(self, messages: list[Json], tools: list[Json], options: Json) -> tuple[str, list[Json]]:
-        """Post a conversation of OpenAI's shape in the endpoint's dialect; return the answer's text and tool calls."""
+        """Post an OpenAI conversation in the endpoint's dialect; return the answer's text and tool calls."""
 
     @staticmethod
     @abstractmethod
     def _tool_call(call: Json) -> ToolCall:
-        """Read a tool call of the endpoint's dialect."""
+        """Convert a tool call from the endpoint's dialect."""
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; a client object that was given stays open."""
@@ -315,7 +315,7 @@ class _HTTPClient(LLMClient):
         pool = self._pools.get(loop)
         if pool is None:
             pool = self._pools[loop] = httpx2.AsyncClient(timeout=httpx2.Timeout(600, connect=20))
-        # `/v1` comes before the route unless the endpoint has a path of its own, such as `/api/v3`.
+        # `/v1` comes before the route unless the endpoint has a path, such as `/api/v3`.
         url = f"{self._address}{path}" if urlsplit(self._address).path else f"{self._address}/v1{path}"
         for name in self._refused & body.keys():
             body = _without(name, body)
@@ -411,20 +411,20 @@ class OpenAIClient(_HTTPClient):
 
 
 class AnthropicClient(_HTTPClient):
-    """Speaks Anthropic's messages; takes and returns conversations of OpenAI's shape.
+    """Speaks Anthropic's messages API; takes and returns OpenAI conversations.
 
     Args:
         endpoint: The address; `/v1` is added when it has no path.
         port: The port; None leaves the address as it is.
         model: The model's name.
         api_key: The key.
-        system_prompt: What comes before every conversation that has no system message of its own.
+        system_prompt: The system message of conversations that have none.
         temperature: By default, for all calls.
         max_tokens: By default, for all calls.
         client: An `anthropic.AsyncAnthropic`, or any client object like it, that makes the calls.
 
     Raises:
-        ValueError: The address is none, or names another port.
+        ValueError: The address is not valid, or names another port.
     """
 
     _package = "anthropic"
@@ -465,7 +465,7 @@ async def _called(sdk: Any, create: Callable[..., Any], body: Json) -> Any:
 
 
 def _as_named(create: Callable[..., Any], body: Json) -> Json:
-    """Put what a method does not name into `extra_body`: packages drop parameters that only older models take."""
+    """Move unnamed parameters into `extra_body`: packages drop parameters that only older models take."""
     parameters = inspect.signature(create).parameters
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
         return body
@@ -576,7 +576,7 @@ def _object(response: httpx2.Response, url: str) -> Json:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise LLMError(f"{url} answered something that is no JSON object: {response.text[:200]}")
+        raise LLMError(f"the answer of {url} is not a JSON object: {response.text[:200]}")
     return value
 
 

@@ -93,7 +93,7 @@ def _tool(item: Any) -> Tool:
 
 
 def read_result(name: str, result: Any) -> Any:
-    """Return what a tool returned: the data of a FastMCP result, or else its content; other results as they are.
+    """Return a tool's result: the data of a FastMCP result, or else its content; other results as they are.
 
     Raises:
         ToolCallError: The result says that the tool failed.
@@ -113,7 +113,7 @@ def read_result(name: str, result: Any) -> Any:
 
 
 def _only_content(content: list[Any]) -> Any:
-    """A tool that declares no result has only blocks: their text, or the blocks where they are more than text."""
+    """Return the text of content blocks, or the blocks if one is not text. Tools without an output schema send them."""
     if all(isinstance(block, Mapping) and block.get("type") == "text" for block in content):
         return _text(content) if content else None
     return content
@@ -124,7 +124,7 @@ def _text(content: list[Any]) -> str:
 
 
 def read_observation(observation: Mapping[str, Any], name: str) -> Any:
-    """Return what a tool returned in a step.
+    """Return a tool's result from the observation of a step.
 
     Raises:
         ToolCallError: The observation says that it failed; the class follows its type.
@@ -214,7 +214,7 @@ def _tool_error(error: Any) -> ToolError | None:
 
 
 class GenericMCPObservation(Observation):
-    """An observation that is not about tools, with whatever fields the environment gave it."""
+    """An observation that is not about tools, with all fields of the environment's observation."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -222,11 +222,11 @@ class GenericMCPObservation(Observation):
 class MCPClientBase(EnvClient[Any, Observation, State]):
     """A client that knows an environment's tools.
 
-    `use_production_mode` says how tools are reached: True, by JSON-RPC beside the episode, where they cost no step and
-    bring no reward; False, by steps. A server that knows no JSON-RPC on its socket is asked by steps in any case.
+    `use_production_mode` selects how to call tools. True: by JSON-RPC beside the episode, which costs no step and
+    brings no reward. False: by steps. If the server supports no JSON-RPC on its socket, steps are used in any case.
 
-    Its arguments are those of `EnvClient`, but for `mode`: there is only `production`. `message_timeout_s` is how long
-    a reply, or a sign of progress, may take where a call names no limit.
+    The arguments are those of `EnvClient`, except `mode`, which must be `production`. `message_timeout_s` limits the
+    wait for a reply or a sign of progress if a call sets no limit.
     """
 
     use_production_mode = True
@@ -247,7 +247,7 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
         """Return the environment's tools.
 
         Args:
-            use_cache: Whether the list of an earlier call will do.
+            use_cache: Whether to return the list of an earlier call.
 
         Raises:
             ServerError: The server has no tools, or could not list them.
@@ -322,7 +322,7 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
     def _call_flow(
         self, name: str, arguments: dict[str, Any], timeout_s: float | None, on_progress: ProgressHandler | None
     ) -> Flow[Any]:
-        """Call a tool and return what it returned.
+        """Call a tool and return its result.
 
         Args:
             name: The tool.
@@ -338,7 +338,7 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
             params["timeout_s"] = timeout_s
         try:
             reply = yield from self._rpc(McpMethod.TOOLS_CALL, params, timeout_s=timeout_s, on_progress=on_progress)
-        except ExecutionError as exc:  # an older server whose environment returned what cannot be sent
+        except ExecutionError as exc:  # an older server whose environment returned a value that cannot be sent
             raise ToolCallError(name, f"Tool '{name}' failed: {exc}") from exc
         if knows_no_tools(reply.get("error")):
             steps = self._call_by_step(name, arguments, timeout_s)
@@ -357,7 +357,7 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
     ) -> Flow[dict[str, Any]]:
         """Send a request and return the reply, a result or an error.
 
-        The refusal of a server without `mcp` frames becomes that of a server that has them but no such method.
+        If the server has no `mcp` frames, its refusal is converted to "method not found".
         """
         self._last_rpc_id += 1
         request_id = self._last_rpc_id
@@ -378,10 +378,10 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
             reply = yield from request(self._driver, call)
         except UnknownTypeError as exc:
             return {"error": {"code": JsonRpcErrorCode.METHOD_NOT_FOUND.value, "message": str(exc)}}
-        while "method" in reply:  # v1 has no events: progress comes as a frame of its own
+        while "method" in reply:  # v1 has no events: progress comes as a separate frame
             try:
                 _report_notification(on_progress, request_id, reply)
-            except BaseException:  # an interrupt: the reply would be taken for that of the next request
+            except BaseException:  # after an interrupt, this reply would be taken for that of the next request
                 self._driver.session.lose("a request was interrupted")
                 yield HangUp()
                 raise
@@ -393,7 +393,7 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
         return reply
 
     def _left(self, deadline: float | None) -> float | None:
-        """How long to wait for the next message. Without a limit of its own, progress keeps a call going."""
+        """Return how long to wait for the next message. If a call sets no limit, each sign of progress extends it."""
         if deadline is None:
             return self._options.message_timeout_s
         return max(0.001, deadline - self._driver.backoff.clock())
@@ -422,7 +422,7 @@ class MCPClientBase(EnvClient[Any, Observation, State]):
         return observation  # the environment's own way to answer a tool call
 
     def _instead(self, refusal: Any, tool_name: str | None, steps: Flow[Any]) -> Flow[Any]:
-        """Try steps. Where they are refused as well, there are no tools, and the first refusal says it best."""
+        """Try steps. If they are refused as well, the server has no tools: raise the first refusal."""
         try:
             result = yield from steps
         except ToolCallError:
@@ -438,12 +438,12 @@ class MCPToolClient(MCPClientBase):
     """A client that calls an environment's tools, one at a time."""
 
     def call_tool(self, tool_name: str = "", /, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-        """Call a tool and return what it returned; every keyword is an argument of the tool.
+        """Call a tool and return its result; every keyword is an argument of the tool.
 
-        The tool's name may also be passed as `name=`, where no argument has that name.
+        The tool's name may also be passed as `name=` if the tool has no argument `name`.
 
         Raises:
-            ToolNotFoundError: There is no such tool.
+            ToolNotFoundError: No tool has that name.
             ToolArgumentsError: The arguments do not fit.
             ToolTimeout: The tool took longer than the server lets it.
             ToolCallError: The tool failed.
@@ -460,7 +460,7 @@ class MCPToolClient(MCPClientBase):
         timeout_s: float | None = None,
         on_progress: ProgressHandler | None = None,
     ) -> Coroutine[Any, Any, Any]:
-        """Call a tool under a limit of its own, or listen to its progress.
+        """Call a tool with a time limit, or listen to its progress.
 
         Args:
             name: The tool.
@@ -478,7 +478,7 @@ class MCPToolClient(MCPClientBase):
             TypeError: `on_progress` is a coroutine function.
         """
         if not isinstance(name, str) or not name:
-            raise ValueError(f"name must be that of a tool, not {name!r}")
+            raise ValueError(f"name must be the name of a tool, not {name!r}")
         if timeout_s is not None and not (timeout_s > 0 and isfinite(timeout_s)):
             raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
         if inspect.iscoroutinefunction(on_progress):
@@ -515,7 +515,7 @@ def _named(name: str, tools: list[Tool]) -> Tool | None:
 
 
 def _report_notification(on_progress: ProgressHandler | None, request_id: int, notice: Mapping[str, Any]) -> None:
-    """Pass on what is news of this call; a handler that raises does not end it."""
+    """Pass on a notification about this call; an exception in the handler does not end the call."""
     params = notice.get("params")
     if on_progress is None or notice["method"] != "notifications/progress" or not isinstance(params, Mapping):
         return
@@ -568,7 +568,7 @@ class SyncMCPToolClient(SyncMCPClient):
         timeout_s: float | None = None,
         on_progress: ProgressHandler | None = None,
     ) -> Any:
-        """Call a tool under a limit of its own, or listen to its progress. See `MCPToolClient.call_tool_with`."""
+        """Call a tool with a time limit, or listen to its progress. See `MCPToolClient.call_tool_with`."""
         call = self._client.call_tool_with
         return self._driver.run_helper(call, name, arguments, timeout_s=timeout_s, on_progress=on_progress)
 

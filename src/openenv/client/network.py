@@ -139,7 +139,7 @@ def parse_ws_url(url: str) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class HttpProxy:
-    """Where a proxy listens, and the `Proxy-Authorization` header it requires."""
+    """A proxy's address, and the `Proxy-Authorization` header it requires."""
 
     host: str
     port: int

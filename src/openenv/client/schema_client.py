@@ -1,4 +1,4 @@
-"""`connect`: a client for any server, whose models are made from the schemas that the server publishes."""
+"""`connect`: a client for any server, with models from the server's published schemas."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def connect(base_url: str, **options: Any) -> SchemaEnvClient:
 
     Use it as any other client: `with openenv.connect(url).sync() as env`, or `async with openenv.connect(url) as env`.
     Its `Action`, `Observation` and `State` are classes; actions may also be dicts. Arrays come back as NumPy arrays
-    where that is installed.
+    if NumPy is installed.
 
     Args:
-        base_url: Where the server is.
-        options: Those of `EnvClient`.
+        base_url: The server's address.
+        options: The options of `EnvClient`.
     """
     return SchemaEnvClient(base_url, **options)
 
@@ -43,7 +43,7 @@ class _LearnedModels:
 
 
 class SchemaEnvClient(EnvClient[Any, Any, Any]):
-    """A client whose models are those of the server; it asks for them when it connects."""
+    """A client that gets its models from the server when it connects."""
 
     _learned: _LearnedModels | None = None
 
@@ -151,7 +151,7 @@ def ask(base_url: str, path: str, options: ConnectionOptions) -> Mapping[str, An
             f"GET {url} was answered {reply.status_code}, without JSON: is this an environment?"
         ) from exc
     if not isinstance(data, dict):
-        raise ProtocolError(f"GET {url}: the reply is no object; is this an environment?")
+        raise ProtocolError(f"GET {url}: the reply is not an object; is this an environment?")
     return data
 
 

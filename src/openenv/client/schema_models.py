@@ -1,7 +1,7 @@
 """Models from the JSON schemas that a server publishes: read into specifications, which become classes or source text.
 
-Knows JSON schema as pydantic writes it; must not know clients. What a schema says that Python's types cannot is left
-out: the server checks it again.
+Knows JSON schema as pydantic writes it; must not know clients. Omits constraints that Python's types cannot express:
+the server checks them again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _TAKEN = frozenset(
 
 
 class SchemaUnreadable(ValueError):
-    """The server's schemas are no JSON schemas of models; the text says where."""
+    """The server's schemas do not describe models; the text names the place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class FieldSpec:
         wire: In JSON.
         type: Its type.
         is_required: Whether it has no default.
-        default: Its default, where the schema says it.
-        is_unknown: Whether the server has a default that cannot be told from the schema; unset, the field stays away.
-        description: What it is.
+        default: Its default, if the schema has one.
+        is_unknown: Whether the server has a default that the schema does not tell; while unset, the field is not sent.
+        description: Its description.
     """
 
     name: str
@@ -102,7 +102,7 @@ class FieldSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A class: its name, the base class among `BASES` or none, its fields, and what it is."""
+    """A class: its name, its base class among `BASES` or None, its fields, and its description."""
 
     name: str
     base: str | None
@@ -311,7 +311,7 @@ def _limits(schema: Mapping[str, Any], python: type[Any]) -> tuple[tuple[str, An
 
 
 def _is_pattern(pattern: str) -> bool:
-    """Whether pydantic knows a regular expression; those of other languages may have more."""
+    """Return whether pydantic accepts a regular expression; other languages have more syntax."""
     try:
         TypeAdapter(Annotated[str, Field(pattern=pattern)])
     except SchemaError:
@@ -423,7 +423,7 @@ def _union_of(parts: list[Any]) -> Any:
 
 
 def _array_type(dtype: str | None) -> Any:
-    """Return NumPy's array class where it is installed; arrays are lists otherwise."""
+    """Return NumPy's array class if NumPy is installed; otherwise arrays are lists."""
     if importlib.util.find_spec("numpy") is None:
         return Any
     import numpy as np  # an optional dependency

@@ -29,10 +29,10 @@ class TaskClient:
     """Reads the tasks of a served environment; a context manager, usable from any thread.
 
     Args:
-        base_url: Where the server is.
+        base_url: The server's address.
         name: The environment, of the names in `environments()`; by default the first.
-        token: The token that the server requires; by default `OPENENV_TOKEN`. That of an agent is refused: tasks may
-            have their solutions in them.
+        token: The token that the server requires; by default `OPENENV_TOKEN`. An agent's token is refused, because
+            tasks may contain their solutions.
         timeout_s: How long an answer may take.
 
     Raises:
@@ -76,7 +76,7 @@ class TaskClient:
         return self._field("task", {"split": split, "index": index}, "task")
 
     def task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[Any]:
-        """Return some tasks, numbered like those of a slice."""
+        """Return the tasks from `start` to `stop`, numbered as in a slice."""
         body = {"split": split, "start": start, "stop": stop}
         tasks = self._field("task_range", {key: value for key, value in body.items() if value is not None}, "tasks")
         return list(tasks)
@@ -86,7 +86,7 @@ class TaskClient:
         return list(self._field("tasks", {"split": split}, "tasks"))
 
     def split(self, name: str, *, page: int = _PAGE) -> TaskSplit:
-        """Return a split as a sequence whose tasks are read when they are needed, `page` at a time."""
+        """Return a split as a sequence that reads its tasks on demand, `page` at a time."""
         return TaskSplit(self, name, page=page)
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class TaskClient:
 
 
 class TaskSplit(Sequence[Any]):
-    """The tasks of a split, read page by page. Made by `TaskClient.split`; what was read stays in memory."""
+    """The tasks of a split, read page by page. Made by `TaskClient.split`; tasks stay in memory once read."""
 
     def __init__(self, client: TaskClient, name: str, *, page: int) -> None:
         if page < 1:

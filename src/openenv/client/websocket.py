@@ -44,7 +44,7 @@ from .network import (
 )
 
 _SENT_AT_ONCE = 65_536
-_HEAD_LIMIT = 65_536  # what is no HTTP server may send without end and never an empty line
+_HEAD_LIMIT = 65_536  # another kind of server may send bytes forever and never an empty line
 _TRANSIENT = frozenset({"502", "503", "504"})  # what proxies answer for a server that is still starting
 _NOT_LOADED = "NOT_LOADED"  # the server runs, but its environment does not import: waiting does not help
 
@@ -53,9 +53,9 @@ class Handshake:
     """The opening handshake (section 4.1): writes the request and checks the response.
 
     Args:
-        address: Where the server is.
+        address: The server's address.
         headers: Further headers.
-        subprotocols: What to offer, the preferred one first; `subprotocol` is the server's choice.
+        subprotocols: The offered subprotocols, the preferred one first; `subprotocol` is the server's choice.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Handshake:
         if subprotocols:
             lines.append(f"Sec-WebSocket-Protocol: {', '.join(subprotocols)}")
         for name, value in (headers or {}).items():
-            if any(char in name + value for char in "\r\n"):  # it would begin a header of its own
+            if any(char in name + value for char in "\r\n"):  # it would begin another header
                 raise ValueError(f"header {name!r} contains a line break")
             lines.append(f"{name}: {value}")
         self.request = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
@@ -125,7 +125,7 @@ class Handshake:
 
 
 def _denied(status: str, body: bytes, *, shows_token: bool) -> AccessDenied | None:
-    """Return the error for a refused token and what to do about it; None where access is not the problem.
+    """Return the error for a refused token and its remedy; None if access is not the problem.
 
     A server without the route answers 403 as well, but with an empty body.
     """
@@ -198,8 +198,8 @@ class WebSocket:
         self.lost: str | None = None
         # Whether a new connection would break in the same way: a reply over the limit is as long the next time.
         self.is_fatal = False
-        # Sent when the client hangs up, also where it is garbage collected and has no time to think. A v2 session
-        # outlives its connection: without this message it would keep its slot for the whole grace period.
+        # Sent when the client hangs up, even if the garbage collector closes it. A v2 session outlives its
+        # connection: without this message it would keep its slot for the whole grace period.
         self.close_message: bytes | None = None
 
     def start(self, address: Address) -> bytes:
@@ -222,7 +222,7 @@ class WebSocket:
         self.lost = self.lost or reason
 
     def feed(self, data: bytes) -> bytes:
-        """Take in what the server sent (nothing means that it closed the connection); return bytes to send back.
+        """Take in bytes from the server (none means that it closed the connection); return bytes to send back.
 
         Raises:
             ConnectFailed: The handshake failed.
@@ -263,7 +263,7 @@ class WebSocket:
                         f"(max_message_size_mb={limit:g})"
                     )
                     break
-        except FrameError as exc:  # 7.1.7: fail the connection; where the next frame begins is unknown
+        except FrameError as exc:  # 7.1.7: fail the connection, because the start of the next frame is unknown
             self.lose(f"connection lost: {exc}")
         return replies
 
@@ -306,7 +306,7 @@ def _mask_keys() -> Iterator[bytes]:
 
 
 def closed_reason(payload: bytes) -> str:
-    """Say what a close frame means; 1005 stands for a frame without a code (7.1.5)."""
+    """Return the reason in a close frame; 1005 stands for a frame without a code (7.1.5)."""
     code = int.from_bytes(payload[:2], "big") if len(payload) >= 2 else 1005
     text = payload[2:].decode("utf-8", "replace")
     return f"the server closed the connection with code {code}" + (f": {text}" if text else "")
@@ -337,7 +337,7 @@ class _Connection:
         return self.websocket.lost_reason
 
     def _early_message(self, payload: bytes | None) -> bytes:
-        """Return a message that came before it was waited for; raise it where there is a request to send.
+        """Return a message that came before the wait for it; raise it if a request is to be sent.
 
         After v1's progress notifications the reply is often there already. But before a request, any message is
         unexpected: v1 has no ids, so it would be taken for the reply to that request.
@@ -352,7 +352,7 @@ class BlockingConnection(_Connection):
     """A WebSocket on a plain socket, for one thread at a time; the caller holds a lock.
 
     Args:
-        address: Where the server is.
+        address: The server's address.
         options: How to connect.
         read_bytes: How much to read at once.
     """
@@ -391,7 +391,7 @@ class BlockingConnection(_Connection):
     def _open(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         self._socket = sock = open_socket(self.address, timeout_s)
-        # A buffer of our own: a fresh one for each read costs more than the read.
+        # A reused buffer: a fresh one for each read costs more than the read.
         self._buffer = memoryview(bytearray(self._read_bytes))
         sock.sendall(self.websocket.start(self.address))
         while self.websocket.is_connecting:
@@ -438,7 +438,7 @@ class BlockingConnection(_Connection):
         longest_s = self._longest_wait_s
         wait_s = timeout_s if longest_s is None or (timeout_s is not None and timeout_s < longest_s) else longest_s
         if payload is not None:
-            # What fits into the system's buffers needs no time to be sent, and so no timeout of its own.
+            # A payload that fits into the system's buffers is sent at once and needs no separate timeout.
             self._set_timeout(sock, wait_s if len(payload) < _SENT_AT_ONCE else timeout_s)
             self._is_torn = True
             sock.sendall(websocket.text(payload))
@@ -683,7 +683,7 @@ class AsyncConnection(_Connection, asyncio.BufferedProtocol):
         transport, self._transport = self._transport, None
         if transport is not None and not transport.is_closing() and not self.loop.is_closed():
             transport.write(self.websocket.goodbye(last_message))
-            transport.close()  # sends what is written first; `drop` aborts
+            transport.close()  # sends the written bytes first; `drop` aborts
         self.drop(reason)
 
     def _give_up(self, reason: str) -> None:
@@ -706,7 +706,7 @@ class AsyncConnection(_Connection, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of asyncio's
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass of asyncio's
         sock = transport.get_extra_info("socket")
         if sock is not None:
             with contextlib.suppress(OSError):
@@ -717,7 +717,7 @@ class AsyncConnection(_Connection, asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take in what was read."""
+        """Take in the bytes that asyncio has put into the buffer."""
         websocket = self.websocket
         try:
             replies = websocket.feed(bytes(self._buffer[:nbytes]))

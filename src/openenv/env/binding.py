@@ -1,4 +1,4 @@
-"""How an environment class is called: sync or async, with which keywords, with which models.
+"""How to call an environment class: sync or async, its keywords, its models.
 
 A class is inspected once, never per call. Knows `Environment`; must not know where its code runs.
 """
@@ -31,8 +31,8 @@ Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 RemoteOperation = Literal["reset", "step", "step_with", "state"]
 Encoder = Callable[[Any], Any]
 
-# Where a coroutine of an environment runs its blocking parts. A session sets this to its own lane, so that blocking
-# code stays on the session's one thread; without a session it is one of asyncio's threads.
+# Runs the blocking parts of an environment's coroutines. A session sets this to its thread, so that blocking code
+# stays on that thread; without a session it is one of asyncio's threads.
 OFFLOAD: ContextVar[Offload] = ContextVar("openenv_offload", default=asyncio.to_thread)
 
 
@@ -42,15 +42,15 @@ async def run_blocking(function: Callable[[], T]) -> T:
 
 
 class RemoteEnvironment(ABC):
-    """An environment whose code runs in another process, as sessions see it.
+    """An environment that runs in another process, seen from a session.
 
     Its methods are coroutines, so sessions call them on the event loop and no thread waits for the other process. They
-    take every keyword; the other process drops those that the environment does not take. An operation travels with the
-    encoder of its result, so that the result is encoded where it is made and crosses the process border once, as bytes.
+    take every keyword; the other process drops those that the environment does not accept. Each call also carries the
+    encoder of its result, so that the result is encoded in that process and crosses the process border once, as bytes.
     """
 
     served_class: type[Any]
-    """The environment's own class, or a lookalike where this process cannot import it."""
+    """The environment's class, or a lookalike if this process cannot import it."""
 
     @abstractmethod
     async def ask(self, operation: RemoteOperation, argument: Any, encode: Encoder | None = None) -> Any:
@@ -70,7 +70,7 @@ class RemoteEnvironment(ABC):
 
 
 def class_of(env: Any) -> type[Any]:
-    """Return an environment's own class, also where it runs in another process."""
+    """Return an environment's class, even if the environment runs in another process."""
     return env.served_class if isinstance(env, RemoteEnvironment) else type(env)
 
 
@@ -135,9 +135,9 @@ def bind(env_cls: type[Any]) -> Binding:
 
 
 def bind_instance(env: Any) -> Binding:
-    """Return how to call an environment: as its class, unless it has methods of its own.
+    """Return how to call an environment: as its class, unless methods were set on the instance.
 
-    `self.step_async = functools.partial(...)` in a constructor is such a method.
+    Example: `self.step_async = functools.partial(...)` in a constructor.
     """
     own = getattr(env, "__dict__", None)
     if not own or own.keys().isdisjoint(_OVERRIDABLE):  # four look-ups, however many attributes there are
@@ -221,7 +221,7 @@ def factory_class(factory: EnvFactory) -> type[Any] | None:
 
 
 def declared_concurrency(env_cls: type[Any]) -> bool | None:
-    """Return what a class says about several instances at once; None where only `Environment` says something."""
+    """Return a class's value of `SUPPORTS_CONCURRENT_SESSIONS`; None if only `Environment` has one."""
     for cls in env_cls.__mro__:
         if cls is Environment:
             return None
@@ -259,7 +259,7 @@ def infer_models(env_cls: type[Any]) -> Models:
     action = declared_action(env_cls) or Action
     observation = _model(generic.get("observation")) or _annotation(env_cls, "step", "return") or Observation
     state = _model(generic.get("state"))
-    if state is None or state is State:  # a base class may name `State` where the annotation names more
+    if state is None or state is State:  # a base class may name `State` and the annotation a subclass of it
         state = _annotation(env_cls, "state", "return") or State
     return Models(action, observation, state)
 
@@ -270,7 +270,7 @@ def declared_action(env_cls: type[Any]) -> type[Any] | None:
 
 
 def _generic_arguments(env_cls: type[Any]) -> dict[str, Any]:
-    """Return the arguments of `Environment[A, O, S]` by what they are."""
+    """Return the arguments of `Environment[A, O, S]` by role."""
     return dict(zip(("action", "observation", "state"), generic_arguments(env_cls, Environment), strict=False))
 
 

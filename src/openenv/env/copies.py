@@ -29,13 +29,13 @@ _WHAT_TO_DO: Final = (
     "(--runner process --sessions-per-process 1), which copies the whole process."
 )
 
-# What cannot be changed, or belongs to the program and not to an episode. The search does not look into these.
+# Immutable values, and objects that belong to the program and not to an episode. The search does not look into these.
 _PLAIN: Final = (
     type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), type,
     types.ModuleType, types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType,
     types.WrapperDescriptorType, types.MethodDescriptorType, types.GenericAlias, logging.Logger, Enum,
 )  # fmt: skip
-# What cannot be changed itself, but refers to what can be: the search looks there.
+# Objects that are immutable themselves but may refer to mutable ones. The search looks into these.
 _TRANSPARENT: Final = (
     tuple, frozenset, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MappingProxyType,
     types.CellType, types.MethodWrapperType, property, staticmethod, classmethod, weakref.ReferenceType,
@@ -79,7 +79,7 @@ def copies_of(env: Any, n: int, factory: Callable[[], Any]) -> list[EnvironmentC
     require_inner_state(env)
     require_copyable(env)
     copies = [_deep_copy(env) for _ in range(n)]
-    common = shared_state(env, copies[0]) if copies else None  # what the first shares with the original, all share
+    common = shared_state(env, copies[0]) if copies else None  # all copies share the same parts with the original
     if common is not None:
         raise NotForkable(f"A copy of {type(env).__name__} would share {common} with it. {_WHAT_TO_DO}")
     return [EnvironmentCopy(partial(_same, one)) for one in copies]
@@ -107,23 +107,23 @@ def require_copyable(env: Any) -> None:
     for part in _parts(env):
         if any(base.__name__ == "EzPickle" for base in type(part).__mro__):
             raise NotForkable(
-                f"{type(part).__name__} is built again where it is pickled or copied (EzPickle), so its episode would "
-                f"be lost. {_WHAT_TO_DO}"
+                f"{type(part).__name__} is constructed again when it is pickled or copied (EzPickle), so its episode "
+                f"would be lost. {_WHAT_TO_DO}"
             )
 
 
 def own_snapshot(env: Any) -> Any:
-    """Return what an environment's `snapshot` returns, as a copy that shares nothing with the environment.
+    """Return the result of an environment's `snapshot`, as a copy that shares nothing with the environment.
 
     Raises:
-        NotForkable: It raised, or what it returned cannot be copied.
+        NotForkable: `snapshot` raised, or its result cannot be copied.
     """
     try:
         snapshot = env.snapshot()
         if inspect.iscoroutine(snapshot):
             snapshot.close()
             raise TypeError("it must not be a coroutine")
-        return copy.deepcopy(snapshot)  # it may refer to what the environment goes on to change
+        return copy.deepcopy(snapshot)  # it may refer to objects that later steps change
     except Exception as exc:
         raise NotForkable(f"snapshot() of {type(env).__name__}: {type(exc).__name__}: {message_of(exc)}") from exc
 
@@ -153,23 +153,23 @@ def _same(env: Any) -> Any:
 def _deep_copy(env: Any) -> Any:
     try:
         return copy.deepcopy(env)
-    except Exception as exc:  # a lock, a socket, an open file; or whatever its own methods raise
+    except Exception as exc:  # a lock, a socket, an open file; or any error in its copy methods
         name = type(env).__name__
         raise NotForkable(f"copy.deepcopy cannot copy {name}: {message_of(exc)}. {_WHAT_TO_DO}") from exc
 
 
 # -- what two environments share ----------------------------------------------------------------------------------
-# `deepcopy` copies by reference what it takes for constant, which may still lead to the original. Examples:
+# `deepcopy` copies constants by reference, and some of them lead to mutable parts of the original. Examples:
 #
 #   self.moves = {"left": lambda: self.go(-1)}       the function's closure refers to the original's `self`
 #   self.draw = self.random.random                   a method in C is kept as it is, with the original's generator
 #   self.board = weakref.ref(board)                  refers to the original's board
 #
-# What a class copies by reference in its own `__deepcopy__` or `__reduce__`, it shares on purpose.
+# If a class copies an object by reference in its `__deepcopy__` or `__reduce__`, it shares that object on purpose.
 
 
 def shared_state(original: Any, duplicate: Any) -> str | None:
-    """Return what could be changed through either of two objects, in words; None where there is nothing."""
+    """Describe a mutable object that both objects refer to; return None if they share none."""
     known = {id(part) for part in _parts(original)}
     for part in _parts(duplicate):
         if isinstance(part, tempfile.TemporaryDirectory):
@@ -205,7 +205,7 @@ def _parts(root: Any) -> Iterator[Any]:
 
 def _referents(part: Any) -> list[Any]:
     if isinstance(part, types.FunctionType):
-        # Its globals are the program's; so is what a function at the top level of a module keeps.
+        # Its globals belong to the program; so does the closure of a function at the top level of a module.
         return [] if _is_global(part) else list(part.__closure__ or ())
     if isinstance(part, weakref.ReferenceType):
         return [part()]

@@ -1,4 +1,4 @@
-"""`Environment`: the class that authors write, and the state of those that write none.
+"""`Environment`, the class that authors write, and the default state for classes that declare none.
 
 Knows actions, observations, states and rubrics; must not know its callers or the wire.
 """
@@ -104,22 +104,22 @@ class TaskProvider(Protocol):
 
 # -- the state of an environment --------------------------------------------------------------------------------------
 #
-#   what a class has                    env.state
+#   the class has                       env.state
 #   a property, or a method             what it returns
 #   `self.state = MyState()`            that object: it is in the instance, before the descriptor of the class
 #   `state = MyState()` in the class    a copy of it for each instance (`CopiedState`)
 #   nothing                             `CountedState`: a state with the episode's id that counts steps
 #
-# Only classes of the last kind, and those that set `self.state`, have their `reset` and `step` wrapped.
+# Only classes of the last kind, and those that set `self.state`, get wrapped `reset` and `step` methods.
 
 _EPISODE: Final = "_openenv_episode"
 RUBRIC_SCORES: Final = "rubric_scores"
-"""Where the metadata of an observation has the scores of a rubric's parts."""
+"""The metadata key for the scores of a rubric's parts."""
 
 
 @dataclass(slots=True)
 class CountedEpisode:
-    """The running episode of an environment without a state of its own."""
+    """The running episode of an environment that keeps no state."""
 
     id: str | None = None
     steps: int = 0
@@ -135,7 +135,7 @@ class CountedEpisode:
 
 
 class CountedState:
-    """The state of an environment that has none of its own: the model it declares, counting steps."""
+    """The default state of an environment: an object of its state model that counts steps."""
 
     def __get__(self, env: Any, owner: type[Any] | None = None) -> Any:
         if env is None:
@@ -187,7 +187,7 @@ def _new_state(env_cls: type[Any], episode: CountedEpisode) -> Any:
 
 
 def _count_episodes(cls: type[Any]) -> None:
-    """Wrap those of a class's `reset` and `step` functions that sessions may call, so that its state counts."""
+    """Wrap the `reset` and `step` functions of a class that sessions may call, so that its state counts."""
     for name, wrap in (("reset", _beginning), ("step", _counting)):
         own = [each for each in (name, f"{name}_async") if each in vars(cls)]
         for each in own or (name, f"{name}_async"):  # inherited from a class that does not count, such as a mixin
@@ -276,7 +276,7 @@ def _beginning(function: Callable[..., Any]) -> Any:
                     episode.is_inside = False
 
         wrapped = reset
-    if not takes_id:  # callers pass what the signature names
+    if not takes_id:  # callers pass only the keywords in the signature
         keyword = inspect.Parameter("episode_id", inspect.Parameter.KEYWORD_ONLY, default=None)
         wrapped.__signature__ = signature.replace(parameters=[*parameters, keyword])
     return wrapped
@@ -289,7 +289,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
     is its description. `SUPPORTS_CONCURRENT_SESSIONS` says whether instances share nothing, and
     `REQUIRES_SINGLE_THREAD_EXECUTOR` that all instances need one and the same thread. Set `RUNS_INLINE` when every call
     answers within microseconds and waits for nothing: the runner `auto` then runs them on the event loop, without a
-    hand-over to a thread. Set `HAS_EXTERNAL_STATE` when an episode changes what is not in the memory of this object:
+    hand-over to a thread. Set `HAS_EXTERNAL_STATE` when an episode changes anything outside of this object's memory:
     files, a database, another process. Such an environment is copied by `snapshot` and `restore` alone.
     """
 

@@ -48,7 +48,7 @@ _VERSION_TEXT = r"^\d+(\.\d+)*((a|b|rc|\.dev|\.post|[-+])[0-9A-Za-z.]+)*$"
 
 
 class ManifestError(ValueError):
-    """A manifest cannot be read or declares what it must not: each problem, and how to correct them."""
+    """A manifest cannot be read or is invalid; the text lists each problem and its correction."""
 
     def __init__(self, errors: list[str], *, remediation: str | None = None) -> None:
         super().__init__("; ".join(errors))
@@ -57,10 +57,10 @@ class ManifestError(ValueError):
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Read an `openenv.yaml`; what its values are is not checked.
+    """Read an `openenv.yaml` without checking its values.
 
     Raises:
-        ManifestError: It is no YAML, or not a mapping.
+        ManifestError: It is not valid YAML, or not a mapping.
         OSError: It cannot be read.
     """
     import yaml  # only packages have a manifest
@@ -86,7 +86,7 @@ def project_version(folder: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PackageFacts:
-    """What the files around a class say of it; None where they do not."""
+    """Facts from the files around a class; None for a fact that no file has."""
 
     name: str | None = None
     version: str | None = None
@@ -95,7 +95,7 @@ class PackageFacts:
 def package_facts(cls: type[Any]) -> PackageFacts:
     """Read name and version from the `openenv.yaml` of a class's package, and the version from its `pyproject.toml`.
 
-    The package is the folder of the class's module, or one of two above it, that has an `openenv.yaml`. Without one, a
+    The package is the folder of the class's module, or one of two above it, if it has an `openenv.yaml`. Without one, a
     `pyproject.toml` beside the module itself gives the version.
     """
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
@@ -107,7 +107,7 @@ def package_facts(cls: type[Any]) -> PackageFacts:
         return PackageFacts(version=project_version(folders[0])) if folders else PackageFacts()
     try:
         data = read_manifest(folder / MANIFEST)
-    except (ManifestError, OSError):  # `openenv serve` and `validate` say what is wrong with it
+    except (ManifestError, OSError):  # `openenv serve` and `validate` report the problem
         data = {}
     name, version = data.get("name"), data.get("version")
     return PackageFacts(
@@ -127,7 +127,7 @@ PackagePath = Annotated[str, AfterValidator(_inside)]
 
 
 class ManifestPart(BaseModel):
-    """A mapping in a manifest: it has no other keys than these."""
+    """A mapping in a manifest; unknown keys are invalid."""
 
     # Most programs read no manifest, so the validators are built on first use.
     model_config = ConfigDict(extra="forbid", defer_build=True)
@@ -159,7 +159,7 @@ class JudgePin(ManifestPart):
 
 
 class ResourceDeclaration(ManifestPart):
-    """What an episode may use."""
+    """The resources of an episode."""
 
     cpu: float = Field(gt=0, description="Cores.")
     memory_mb: int = Field(gt=0)
@@ -213,7 +213,7 @@ class VerifierBinding(ManifestPart):
 
 
 class CapabilitiesSpec(ManifestPart):
-    """What an environment offers beyond reset and step."""
+    """An environment's features beyond reset and step."""
 
     oracle: OracleDeclaration | None = None
     verifier: VerifierBinding
@@ -251,7 +251,7 @@ class ExecutionDeclaration(ManifestPart):
 
 
 class Promises(ManifestPart):
-    """What an environment promises of its rewards, its resources and its features."""
+    """An environment's promises about its rewards, its resources and its features."""
 
     reward: RewardDeclaration
     judge: JudgePin | None = None
@@ -271,7 +271,7 @@ class Promises(ManifestPart):
 
 
 class ValidationBlock(Promises):
-    """What the environment promises; `openenv validate` holds it to that."""
+    """The environment's promises, which `openenv validate` checks."""
 
     execution: ExecutionDeclaration | None = None
 
@@ -290,7 +290,7 @@ class ServeBlock(ManifestPart):
 
 
 class EnvManifest(ManifestPart):
-    """An environment package: what it is called, what is served, and what it promises."""
+    """An environment package: its name, its served classes, and its promises."""
 
     spec_version: Literal[1] = Field(default=1, description="The version of this format.")
     name: StrictStr = Field(min_length=1, description="The environment's name, by convention the package's.")
@@ -316,7 +316,7 @@ class EnvManifest(ManifestPart):
 
 
 class ManifestProblem(NamedTuple):
-    """What is wrong with a key of a manifest."""
+    """A problem with a key of a manifest."""
 
     key: str
     text: str
@@ -326,7 +326,7 @@ class ManifestProblem(NamedTuple):
 
 
 def manifest_problems(data: Mapping[Any, Any]) -> list[ManifestProblem]:
-    """Return what is wrong with a manifest: unknown keys, wrong types, versions that are none; empty if nothing is."""
+    """Return a manifest's problems: unknown keys, wrong types, invalid versions; empty for a valid one."""
     try:
         EnvManifest.model_validate(dict(data))
     except ValidationError as exc:
@@ -348,15 +348,15 @@ def _problems(exc: ValidationError) -> Iterator[ManifestProblem]:
 def _text(error: Any) -> str:
     kind, value = error["type"], error["input"]
     if kind == "extra_forbidden":
-        return "there is no such key"
+        return "unknown key"
     if kind == "missing":
         return "is missing"
     if kind == "string_type" and isinstance(value, (int, float)):
         return f"{value} is a number; write it in quotes: '{value}'"
     if kind == "literal_error":
-        return f"{value!r} is none of {error['ctx']['expected']}"
+        return f"{value!r} is not valid; choose from {error['ctx']['expected']}"
     if kind == "string_pattern_mismatch":
-        return f"{value!r} is no {'version, such as 0.1.0' if error['loc'][-1] == 'version' else 'module:name'}"
+        return f"{value!r} is not a {'version such as 0.1.0' if error['loc'][-1] == 'version' else 'module:name path'}"
     return str(error["msg"])
 
 

@@ -1,4 +1,4 @@
-"""`MCPEnvironment`: an environment whose actions are tools of a FastMCP server.
+"""`MCPEnvironment`: an environment with the tools of a FastMCP server as actions.
 
 One registry serves `step`, code mode and the MCP endpoints. Knows tools; must not know the wire or its callers.
 """
@@ -47,7 +47,7 @@ class MCPEnvironment(Environment[Action, Observation, State], counts_episodes=Fa
     A step with `ListToolsAction` or `CallToolAction` reaches the tools; every other action reaches `_step_impl`.
 
     Args:
-        mcp_server: The FastMCP server whose tools the environment offers.
+        mcp_server: The FastMCP server with the environment's tools.
         transform: Changes observations on their way out.
 
     Raises:
@@ -67,7 +67,7 @@ class MCPEnvironment(Environment[Action, Observation, State], counts_episodes=Fa
 
     @property
     def mcp_client(self) -> Any:
-        """FastMCP's client of the environment's own server; None once the environment is closed."""
+        """A FastMCP client for the environment's server; None once the environment is closed."""
         if self._mcp_client is None and self.mcp_server is not None:
             self._mcp_client = new_client(self.mcp_server)
         return self._mcp_client
@@ -98,7 +98,7 @@ class MCPEnvironment(Environment[Action, Observation, State], counts_episodes=Fa
         """Run a program that calls the tools by name.
 
         Returns:
-            An observation with reward 0 (a program alone earns nothing) whose metadata holds the program's variable
+            An observation with reward 0 (a program alone earns nothing); its metadata holds the program's variable
             `result`, or the failure as `error`.
         """
         names: dict[str, Any] = {**self.get_callables(), "__name__": "__openenv_code__"}

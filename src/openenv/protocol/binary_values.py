@@ -1,11 +1,11 @@
-"""Values of environments as values of MessagePack: bytes and arrays stay what they are.
+"""Encode environment values as MessagePack, which keeps bytes and arrays as they are.
 
 | value                             | in MessagePack                                  |
 |-----------------------------------|-------------------------------------------------|
 | bytes, bytearray, memoryview      | `bin`                                           |
 | NumPy array, torch tensor         | extension type 1; scalars as numbers            |
 | an integer of more than 64 bits   | its digits, as text                             |
-| a key that is no text             | the text that JSON would have                   |
+| a key that is not text            | the key's text in JSON                          |
 | models, dataclasses, dates, ...   | as in `model_dump()`, then as in JSON           |
 | anything else                     | its `repr`                                      |
 
@@ -38,7 +38,7 @@ from .json_values import (
     plain_fields,
 )
 
-# -- arrays: MessagePack extension type 1, `[dtype, shape, bytes]`; NumPy is loaded only where there is an array ------
+# -- arrays: MessagePack extension type 1, `[dtype, shape, bytes]`; NumPy is loaded for the first array ---------------
 
 ARRAY_TYPE: Final = 1
 
@@ -120,7 +120,7 @@ def _checked_bytes(dtype: Any, shape: Any) -> int:
     """Return how many bytes an array has.
 
     Raises:
-        ValueError: There is no array of that type and shape.
+        ValueError: NumPy has no array of that type and shape.
     """
     if not isinstance(dtype, str) or not _PLAIN_DTYPE.fullmatch(dtype):
         raise ValueError(f"unknown dtype {str(dtype)[:40]!r}")
@@ -131,7 +131,7 @@ def _checked_bytes(dtype: Any, shape: Any) -> int:
     return math.prod(shape) * int(dtype[2:])
 
 
-@functools.lru_cache(maxsize=256, typed=True)  # observations look alike; typed, since True is no length though it is 1
+@functools.lru_cache(maxsize=256, typed=True)  # observations look alike; typed, because True equals 1 but is no length
 def _known_bytes(dtype: Any, *shape: Any) -> int:
     return _checked_bytes(dtype, list(shape))
 
@@ -172,11 +172,11 @@ _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
 def observation_message(observation: Any) -> dict[str, Any]:
     """Return `{"observation", "reward", "done"[, "metadata"]}` of an observation, bytes and arrays as they are.
 
-    The rules are those of JSON: reward and done stand beside, metadata is repeated where it is not empty, and a reward
-    that is no finite number is None with a note in the metadata.
+    The rules are those of JSON: reward and done are separate keys, non-empty metadata is repeated, and a reward that is
+    not a finite number becomes None with a note in the metadata.
 
     Raises:
-        TypeError: It is no observation at all.
+        TypeError: The value is not an observation.
     """
     values = envelope_values(observation)
     reward, metadata = values.get("reward"), values.get("metadata")

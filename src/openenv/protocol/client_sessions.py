@@ -1,6 +1,6 @@
 """The client's side of both protocols, sans IO: requests to messages, messages to results, error codes to exceptions.
 
-A session also remembers what a client must not forget: whether its episode still exists. Knows no socket and no clock;
+A session also tracks whether its episode still exists. Knows no socket and no clock;
 `openenv.client` moves the bytes.
 """
 
@@ -164,7 +164,7 @@ def _explained(code: str, message: str, details: Mapping[str, Any]) -> str:
 
 
 def field_errors(errors: Any) -> str:
-    """Name the first fields that were refused, and why; empty where the server does not say."""
+    """Name the first refused fields and the reasons; return an empty text if the server names none."""
     if not isinstance(errors, list):
         return ""
     lines = []
@@ -209,7 +209,7 @@ class ContinuedElsewhere(SessionLost):
 
 
 class ResumableSession:
-    """One v2 session as its client sees it: ids of requests, the unanswered request, and what a resume needs.
+    """The client's view of one v2 session: request ids, the unanswered request, and the data for a resume.
 
         NEW --- open ---> OPENING --- opened ---> ATTACHED --- request ---> WAITING --- reply ---> ATTACHED
          ^                   ^                        |                        |
@@ -218,8 +218,8 @@ class ResumableSession:
          |                   +------- resume --- DETACHED (the token is kept; `pending` is sent again after the resume)
          |
         LOST <--- lose(): only a reset goes on, in a new session.
-        STRANDED <--- lose(is_stranded=True): the same, but the reset first tries the old session, whose slot is free
-                      for it. The server may still hold it, only the way to it is broken.
+        STRANDED <--- lose(is_stranded=True): the same, but the reset first tries the old session. The server may still
+                      hold it and its slot; only the connection is broken.
 
     A request that was sent but not answered is repeated under the same id, and the server answers a repeated id from
     its ledger: nothing runs twice (docs/protocol.md, section 4). A nonce does the same for `open`: until the server
@@ -261,7 +261,7 @@ class ResumableSession:
 
     @property
     def token(self) -> str | None:
-        """The secret that resumes the session, here or elsewhere; None before it is opened and when it is lost."""
+        """The secret that resumes the session in any client; None before `opened` and after `lose`."""
         return self._token if self._lost is None else None
 
     @property
@@ -363,7 +363,7 @@ class ResumableSession:
 
         Args:
             kind: The type of the request.
-            data: What it is about.
+            data: The request's data, such as an action.
             extra: Further keys.
 
         Raises:
@@ -394,7 +394,7 @@ class ResumableSession:
             raise
 
     def cancel_request(self) -> bytes | None:
-        """Encode the cancellation of what is not answered yet: a request, or else `open`."""
+        """Encode the cancellation of the unanswered request, or of `open`."""
         wanted = self._open_id
         if self.is_attached:
             if self.pending is None:
@@ -434,7 +434,7 @@ class ResumableSession:
             if name == "detached" and self.is_attached:
                 raise SessionLost(str(message.get("reason", "unknown")))
             return Event(name, message) if is_ours and request_id is not None else None
-        # An error without an id answers a message that the server could not read: ours, since there is no other.
+        # An error without an id answers a message that the server could not read. Only one request is pending: ours.
         if pending is None or not (is_ours or (kind == "error" and request_id is None)):
             return None
         self.pending = None

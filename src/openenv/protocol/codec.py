@@ -46,7 +46,7 @@ class Codec(ABC):
     """The subprotocol."""
     is_binary: bool
     """Whether uncompressed messages are binary frames."""
-    _mark = b""  # precedes what is compressed
+    _mark = b""  # precedes a compressed payload
 
     @abstractmethod
     def encode(self, message: Mapping[str, Any]) -> bytes:
@@ -63,13 +63,13 @@ class Codec(ABC):
         """Read a message.
 
         Args:
-            payload: What a frame held.
+            payload: The content of a frame.
             binary: Whether it was a binary frame.
             max_bytes: The largest message to unpack from a compressed one.
-            limit: How many values it may hold; None for what comes from a server, which is trusted with that.
+            limit: The limit on values for a client's message; None for a server's, which is trusted.
 
         Raises:
-            ValueError: It is no message.
+            ValueError: The payload is not a valid message.
         """
 
     def is_compressed(self, payload: bytes, *, binary: bool) -> bool:
@@ -77,15 +77,15 @@ class Codec(ABC):
         return binary and payload.startswith(self._mark)
 
     def unpacked(self, payload: bytes, max_bytes: int) -> bytes:
-        """Return what a compressed payload holds.
+        """Return the content of a compressed payload.
 
         Raises:
-            ValueError: It is damaged, or holds more than that.
+            ValueError: The payload is damaged, or its content is larger than `max_bytes`.
         """
         return _decompressed(memoryview(payload)[len(self._mark) :], max_bytes)
 
     def compressed(self, payload: bytes, threshold: int | None) -> Payload:
-        """Compress a payload of at least that many bytes, where that makes it smaller; None for never."""
+        """Compress a payload of at least `threshold` bytes if that makes it smaller; None never compresses."""
         if threshold is not None and len(payload) >= threshold:
             small = zlib.compress(payload, _LEVEL)
             if len(small) + 1 < len(payload):
@@ -103,7 +103,7 @@ class _Json(Codec):
     def encode(self, message: Mapping[str, Any]) -> bytes:
         try:
             return encode(message)
-        except Exception:  # field by field, where one of them has no encoding
+        except Exception:  # encode field by field, because one of them has no encoding
             return encode(cleaned(message, lambda parts: array_of(list(parts))))
 
     def batch(self, replies: Sequence[bytes], batch_id: int | None = None) -> bytes:
@@ -169,7 +169,7 @@ def _pack(value: Any) -> bytes:
 
 
 def _pack_other(value: Any) -> Any:
-    """Turn what the packer does not know into what it does; arrays first, since nearly all of these are."""
+    """Convert a value that the packer does not know; arrays come first, because they are by far the most common."""
     parts = array_parts(value) if is_array(value) else None
     return cleaned(value, _pack_array) if parts is None else _pack_array(parts)
 
@@ -213,7 +213,7 @@ def _unpack(payload: bytes, limit: ValueLimit | None) -> Any:
 
 
 def _counting_hooks(limit: ValueLimit) -> dict[str, Any]:
-    """Return options of `unpackb` that count lists, maps and what is in them, and stop at the limit."""
+    """Return options of `unpackb` that count lists, maps and their elements, and stop at the limit."""
     values = containers = 0
 
     def count(container: Any) -> Any:
@@ -242,7 +242,7 @@ def _map_of(message: Any) -> dict[str, Any]:
 
 
 def _decompressed(data: bytes | memoryview, max_bytes: int) -> bytes:
-    """Unpack what was compressed, but never more than allowed: a few kilobytes can hold gigabytes of zeros."""
+    """Decompress data, but never more than allowed: a few kilobytes can expand to gigabytes of zeros."""
     unpacker = zlib.decompressobj()
     try:
         whole = unpacker.decompress(data, max_bytes + 1)
@@ -262,9 +262,9 @@ BY_NAME: Final[Mapping[str, Codec]] = {
     codec.name: codec for codec in (MSGPACK, JSON) if codec is JSON or msgpack is not None
 }
 SUBPROTOCOLS: Final[tuple[str, ...]] = tuple(BY_NAME)
-"""What this installation speaks, the better one first."""
+"""The codecs of this installation, the preferred one first."""
 
 
 def choose(offered: Iterable[str]) -> Codec | None:
-    """Return the first codec among the subprotocols that a client offers; None where it speaks no v2."""
+    """Return the first supported codec among a client's subprotocols; None if the client does not speak v2."""
     return next((BY_NAME[name] for name in offered if name in BY_NAME), None)

@@ -17,7 +17,7 @@ except ImportError:  # the wheel for this platform has no compiled part
 
 
 class Opcode(IntEnum):
-    """Frame types, and one of our own for a message that was too big to keep."""
+    """Frame types, and OVERSIZE, our marker for a message that was too large to keep."""
 
     CONTINUATION = 0x0
     TEXT = 0x1
@@ -30,7 +30,7 @@ class Opcode(IntEnum):
 
 @dataclass(slots=True)
 class WebSocketMessage:
-    """A whole message, or a control frame. For OVERSIZE the payload is empty and `size` says what was announced."""
+    """A whole message or a control frame. For OVERSIZE the payload is empty and `size` is the announced size."""
 
     opcode: int
     payload: bytes
@@ -38,7 +38,7 @@ class WebSocketMessage:
 
 
 class FrameError(Exception):
-    """The peer broke the framing rules; `close_code` is what to answer."""
+    """The peer broke the framing rules; `close_code` is the code to answer with."""
 
     def __init__(self, close_code: int, reason: str) -> None:
         super().__init__(reason)
@@ -102,7 +102,7 @@ def masked_control_frame(opcode: Opcode, payload: bytes, key: bytes) -> bytes:
     return bytes((0x80 | opcode, 0x80 | len(payload))) + key + apply_mask(payload, key)
 
 
-_CHUNK_COST: Final = 64  # what a chunk takes in memory beside its bytes, of which a peer may send few at a time
+_CHUNK_COST: Final = 64  # bytes of memory per chunk beside its content; a peer may send many tiny chunks
 
 
 class FrameReader:
@@ -110,7 +110,7 @@ class FrameReader:
 
     Args:
         max_size: The largest message to keep, in bytes.
-        masked: Whether the peer is a client, which masks what it sends.
+        masked: Whether the peer is a client, whose frames must be masked.
     """
 
     def __init__(self, max_size: int, *, masked: bool = True) -> None:
@@ -133,13 +133,13 @@ class FrameReader:
         return self._size + _CHUNK_COST * len(self._chunks) + len(self._fragments)
 
     def drop_all(self) -> None:
-        """Drop what is held, and everything that still comes."""
+        """Drop the buffered bytes and all later ones."""
         self._chunks, self._size = [], 0
         self._fragments = bytearray()
         self._skip, self._skipped_final = 1 << 63, False
 
     def feed(self, data: bytes) -> list[WebSocketMessage]:
-        """Take in bytes, give out what is whole.
+        """Take in bytes and return the messages that are complete.
 
         Raises:
             FrameError: The connection must be closed.
@@ -150,7 +150,7 @@ class FrameReader:
     def whole(self, data: bytes) -> bytes | None:
         """Return the payload of data that is exactly one short text or binary message; None, and nothing taken, if not.
 
-        Nearly every read is such a message: a caller that treats both kinds alike saves half of `feed`.
+        Nearly every read is one such message: a caller that treats both kinds alike saves half the cost of `feed`.
         """
         size = len(data)
         if size < 6 or (data[0] != 0x81 and data[0] != 0x82):
@@ -193,7 +193,7 @@ class FrameReader:
         return messages
 
     def _next_frame(self, buffer: bytes, at: int, messages: list[WebSocketMessage]) -> int | None:
-        """Read the frame at a position; return where the next one is, or None while this one is not whole."""
+        """Read the frame at a position; return the position of the next one, or None if this one is incomplete."""
         present = len(buffer) - at
         self._needed = 2
         if present < 2:
@@ -203,7 +203,7 @@ class FrameReader:
         if first & 0x70:
             raise FrameError(1002, "reserved bits are set")
         if bool(second & 0x80) is not self._masked:
-            raise FrameError(1002, "frames from a client must be masked, those from a server must not")
+            raise FrameError(1002, "client frames must be masked, server frames must not be masked")
         length, head = second & 0x7F, 2
         if length >= 126:
             head = 4 if length == 126 else 10
@@ -256,7 +256,7 @@ class FrameReader:
     def _start_skipping(
         self, opcode: int, final: bool, length: int, buffer: bytes, start: int, messages: list[WebSocketMessage]
     ) -> int | None:
-        if len(buffer) < start:  # the mask key is still to come; it counts as part of what is skipped
+        if len(buffer) < start:  # the mask key has not arrived; it counts as part of the skipped bytes
             length, start = length + start - len(buffer), len(buffer)
         present = min(len(buffer) - start, length)
         self._skip = length - present

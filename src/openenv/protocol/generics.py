@@ -8,7 +8,7 @@ from typing import Any
 
 
 def generic_arguments(cls: type[Any], base: type[Any]) -> tuple[Any, ...]:
-    """Resolve `Base[A, B]` through a class hierarchy; what is left open is a `TypeVar`, no arguments at all are `()`.
+    """Resolve `Base[A, B]` through a class hierarchy; open arguments are `TypeVar`s, no arguments at all are `()`.
 
     Example: with `class Parent(Base[A, Text], Generic[A])` and `class Own(Parent[Move])`, the arguments of `Own` are
     `(Move, Text)`: the search passes `{A: Move}` down to the bases of `Parent`. Names in quotes are looked up in the

@@ -52,7 +52,7 @@ def decode(raw: bytes | bytearray | memoryview | str) -> Any:
 
 
 class ValueLimit(NamedTuple):
-    """How much one message of a client may hold, whatever its size: 3 bytes of JSON can take 300 bytes of memory."""
+    """The limit on values in one client message, whatever its size: 3 bytes of JSON can take 300 bytes of memory."""
 
     values: int
     containers: int
@@ -65,10 +65,10 @@ class ValueLimit(NamedTuple):
         return cls(values, values // 4)
 
     def check(self, raw: bytes) -> None:
-        """Look at JSON text before it is parsed, no further than to where it holds too much.
+        """Count the values of JSON text before it is parsed; stop at the limit.
 
         Raises:
-            TooManyValues: It holds more.
+            TooManyValues: The text holds more values than the limit.
         """
         if len(raw) <= 2 * self.containers:  # even `[]` takes two bytes, and `0,` too
             return
@@ -76,7 +76,7 @@ class ValueLimit(NamedTuple):
         in_string = False
         while start < len(raw):
             piece = raw[start : start + _PIECE]
-            if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # do not cut a backslash off from what it escapes
+            if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # do not separate a backslash from the escaped character
                 piece += raw[start + _PIECE : start + _PIECE + 1]
             start += len(piece)
             between = _structure(piece).split(b'"')  # in turn outside and inside of strings
@@ -88,10 +88,10 @@ class ValueLimit(NamedTuple):
             self.check_counts(values, containers)
 
     def check_counts(self, values: int, containers: int) -> None:
-        """Compare what was counted.
+        """Compare counts with the limit.
 
         Raises:
-            TooManyValues: It is more.
+            TooManyValues: A count is over the limit.
         """
         if containers > self.containers:
             raise TooManyValues(f"more than {self.containers} lists and objects in one message")
@@ -140,10 +140,10 @@ class ObservationParts(NamedTuple):
 
 
 def check_observation(observation: Any) -> Any:
-    """Return an observation; refuse what is none: a tuple or None would silently become a step without reward.
+    """Return an observation; refuse a tuple or None, which would silently become a step without reward.
 
     Raises:
-        TypeError: Neither a model nor a mapping nor a dataclass.
+        TypeError: The value is neither a model nor a mapping nor a dataclass.
     """
     if isinstance(observation, (BaseModel, Mapping)) or is_dataclass(observation):
         return observation
@@ -152,12 +152,12 @@ def check_observation(observation: Any) -> Any:
 
 
 def envelope_values(observation: Any) -> Mapping[str, Any]:
-    """Return where the reward, the end and the metadata of an observation are to be found.
+    """Return a mapping that has the reward, the end and the metadata of an observation.
 
     In an `Observation` they are fields. A plain model may have them as properties, or as extra fields.
 
     Raises:
-        TypeError: It is no observation at all.
+        TypeError: The value is not an observation.
     """
     if not isinstance(observation, BaseModel):
         return plain_fields(check_observation(observation))
@@ -171,7 +171,7 @@ def split_observation(observation: Any) -> ObservationParts:
     """Encode an observation; never raises for a field that has no encoding.
 
     Raises:
-        TypeError: It is no observation at all.
+        TypeError: The value is not an observation.
     """
     values = envelope_values(observation)
     metadata = values.get("metadata")
@@ -198,7 +198,7 @@ def observation_json(observation: Any, *, before: bytes = b"", after: bytes = b"
         if type(reward) is float and _isfinite(reward) and "done" in values and not values.get("metadata"):
             try:  # nearly all of them
                 fields = to_json(observation, exclude=BESIDE, fallback=jsonable)
-            except Exception:  # the long way says what it was and saves the rest
+            except Exception:  # encode field by field: that keeps the other fields and describes the bad one
                 pass
             else:
                 end = b',"done":true}' if values["done"] else b',"done":false}'
@@ -212,16 +212,16 @@ def observation_json(observation: Any, *, before: bytes = b"", after: bytes = b"
 
 @functools.lru_cache(maxsize=256)
 def _dumper(cls: type[Any]) -> Callable[..., bytes] | None:
-    """Return what writes objects of a class as JSON, where that is a model that leaves it to pydantic.
+    """Return pydantic's JSON writer of a model class; None for other classes and models that override `model_dump`.
 
-    Kept, because a model class looks for its attributes in Python's slowest way.
+    Cached, because attribute lookups on a model class are slow.
     """
     is_plain = getattr(cls, "model_dump", None) is _DUMP
     return cls.__pydantic_serializer__.to_json if is_plain else None
 
 
 def checked_reward(reward: Any, metadata: Any) -> tuple[Any, Any]:
-    """Make a reward a finite number, a bool or None; what had to be given up is noted in the metadata.
+    """Make a reward a finite number, a bool or None; note a replaced reward in the metadata.
 
     The step has run and must not be lost, but a broken reward must not look like "no reward".
     """
@@ -238,7 +238,7 @@ def checked_reward(reward: Any, metadata: Any) -> tuple[Any, Any]:
     kept = metadata if isinstance(metadata, Mapping) else {}
     try:
         note = repr(reward)
-    except Exception:  # an integer too long to print, or an object that cannot say what it is
+    except Exception:  # an integer too long to print, or an object that cannot describe itself
         note = type(reward).__name__
     logger.warning("an environment returned the reward %s; it is sent as null", note)
     return None, {**kept, NONFINITE_REWARD_KEY: note}
@@ -251,17 +251,17 @@ def serialize_observation(observation: Any) -> dict[str, Any]:
 
 
 def encode_state(state: Any) -> bytes:
-    """Encode a state with all fields of its own class; no state at all is an empty object."""
+    """Encode a state with all fields of its class; None becomes an empty object."""
     return b"{}" if state is None else _model_json(state, exclude=None)
 
 
 def dumps_itself(model: BaseModel) -> bool:
-    """Whether a model's class has a `model_dump` of its own, which may hide fields or reshape them."""
+    """Return whether a model's class overrides `model_dump`, which may hide fields or reshape them."""
     return type(model).model_dump is not _DUMP
 
 
 def own_dump(model: BaseModel, exclude: set[str] | None) -> Any:
-    """Return what such a model makes of itself. If it fails, that is the environment's failure: nothing is sent."""
+    """Return a model's overridden `model_dump`. If it fails, the environment has failed and nothing is sent."""
     return model.model_dump() if exclude is None else model.model_dump(exclude=set(exclude))
 
 

@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 as OpenEnv speaks it, and MCP on top of it, sans IO: messages, error codes, versions, what is valid.
+"""OpenEnv's JSON-RPC 2.0, and MCP on top of it, sans IO: messages, error codes, versions, validation.
 
 Knows shapes only; must not know sessions or HTTP servers.
 """
@@ -260,7 +260,7 @@ def read_message(data: Any) -> McpMessage:
 
 
 def era_of(headers: Mapping[str, str], data: Any) -> Era | None:
-    """Return the era that a POST belongs to; None means that it is no MCP but OpenEnv's own JSON-RPC.
+    """Return the MCP era of a POST; None for OpenEnv's JSON-RPC methods, which are not MCP.
 
     Args:
         headers: The request's headers, names in lower case.
@@ -268,7 +268,7 @@ def era_of(headers: Mapping[str, str], data: Any) -> Era | None:
     """
     method = data.get("method") if isinstance(data, dict) else None
     version = headers.get("mcp-protocol-version")
-    # Clients of MCP must accept event streams; those of OpenEnv's own methods never ask for one.
+    # MCP clients must accept event streams; OpenEnv's methods never ask for one.
     streams = "text/event-stream" in headers.get("accept", "") and method not in _OWN_METHODS
     if version is not None and version not in HANDSHAKE_VERSIONS:
         return "modern"
@@ -293,7 +293,7 @@ def _params(data: Any) -> Mapping[str, Any]:
 
 
 def check_modern(headers: Mapping[str, str], message: McpMessage) -> None:
-    """Check what a request since 2026-07-28 must carry; on stdio there are no headers, and `headers` is empty.
+    """Check the required fields of a request since 2026-07-28; on stdio `headers` is empty.
 
     Raises:
         McpError: Something is missing, or header and body disagree.

@@ -57,7 +57,7 @@ def json_schema(model: type[Any]) -> dict[str, Any]:
     fields = getattr(model, "model_fields", {})
     for name, described in schema.get("properties", {}).items():
         for part in (described, *described.get("anyOf", ())):
-            if ARRAY_KEY in part and name in fields:  # pydantic forgets what an array holds
+            if ARRAY_KEY in part and name in fields:  # pydantic drops an array's dtype and shape
                 part[ARRAY_KEY] = array_dtype(fields[name].annotation)
     return schema
 
@@ -80,7 +80,7 @@ def takes_tool_actions(action_cls: type[Any] | None) -> bool:
 
 
 def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Any]) -> Any:
-    """Validate a dict as an action; tool actions are recognised where the class is open to them.
+    """Validate a dict as an action; recognise tool actions if the class allows them.
 
     Raises:
         pydantic.ValidationError: The data does not fit.
@@ -100,7 +100,7 @@ def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Any]) ->
 
 
 def _with_shapes(exc: ValidationError, data: Mapping[str, Any]) -> ValidationError:
-    """Add to what is wrong with an action how tool actions look."""
+    """Add the shapes of tool actions to a validation error."""
     problems = [
         InitErrorDetails(
             type=PydanticCustomError(error["type"], error["msg"], error.get("ctx")),
@@ -116,7 +116,7 @@ def _with_shapes(exc: ValidationError, data: Mapping[str, Any]) -> ValidationErr
 
 @functools.lru_cache(maxsize=256)
 def _adapter(cls: Any) -> TypeAdapter[Any]:
-    """Validate dataclasses and other classes that are no pydantic models."""
+    """Return a validator for dataclasses and other classes that are not pydantic models."""
     return TypeAdapter(cls)
 
 
@@ -138,7 +138,7 @@ def deserialize_action_with_preprocessing(action_data: Mapping[str, Any], action
 
 
 def _parsed(text: str, empty: Any) -> Any:
-    """Read JSON that a form has as text; what is none stays text, for the model to refuse."""
+    """Read a form's text as JSON; invalid JSON stays text, which the model then refuses."""
     try:
         return from_json(text) if text.strip() else empty
     except ValueError:
@@ -159,10 +159,10 @@ def _tokens(value: Any) -> Any:
 
 
 def step_frame_parser(action_cls: type[Any] | None) -> Callable[[bytes], Any] | None:
-    """Build a one-pass parser from the bytes of a step frame to its action, where the class allows one.
+    """Build a one-pass parser from a step frame's bytes to its action; None if the class does not allow one.
 
-    The parser raises `pydantic.ValidationError` for anything but a valid step frame; the caller then takes the
-    long way to find out what is wrong.
+    The parser raises `pydantic.ValidationError` for anything but a valid step frame; the caller then parses the frame
+    in full to describe the problem.
     """
     if action_cls is None or not has_plain_validation(action_cls):
         return None
@@ -223,7 +223,7 @@ def make_example(schema: Mapping[str, Any], text: Callable[[Mapping[str, Any]], 
     Args:
         schema: The schema, with its definitions.
         text: Makes a string that satisfies a schema.
-        variant: 0 takes defaults and first choices; others differ from it where they can.
+            variant: 0 takes defaults and first choices; other numbers take different values if possible.
 
     Raises:
         Unmakeable: The schema requires itself.

@@ -34,7 +34,7 @@ class V1Request(NamedTuple):
 
 
 class Malformed(NamedTuple):
-    """A frame that is no request; `reply` is the error frame to send."""
+    """An invalid frame; `reply` is the error frame to send."""
 
     reply: bytes
     code: WSErrorCode
@@ -61,12 +61,12 @@ class ServerProtocol:
         if self._parse_step is not None and b'"step"' in raw[:32]:
             try:
                 return self._parse_step(raw)
-            except Exception:  # the long way says what is wrong
+            except Exception:  # `parse` describes the problem
                 pass
         return None
 
     def parse(self, raw: bytes) -> V1Request | Malformed:
-        """Read one frame; whatever is wrong with it comes back as `Malformed`."""
+        """Read one frame; return `Malformed` for any problem with it."""
         try:
             message = decode(raw)
         except ValueError as exc:
@@ -105,7 +105,7 @@ def state_frame(state: Any) -> bytes:
 
 
 def frame_type(raw: bytes) -> str | None:
-    """Return the type of a frame that is a request, or None for what is none."""
+    """Return the type of a request frame, or None for any other frame."""
     try:
         message = decode(raw)
     except ValueError:

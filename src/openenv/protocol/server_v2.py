@@ -27,7 +27,7 @@ from .server_v1 import error_data, error_list
 
 @dataclass(slots=True)
 class Request:
-    """One request; what does not belong to its type is None."""
+    """One request; fields that do not belong to its type are None."""
 
     type: str
     id: int
@@ -55,7 +55,7 @@ class Batch:
 
 @dataclass(slots=True)
 class RefusedRequest:
-    """A message that is no request: the error to answer with."""
+    """An invalid message: the error to answer with."""
 
     id: int | None
     session: str | None
@@ -97,7 +97,7 @@ class ServerProtocolV2:
     """Reads v2 messages for one action class.
 
     Args:
-        action_cls: The action class; None takes whatever comes.
+        action_cls: The action class; None accepts any action.
         max_batch: How many requests a batch may hold.
         limit: How many values a message may hold.
     """
@@ -123,7 +123,7 @@ class ServerProtocolV2:
         try:
             step: dict[str, Any] = self._step(raw)
             return step
-        except Exception:  # an action's own validators may raise anything; the long way says what is wrong
+        except Exception:  # an action's validators may raise anything; `read` describes the problem
             return None
 
     def parse_batch(self, raw: bytes) -> Batch | None:
@@ -152,7 +152,7 @@ class ServerProtocolV2:
         return self.read(message, echo_input=echo_input)
 
     def read(self, message: Any, *, echo_input: bool = True, in_batch: bool = False) -> Parsed:
-        """Read a decoded message; whatever is wrong with it comes back as `RefusedRequest`."""
+        """Read a decoded message; return `RefusedRequest` for any problem with it."""
         if not isinstance(message, dict):
             return _refused(None, WSErrorCode.INVALID_JSON, "Invalid JSON: expected an object")
         request_id = message.get("id")
@@ -179,7 +179,7 @@ class ServerProtocolV2:
         if not _is_id(request_id):
             raise Invalid("id", "id must be an integer of at most 64 bits")
         unknown = message.keys() - _KEYS[kind] - {"type", "id"}
-        if unknown and kind != "open":  # where later versions say what they can do
+        if unknown and kind != "open":  # later versions announce their features in `open`
             raise Invalid(sorted(unknown)[0], "unknown key")
         if kind == "batch":
             return self._read_batch(message, echo_input)
@@ -241,11 +241,11 @@ class ServerProtocolV2:
 
 
 class Writer(ABC):
-    """Writes messages whose data is encoded already."""
+    """Writes messages from encoded data."""
 
     codec: Codec
     closing = b""
-    """What an envelope has behind the data."""
+    """The end of an envelope, after the data."""
 
     @abstractmethod
     def observation(self, observation: Any) -> bytes:
@@ -363,8 +363,8 @@ def _reset_frame() -> Any:
 
 
 def _batch_frame(request: Any, max_batch: int) -> Any:
-    # The first request that does not fit ends it: the long way says what is wrong, and an error for each of a million
-    # empty requests would take gigabytes.
+    # Stop at the first request that does not fit. `read` describes the problem, and a list of a million errors, one
+    # for each empty request, would take gigabytes.
     steps = Annotated[list[request], FailFast(), Field(max_length=max_batch)]
     fields = {"type": Literal["batch"], "id": RequestId, "each": NotRequired[bool], "requests": steps}
     return strict_frame("batch", fields)

@@ -65,7 +65,7 @@ class ListToolsObservation(Observation):
 
 
 class CallToolObservation(Observation):
-    """What a tool returned, or why it failed."""
+    """A tool's result, or why the call failed."""
 
     tool_name: str
     result: Any = None

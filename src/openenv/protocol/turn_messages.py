@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 
 class HarnessEventType(str, Enum):
-    """What an event of a turn reports."""
+    """The kind of an event in a turn."""
 
     LLM_REQUEST = "llm_request"
     LLM_RESPONSE = "llm_response"
@@ -23,7 +23,7 @@ class HarnessEventType(str, Enum):
 
 
 class HarnessEvent(BaseModel):
-    """One event of a turn. The data of `TURN_COMPLETE` has `response`, and `done` where the conversation is over."""
+    """One event of a turn. The data of `TURN_COMPLETE` has `response`, and `done` once the conversation is over."""
 
     type: HarnessEventType
     timestamp: float = Field(default_factory=time.time)
@@ -31,14 +31,14 @@ class HarnessEvent(BaseModel):
 
 
 class HarnessClientMessage(BaseModel):
-    """What a client of `WS /harness` sends: the text of a turn."""
+    """A client's message on `WS /harness`: the text of a turn."""
 
     type: Literal["message"]
     content: str
 
 
 class HarnessProtocolError(BaseModel):
-    """What a client of `WS /harness` gets for a frame that is no message; the connection can still be used."""
+    """The reply on `WS /harness` to an invalid frame; the connection can still be used."""
 
     type: Literal["protocol_error"] = "protocol_error"
     data: dict[str, Any]

@@ -151,7 +151,7 @@ async def test_a_call_is_repeated_when_that_may_help(scripted: Start, recorder: 
             await client.complete("hi")
         assert len(recorder.requests) == 4
         recorder.answers += [(200, []), (200, {"choices": []})]
-        for text in ("no JSON object", "without a choice"):
+        for text in ("not a JSON object", "without a choice"):
             with pytest.raises(LLMError, match=text):
                 await client.complete("hi")
     assert isinstance(caught.value, OpenEnvError)

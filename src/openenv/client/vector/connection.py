@@ -1,7 +1,7 @@
-"""One WebSocket connection of a `VectorEnv`: messages of protocol v2 in and out, whichever protocol the server speaks.
+"""One WebSocket connection of a `VectorEnv`: messages of protocol v2 in and out, over either protocol.
 
-A codec writes those messages as v2, where a connection carries many sessions; `V1Format` writes them as v1, where it is
-one session. So nothing else in this package has to know which of them it is. Must not know slots.
+A codec writes the messages as v2, and a connection carries many sessions. `V1Format` writes them as v1, and a
+connection is one session. The rest of this package need not know which one is used. Must not know slots.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class V1Format:
         self.is_over = False
 
     def encode(self, message: Mapping[str, Any]) -> bytes:
-        """Write what a message asks for: an `open`, or the only request of a batch."""
+        """Write a message's request: an `open`, or the only request of a batch."""
         if message["type"] == "open":
             self._unanswered.append(("open", message["id"]))
             return self._writer.request("state")
@@ -65,12 +65,12 @@ class V1Format:
         return self._writer.request(request["type"], request.get("data"))
 
     def decode(self, payload: bytes, *, binary: bool, max_bytes: int) -> dict[str, Any]:
-        """Read an answer, and name the request that it is for.
+        """Read an answer and add the id of its request.
 
-        An unexpected message ends the session: the next answer might not be that of the next request.
+        An unexpected message ends the session, because the next answer might belong to an earlier request.
 
         Raises:
-            ValueError: The payload is no message.
+            ValueError: The payload is not a valid message.
         """
         message = decode(payload)
         if not isinstance(message, dict) or not isinstance(message.get("data"), dict):
@@ -98,7 +98,7 @@ class V1Format:
 class VectorConnection(BlockingConnection):
     """A blocking connection that never waits for a reply: the pool selects on several of them.
 
-    A connection that breaks closes itself, as `is_open` and `lost_reason` show; `take` still returns what came before.
+    A broken connection closes itself, as `is_open` and `lost_reason` show; `take` still returns earlier messages.
     """
 
     def __init__(self, address: Address, options: ConnectionOptions) -> None:
@@ -115,7 +115,7 @@ class VectorConnection(BlockingConnection):
         return bool(self._decoded)
 
     def fileno(self) -> int:
-        """Return what to select on."""
+        """Return the socket's file descriptor, for `select`."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def next_id(self) -> int:
@@ -134,7 +134,7 @@ class VectorConnection(BlockingConnection):
             raise ConnectFailed(self.lost_reason, is_transient=True)
 
     def _negotiated_format(self) -> Codec | V1Format:
-        """Return the codec that the server has chosen, or v1 where it has chosen none and that will do."""
+        """Return the server's codec, or v1 if the server chose none and the options allow v1."""
         chosen, offered = self.websocket.subprotocol, self._options.subprotocols
         if chosen is not None:
             return BY_NAME[chosen]
@@ -157,7 +157,7 @@ class VectorConnection(BlockingConnection):
         return size
 
     def _decode(self) -> None:
-        """Decode what has come. At once, not when it is taken: an unexpected v1 message ends the connection."""
+        """Decode received messages. At once, not in `take`: an unexpected v1 message ends the connection."""
         wire_format, messages = self.format, self.websocket.messages
         if wire_format is None:
             return
@@ -174,7 +174,7 @@ class VectorConnection(BlockingConnection):
                 self.drop("the server ended the session")
 
     def send(self, messages: Iterable[Mapping[str, Any]]) -> None:
-        """Send messages, all in one write. Where the connection breaks, they may or may not have arrived."""
+        """Send messages in one write. If the connection breaks, they may or may not have arrived."""
         sock, wire_format = self._socket, self.format
         if sock is None or wire_format is None:
             return
@@ -190,13 +190,13 @@ class VectorConnection(BlockingConnection):
                 raise
 
     def receive(self) -> None:
-        """Read once what has come; call it when the socket is readable."""
+        """Read the received bytes once; call it when the socket is readable."""
         sock = self._socket
         if sock is None:
             return
         try:
             self._read(sock)
-            # TLS reads whole records: what it has decrypted already does not show as readable.
+            # TLS reads whole records: bytes that are already decrypted do not make the socket readable.
             while self._socket is not None and isinstance(sock, ssl.SSLSocket) and sock.pending():
                 self._read(sock)
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -210,7 +210,7 @@ class VectorConnection(BlockingConnection):
         return decoded
 
     def check(self) -> None:
-        """Ping a server that has been silent for long; drop the connection where it did not answer the last ping."""
+        """Ping a server after a long silence; drop the connection if the last ping was not answered."""
         if self._socket is not None:
             try:
                 self._check(self._socket)

@@ -1,6 +1,6 @@
-"""What a step of many sessions returns, and the rules of an episode in one slot: autoreset and failure policies.
+"""The result of a step of many sessions, and the rules of an episode in one slot: autoreset and failure policies.
 
-Pure rules; NumPy is used where it is installed. Must not know sessions or connections.
+Pure rules; uses NumPy if installed. Must not know sessions or connections.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ ObsT = TypeVar("ObsT")
 class SlotResult(Generic[ObsT]):
     """The result of one slot.
 
-    `result` is None where it failed; `error` then says why. `final` is the last result of an episode that ended in
-    this very step (`autoreset="same_step"`). `started` says that `result` is the first one of an episode, `restarted`
-    that this episode took the place of one that was lost: `error` says how.
+    If the slot failed, `result` is None and `error` has the reason. `final` is the last result of an episode that ended
+    in this very step (`autoreset="same_step"`). `started` marks the first result of an episode. `restarted` says that
+    this episode replaced a lost one, and `error` has the reason of the loss.
     """
 
     slot: int
@@ -36,7 +36,7 @@ class SlotResult(Generic[ObsT]):
 
     @property
     def reward(self) -> float:
-        """The reward as a number: 0 for the beginning of an episode, NaN where there is none or the slot failed."""
+        """The reward as a number: 0 for the beginning of an episode, NaN for no reward or a failed slot."""
         last = self.result if self.final is None else self.final
         if last is None or (self.error is not None and self.final is None):
             return math.nan
@@ -66,12 +66,12 @@ class VectorResult(Generic[ObsT]):
 
     @property
     def results(self) -> list[StepResult[ObsT] | None]:
-        """A result for each slot; None where it failed."""
+        """One result per slot; None for a failed slot."""
         return [one.result for one in self.by_slot]
 
     @property
     def observations(self) -> list[ObsT | None]:
-        """An observation for each slot; None where it failed."""
+        """One observation per slot; None for a failed slot."""
         return [None if one.result is None else one.result.observation for one in self.by_slot]
 
     @property
@@ -129,7 +129,7 @@ def _array(values: list[Any], dtype: str) -> Any:
 
 
 def ended(observation: Any) -> tuple[bool, bool]:
-    """Return terminated and truncated of an episode that is over: as it says, or terminated where it says nothing."""
+    """Return terminated and truncated of a finished episode; terminated if its observation sets neither."""
     terminated = truncated = None
     if isinstance(observation, Mapping):
         terminated, truncated = observation.get("terminated"), observation.get("truncated")
@@ -150,7 +150,7 @@ POLICIES: Final[tuple[str, ...]] = get_args(OnFailure)
 
 @dataclass(slots=True)
 class SlotEpisode:
-    """The episode of one slot, and what has come for it since the caller last took a result.
+    """The episode of one slot, and its results since the caller last took one.
 
         idle --- ask() ---> asked --- answered(), failed() ---> ready --- take() ---> idle
                               ^             |
@@ -174,7 +174,7 @@ class SlotEpisode:
     _error: OpenEnvError | None = None
 
     def ask(self, *, stepping: bool) -> str:
-        """Begin a request: return `step`, or `reset` where an episode has to begin first."""
+        """Begin a request: return `step`, or `reset` if an episode has to begin first."""
         self.is_asked, self.is_ready = True, False
         self._result = self._hook_error = self._final = self._error = None
         if not stepping:
@@ -193,7 +193,7 @@ class SlotEpisode:
             return True
         try:  # now, while other slots still step
             self._result = SlotResult(self.slot, parse(data), self._error, started=started)
-        except Exception as exc:  # of the caller's own hook: `take` raises it
+        except Exception as exc:  # from the caller's hook: `take` raises it
             self._hook_error = exc
         if self.is_over and self._error is None and self._result is not None:
             self._result.terminated, self._result.truncated = ended(data.get("observation"))

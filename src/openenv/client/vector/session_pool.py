@@ -1,7 +1,7 @@
 """The sessions of a `VectorEnv`: opened, stepped in batches, resumed when a connection breaks, given up when lost.
 
 Each request is answered once, by its reply or by a typed error; a reply goes to the request with its session and id or
-is dropped. Knows protocol v2, and that a v1 session ends with its connection; must not know what an episode is.
+is dropped. Knows protocol v2, and that a v1 session ends with its connection; must not know episodes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .connection import V1Format, VectorConnection
 _WATCH_S: Final = 0.002  # how long a wait looks for the answer of a fast server before it sleeps
 _TICK_S: Final = 1.0  # a wait wakes this often to ping silent servers and to see that it was interrupted
 _CLOSE_S: Final = 5.0  # how long servers may take to confirm that the sessions are closed
-_BATCHES_KEPT: Final = 64  # a batch that is answered slot by slot has no answer of its own, so it would stay for ever
+_BATCHES_KEPT: Final = 64  # a batch that is answered slot by slot gets no answer as a batch, so it would stay forever
 _CONNECTS_AT_ONCE: Final = 16  # v1 needs a socket per slot: one after the other is slow, all at once floods the server
 
 _SESSIONS_HEADER: Final = "X-OpenEnv-Sessions"
@@ -39,7 +39,7 @@ Unreachable = ConnectFailed | AccessDenied
 class Slot(ResumableSession):
     """The session of one slot, on a connection that it shares with other slots.
 
-    What is kept for a resume (token, nonce, ids, the unanswered request) is that of `EnvClient`'s session; see the
+    The data for a resume (token, nonce, ids, the unanswered request) is the same as for `EnvClient`'s session; see the
     states of `ResumableSession`. `name` is None while the slot has no session.
     """
 
@@ -51,7 +51,7 @@ class Slot(ResumableSession):
         self.shared = shared
         self.is_opening = False
         self.has_started_over = False
-        self.is_copy = False  # of another session: where that is gone, a new one will not do
+        self.is_copy = False  # of another session: if it is gone, a new session cannot replace it
         # Why the slot has no session.
         self.error: OpenEnvError | None = None
 
@@ -82,8 +82,8 @@ class Slot(ResumableSession):
 class SharedConnection:
     """The connection that some slots share: one at a time, replaced when it breaks.
 
-    What is sent with the next write is collected in `to_open` and `outbox`; `opens` and `batches` have the slots that
-    an answer is for. Requests go in one batch, or in several where the server takes only so many in one.
+    `to_open` and `outbox` collect the messages of the next write; `opens` and `batches` map each expected answer to its
+    slots. Requests go in one batch, or in several if the server limits its size.
     """
 
     address: Address
@@ -132,7 +132,7 @@ class SharedConnection:
 
     @property
     def needs_connection(self) -> bool:
-        """Whether sessions are to be opened and there is no connection to open them on."""
+        """Whether sessions are to be opened and the connection is missing."""
         return bool(self.to_open) and not (self.connection.is_open or self.connection.has_messages)
 
     def split(self) -> list[SharedConnection]:
@@ -146,7 +146,7 @@ class SharedConnection:
         return [slot.shared for slot in others]
 
     def clear(self) -> None:
-        """Forget what was to be sent, and what was sent on a connection that is gone."""
+        """Forget unsent messages, and those sent on a lost connection."""
         self.opens.clear()
         self.batches.clear()
         self.to_open.clear()
@@ -166,7 +166,7 @@ class SharedConnection:
         self.clear()
 
     def connect_first(self) -> None:
-        """Make the first connection, with several attempts within the limit where that may help; raises as above."""
+        """Make the first connection, with several attempts within the limit if that may help; raises as above."""
         attempts = Attempts(Backoff(), self.options)
         while True:
             try:
@@ -192,7 +192,7 @@ class SharedConnection:
         raise failure
 
     def move(self, address: Address) -> None:
-        """Use another server from now on; what the slots had at the old one is given up."""
+        """Use another server from now on; give up the slots' sessions at the old one."""
         self.address = address
         for slot in self.slots:
             if slot.is_resuming:
@@ -273,7 +273,7 @@ class SessionPool:
 
     A connection that breaks goes through `_repair` at the next occasion (a write, a read, a wait):
 
-        broken -> take what came before the end -> reconnect -> `open` with each slot's token (resume)
+        broken -> take the messages before the end -> reconnect -> `open` with each slot's token (resume)
                                                        |            -> opened: the unanswered request again, same id
                                                        |            -> SESSION_LOST: an error in that slot
                                                        +-- no connection in time: an error in each slot (stranded: the
@@ -287,7 +287,7 @@ class SessionPool:
         reconnect_s: How long to try again after a connection broke.
         on_answer: Called with a slot, the request's type, and the reply's data or an error.
         fits_workers: Whether a server with several workers gets as many connections for each of them.
-        find_urls: Returns the servers that there are now; slots whose server is gone get sessions on one of them.
+        find_urls: Returns the servers that exist now; slots of a missing server get sessions on one of them.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class SessionPool:
         # Servers that were given up since the last write began, so that each of their slots does not wait again.
         self._unreachable: dict[Address, Unreachable] = {}
         self._find_urls = find_urls
-        self._present: list[Address] | None = None  # what it returned since then
+        self._present: list[Address] | None = None  # the latest result of `find_urls`
         self._moving = threading.Lock()
         self.connections: list[SharedConnection] = []
         self.slots: list[Slot] = []
@@ -343,18 +343,18 @@ class SessionPool:
         slot.message(kind, data)
 
     def flush(self, *, each: bool = False, prepare: Callable[[SharedConnection], None] | None = None) -> None:
-        """Send what waits: one write per connection.
+        """Send the waiting messages: one write per connection.
 
         Args:
             each: Whether the server may answer slot by slot.
-            prepare: Makes the requests of a connection just before they are sent: so the sessions of the first
-                connection are at work while those of others are still being encoded.
+            prepare: Makes the requests of a connection just before they are sent: the sessions of the first connection
+                already work while the requests of others are encoded.
         """
         self._each = each
         self._unreachable.clear()
         self._present = None
         self._connect_needed()
-        for shared in list(self.connections):  # those that are added meanwhile are handled where they are added
+        for shared in list(self.connections):  # connections added meanwhile are handled by the code that adds them
             if prepare is not None:
                 prepare(shared)
             self._flush(shared)
@@ -374,7 +374,7 @@ class SessionPool:
     # -- connecting -----------------------------------------------------------------------------------------------
 
     def _connect_needed(self) -> None:
-        """Make the connections that are needed: one to each server first, the others where that one succeeded."""
+        """Make the missing connections: one to each server first, the others if that one succeeded."""
         # So a wrong address costs one timeout and not one per connection.
         needed = [shared for shared in self.connections if shared.needs_connection and not shared.is_broken]
         first: dict[Address, SharedConnection] = {}
@@ -391,7 +391,7 @@ class SessionPool:
         self._connect(others)
 
     def _fit_workers(self, first: SharedConnection, others: list[SharedConnection]) -> list[SharedConnection]:
-        """Spread slots over as many connections for each worker of their server; return those that are added.
+        """Spread slots over as many connections for each worker of their server; return the added connections.
 
         A connection is bound to one worker, so fewer connections than workers would leave some without work.
         """
@@ -428,21 +428,21 @@ class SessionPool:
                 self._give_up(slot, failure, is_stranded=True)
 
     def _try_first(self, shared: SharedConnection) -> Unreachable | None:
-        """Make a first connection, or return why not; where a server is gone, to another one."""
+        """Make a first connection, or return why not; if a server is gone, connect to another one."""
         failure = self._try_address(shared)
         while isinstance(failure, ConnectFailed) and self._move(shared):
             failure = self._try_address(shared)
         return failure
 
     def _move(self, shared: SharedConnection) -> bool:
-        """Choose another server for a connection whose own is gone, that with the fewest slots; return False for none.
+        """Move a connection from a missing server to the one with the fewest slots; return False if there is none.
 
         Not for the first connection of all: an address that was never right is an error.
         """
         is_bound = any(slot.name is not None or slot.is_copy for slot in shared.slots)
         if self._find_urls is None or not shared.has_been_open or is_bound:
             return False
-        with self._moving:  # several connections at once: each sees where the others go
+        with self._moving:  # several connections move at once: each sees the others' choices
             if self._present is None:
                 self._present = [parse_ws_url(socket_url(url)) for url in self._find_urls()]
             servers = [address for address in self._present if address not in self._unreachable]
@@ -456,7 +456,7 @@ class SessionPool:
         return True
 
     def _try_address(self, shared: SharedConnection) -> Unreachable | None:
-        """Connect, or return why not; what one connection could not reach, later ones do not try."""
+        """Connect, or return why not; an address that one connection could not reach is not tried by later ones."""
         if shared.address not in self._unreachable:
             try:
                 shared.connect_first()
@@ -571,7 +571,7 @@ class SessionPool:
         if kind == "batch":
             replies = message.get("replies", ())
             slots: Sequence[Slot | None] = shared.batches.pop(request_id, ()) if request_id is not None else ()
-            if len(slots) != len(replies):  # with `each`: what is ready together comes in a batch of the server's own
+            if len(slots) != len(replies):  # with `each`, the server groups the replies that are ready together
                 slots = [None] * len(replies)
             for slot, reply in zip(slots, replies, strict=True):
                 name = reply.get("session", "")
@@ -612,7 +612,7 @@ class SessionPool:
         try:
             slot.take_opened(message)
         except OpenEnvError as error:
-            # A stranded session that is gone, in which the reset was to begin: another session will do.
+            # The reset was to begin in a stranded session that is gone: use another session.
             if slot.name is None and isinstance(error, SessionLost) and not slot.is_copy:
                 slot.start_over()
                 slot.shared.queue_open(slot)
@@ -627,7 +627,7 @@ class SessionPool:
             slot.name = str(message["session"])
             self._by_name[slot.name] = slot
         if slot.pending is not None:
-            # With the same id as before: where the session was resumed, what has run is answered and not run again.
+            # With the same id as before: in a resumed session, an executed request is answered and does not run again.
             slot.pending["session"] = slot.name
             slot.shared.outbox.append(slot)
 
@@ -656,13 +656,13 @@ class SessionPool:
         """Replace a connection that broke, and the one in its place if that breaks too."""
         while shared.is_broken:
             reason = shared.connection.lost_reason
-            self._take(shared)  # what came before the end still counts
+            self._take(shared)  # messages before the end still count
             self._unregister(shared)
             self._replace(shared, reason)
             self._flush(shared)
 
     def _replace(self, shared: SharedConnection, reason: str) -> None:
-        """Connect again and resume every session; what was not answered is sent once more."""
+        """Connect again and resume every session; send unanswered requests once more."""
         if shared.is_session and not any(slot.is_opening for slot in shared.slots):
             self._end_with_connection(shared, reason)
             return
@@ -672,7 +672,7 @@ class SessionPool:
             return
         has_sessions = any(slot.name is not None for slot in slots)
         try:
-            # Where nothing can be lost, an error at once beats another wait; episodes are worth one per connection.
+            # If nothing can be lost, an error at once beats another wait; episodes are worth one wait per connection.
             if not has_sessions and shared.address in self._unreachable:
                 raise self._unreachable[shared.address]
             shared.reconnect(self._backoff if has_sessions else Backoff(shared.options.connect_timeout_s), reason)

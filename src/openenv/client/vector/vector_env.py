@@ -34,7 +34,7 @@ _ANSWERS: Final = frozenset({"state", "fork", "restore"})
 # nearly twice as fast on one connection as on two, and 128 on two as on one (benchmarks/gymnasium_vector.py).
 _MOST_CONNECTIONS: Final = 4
 _SESSIONS_EACH: Final = 64
-_UNSEEDED: Final = frozenset({"seed", "episode_id"})  # what belongs to one episode and not to those that follow it
+_UNSEEDED: Final = frozenset({"seed", "episode_id"})  # options of one episode, not of the following ones
 
 
 class _Slots:
@@ -57,13 +57,13 @@ class _Slots:
 
     @property
     def codecs(self) -> list[str | None]:
-        """The subprotocol of each connection, or `v1` where there is none; None where it is not connected."""
+        """The subprotocol of each connection, or `v1` for a connection without one; None if it is not connected."""
         formats = [shared.connection.format for shared in self._pool.connections]
         return [None if wire_format is None else wire_format.name for wire_format in formats]
 
     @property
     def sessions(self) -> list[str | None]:
-        """The name of each slot's session; None where there is none, or the server gives them no names."""
+        """The name of each slot's session; None for a slot without a session, or if the server gives no names."""
         return [None if slot.shared.is_session else slot.name for slot in self._pool.slots]
 
     @property
@@ -77,21 +77,21 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
     """Many sessions of one environment, on one server or several, stepped together.
 
     Sessions are opened at the first use. A connection that breaks is replaced and its sessions are resumed: nothing is
-    run twice, and an episode that is really gone is an error in its slot, never a fresh one in disguise. A server that
-    speaks only protocol v1 gets a socket for each session; there a connection that breaks is such an error.
+    run twice, and a lost episode is an error in its slot, never silently replaced by a fresh one. A server that speaks
+    only protocol v1 gets a socket for each session; there a broken connection is such an error.
 
     Args:
-        url: The server, or several; slots are spread evenly. A function that returns them, such as `urls` of a
-            provider, is asked again when a server is gone: the next episodes of its slots begin on one that is there.
+        url: The server, or several; slots are spread evenly. If it is a function that returns them, such as `urls` of a
+            provider, it is asked again when a server is gone: the next episodes of its slots begin on another server.
         n: How many sessions.
         client: A client class, or an object of one, whose `_step_payload`, `_parse_result` and `_parse_state` are used;
             by default actions and observations are dicts.
-        connections: How many connections to use, in all; each server gets at least one, and one for each session
-            where it speaks protocol v1. By default one for each 64 sessions and at most four, or more for a server
-            with several workers: a connection is bound to one of them.
-        codec: `json`, `msgpack`, or `auto`: MessagePack where both sides have it, JSON for a client class of your own,
-            whose hooks may count on what JSON makes of bytes and arrays.
-        protocol: `v1`, `v2`, or whichever of them a server speaks, v2 rather than v1.
+        connections: The total number of connections; each server gets at least one, or one for each session if it
+            speaks protocol v1. By default one for each 64 sessions and at most four, or more for a server with several
+            workers: a connection is bound to one worker.
+        codec: `json`, `msgpack`, or `auto`: MessagePack if both sides have it, but JSON if you pass a client class, as
+            its hooks may rely on the JSON form of bytes and arrays.
+        protocol: `v1`, `v2`, or `auto`: v2 if the server speaks it, else v1.
         autoreset: What follows an episode's end. `next_step`: the slot's next step is a reset, its action ignored;
             `same_step`: the reset happens at once, the last result is in `finals`; `disabled`: nothing.
         on_failure: `raise` a `SlotsFailed` once all have answered; `mask` failed slots until the next `reset`;
@@ -99,10 +99,10 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         token: Sent as `Authorization: Bearer`; by default `OPENENV_TOKEN`.
         wait_s: How long to wait in the servers' queues for free slots; by default not at all. Only with v2.
         compress: Ask for compression of replies of at least that many bytes.
-        reconnect_s: How long to try to get a broken connection back. Only with v2.
-        connect_timeout_s: How long connecting may take; what may pass by itself is tried again until then.
-        retry_refused_s: How long to try again, within that time, where no server listens or its host is out of reach.
-        message_timeout_s: How long replies may take where a call does not say.
+        reconnect_s: How long to try to restore a broken connection. Only with v2.
+        connect_timeout_s: How long connecting may take; transient failures are retried until then.
+        retry_refused_s: How long to retry, within that time, if no server listens or its host is out of reach.
+        message_timeout_s: How long replies may take if a call sets no limit.
         max_message_size_mb: The largest reply that is read: one holds all observations of a connection.
         ping_interval_s: How often a silent connection is checked; None for never.
         ping_timeout_s: How long the answer to a check may take.
@@ -178,7 +178,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         self._wait_s = wait_s
         self._pings = ping_interval_s is not None
         self._reset_kwargs: dict[str, Any] = {}
-        self._answers: dict[int, Any] = {}  # of requests that are no part of an episode
+        self._answers: dict[int, Any] = {}  # to requests outside of episodes, such as `state`
         self._each = False
         self._connected = False
         self._closed = False
@@ -249,7 +249,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         return self.step_wait(timeout_s)
 
     def step_async(self, actions: Sequence[ActT] | Mapping[int, ActT], *, each: bool | None = None) -> None:
-        """Send actions; `step_wait` returns what comes of them.
+        """Send actions; `step_wait` returns their results.
 
         Args:
             actions: One for each slot, or some by slot.
@@ -301,9 +301,9 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         return [self._hooks._parse_state(states[index]) if index in states else None for index in range(self.n)]
 
     def fork(self, slot: int, n: int, *, timeout_s: float | None = None) -> Self:
-        """Return another `VectorEnv` whose slots go on from where a slot is, each with a copy of its environment.
+        """Return another `VectorEnv` whose slots continue from a slot, each with a copy of its environment.
 
-        It has the options of this one, its own connections to the slot's server, and is closed by itself.
+        It has the options of this one and separate connections to the slot's server. Close it separately.
 
         Args:
             slot: Which slot.
@@ -311,7 +311,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             timeout_s: How long to wait for them.
 
         Raises:
-            NotForkable: The environment cannot be copied; the text says why, and what to do.
+            NotForkable: The environment cannot be copied; the text gives the reason and a remedy.
             SessionCapacityError: The server has not so many slots left.
             ProtocolError: The server speaks only v1.
             SessionLost: The slot has no session.
@@ -338,7 +338,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         slots: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Go on, in slots of the same server, from where a snapshot is; it may be used any number of times.
+        """Continue slots of the same server from a snapshot, which may be used any number of times.
 
         Args:
             snapshot: A `VectorEnv` of one slot, such as `fork(slot, 1)` returns, a client, or the resume token of one.
@@ -447,10 +447,10 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         return enumerate(actions)
 
     def _ask(self, indices: Sequence[int], kind: str, data: Any, timeout_s: float | None) -> dict[int, Any]:
-        """Send a request that is no part of an episode to some slots, and return the data of their replies.
+        """Send a request outside of an episode to some slots, and return the data of their replies.
 
         Raises:
-            OpenEnvError: What the first slot that failed has answered.
+            OpenEnvError: The error of the first slot that failed.
         """
         self._answers = {}
         for index in indices:
@@ -528,7 +528,7 @@ def _offers(codec: str, protocol: str, *, has_hooks: bool) -> tuple[str, ...]:
 
 
 def _hooks(client: type[EnvClient[Any, Any, Any]] | EnvClient[Any, Any, Any] | None, url: str) -> Any:
-    """Return the object whose hooks turn actions into payloads and replies into results; it never connects."""
+    """Return the object with the hooks for actions and replies; it never connects."""
     if client is None:
         return GenericEnvClient(base_url=url)
     return client(base_url=url) if isinstance(client, type) else client
@@ -552,8 +552,8 @@ class AsyncVectorEnv(_Slots, Generic[ActT, ObsT]):
     """Many sessions of one environment, stepped together, for code on an event loop.
 
     Arguments and results are those of `VectorEnv`, which runs in one thread, so that connecting and waiting never block
-    the loop. A call that is cancelled goes on in that thread, and the next one waits for it. Nothing is lost: what a
-    cancelled `step` leads to is returned by the next `step_wait`.
+    the loop. A cancelled call goes on in that thread, and the next one waits for it. Nothing is lost: the next
+    `step_wait` returns the results of a cancelled `step`.
     """
 
     def __init__(self, url: str | Sequence[str] | Callable[[], Sequence[str]], n: int, **options: Any) -> None:
@@ -591,7 +591,7 @@ class AsyncVectorEnv(_Slots, Generic[ActT, ObsT]):
         return await self.step_wait(timeout_s)
 
     async def step_async(self, actions: Sequence[ActT] | Mapping[int, ActT], *, each: bool | None = None) -> None:
-        """Send actions; `step_wait` returns what comes of them.
+        """Send actions; `step_wait` returns their results.
 
         Raises:
             ClientModeError: An earlier step was not waited for.
@@ -620,7 +620,7 @@ class AsyncVectorEnv(_Slots, Generic[ActT, ObsT]):
         return await self._run(partial(self._env.states, timeout_s=timeout_s))
 
     async def fork(self, slot: int, n: int, *, timeout_s: float | None = None) -> Self:
-        """Return another `AsyncVectorEnv` whose slots go on from where a slot is; raises as `VectorEnv.fork` does."""
+        """Return another `AsyncVectorEnv` whose slots continue from a slot; raises as `VectorEnv.fork` does."""
         forking = self._submit(partial(self._env.fork, slot, n, timeout_s=timeout_s))
         try:
             env = await asyncio.shield(asyncio.wrap_future(forking))
@@ -638,12 +638,12 @@ class AsyncVectorEnv(_Slots, Generic[ActT, ObsT]):
         slots: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Go on, in slots of the same server, from where a snapshot is; raises as `VectorEnv.restore` does."""
+        """Continue slots of the same server from a snapshot; raises as `VectorEnv.restore` does."""
         source = snapshot._env if isinstance(snapshot, AsyncVectorEnv) else snapshot
         await self._run(partial(self._env.restore, source, slots=slots, timeout_s=timeout_s))
 
     async def close(self) -> None:
-        """End all sessions and hang up; what is under way ends with them."""
+        """End all sessions and hang up; requests in progress end with them."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -1,6 +1,6 @@
 """Rubrics made of rubrics: Sequential, Gate and WeightedSum combine scores; RubricList and RubricDict only hold them.
 
-Knows how scores are combined and which of them may be computed at the same time. Must not know what a score means.
+Knows how to combine scores and which of them may be computed at the same time. Must not know the meaning of a score.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Composite(Rubric):
 
     @abstractmethod
     def plan(self) -> Plan:
-        """Say which children to score, and what their scores come to."""
+        """Yield the children to score, and return the combined score."""
 
     def forward(self, action: Any, observation: Any) -> float | Awaitable[float]:
-        """Follow the plan; the rubrics of one yield are scored concurrently where the tree is async."""
+        """Follow the plan; score the rubrics of one yield concurrently if the tree is async."""
         if self.is_async:
             return self._drive_async(action, observation)
         plan = self.plan()
@@ -38,7 +38,7 @@ class Composite(Rubric):
             except StopIteration as finished:
                 score: float = finished.value
                 return score
-            # Outside the try, where a member's StopIteration would pass for the end of the plan.
+            # Outside the try, because a member's StopIteration would pass for the end of the plan.
             scores = []
             for member in members:
                 outcome = member(action, observation)
@@ -57,7 +57,7 @@ class Composite(Rubric):
 
 
 class Numbered(Rubric):
-    """Hold children in order; the attribute `rubric_<i>` is the only place where the i-th one is kept."""
+    """Hold children in order; only the attribute `rubric_<i>` refers to the i-th one."""
 
     _names: tuple[str, ...] = ()
 
@@ -109,7 +109,7 @@ class Sequential(Composite, Numbered):
 
 
 class Gate(Composite):
-    """Let a rubric's score through where it reaches the threshold, else give 0.0."""
+    """Let a rubric's score through if it reaches the threshold, else give 0.0."""
 
     def __init__(self, rubric: Rubric, threshold: float = 1.0) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class RubricList(Numbered):
 
     def forward(self, action: Any, observation: Any) -> float:
         """Refuse to score: a list does not say how its scores combine."""
-        raise NotImplementedError("RubricList has no score of its own; score its members in the parent's forward")
+        raise NotImplementedError("RubricList cannot be scored; score its members in the parent's forward")
 
     def append(self, rubric: Rubric) -> None:
         """Add a rubric at the end."""
@@ -175,7 +175,7 @@ class RubricDict(Rubric):
     """Hold rubrics by key for a parent that decides how to combine them.
 
     Any string is a key, also `"reset"` or `"keys"`: entries are not attributes, so no method is hidden. A key
-    that is no attribute of the class can be read and replaced as one.
+    that is not an attribute of the class can be read and replaced as one.
     """
 
     def __init__(self, rubrics: Mapping[str, Rubric] | None = None) -> None:
@@ -185,7 +185,7 @@ class RubricDict(Rubric):
 
     def forward(self, action: Any, observation: Any) -> float:
         """Refuse to score: a dict does not say how its scores combine."""
-        raise NotImplementedError("RubricDict has no score of its own; score its entries in the parent's forward")
+        raise NotImplementedError("RubricDict cannot be scored; score its entries in the parent's forward")
 
     def _collect_children(self) -> dict[str, Rubric]:
         """Collect the entries, then the rubrics that a subclass holds as attributes."""
@@ -238,7 +238,7 @@ class RubricDict(Rubric):
         forget_trees()
 
     def __getattr__(self, name: str) -> Rubric:
-        # Reached only for names that are no attribute. Through vars(), as copying reads names before any entry exists.
+        # Reached only for missing attributes. Through vars(), as copying reads names before any entry exists.
         entries: dict[str, Rubric] = vars(self).get("_entries", {})
         if name in entries:
             return entries[name]

@@ -16,7 +16,7 @@ from .rubric import Rubric
 
 _NUMBER = r"[-+\N{MINUS SIGN}]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE_WORD = r"(?:-|\N{EN DASH}|\N{EM DASH}|to\b|and\b|through\b)"
-# A number that is no part of a word, a date, a version, a longer number or a range.
+# A number, but not part of a word, a date, a version, a longer number or a range.
 _VALUE = (
     rf"(?<![\w.,/\-\N{{MINUS SIGN}}])(?P<number>{_NUMBER})"
     rf"(?:\s*(?:/|out\s+of\b)\s*(?P<whole>{_NUMBER})|\s*(?P<percent>%|percent\b))?"
@@ -36,7 +36,7 @@ class ScoreParseError(ValueError):
     """Report that a model's answer holds no score, or more than one.
 
     Attributes:
-        reason: what is wrong with the answer.
+        reason: the problem with the answer.
         response: the whole answer.
     """
 
@@ -51,7 +51,7 @@ class ScoreParseError(ValueError):
 
 
 class CompletionClient(Protocol):
-    """What a judge needs of a language model client."""
+    """The part of a language model client that a judge uses."""
 
     async def complete(self, prompt: str, **kwargs: Any) -> str:
         """Return the model's answer to a prompt."""
@@ -65,7 +65,7 @@ class LLMJudge(Rubric):
     failed must not look like an action that deserved 0. Errors of the client are always raised.
 
     Args:
-        prompt_template: text in which `{action}` and `{observation}` are filled in by `str.format`.
+        prompt_template: text with `{action}` and `{observation}`, which `str.format` fills in.
         client: what completes the prompt.
         score_pattern: regular expression whose first match, or its first group, is the score; without one, see
             `parse_score`.
@@ -147,11 +147,11 @@ def parse_score(response: str) -> float:
 
     The first of these that occurs decides: `<score>0.8</score>`; a JSON object with a `score`; `Score: 0.8`
     (a final, overall or total score before the others); the only value in the text. A value is a number, a fraction
-    (`8/10`, `8 out of 10`) or a percentage. A stated scale such as "0 to 1" is no value; beside another scale a
+    (`8/10`, `8 out of 10`) or a percentage. A stated scale such as "0 to 1" is not a value; beside another scale a
     bare number is not clear.
 
     Raises:
-        ScoreParseError: there is no score, or several that differ.
+        ScoreParseError: the answer has no score, or several that differ.
     """
     text = re.sub(r"[*`]", "", _THINKING.sub("", response))
     bare_ok = not _states_other_scale(text)
@@ -223,7 +223,7 @@ def _whole_value(text: str, bare_ok: bool) -> float | None:
 
 
 def _value(match: re.Match[str], bare_ok: bool) -> float | None:
-    """Return what a match of `_VALUE` amounts to, or None where that is not clear."""
+    """Return the number in a match of `_VALUE`, or None if it is ambiguous."""
     number = _number(match["number"])
     if match["percent"]:
         return _finite(number / 100)
@@ -246,7 +246,7 @@ def _is_unit_range(match: re.Match[str]) -> bool:
 
 
 def _match_score(pattern: re.Pattern[str], response: str) -> float:
-    """Return the first match of a caller's pattern: its first group, or all of it where the pattern has no group."""
+    """Return the first match of a caller's pattern: its first group, or the whole match if it has no group."""
     match = pattern.search(response)
     if match is None:
         raise ScoreParseError(f"nothing matches {pattern.pattern!r}", response)

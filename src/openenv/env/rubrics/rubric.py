@@ -26,7 +26,7 @@ ForwardHook = Callable[["Rubric", Any, Any, float], object]
 _generation = object()
 
 DECISIVE = frozenset({"is_async", "_rubric_children", "last_score", "__setattr__", "__delattr__"})
-"""What a subclass must leave alone for its tree's `is_async` to be remembered, and its score to be stored directly."""
+"""Names that a subclass must not override if `is_async` of its tree is to be cached and its score stored directly."""
 
 
 NUMBERED = "rubric_"
@@ -34,7 +34,7 @@ NUMBERED = "rubric_"
 
 
 class RubricNode:
-    """Mark what can be a child; `isinstance` with a class that is no ABC is several times faster, on every call."""
+    """Mark possible children; `isinstance` with a class that is not an ABC is several times faster, on every call."""
 
 
 class Rubric(RubricNode, ABC):
@@ -51,7 +51,7 @@ class Rubric(RubricNode, ABC):
     _forward_hooks: tuple[ForwardHook, ...] = ()
     # The attributes that are children. One that was set past `__setattr__` (`object.__setattr__(self, ...)`) is not.
     _child_names: frozenset[str] = frozenset()
-    # The generation in which `is_async` was worked out, and what it was; one value, so that threads see no half of it.
+    # The generation and the value of a cached `is_async`; one tuple, so that threads never see half of an update.
     _known_is_async: tuple[object, bool] = (None, False)
     _forward_is_async: ClassVar[bool] = False
     _is_plain: ClassVar[bool] = True
@@ -96,7 +96,7 @@ class Rubric(RubricNode, ABC):
     def is_async(self) -> bool:
         """Whether calling this rubric gives a coroutine: some `forward` in its tree is a coroutine function.
 
-        A subclass whose plain `forward` returns an awaitable of its own making sets `is_async = True`.
+        A subclass must set `is_async = True` if its plain `forward` returns an awaitable that it makes itself.
         """
         generation, is_async = self._known_is_async
         return is_async if generation is _generation else self._find_is_async()
@@ -153,7 +153,7 @@ class Rubric(RubricNode, ABC):
         self._forward_pre_hooks = (*self._forward_pre_hooks, hook)
 
     def register_forward_hook(self, hook: ForwardHook) -> None:
-        """Run `hook(rubric, action, observation, score)` after each `forward`; what it returns is ignored."""
+        """Run `hook(rubric, action, observation, score)` after each `forward`; its return value is ignored."""
         self._forward_hooks = (*self._forward_hooks, hook)
 
     def named_children(self) -> Iterator[tuple[str, Rubric]]:
@@ -250,7 +250,7 @@ def _named_parts(rubric: Rubric, prefix: str = "") -> Iterator[tuple[str, Rubric
 
 
 def forget_trees() -> None:
-    """Outdate what is remembered about all trees; to be called after a child was added, replaced or removed."""
+    """Invalidate the cached values of all trees; call it after a child was added, replaced or removed."""
     global _generation
     _generation = object()
 
@@ -301,7 +301,7 @@ class TrajectoryRubric(Rubric):
         """Spread the score over the steps collected so far."""
 
     def forward(self, action: Any, observation: Any) -> float:
-        """Collect the step, and score the episode where the observation is done."""
+        """Collect the step, and score the episode if the observation is done."""
         self._trajectory.append((action, observation))
         if getattr(observation, "done", False):
             return self.score_trajectory(self.trajectory)

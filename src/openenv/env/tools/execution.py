@@ -35,7 +35,7 @@ _ORIGINAL = "__openenv_blocking__"
 
 
 class BackgroundLoop:
-    """An event loop in a thread of its own, for coroutines that synchronous code waits for.
+    """An event loop in a separate thread, for coroutines that synchronous code waits for.
 
     It starts at its first use. All environments of a process share one, so that no call pays for a thread or a loop.
     """
@@ -178,7 +178,7 @@ class Interruptible:
         NEW ----- run ----> RUNNING -- returns or raises --> OVER     `stop` has no effect on OVER
          | stop                | stop: raise Interrupted in the thread
          v                     v
-        STOPPED: run raises   the function ends with Interrupted, or with what it makes of it (`is_stopped`)
+        STOPPED: run raises   the function ends with Interrupted, or with another outcome (`is_stopped`)
 
     The hard part is the border between RUNNING and OVER: an exception that was requested just before the function
     returned may arrive after it, in code that is not part of the call. `_leave` withdraws it, and swallows one that
@@ -293,7 +293,7 @@ WATCHDOG = Watchdog(TOOL_LOOP)
 
 
 def make_cancellable(server: FastMCP[Any]) -> None:
-    """Replace the synchronous functions behind a server's tools, those of mounted servers included.
+    """Replace the synchronous functions behind the tools of a server and of the servers mounted in it.
 
     FastMCP waits for the thread of a synchronous function even if its call is cancelled.
     """
@@ -338,7 +338,7 @@ def blocking(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def functions_of(server: FastMCP[Any]) -> list[Callable[..., Any]]:
-    """Return the functions behind a server's tools, resources and prompts, those of mounted servers included."""
+    """Return the functions behind the tools, resources and prompts of a server and of those mounted in it."""
     functions = (getattr(component, "fn", None) for component in _components(server, set()))
     return [variant for function in functions if function is not None for variant in (function, blocking(function))]
 

@@ -13,7 +13,7 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-# Not every release has all of them. They can be cleared at any time: what is needed again is made again.
+# Not every release has all of them. They can be cleared at any time: FastMCP fills them again.
 _LRU_CACHES: Final = (
     ("fastmcp.utilities.types", "get_cached_typeadapter"),
     ("fastmcp.server.dependencies", "without_injected_parameters"),
@@ -34,7 +34,7 @@ def forget_functions(functions: Iterable[Callable[..., Any]], *, with_wrappers: 
 
     Args:
         functions: The functions of an environment that is closed.
-        with_wrappers: Whether FastMCP may have wrapped them in functions of its own, as it does when it calls them.
+        with_wrappers: Whether FastMCP may have wrapped them, as it does when it calls them.
     """
     tables = list(_found(_TABLES))
     forgotten = _with_referred(functions)
@@ -56,7 +56,7 @@ def _found(names: Iterable[tuple[str, str]]) -> Iterator[Any]:
 
 
 def _with_referred(functions: Iterable[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """Return functions, the functions that they wrap or close over, and those of their dependencies."""
+    """Return functions, the functions that they wrap or close over, and their dependencies' functions."""
     result: dict[int, Callable[..., Any]] = {}
     waiting: list[Any] = list(functions)
     while waiting:

@@ -37,7 +37,7 @@ Validator = Callable[[Any], Arguments]
 
 _NAP_S = 0.05
 _REPORTS = 16  # after which a tool that reports without a pause lets others run
-_LOCAL = "<locals>"  # in the name of what a function has made
+_LOCAL = "<locals>"  # in the name of an object that a function has made
 _MAX_VARIANTS = 8  # of one function: annotations that every constructor makes again must not pile up
 
 
@@ -64,7 +64,7 @@ class EnvContext(Context):
 
     @property
     def session_id(self) -> str:
-        """The id of the environment's session, the same for all its calls."""
+        """The id of the environment's session, which is the same for all its calls."""
         return self._env_session_id
 
     @property
@@ -145,7 +145,7 @@ class PreparedTool:
         return self.convert(value)
 
     async def run_injected(self, arguments: Mapping[str, Any], context: Context) -> ToolOutcome:
-        """Let FastMCP call the tool, which knows what to inject."""
+        """Let FastMCP call the tool and inject its arguments."""
         if self._cancellable is None:
             self._cancellable = self.tool.model_copy(update={"fn": cancellable(self.tool.fn)})
         async with context:
@@ -166,7 +166,7 @@ class PreparedTool:
         return self._call(*args, **kwargs)
 
     def convert(self, value: Any) -> ToolOutcome:
-        """Turn what the function returned into a result.
+        """Convert the function's return value to a result.
 
         Raises:
             TypeError: It cannot be written as JSON.
@@ -225,7 +225,7 @@ def _check_sendable(value: Any, content: list[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A validator and what it was built from."""
+    """A validator and the signature it was built from."""
 
     hints: dict[str, Any]
     defaults: tuple[Any, ...]

@@ -52,13 +52,13 @@ class GitServerClient:
 
     Args:
         gitea_url: The server, such as `http://gitea:3000`.
-        username: The user whose repositories these are; also the author of commits made here.
+        username: The owner of the repositories; also the author of commits made here.
         password: The user's password or access token.
         workspace_dir: The folder of the clones; it is made if it is not there.
         timeout_s: How long one git command may take.
 
     Raises:
-        ValueError: `gitea_url` is no HTTP address.
+        ValueError: `gitea_url` is not an HTTP address.
     """
 
     def __init__(
@@ -141,14 +141,14 @@ class GitServerClient:
         return RepoInfo(_field(about, "name"), _field(about, "html_url"), commit, _field(about, "clone_url"))
 
     def clone_to_workspace(self, repo_name: str, target_dir: str | None = None, commit: str = "main") -> str:
-        """Clone a repository into the workspace, in place of what is there; return the clone's path.
+        """Clone a repository into the workspace, replacing the old folder; return the clone's path.
 
-        What is there stays if the clone fails.
+        The old folder stays if the clone fails.
 
         Args:
             repo_name: The repository; `owner/name` for another user's.
             target_dir: The folder in the workspace; by default the repository's name.
-            commit: A commit, tag or branch. `main` is the default branch where there is no branch of that name.
+            commit: A commit, tag or branch. `main` means the default branch if no branch has that name.
 
         Raises:
             GitServerError: The server is not ready, or there is no such repository or commit.
@@ -256,7 +256,7 @@ class GitServerClient:
         folder = self.workspace_dir / name
         root = self.workspace_dir.resolve()
         if root not in folder.resolve().parents:
-            raise ValueError(f"{name!r} is no folder in the workspace {self.workspace_dir}")
+            raise ValueError(f"{name!r} is not a folder in the workspace {self.workspace_dir}")
         return folder
 
     def _clone(self, repo_name: str) -> Path:
@@ -267,13 +267,13 @@ class GitServerClient:
 
     def _go_to(self, path: Path, commit: str) -> None:
         """Check a commit out and remove everything that is not in it."""
-        # A branch is what the server has, not what was committed here since.
+        # Prefer the server's branch to a local one, which may have later commits.
         remote = self._resolve(path, f"refs/remotes/origin/{commit}")
         target = remote or self._resolve(path, commit)
         if target is None and commit == "main":
             target = self._resolve(path, "refs/remotes/origin/HEAD")
         if target is None:
-            raise GitServerError(f"Checkout failed: there is no commit or branch {commit!r} in {path.name}")
+            raise GitServerError(f"Checkout failed: {path.name} has no commit or branch {commit!r}")
         # A lock or a merge that an episode left half done would stop the checkout.
         (path / ".git" / "index.lock").unlink(missing_ok=True)
         place = ("-B", commit) if remote else ("--detach",)
@@ -317,10 +317,10 @@ class GitServerClient:
             "user.email": f"{self.username}@local.env",
             "init.defaultBranch": "main",
             "advice.detachedHead": "false",
-            "credential.helper": "",  # an empty one removes those of the system
+            "credential.helper": "",  # an empty one removes the system's helpers
         }
         variables = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "", "LC_ALL": "C"}
-        if online:  # this host's only: a submodule or a redirect elsewhere does not get the password
+        if online:  # for this host only: a submodule or a redirect to another host does not get the password
             config[f"credential.{self._origin}.helper"] = _CREDENTIAL_HELPER
             variables |= {"_GIT_USER": self.username, "_GIT_PASSWORD": self.password}
         else:  # hooks that an episode left in a clone

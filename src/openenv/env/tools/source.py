@@ -20,7 +20,7 @@ MOST_WAITING: Final = 1024
 
 @dataclass(slots=True)
 class ToolEvents:
-    """Listeners to the progress and log messages of one call, called on the loop where this was made.
+    """Listeners to the progress and log messages of one call, called on the loop that created this object.
 
     A tool may report faster than the loop can listen: then the oldest reports are dropped.
 
@@ -55,19 +55,19 @@ class ToolEvents:
                 self.loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._is_scheduled = False  # first: what is posted after this is delivered by another callback
+        self._is_scheduled = False  # first, because another callback delivers reports posted after this
         while self._waiting:
             listener, arguments = self._waiting.popleft()
             listener(*arguments)
 
 
 EVENTS: ContextVar[ToolEvents | None] = ContextVar("openenv_tool_events", default=None)
-"""The listeners of the running call, where it passes through an environment's own `step`."""
+"""The listeners of the running call, for calls that pass through an environment's `step`."""
 
 
 @dataclass(slots=True)
 class ToolRequest:
-    """A call of a tool: which one, with what, for how long at most, and the listeners to its progress and log.
+    """A call of a tool: its name, arguments and time limit, and the listeners to its progress and log.
 
     The listeners are by default those of the running call: an environment's `step` may call a tool.
     """
@@ -102,7 +102,7 @@ class ToolSource(ABC):
         return
 
     def close(self) -> None:
-        """Free what the tools hold, once the environment is closed."""
+        """Free the tools' resources after the environment is closed."""
         return
 
     @abstractmethod
@@ -126,7 +126,7 @@ def tools_to_close(env: Any) -> ToolSource | None:
 
 
 def find_tools(env: Any) -> ToolSource | None:
-    """Return an environment's own tools, or those of the FastMCP server that it has as `mcp_server`."""
+    """Return an environment's tools, or those of the FastMCP server in its attribute `mcp_server`."""
     own = getattr(env, "tools", None)
     if isinstance(own, ToolSource):
         return own
@@ -156,7 +156,7 @@ class ContentBlock(dict[str, Any]):
 
     @classmethod
     def read(cls, block: Any) -> ContentBlock:
-        """Read a block of FastMCP's; the keys are the same for every release of it."""
+        """Convert a FastMCP block; the keys are the same for every release of FastMCP."""
         if type(block).__name__ == "TextContent" and block.annotations is None and block.meta is None:
             return cls(type="text", text=block.text, annotations=None, meta=None)
         fields = block.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -175,7 +175,7 @@ class ToolOutcome:
 
     Args:
         content: Text, images and other blocks.
-        structured_content: The result as an object, where it is one or is wrapped as one.
+        structured_content: The result as an object, if it is one or is wrapped as one.
         meta: The tool's own remarks about the call.
         data: The tool's return value, as JSON.
         is_error: Whether the tool itself reports a failure.
@@ -189,7 +189,7 @@ class ToolOutcome:
 
     @classmethod
     def from_result(cls, result: Any, *, wraps_result: bool) -> ToolOutcome:
-        """Read a `ToolResult` of FastMCP's server, or its client's counterpart.
+        """Convert a `ToolResult` of FastMCP's server or client.
 
         Args:
             wraps_result: Whether the tool's schema wraps plain values as `{"result": value}`.
@@ -212,7 +212,7 @@ class ToolOutcome:
         return "\n".join(block["text"] for block in self.content if block.get("type") == "text")
 
     def as_mcp(self) -> dict[str, Any]:
-        """Return the result of MCP's `tools/call`."""
+        """Return the result as MCP's `tools/call` sends it."""
         result: dict[str, Any] = {"content": [block.as_mcp() for block in self.content], "isError": self.is_error}
         if self.structured_content is not None:
             result["structuredContent"] = self.structured_content

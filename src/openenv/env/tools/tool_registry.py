@@ -1,6 +1,6 @@
 """`ToolRegistry`: every tool of one environment, for `step` and for MCP alike.
 
-Holds FastMCP's tools and those that exist in one mode only; finds, describes and calls them. Errors differ by exception
+Holds FastMCP's tools and the tools of a single mode; finds, describes and calls them. Errors differ by exception
 class, never by their text. Knows tools; must not know its callers.
 """
 
@@ -40,7 +40,7 @@ class ToolRegistry(ToolSource):
 
     Args:
         server: The FastMCP server that holds the tools of both modes.
-        mode: Returns the active mode, or None where it is unknown.
+        mode: Returns the active mode, or None if it is unknown.
     """
 
     def __init__(self, server: Any, *, mode: Callable[[], str | None] = lambda: None) -> None:
@@ -132,7 +132,7 @@ class ToolRegistry(ToolSource):
             self._stop = None
 
     def is_blocking(self, name: str) -> bool:
-        """Whether a call awaits nothing: the tool is a plain function of the environment's own.
+        """Return whether a call awaits nothing: the tool is a plain function of the environment.
 
         Looked up once per name. A tool that is replaced by one of another kind still runs, but not in the best place.
         """
@@ -165,7 +165,7 @@ class ToolRegistry(ToolSource):
         self._users.discard(id(self))
         tools = [tool for of_mode in self._of_mode.values() for tool in of_mode.values()]
         functions = []
-        if not self._users:  # else the tools are those of other environments as well
+        if not self._users:  # otherwise other environments still use the server's tools
             tools += self._of_server.prepared()
             functions = functions_of(self.server)
         functions += [function for tool in tools for function in tool.functions()]
@@ -189,7 +189,7 @@ class ToolRegistry(ToolSource):
         return prepared
 
     def _is_own(self, tool: PreparedTool) -> bool:
-        """Whether the tool may be run here, with nothing of the server's in between."""
+        """Return whether the tool can be called directly, without the server."""
         return tool.name in self._of_mode or (self._of_server.is_plain and is_unguarded(tool))
 
     def _prepare(self, request: ToolRequest) -> _ToolCall:
