@@ -39,12 +39,14 @@ test-packages:
 demo: $(VENV)/ready sandbox-packages ## a gridworld through the client, then a coding agent in a sandbox; keeps serving
 	@$(BIN)/python scripts/demo.py
 
-check: $(VENV)/ready ## ruff, mypy --strict and the import contracts
+check: $(VENV)/ready ## ruff, mypy --strict, import contracts, plain English, the shape of the tree
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --config pyproject.toml > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
 	@tail -n 1 $(VENV)/lint-imports.log
 	@$(BIN)/mypy
+	@$(BIN)/python scripts/prose.py
+	@$(BIN)/python scripts/shape.py > $(VENV)/shape.log || { cat $(VENV)/shape.log; exit 1; }
 
 # MCP clients of both majors, each in an environment of its own; the first runs the MCP tests with FastMCP 3 as well.
 $(CLIENTS)/mcp1/ready: pyproject.toml
