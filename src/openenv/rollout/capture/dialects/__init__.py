@@ -1,4 +1,4 @@
-"""Dialects of agents and endpoints: which there are, which bridges lead to another, and what a path asks for."""
+"""The tables of dialects: by name, by path, and the bridges between two."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ BRIDGES: dict[tuple[AgentDialectName, Dialect], Bridge] = {
     ("openai_responses", "anthropic"): chained(responses_over_chat.request, ResponseTranslator),
     ("google", "anthropic"): chained(google.request, ContentTranslator),
 }
-"""By the dialects of the agent and of the endpoint."""
+"""Keys are (agent's dialect, endpoint's dialect)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a path asks for."""
+    """The meaning of a path: its dialect, and whether to answer or only count tokens."""
 
     dialect: AgentDialect
     kind: Literal["call", "count"] = "call"
 
 
 def route(path: str) -> Route | None:
-    """Return what a path asks for, whatever its prefix; None for a path that no dialect has."""
+    """Return the route of a path with any prefix; None if no dialect has this path."""
+    # /v1/chat/completions, /openai/v1/chat/completions, /chat/completions: clients differ in the prefix they add.
     path = path.rstrip("/")
     for dialect in DIALECTS.values():
         if path.endswith(dialect.path):
@@ -53,6 +54,6 @@ def route(path: str) -> Route | None:
         if dialect.count_path is not None and path.endswith(dialect.count_path):
             return Route(dialect, "count")
     action = action_of(path)
-    return (
-        None if action is None else Route(AGENT_DIALECTS["google"], cast("Literal['call', 'count']", ACTIONS[action]))
-    )
+    if action is None:
+        return None
+    return Route(AGENT_DIALECTS["google"], cast("Literal['call', 'count']", ACTIONS[action]))

@@ -1,8 +1,17 @@
-"""What a dialect and a bridge between two can do, and what they share.
+"""The interfaces of dialects and bridges, and their shared helpers.
 
-Values only, no IO: dialects turn requests, events and responses into others. Nothing is tokenised here; what an engine
-does not name is None.
+Values only, no IO: dialects turn requests, events and responses into others. Nothing is tokenised here: an ID or a
+log-probability that the engine does not report is None.
 """
+
+# The way of one call, with the methods of this module:
+#
+#   agent's request --[AgentDialect.read]--> body --[Bridge.request, between two dialects]--> body
+#                   --[ModelDialect.rewrite: sampling, token limit, logprobs, token IDs]--> endpoint
+#
+#   endpoint's events --[take_prompt_ids]--> records --[strip_event]--> [Translator.feed]--> agent
+#
+# Later `records` reads the events again: [Assembler] --> response --[completion]--> `Completion` with its tokens.
 
 from __future__ import annotations
 
@@ -16,70 +25,77 @@ from ..encoding import Json, dumps, event_bytes
 
 _ID_PREFIX = "token_id:"
 
-# Agents and engines send anything: these three read a value as what it should be.
+# Agents and engines may send anything. These three read a value as the expected type, and never raise.
 
 
 def as_dict(value: object) -> Json:
-    """Return a JSON object, empty where the value is something else."""
+    """Return the value if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def as_list(value: object) -> list[Any]:
-    """Return a JSON list, empty where the value is something else."""
+    """Return the value if it is a JSON list, else an empty one."""
     return value if isinstance(value, list) else []
 
 
 def dicts_in(value: object) -> list[Json]:
-    """Return the objects in a JSON list."""
+    """Return the objects in a JSON list, without its other items."""
     return [item for item in as_list(value) if isinstance(item, dict)]
 
 
-# What was sampled: ids, log-probabilities and texts, aligned one to one.
+# The sampled tokens: IDs, log-probabilities and texts, aligned one to one.
+#
+#   ids       (19,    20,   None)       None: the engine gave no ID for this token
+#   logprobs  (-0.1,  None, -0.3)       None: no log-probability, so this token is not trained on
+#   texts     ("4",   "2",  "")
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What was sampled in one call: three lists of one length."""
+    """The sampled tokens of one call: three lists of one length."""
 
     ids: tuple[int | None, ...] = ()
     logprobs: tuple[float | None, ...] = ()
     texts: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
-    """Codes of what did not fit together: `logprob_misalign`, `id_mismatch`, `positive_logprob`."""
+    """Codes of contradictions in the answer: `logprob_misalign`, `id_mismatch`, `positive_logprob`."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def has_ids(self) -> bool:
-        """Say whether the engine gave an id for every token."""
+        """Return whether the engine gave an ID for every token."""
         return bool(self.ids) and None not in self.ids
 
     @property
     def has_logprobs(self) -> bool:
-        """Say whether the engine gave a log-probability for any token."""
+        """Return whether the engine gave a log-probability for any token."""
         return any(value is not None for value in self.logprobs)
 
 
 @dataclass(slots=True)
 class TokenLog:
-    """Collects ids and log-probability entries as they come, and aligns them at the end."""
+    """Collects the IDs and log-probability entries of chunks, and aligns them at the end."""
 
     _pieces: list[tuple[list[int], list[Any]]] = field(default_factory=list)
 
     def add(self, ids: Any, entries: Any) -> None:
-        """Add what one chunk names: `ids` and `entries` are the engine's lists, or anything where it has none."""
+        """Add the lists of one chunk; a value that is not a list counts as empty."""
+        # `bool` is an `int` in Python: True would become token 1.
         tokens = [token for token in as_list(ids) if isinstance(token, int) and not isinstance(token, bool)]
         if tokens or as_list(entries):
             self._pieces.append((tokens, as_list(entries)))
 
     def sampled(self) -> Sampled:
-        """Return the tokens, aligned."""
+        """Return the aligned tokens."""
         all_ids = [token for ids, _ in self._pieces for token in ids]
         all_entries = [entry for _, entries in self._pieces for entry in entries]
         if not all_ids or not all_entries or len(all_ids) == len(all_entries):
+            # The lists fit as a whole. vLLM may send an ID in one chunk and its entry in the next.
             return _aligned([(all_ids, all_entries)])
-        return _aligned(self._pieces)  # pair chunk by chunk: a gap in one does not shift all that follow
+        # They do not fit. Pair chunk by chunk, so that a gap in one chunk does not shift the tokens of later ones.
+        return _aligned(self._pieces)
 
 
 def _aligned(pieces: Iterable[tuple[list[int], list[Any]]]) -> Sampled:
@@ -90,14 +106,15 @@ def _aligned(pieces: Iterable[tuple[list[int], list[Any]]]) -> Sampled:
     for tokens, entries in pieces:
         if tokens and entries and len(tokens) != len(entries):
             problems.add("logprob_misalign")
+        # Keep the IDs of a chunk that does not fit, without its entries: a wrong pair is worse than a missing value.
         usable: Sequence[Any] = entries if not tokens or len(tokens) == len(entries) else []
         for position in range(max(len(tokens), len(usable))):
             entry = usable[position] if position < len(usable) else None
-            named, logprob, text = _entry(entry)
-            token = tokens[position] if tokens else named
-            if tokens and named is not None and named != token:
+            entry_id, logprob, text = _entry(entry)
+            token = tokens[position] if tokens else entry_id
+            if tokens and entry_id is not None and entry_id != token:
                 problems.add("id_mismatch")
-            if logprob is not None and logprob > 0:
+            if logprob is not None and logprob > 0:  # no probability exceeds 1: the engine's value is something else
                 problems.add("positive_logprob")
             ids.append(token)
             logprobs.append(logprob)
@@ -106,7 +123,10 @@ def _aligned(pieces: Iterable[tuple[list[int], list[Any]]]) -> Sampled:
 
 
 def _entry(entry: Any) -> tuple[int | None, float | None, str]:
-    """Read one log-probability entry: the id that it names, the value, the text."""
+    """Read one log-probability entry: its token ID, its value, its text."""
+    # {"token": "4", "logprob": -0.1, "top_logprobs": [...]}       chat completions in general
+    # {"token": "4", "id": 19, "logprob": -0.1}                    llama.cpp; "token_id" in others
+    # {"token": "token_id:19", "logprob": -0.1}                    vLLM with `return_tokens_as_token_ids`
     if not isinstance(entry, dict):
         return None, None, ""
     text = entry.get("token")
@@ -119,6 +139,7 @@ def _entry(entry: Any) -> tuple[int | None, float | None, str]:
     if token is None and text.startswith(_ID_PREFIX) and text[len(_ID_PREFIX) :].isdigit():
         token = int(text[len(_ID_PREFIX) :])
     logprob = entry.get("logprob")
+    # JSON cannot express infinity, but Python's parser accepts it: engines send -Infinity for a token they masked.
     if isinstance(logprob, bool) or not isinstance(logprob, (int, float)) or not math.isfinite(logprob):
         return token, None, text
     return token, float(logprob), text
@@ -128,153 +149,157 @@ LOGPROBS = "logprobs"
 TOKEN_IDS = "return_token_ids"
 USAGE = "stream_options"
 STREAM = "stream"
-"""What may be forced into a request, named after the parameter that an endpoint may refuse."""
+"""The additions to a request (`forced`), named after the parameter that an endpoint may refuse."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """What a request to the endpoint has beyond what the agent asks."""
+    """The proxy's additions to an agent's request."""
 
     model: str
-    """The endpoint's name of the model; empty for the agent's."""
+    """The model's name at the endpoint; empty to keep the agent's."""
     top_logprobs: int = 5
     return_token_ids: bool = True
     max_tokens: int | None = None
-    """The most tokens that the answer may have."""
+    """The token limit of the answer."""
     disable_thinking: bool = False
     refused: frozenset[str] = frozenset()
-    """Parameters that this endpoint has turned down before."""
+    """Parameters that this endpoint has refused before."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """The trainer's parameters, in the endpoint's dialect."""
     agent_may_set: Collection[str] = ()
-    """Those of them that the agent's values replace."""
+    """Parameters in `sampling` that the agent's values replace."""
 
     def applied_to(self, body: Json) -> Json:
-        """Return a request with the model and the trainer's parameters in it."""
+        """Return a request with the model's name and the trainer's parameters."""
+        # `temperature` from the trainer and from the agent: the trainer's counts unless `agent_may_set` names it.
         trainers = {
             name: value for name, value in self.sampling.items() if name not in body or name not in self.agent_may_set
         }
         return {**body, **trainers, "model": self.model or body.get("model")}
 
     def without(self, parameter: str) -> CallOptions:
-        """Return the same options, less one parameter."""
+        """Return these options with one more refused parameter."""
         return replace(self, refused=self.refused | {parameter})
 
     def allows(self, parameter: str) -> bool:
-        """Say whether a parameter may be sent."""
+        """Return whether a parameter may be sent."""
         return parameter not in self.refused
 
 
 @dataclass(frozen=True, slots=True)
 class RewrittenRequest:
-    """A request as it goes to the endpoint, and what was forced into it that the agent must not see again."""
+    """The endpoint's request, and the additions to hide in the answer to the agent."""
 
     body: Json
     forced: frozenset[str] = frozenset()
     limit: int | None = None
-    """How many tokens the answer may have; None for no limit."""
+    """The token limit of the answer; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a response holds, whatever its dialect."""
+    """The content of a response of any dialect."""
 
     finish_reason: str | None = None
     sampled: Sampled = field(default_factory=Sampled)
     prompt_ids: tuple[int, ...] | None = None
     usage: Json | None = None
     error: Json | None = None
-    """An error that came inside of a stream."""
+    """An error inside a stream."""
     policy_version: str | None = None
 
 
 class Assembler(Protocol):
-    """Puts a stream back together, event by event."""
+    """Assembles the whole response from the events of a stream."""
 
     def feed(self, chunk: Json) -> None:
         """Take the data of one event."""
 
     def response(self) -> Json:
-        """Return the response that a call without streaming would have had, as far as the stream got."""
+        """Return the response in the form without streaming, up to the last event."""
 
 
 class AgentDialect(Protocol):
-    """What an agent speaks. `body` is that of a request; values that are passed in stay as they are."""
+    """The dialect of an agent. `body` is the body of a request; methods never change their arguments."""
 
     name: ClassVar[AgentDialectName]
     counted_fields: ClassVar[tuple[str, ...]]
-    """The parts of a request whose tokens are counted."""
+    """The fields of a request that count as prompt text."""
 
     def read(self, path: str, body: Json) -> Json:
-        """Return a request with what its path says about it, such as the model, in the body."""
+        """Return the body with the facts from the path, such as Google's model name."""
         return body
 
     def error(self, status: int, message: str) -> Json:
-        """Return an error in the dialect's shape."""
+        """Return an error in this dialect."""
 
     def error_event(self, status: int, message: str) -> bytes:
-        """Return an error as an event of a stream that has begun."""
+        """Return an error as an event, for a stream that has begun."""
 
     def final_answer(self, body: Json, text: str) -> Json:
-        """Return a response that ends the agent's turn with a text, as if the model had said it."""
+        """Return a response that ends the agent's turn, with a text in place of the model's."""
 
     def stream(self, body: Json, response: Json) -> list[bytes]:
-        """Return a whole response as the events of the stream that a request asked for."""
+        """Return a whole response as events, for a request with `stream`."""
 
     def count_tokens(self, body: Json) -> Json:
-        """Return an estimate in the shape of the dialect's token-count route: a token for every four characters."""
+        """Return an estimate, one token per four characters, as the dialect's token-count route answers."""
         return {"input_tokens": max(1, sum(text_length(body.get(name)) for name in self.counted_fields) // 4)}
 
 
 class ModelDialect(AgentDialect, Protocol):
-    """What agents and endpoints speak. `forced` names what was forced into a request."""
+    """A dialect of agents and endpoints. `forced` names the additions to a request (`RewrittenRequest`)."""
 
     name: ClassVar[Dialect]
     path: ClassVar[str]
-    """Where an endpoint of this dialect answers, below `/v1`."""
+    """The path of a call, below `/v1`."""
     count_path: ClassVar[str | None] = None
-    """Where it counts tokens, if it has such a route."""
+    """The path that counts tokens; None if the dialect has none."""
     assembler: ClassVar[type[Assembler]]
 
     def rewrite(self, body: Json, options: CallOptions) -> RewrittenRequest:
-        """Return the request as the endpoint gets it, and what was forced into it."""
+        """Return the endpoint's request, with the names of its additions."""
 
     def strip_event(self, chunk: Json, forced: frozenset[str]) -> Json | None:
-        """Return what the agent sees of an event: the same object where nothing changes, None for nothing at all."""
+        """Return the agent's view of an event: the same object if nothing changes, None to drop the event."""
         return chunk
 
     def strip_response(self, response: Json, forced: frozenset[str]) -> Json:
-        """Return what the agent sees of a whole response: the same object where nothing changes."""
+        """Return the agent's view of a whole response: the same object if nothing changes."""
         return response
 
     def completion(self, response: Json) -> Completion:
         """Read a whole or assembled response."""
 
     def sampled_in(self, chunk: Json) -> int:
-        """Return how many tokens an event brings, as far as it says."""
+        """Return the number of sampled tokens in an event; 0 if it does not report them."""
         return 0
 
     def text_size(self, value: Json) -> int:
-        """Return how many bytes of text (thoughts and arguments of tools too) an event or a response brings."""
+        """Return the bytes of text in an event or a response, thoughts and tool arguments included."""
 
     def is_end(self, chunk: Json) -> bool:
-        """Say whether an event marks the proper end of what the model had to say."""
+        """Return whether an event marks the proper end of the answer."""
 
     def completion_tokens(self, value: Json) -> int:
-        """Return how many tokens an event or a response says were sampled in all; 0 where it does not say."""
+        """Return the total of sampled tokens that an event or a response reports; 0 if it reports none."""
 
     def take_prompt_ids(self, value: Json) -> list[int] | None:
-        """Cut the prompt's ids out of an event or a response, in place, and return them."""
+        """Remove the prompt's IDs from an event or a response, in place, and return them."""
         return None
 
     def setting(self, body: Json) -> list[Any]:
-        """Return what makes two conversations those of one agent: its system texts and the names of its tools."""
+        """Return the identity of an agent: its system texts and the names of its tools.
+
+        Two calls with the same setting are taken for calls of one agent.
+        """
 
     def items(self, body: Json) -> list[Any]:
-        """Return the request's conversation without system texts, oldest first, as plain values to compare."""
+        """Return the conversation of a request without system texts, oldest first, as values to compare."""
 
     def reply_items(self, response: Json) -> list[Any]:
-        """Return what the response adds to the conversation, in the shape that `items` gives it later."""
+        """Return the answer as `items` will return it from the next request of the conversation."""
 
 
 class StreamTranslator:
@@ -290,7 +315,7 @@ class StreamTranslator:
     """
 
     whole: Json
-    """The response in the other dialect, as it stands; items are in it once they are closed."""
+    """The response in the other dialect, so far; an item is added when it is closed."""
 
     def __init__(self) -> None:
         self._out: list[Json] = []
@@ -299,30 +324,35 @@ class StreamTranslator:
         self._usage: Json = {}
         self._error: str | None = None
         self._item: Json = {}
-        self._key: tuple[str, int] | None = None  # of the open item: its kind, and which of several tool calls
+        self._key: tuple[str, int] | None = None  # of the open item: its kind, and the number of the tool call
         self._pieces: list[str] = []  # of the open item's text or arguments
 
     def feed(self, chunk: Json) -> bytes:
-        """Take one chunk, and return the events that follow from it."""
+        """Take one chunk, and return its events, encoded."""
         return b"".join(map(self.encode, self.events_of(chunk)))
 
     def end(self) -> bytes:
-        """Return the events that end the stream."""
+        """Return the events that end the stream, encoded."""
         return b"".join(map(self.encode, self.end_events()))
 
     def encode(self, event: Json) -> bytes:
-        """Return an event as it is sent."""
+        """Encode an event."""
         return typed_event(event)
 
     def events_of(self, chunk: Json) -> list[Json]:
-        """Take one chunk, and return the events that follow from it as values."""
+        """Take one chunk, and return its events as values."""
+        # {"choices": [{"delta": {"content": "Hel"}}]}                                  text
+        # {"choices": [{"delta": {"reasoning_content": "Let me"}}]}                     thoughts; "reasoning" in some
+        # {"choices": [{"delta": {"tool_calls": [{"index": 0, "id": ...}]}}]}           tool calls
+        # {"choices": [{"delta": {}, "finish_reason": "stop"}]}                         the end
+        # {"choices": [], "usage": {...}}                                               the usage
         self._start_once()
         if chunk.get("error"):
             error = chunk["error"]
             self._error = str(error.get("message") if isinstance(error, dict) else error)
         if chunk.get("usage"):
             self._usage = as_dict(chunk["usage"])
-        for choice in (chunk.get("choices") or ())[:1]:
+        for choice in (chunk.get("choices") or ())[:1]:  # the other dialects have one answer per request
             delta = choice.get("delta") or {}
             thoughts, text = delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content")
             if isinstance(thoughts, str) and thoughts:
@@ -335,18 +365,19 @@ class StreamTranslator:
         return self._take_events()
 
     def end_events(self) -> list[Json]:
-        """Return the events that end the stream as values."""
+        """Close the open item, and return the events that end the stream as values."""
         self._start_once()
         self._close()
         self._end()
         return self._take_events()
 
     def translate(self, response: Json) -> Json:
-        """Take a whole completion instead of chunks, and return it in the other dialect."""
+        """Return a whole completion in the other dialect, instead of chunks."""
         choice = (response.get("choices") or [{}])[0]
         message = dict(choice.get("message") or {})
         # The index distinguishes tool calls in a stream; in a whole answer it is missing, or null (SGLang).
         message["tool_calls"] = [{**call, "index": index} for index, call in enumerate(message.get("tool_calls") or ())]
+        # As a stream of one chunk: streams and whole answers then cannot differ.
         end = {"delta": message, "finish_reason": choice.get("finish_reason")}
         self.events_of({"choices": [end], "usage": response.get("usage"), "error": response.get("error")})
         self.end_events()
@@ -358,7 +389,7 @@ class StreamTranslator:
             self._start()
 
     def _open(self, key: tuple[str, int], item: Json) -> None:
-        """Open an item unless it is the open one; the one before it is closed."""
+        """Open an item, after closing another one; do nothing if it is open already."""
         if self._key != key:
             self._close()
             self._key, self._item, self._pieces = key, item, []
@@ -376,7 +407,7 @@ class StreamTranslator:
         out, self._out = self._out, []
         return out
 
-    # a subclass has these
+    # A subclass implements these. `_think`, `_say` and `_call` take one piece each; `_item_closed` gets all pieces.
 
     def _start(self) -> None:
         raise NotImplementedError
@@ -401,10 +432,10 @@ class StreamTranslator:
 
 
 class Translator(Protocol):
-    """Turns an answer from the endpoint's dialect into the agent's: event by event, or whole."""
+    """Turns an answer of the endpoint into the agent's dialect: event by event, or whole."""
 
     def feed(self, chunk: Json) -> bytes:
-        """Take the data of one event, and return the events that follow from it."""
+        """Take the data of one event, and return the agent's events, encoded."""
 
     def end(self) -> bytes:
         """Return the events that end the stream."""
@@ -415,20 +446,21 @@ class Translator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """What lets an agent of one dialect talk to an endpoint of another."""
+    """The translation between an agent and an endpoint of different dialects."""
 
     request: Callable[[Json], Json]
-    """Returns the agent's request in the endpoint's dialect."""
+    """Translates the agent's request."""
     translator: Callable[[Json], Translator]
-    """Returns a translator for the answer to a request of the agent."""
+    """Makes the translator of one answer, from the agent's request."""
 
 
 MALFORMED = (TypeError, AttributeError, KeyError, ValueError, IndexError)
-"""What a dialect may raise for a value that is not in its dialect at all."""
+"""The exceptions of a dialect that reads a value of another shape. Callers treat them as an invalid message."""
 
 
 def error_kind(status: int) -> str:
-    """Return the word that OpenAI and Anthropic clients expect for a status."""
+    """Return the error type that OpenAI and Anthropic clients expect for a status."""
+    # Anthropic API, "Errors": its clients retry by this type, for example on `overloaded_error`.
     kinds = {
         400: "invalid_request_error",
         401: "authentication_error",
@@ -443,18 +475,19 @@ def error_kind(status: int) -> str:
 
 
 def capped(value: object, cap: int | None) -> int | None:
-    """Return a token limit that is within the cap."""
+    """Return the smaller of a token limit and the cap; None without either."""
     limits = [limit for limit in (token_limit(value), cap) if limit is not None]
     return min(limits) if limits else None
 
 
 def size_of(*texts: object) -> int:
-    """Return how many bytes those values have that are text."""
+    """Return the bytes of all texts among the values."""
+    # `surrogatepass`: half of a surrogate pair is valid in JSON, and encoding it must not fail here.
     return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts if isinstance(text, str))
 
 
 def text_length(value: object) -> int:
-    """Return how many characters the texts in a value have."""
+    """Return the characters of all texts in a value, at any depth."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
@@ -463,11 +496,11 @@ def text_length(value: object) -> int:
 
 
 def count_in(usage: object, name: str) -> int:
-    """Return a count of a usage object; 0 where it has none."""
+    """Return a count of a usage object; 0 if it is missing."""
     count = as_dict(usage).get(name)
     return count if isinstance(count, int) else 0
 
 
 def typed_event(data: Json) -> bytes:
-    """Write an event whose name is the `type` of its data, as responses and messages have them."""
+    """Encode an event named after the `type` of its data, as in OpenAI responses and Anthropic messages."""
     return event_bytes(dumps(data), name=data["type"])
