@@ -1,8 +1,8 @@
 """Recordings as trainers read them: turns, training sequences, documents, JSONL and Parquet.
 
-Every sampled token is trainable in one sequence at most, only with the engine's id and log-probability, and only where
-it was the policy's own choice (`Call.not_trainable`). The sequence of two calls, of which the second continues the
-first (`graph`):
+A sampled token is trainable in one sequence at most, and on three conditions: the engine gave its ID, the engine gave
+its log-probability, and the policy chose it freely (`Call.not_trainable` is empty). Two calls give one sequence if the
+second continues the first (`graph`):
 
     call 1: prompt [1 2 3], sampled [4 5]          call 2: prompt [1 2 3 4 5 6], sampled [7]
 
@@ -28,7 +28,7 @@ from .records import Call, Recording
 from .training_trace import Finding, Role, RolloutTurn, Sequence, Severity, TraceEntry, TrainingTrace, TrainingTurn
 
 Level = Literal["tokens", "logprobs", "text"]
-"""What an engine names of what it samples: ids and log-probabilities, log-probabilities, or neither."""
+"""The capture level: IDs and log-probabilities, log-probabilities only, or neither."""
 
 TRUNCATING = {
     "top_p": 1,
@@ -45,26 +45,25 @@ TRUNCATING = {
     "dry_multiplier": 0,
     "dynatemp_range": 0,
 }
-"""Parameters that make the sampled distribution another than the model's, and the values at which they do not."""
+"""Parameters that change the sampled distribution, and the values that switch each of them off."""
 
-
-_ROWS = 256
+_ROWS = 256  # of one Arrow table: a row may have a million tokens
 SAMPLING_COLUMNS = ("temperature", *NEUTRAL_SAMPLING)
-"""How the tokens of a row were sampled; empty where the calls of a sequence differ."""
+"""The sampling parameters of a row; empty if the calls of a sequence differ."""
 _SAMPLING = ("unasked_sampling", "unknown_sampling")
-"""Findings about a sequence that say nothing of the others of its rollout."""
+"""Findings that concern one sequence, not the other sequences of the rollout."""
 
 
 def turns(recording: Recording) -> list[RolloutTurn]:
-    """Return every call as trainers read it."""
+    """Return all calls in the form for trainers."""
     return [turn(call) for call in recording.calls]
 
 
 def turn(call: Call) -> RolloutTurn:
-    """Return one call as trainers read it.
+    """Return one call in the form for trainers.
 
-    The three lists have one length. Where the engine does not give every id, or gives no log-probabilities at all,
-    that list is empty; a single log-probability that is missing is None.
+    The three token lists have equal lengths, with two exceptions: `completion_token_ids` is empty if any ID is missing,
+    and `per_token_logps` is empty if all log-probabilities are missing. A single missing log-probability is None.
     """
     sampled = call.completion.sampled
     return RolloutTurn(
@@ -82,16 +81,22 @@ def turn(call: Call) -> RolloutTurn:
 
 
 def sequences(recording: Recording) -> list[Sequence]:
-    """Return the training sequences: the agent's first, discarded answers last."""
+    """Return the training sequences: first the agent's, last the discarded answers."""
     return graph_sequences(build(recording.calls))
 
 
 def graph_sequences(graph: CallGraph) -> list[Sequence]:
     """Return the training sequences of linked calls."""
     main = main_setting(graph)
+    # The path from the root to a leaf is one sequence: the leaf's prompt holds the tokens of all calls before it.
+    #
+    #     1 --+-- 2 (discarded)        sequences: [1 3 5] agent, [4] auxiliary, [1 2] discarded
+    #         +-- 3 -- 5
+    #     4
     leaves = [leaf for leaf in graph.leaves if leaf.has_tokens]
     order = {"agent": 0, "auxiliary": 1, "discarded": 2}
     ranked = sorted(((_role(leaf, main), leaf) for leaf in leaves), key=lambda pair: (order[pair[0]], pair[1].number))
+    # Call 1 is on two paths. `used` gives its tokens to the first, so the agent's sequences come first.
     used: set[int] = set()
     return [_sequence(role, leaf, used) for role, leaf in ranked]
 
@@ -108,7 +113,8 @@ def _sequence(role: Role, leaf: CallNode, used: set[int]) -> Sequence:
             continue
         used.add(node.number)
         if node.call.not_trainable:
-            continue
+            continue  # its tokens stay in `input_ids`: later calls had them in their prompts
+        # The prompt of a call is a prefix of `ids`, so its length is the position of the first sampled token.
         start = len(node.call.completion.prompt_ids or ())
         for offset, value in enumerate(node.call.completion.sampled.logprobs):
             if value is not None:
@@ -130,23 +136,26 @@ def _sequence(role: Role, leaf: CallNode, used: set[int]) -> Sequence:
 
 
 def sampling_of(call: Call) -> Json:
-    """Return the parameters with which a call was sampled."""
+    """Return the sampling parameters of a call."""
     names = sorted({*SAMPLING_PARAMETERS, "seed"})
     return {name: call.sent[name] for name in names if call.sent.get(name) is not None}
 
 
 def main_setting(graph: CallGraph) -> bytes | None:
-    """Return the setting of the agent: that of its first call, or of the first with tools where that made a title.
+    """Return the agent's setting: its system text and tools.
 
-    What a model has run in the sandbox can call the model, too, as often and with whatever text and tools it likes. It
-    comes after the agent's first call, though: so what counts is which came first, never which was made most often.
+    It is the setting of the first call. If the first call only made a title, it is the setting of the first call with
+    tools.
+
+    A program in the sandbox can call the model too, with any text and tools, any number of times. But it can run only
+    after the agent's first call. So the order of calls decides, never their number.
     """
     nodes = sorted(graph.nodes, key=lambda node: node.number)
     if not nodes:
         return None
     first = setting_of(nodes[0].call)
     with_tools = next((node for node in nodes if node.call.sent.get("tools")), None)
-    # Agents without tools read commands from texts, and go on from those; nothing goes on from a title.
+    # Agents without tools read commands from the text and continue the conversation. No call continues a title.
     if with_tools is None or any(node.children for node in nodes if setting_of(node.call) == first):
         return first
     return setting_of(with_tools.call)
@@ -159,7 +168,7 @@ def _role(leaf: CallNode, main: bytes | None) -> Role:
 
 
 def level(calls: Iterable[Call]) -> Level:
-    """Return the least that was captured of any call in which something was sampled."""
+    """Return the lowest capture level of the calls that sampled tokens."""
     sampled = [call for call in calls if call.sampled]
     levels: set[Level] = {_level(call) for call in filter(_counts, sampled)} or {_level(call) for call in sampled}
     if "text" in levels or not levels:
@@ -174,19 +183,19 @@ def _level(call: Call) -> Level:
     return "tokens" if done.prompt_ids is not None and done.sampled.has_ids else "logprobs"
 
 
-# Any agent can hang up, before the first token too, or have the model say nothing. What the engine did not name then
-# (llama.cpp names the prompt's ids after the end) must not make the whole rollout one that is not trained on.
+# An agent can hang up before the first token, or make the model answer nothing. The engine then reports less: llama.cpp
+# sends the prompt's IDs at the end of an answer. An aborted call must not exclude the whole rollout from training.
 
 
 def _is_empty(call: Call) -> bool:
-    """Say whether nothing was sampled but, perhaps, the token that ends an answer."""
+    """Return whether no token was sampled, except perhaps the one that ends an answer."""
     counted = call.reader.completion_tokens({"usage": call.completion.usage})
     is_silent = call.ended != "complete" or call.reader.text_size(call.response or {}) == 0
     return not len(call.completion.sampled) and counted <= 1 and is_silent
 
 
 def _counts(call: Call) -> bool:
-    """Say whether what is not captured of a call is the engine's fault."""
+    """Return whether the engine is to blame for missing tokens; if not, the agent ended the call early."""
     return call.sampled and not _is_empty(call) and (call.ended == "complete" or _level(call) == "tokens")
 
 
@@ -209,10 +218,13 @@ def _call_findings(call: Call) -> list[Finding]:
 
 
 def _sampling_findings(call: Call) -> list[Finding]:
-    """Return what makes the tokens of a call other than the policy's choice from the distribution that was asked for.
+    """Return the differences between a call's sampling and the trainer's request.
 
-    A steered turn is left out of the loss and stays the context of others. One of another distribution, or of one that
-    is not known, makes its whole sequence one that is not trained on.
+    Three cases, from mild to serious:
+
+    - steered: the agent forced a part of the answer. The turn has no loss, and stays as context of later turns.
+    - unasked: the distribution differs from the trainer's. The whole sequence is excluded.
+    - unknown: the endpoint's defaults decided a parameter. The whole sequence is excluded.
     """
     findings: list[Finding] = []
     steered = [reason for reason in call.not_trainable if reason not in call.unasked_sampling]
@@ -230,13 +242,14 @@ def _sampling_findings(call: Call) -> list[Finding]:
 
 
 def _engine_findings(call: Call) -> list[Finding]:
-    """Return what the engine did not name of a call."""
+    """Return findings about the tokens that the engine did not report."""
     done, sampled = call.completion, call.completion.sampled
     findings: list[Finding] = []
 
     def add(severity: Severity, code: str, message: str) -> None:
         findings.append(Finding(severity, code, message, call.number))
 
+    # The agent can end any call early, and must not be able to discard a rollout that way: then only a warning.
     serious: Severity = "FATAL" if _counts(call) else "WARN"
     if done.prompt_ids is None:
         add(serious, "no_prompt_ids", "the engine did not name the tokens of the prompt")
@@ -259,13 +272,14 @@ def _engine_findings(call: Call) -> list[Finding]:
 
 
 def _missing_tokens(call: Call) -> int:
-    """Return how many tokens the usage counts that were not named; the one that ends a text need not be."""
+    """Return the number of tokens that the usage counts without an ID; one end-of-text token may be missing."""
     done = call.completion
     if not done.sampled.has_ids or call.endpoint_dialect != "openai_chat":
         return 0
     counted = call.reader.completion_tokens({"usage": done.usage})
     missing = counted - len(done.sampled)
-    # The usage counts the end-of-text token, which engines need not name. An answer cut by the token limit has none.
+    # The usage counts the end-of-text token, and engines may omit its ID. An answer cut by the token limit has no such
+    # token.
     unnamed = 0 if done.finish_reason == "length" else 1
     return missing if missing > unnamed else 0
 
@@ -282,7 +296,7 @@ def _is_off(value: Any, off: Any) -> bool:
 
 
 def document(recording: Recording, *, include_discarded: bool = True, include_messages: bool = False) -> Json:
-    """Return a whole rollout as plain values: turns, sequences, figures, and what a trainer should know."""
+    """Return a whole rollout as plain values: turns, sequences, figures and findings."""
     graph = build(recording.calls)
     all_sequences = graph_sequences(graph)
     findings = rollout_findings(recording, graph, all_sequences)
@@ -339,17 +353,20 @@ def _turn_document(call: Call, parents: Mapping[int, int | None], discarded: set
 
 
 def rollout_findings(recording: Recording, graph: CallGraph, all_sequences: list[Sequence]) -> list[Finding]:
-    """Return what holds for the rollout as a whole, and for each call in which something was sampled."""
+    """Return the findings about the rollout, and about each call that sampled tokens."""
     findings: list[Finding] = []
     if not graph.nodes:
         findings.append(Finding("FATAL", "no_turns", "nothing was sampled"))
     is_trainable = any(item.trainable for item in all_sequences)
+    # A discarded answer is in no trained sequence, so its findings do not matter.
     for finding in (each for node in graph.nodes if not node.discarded for each in _call_findings(node.call)):
-        # Wrong sampling makes its own sequence one that is not trained on, and no other.
+        # Wrong sampling excludes one sequence. It is fatal for the rollout only if all are excluded.
         findings.append(replace(finding, severity="WARN") if is_trainable and finding.code in _SAMPLING else finding)
     roots = [root for root in graph.roots if not root.discarded]
+    # Several roots are normal: sub-agents, titles, and the conversation after a compaction.
     if len(roots) > 1:
         findings.append(Finding("INFO", "multiple_roots", f"{len(roots)} conversations"))
+    # No links at all: the agent rewrites its history, or the chat template does. Each call is trained on alone.
     if len(graph.nodes) > 1 and len(graph.roots) == len(graph.nodes):
         findings.append(Finding("WARN", "per_turn_capture_only", "no call continues another token for token"))
     discarded = sum(node.discarded for node in graph.nodes)
@@ -363,19 +380,20 @@ def rollout_findings(recording: Recording, graph: CallGraph, all_sequences: list
         message = f"{recording.torn_bytes} bytes at the end of the records are not whole: the proxy was killed"
         findings.append(Finding("WARN", "torn_records", message))
     for note in recording.notes:
+        # An entry could not be written, for example to a full disk: a sequence may lack a call.
         if note.get("what") == "failed":
             findings.append(Finding("FATAL", "records_missing", str(note.get("reason"))))
     return findings
 
 
 def training_trace(recording: Recording) -> TrainingTrace:
-    """Return the agent's own calls for a trainer: each once, conversation by conversation, with a mask over its tokens.
+    """Return the agent's calls for a trainer: each once, by conversation, with a mask over its tokens.
 
-    Calls of other conversations, such as one that made a title, and answers that the agent discarded are left out. So
-    is a call in which the engine gave no log-probability for some token: its tokens are context of later calls.
+    Three kinds of calls are left out: calls of other conversations, such as one for a title; answers that the agent
+    discarded; and calls with a missing log-probability. Their tokens remain context of later calls.
 
     Raises:
-        ValueError: the rollout is not to be trained on; the text says why.
+        ValueError: The rollout is not trainable; the message gives the reasons.
     """
     graph = build(recording.calls)
     listed = graph_sequences(graph)
@@ -383,6 +401,7 @@ def training_trace(recording: Recording) -> TrainingTrace:
     if reasons:
         texts = dict.fromkeys(f"{finding.code}: {finding.message}" for finding in reasons)
         raise ValueError(f"this rollout is not trainable: {'; '.join(texts)}")
+    # The agent has several sequences after a compaction; `dict.fromkeys` keeps the order and drops repeated calls.
     mine = [item for item in listed if item.role == "agent"]
     numbers = dict.fromkeys(number for item in mine for number in item.node_ids)
     context = {number for item in mine if not item.trainable for number in item.node_ids}
@@ -423,16 +442,16 @@ def _training_turn(recording: Recording, call: Call, *, is_context: bool) -> Tra
 
 
 def trace_entries(recording: Recording) -> list[TraceEntry]:
-    """Return the agent's own calls as a trainer's trace entries, their requests in full.
+    """Return the agent's calls as trace entries for a trainer, with full requests.
 
     Raises:
-        ValueError: the rollout is not to be trained on; the text says why.
+        ValueError: The rollout is not trainable; the message gives the reasons.
     """
     return training_trace(recording).to_trace_entries()
 
 
 def write_jsonl(path: Path | str, recordings: Iterable[Recording], *, include_messages: bool = False) -> int:
-    """Write a document per rollout and line; return how many."""
+    """Write one document per line and rollout, and return their number."""
     count = 0
     with Path(path).open("wb") as file:
         for recording in recordings:
@@ -442,12 +461,12 @@ def write_jsonl(path: Path | str, recordings: Iterable[Recording], *, include_me
 
 
 def write_parquet(path: Path | str, recordings: Iterable[Recording]) -> int:
-    """Write a row per sequence; return how many. What the store knows of a rollout (`Recording.about`) is in columns.
+    """Write one row per sequence, and return the number of rows. The outcome (`Recording.about`) is in columns.
 
     Raises:
         ImportError: pyarrow is not installed.
     """
-    schema = _schema()
+    schema = _schema()  # first: its error names the package to install
     import pyarrow.parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     count = 0
@@ -459,9 +478,9 @@ def write_parquet(path: Path | str, recordings: Iterable[Recording]) -> int:
 
 
 def tables(recordings: Iterable[Recording]) -> Iterator[Any]:
-    """Yield Arrow tables with a row per sequence, at least one table.
+    """Yield Arrow tables with one row per sequence; at least one table, so that an empty file has its columns.
 
-    A few rows at a time: the sequences of a whole store need not fit into memory.
+    Each table has few rows: the sequences of a whole store may not fit into memory.
 
     Raises:
         ImportError: pyarrow is not installed.
@@ -508,12 +527,12 @@ def _schema() -> Any:
 def _row(recording: Recording, item: Sequence) -> Json:
     """Return a sequence as the columns of a table."""
     about = recording.about
-    own = ("role", "trainable", "not_trainable", "node_ids", "prompt_len", "input_ids", "loss_mask", "logprobs")
+    fields = ("role", "trainable", "not_trainable", "node_ids", "prompt_len", "input_ids", "loss_mask", "logprobs")
     return {
         "rollout_id": recording.rollout_id,
         **{name: about.get(name) for name in ("task_id", "group", "agent", "model", "status", "trust", "verdict")},
         **{name: about.get(name) for name in ("sample", "attempt", "reward")},
-        **{name: getattr(item, name) for name in (*own, "policy_version", "policy_versions")},
+        **{name: getattr(item, name) for name in (*fields, "policy_version", "policy_versions")},
         **{name: item.sampled_with(name) for name in (*SAMPLING_COLUMNS, "seed")},
         "metadata": json.dumps(recording.metadata),
     }

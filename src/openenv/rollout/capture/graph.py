@@ -1,15 +1,15 @@
-"""How the calls of a rollout are linked: which continues which, which were discarded, where conversations begin.
+"""The token graph of a rollout: links between calls that continue each other, roots and discarded answers.
 
-A call continues the longest call whose prompt and sampled tokens are, token for token, the beginning of its prompt;
-where the engine names no ids, the one whose conversation and reply are the beginning of its conversation.
+A call continues another call if its prompt begins with the other's prompt and sampled tokens. If several calls fit, the
+longest is the parent. Without token IDs, the messages are compared in the same way.
 
     call  prompt                sampled
-    1     [1 2 3]               [4 5]       root of the agent's conversation
+    1     [1 2 3]               [4 5]       root: the agent's conversation
     2     [1 2 3 4 5 6]         [7]         continues 1
-    3     [1 2 3 4 5 6]         [8]         the same question again: 2 or 3 is discarded, by which one is continued
-    4     [9 9]                 [3]         another root: a sub-agent, a title
+    3     [1 2 3 4 5 6]         [8]         the same question again: a later call decides whether 2 or 3 is discarded
+    4     [9 9]                 [3]         root: a sub-agent, or a title
     5     [1 2 3 4 5 6 8 7]     [2]         continues 3, so 2 is discarded
-    6     [1 2 9]               [5]         a root: the agent has compacted its conversation
+    6     [1 2 9]               [5]         root: the agent has compacted its conversation
 
         1 --+-- 2 (discarded)       4       6
             +-- 3 -- 5
@@ -33,13 +33,13 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class CallNode:
-    """A call that has an answer, and its place."""
+    """A call with an answer, and its links."""
 
     call: Call
     parent: CallNode | None = None
     children: list[CallNode] = field(default_factory=list)
     discarded: bool = False
-    """Whether the agent went on from another answer to the same question."""
+    """Whether the agent continued from another answer to the same question."""
 
     @property
     def number(self) -> int:
@@ -48,7 +48,7 @@ class CallNode:
 
     @property
     def has_tokens(self) -> bool:
-        """Say whether the engine named every token of prompt and completion."""
+        """Return whether the engine gave the IDs of all tokens, in prompt and completion."""
         return self.call.completion.prompt_ids is not None and self.call.completion.sampled.has_ids
 
     def path(self) -> list[CallNode]:
@@ -61,29 +61,30 @@ class CallNode:
 
 @dataclass(slots=True)
 class CallGraph:
-    """All calls of a rollout that have an answer."""
+    """The calls of a rollout that have an answer."""
 
     nodes: list[CallNode] = field(default_factory=list)
 
     @property
     def roots(self) -> list[CallNode]:
-        """Return where conversations begin: the agent's own, sub-agents, what follows a compaction, retries."""
+        """Return the first calls of conversations: the agent's, a sub-agent's, one after a compaction, a retry."""
         return [node for node in self.nodes if node.parent is None]
 
     @property
     def leaves(self) -> list[CallNode]:
-        """Return the calls that none continues."""
+        """Return the calls without a continuation."""
         return [node for node in self.nodes if not node.children]
 
     @property
     def forks(self) -> list[CallNode]:
-        """Return the calls that several continue."""
+        """Return the calls with several continuations."""
         return [node for node in self.nodes if len(node.children) > 1]
 
 
 def build(calls: Iterable[Call]) -> CallGraph:
     """Link the calls of one rollout, in any order."""
     nodes = [CallNode(call) for call in calls if call.sampled]
+    # Tokens are compared with tokens only, messages with messages: an engine may omit the IDs of single calls.
     exact = [node for node in nodes if node.has_tokens]
     rest = [node for node in nodes if not node.has_tokens]
     _link(exact, _token_marks)
@@ -96,24 +97,27 @@ def build(calls: Iterable[Call]) -> CallGraph:
 
 
 def _link(nodes: list[CallNode], marks_of: Callable[[CallNode], tuple[bytes, bytes]]) -> None:
-    """Find each node's parent by what questions begin with."""
+    """Set the parent of each node: the longest call at the beginning of its question."""
     pieces = [marks_of(node) for node in nodes]
     ends: EndTable[CallNode] = EndTable()
     for node, (question, answer) in zip(nodes, pieces, strict=True):
-        if answer:
+        if answer:  # an empty answer cannot be continued: every repeated question would be a continuation
             ends.add(question + answer, node)
     for node, (question, _) in zip(nodes, pieces, strict=True):
         for candidates in ends.beginnings_of(question):
+            # The last candidates are the longest. Among calls of equal text, take the latest before this one.
             earlier = [other for other in candidates if other.number < node.number]
-            node.parent = earlier[-1] if earlier else candidates[0]  # the last ones are the longest
+            node.parent = earlier[-1] if earlier else candidates[0]
 
 
 class EndTable(Generic[T]):
-    """Finds the calls whose question and answer are the beginning of another question.
+    """Finds the calls that a question begins with.
 
-    Comparing every call with every other would take n * n prompts of up to a million tokens. Instead the ends of all
-    calls (question and answer) are in a table by digest, and each question is digested once from its start: at every
-    length that some end has, one lookup says whether a call ended exactly there.
+    Comparing all pairs of calls would read n * n prompts of up to a million tokens. This table reads each prompt once:
+
+        ends        digest([1 2 3 4 5]) -> call 1,  digest([1 2 3 4 5 6 8]) -> call 3      lengths 5, 7
+        question    [1 2 3 4 5 6 8 7]
+                              ^   ^     the running digest is looked up at lengths 5 and 7: calls 1 and 3
     """
 
     def __init__(self) -> None:
@@ -121,14 +125,14 @@ class EndTable(Generic[T]):
         self._lengths: list[int] = []
 
     def add(self, end: bytes, value: T) -> None:
-        """Add a call by its question and answer."""
+        """Add a call; `end` is its question and answer."""
         self._ends.setdefault(digest(end), []).append(value)
         index = bisect.bisect_left(self._lengths, len(end))
         if index == len(self._lengths) or self._lengths[index] != len(end):
             self._lengths.insert(index, len(end))
 
     def beginnings_of(self, question: bytes) -> Iterator[list[T]]:
-        """Yield the calls with which a question begins, those of one length together, the shortest first."""
+        """Yield the calls at the beginning of a question, shortest first; calls of equal length come together."""
         running = hashlib.blake2b(digest_size=16)
         view = memoryview(question)
         position = 0
@@ -143,30 +147,30 @@ class EndTable(Generic[T]):
 
 
 def _token_marks(node: CallNode) -> tuple[bytes, bytes]:
-    """Return prompt and completion as bytes: 8 per token, so that a beginning of ids is a beginning of bytes."""
+    """Return prompt and completion as bytes."""
     done = node.call.completion
     sampled = [token if token is not None else -1 for token in done.sampled.ids]
     return token_bytes(done.prompt_ids or ()), token_bytes(sampled)
 
 
 def _message_marks(node: CallNode) -> tuple[bytes, bytes]:
-    """Return conversation and reply as bytes: a digest per item, so that all items have one length."""
+    """Return conversation and reply as bytes: one digest per message, so that all messages have equal lengths."""
     call = node.call
     try:
         question = [digest(dumps(item)) for item in call.reader.items(call.sent)]
         answer = [digest(dumps(item)) for item in call.reader.reply_items(call.response or {})]
-    except MALFORMED:  # a conversation that makes no sense is linked to none
+    except MALFORMED:  # an unreadable conversation gets no links
         return digest(dumps([call.number])), b""
     return b"".join(question), b"".join(answer)
 
 
 def token_bytes(ids: Iterable[int]) -> bytes:
-    """Return ids as bytes, so that a beginning of ids is a beginning of bytes."""
+    """Return IDs as bytes, 8 per token: a prefix of the IDs is then a prefix of the bytes."""
     return array("q", ids).tobytes()
 
 
 def setting_of(call: Call) -> bytes:
-    """Return what makes two conversations those of one agent, as bytes to compare."""
+    """Return the system texts and tool names of a call, as bytes: the identity of its agent."""
     try:
         return dumps(call.reader.setting(call.sent))
     except MALFORMED:
@@ -174,21 +178,22 @@ def setting_of(call: Call) -> bytes:
 
 
 def digest(data: bytes) -> bytes:
-    """Return a short name of bytes."""
+    """Return the digest of bytes."""
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _question(node: CallNode) -> bytes:
+    # The prefixes keep the two kinds of digests apart.
     if node.has_tokens:
         return b"t" + digest(_token_marks(node)[0])
     return b"m" + setting_of(node.call) + digest(_message_marks(node)[0])
 
 
 def _mark_discarded(nodes: list[CallNode]) -> None:
-    """Mark the answers that the agent did not go on from.
+    """Mark the answers that the agent did not use.
 
-    Of several answers to one question, those without a continuation are discarded where another has one; where none
-    has, all but the last whole one are. A childless sibling of a continued call is discarded as well.
+    Of several answers to one question, one is final: the last with a continuation, or else the last complete one. The
+    other answers without a continuation are discarded.
     """
     groups: dict[bytes, list[CallNode]] = {}
     for node in nodes:
@@ -199,6 +204,7 @@ def _mark_discarded(nodes: list[CallNode]) -> None:
             final = next((node for node in reversed(group) if node.children), (whole or group)[-1])
             for node in group:
                 node.discarded = node is not final and not node.children
+    # A retry may change the question, for example by a hint. Then only the common parent shows that it is one.
     for node in nodes:
         siblings = node.parent.children if node.parent is not None else []
         if not node.children and any(other.children for other in siblings):

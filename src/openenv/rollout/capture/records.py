@@ -1,19 +1,19 @@
-"""A rollout's records on disk, `calls.log`: `Recorder` writes calls into it, `read` returns them as a `Recording`.
+"""The records of a rollout on disk, `calls.log`: `Recorder` writes them, `read` returns them as a `Recording`.
 
-Each entry is a line of JSON and, where that has `len`, as many bytes and a line break after it. `k` is its kind, `n`
-the number of its call. Each message, tool and long text is in the file once: the items of all `new` lists are numbered
-from 0 over the whole file, and requests name runs of those numbers as [first, count].
+An entry is a line of JSON. If the line has `len`, that number of bytes and a line break follow. `k` is the kind of the
+entry, `n` the number of its call. Each message, tool and long text is in the file once: the items of all `new` lists
+are numbered from 0 over the whole file, and requests refer to them by runs, [first, count].
 
     {"k":"open","v":1,"at":1794805356.7,"rollout_id":"r1","metadata":{},"model":{...},"budget":{...}}
     {"k":"call","n":1,"at":1794805357.6,"dialect":"anthropic","to":"openai_chat","path":"/v1/messages","stream":true,
      "not_trainable":[],"removed":["temperature"],"len":249}
     {"asked":{"stream":true,"messages":{"$items":[[0,1]]}},"sent":{"set":{"logprobs":true,...},"unset":[]},"new":[{"role":...}]}
     {"k":"try","n":1,"status":503,"error":{...}}             an attempt that failed before the first byte of an answer
-    {"k":"resent","n":1,"len":93}                            what was sent after the endpoint turned down a parameter
+    {"k":"resent","n":1,"len":93}                            the request without a refused parameter
     {"k":"head","n":1,"status":200,"at":1794805357.7}        the answer begins
-    {"k":"prompt","n":2,"base":1,"keep":2,"ids":[44,35]}     the prompt: the first 2 ids of call 1's, then these
-    {"k":"up","n":1,"len":1087}                              events of a stream, as they came
-    {"k":"body","n":1,"len":812}                             or an answer that is no stream
+    {"k":"prompt","n":2,"base":1,"keep":2,"ids":[44,35]}     the prompt: the first 2 IDs of call 1, then these
+    {"k":"up","n":1,"len":1087}                              events of a stream, unchanged
+    {"k":"body","n":1,"len":812}                             or an answer without streaming
     {"k":"end","n":1,"how":"complete","at":1794805357.7,"attempts":2,"tokens":2}
     {"k":"stop","at":1794805358.1,"limit":"calls"}           a call that the budget answered
     {"k":"note","what":"revoked","at":1794805359.0}          or "failed": entries are missing here
@@ -39,24 +39,28 @@ from .dialects.dialect import MALFORMED, Completion, ModelDialect
 from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object, loads
 
 FILE = "calls.log"
-"""The name of the records in a rollout's folder."""
+"""The file name of the records, in the rollout's folder."""
 MAX_RECORDS = 1024 * 1024 * 1024
-"""How many bytes a rollout's records may have before no more calls begin, on disk and beside that in the memory of
-what reads them: an agent must not be able to fill either, by its requests or by prompts that the engine names the ids
-of."""
-# Small calls and items take more memory than bytes in the file: objects when they are read, digests until then.
+"""The limit in bytes of a rollout's records, on disk plus the reader's memory. Above it, no call begins.
+
+An agent must not be able to fill the disk or the reader's memory, neither by requests nor by the IDs of long prompts.
+"""
+# Small calls and items take more memory than disk: they become objects in the reader, and digests in the writer.
 _CALL_COST = 10_000
 _ITEM_COST = 500
 _REFERENCE_COST = 8
-# An agent sends its whole conversation with every call: call n repeats what call n-1 sent, and adds a message or two.
-# Written as it comes, the file would grow with the square of the calls. The parts of requests in which dialects have
-# what repeats are written as items, each of them once.
+# An agent sends its whole conversation with every call: call n repeats the messages of call n-1 and adds one or two.
+# Unchanged requests would make the file grow with the square of the calls. So these fields are written as items, and
+# each item is written once:
+#
+#     request of call 1    {"messages": [A, B]}          new: [A, B]     "messages": {"$items": [[0, 2]]}
+#     request of call 2    {"messages": [A, B, C, D]}    new: [C, D]     "messages": {"$items": [[0, 4]]}
 ITEM_LISTS = ("messages", "input", "contents", "tools", "system")
 ITEM_TEXTS = ("instructions", "system", "input")
 ITEM_FIELDS = frozenset((*ITEM_LISTS, *ITEM_TEXTS))
-_TEXT_LIMIT = 200  # a shorter text takes hardly more room than its number
-# More than one, since agents switch between conversations: with sub-agents, or with a call for a title in between.
-_PROMPTS_KEPT = 4
+_TEXT_LIMIT = 200  # a shorter text is hardly longer than a reference to it
+# More than one, because agents switch between conversations: sub-agents, or a call for a title in between.
+_RECENT_PROMPTS = 4
 
 
 class JournalFull(CaptureError):
@@ -64,38 +68,38 @@ class JournalFull(CaptureError):
 
 
 class RecordsTooLarge(CaptureError):
-    """A request would make a rollout's records larger than they may be; nothing of it was written."""
+    """A request would exceed the limit of a rollout's records; no part of it was written."""
 
 
 class Recorder:
-    """Appends a rollout's entries to its file, which is open only while calls are under way.
+    """Appends entries to a rollout's file. The file is open only during calls.
 
-    An entry is in the kernel when its method returns: it outlives a killed process, not a power cut.
+    When a method returns, the kernel has the entry: it survives a killed process, but not a power cut.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Open while it has users, which are calls under way: a proxy may have more rollouts than it may open files.
+        # Open only during calls: a proxy may serve more rollouts than it may open files.
         self._fd: int | None = None
         self._users = 0
         self._size = 0  # up to the last whole entry
-        self._overhead = 0  # what the calls take in memory beside their bytes, about
+        self._overhead = 0  # an estimate of the reader's memory, beyond the bytes of the file
         self._numbers: dict[bytes, int] = {}  # of items in the file, by their digests
-        self._prompts: deque[tuple[int, array[int]]] = deque(maxlen=_PROMPTS_KEPT)
+        self._prompts: deque[tuple[int, array[int]]] = deque(maxlen=_RECENT_PROMPTS)
         self._calls = 0
         self.failure: str | None = None
-        """Why records are missing, once any are."""
-        self._owes_note = False
+        """The reason for missing records; None if all are written."""
+        self._owes_note = False  # whether a failed entry has no note in the file yet
 
     def create(self, about: Json) -> None:
-        """Make the file with its first entry.
+        """Create the file with its first entry.
 
         Raises:
-            CaptureError: there is one already, or it cannot be made.
+            CaptureError: The file exists already, or cannot be created.
         """
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # O_EXCL: the records of an earlier rollout of this id must not be continued by another's.
+            # O_EXCL: a second rollout with this ID must not append to the records of the first.
             os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600))
         except FileExistsError:
             raise CaptureError(f"There are records already in {self._path}.") from None
@@ -107,8 +111,8 @@ class Recorder:
         """Record a request, and return the recorder of its call.
 
         Raises:
-            JournalFull: it could not be written.
-            RecordsTooLarge: there is no room for it.
+            JournalFull: The request could not be written.
+            RecordsTooLarge: The request would exceed `MAX_RECORDS`.
         """
         self._acquire()
         try:
@@ -122,11 +126,11 @@ class Recorder:
         return CallRecorder(self, number)
 
     def resent(self, number: int, request: Json, sent: Json) -> None:
-        """Record that a call sends something else than at first."""
+        """Record a changed request of the same call, after the endpoint refused a parameter."""
         self._append_packed({"k": "resent", "n": number}, request, sent, is_first=False)
 
     def note(self, kind: str, **facts: Any) -> None:
-        """Record what belongs to no call: `open`, `stop` or `note`."""
+        """Record an entry outside of calls: `open`, `stop` or `note`."""
         self._acquire()
         try:
             self.append({"k": kind, "at": time.time(), **facts})
@@ -134,12 +138,12 @@ class Recorder:
             self.release()
 
     def prompt(self, number: int, ids: list[int], *, is_separate: bool) -> None:
-        """Record a prompt's ids: how many it shares with one of the last calls, and the rest."""
+        """Record the IDs of a prompt: the length shared with a recent call, and the remaining IDs."""
         head: Json = {"k": "prompt", "n": number, **({"asked": True} if is_separate else {})}
-        # Four bytes for each of up to a million ids: the last prompts stay in memory, and compare fast.
+        # Four bytes per ID: recent prompts of up to a million IDs stay in memory, and are compared as memory blocks.
         try:
             packed = array("I", ids)
-        except (TypeError, OverflowError, ValueError):  # not ids: recorded as they came
+        except (TypeError, OverflowError, ValueError):  # not IDs: recorded unchanged
             self.append({**head, "base": 0, "keep": 0, "ids": ids})
             return
         base, keep = 0, 0
@@ -151,19 +155,19 @@ class Recorder:
         self._prompts.append((number, packed))
 
     def forget(self) -> None:
-        """Release what is needed only to write more calls."""
+        """Release the memory for further calls, at the end of the rollout."""
         self._numbers.clear()
         self._prompts.clear()
 
     def append(self, head: Json, payload: bytes = b"") -> None:
-        """Write one entry, all of it or nothing.
+        """Write one whole entry, or nothing.
 
         Raises:
-            JournalFull: it could not be written; the next entry that can be is preceded by a note of it.
+            JournalFull: The entry could not be written. A note of the failure precedes the next successful entry.
         """
         line = dumps({**head, "len": len(payload)}) + b"\n" + payload + b"\n" if payload else dumps(head) + b"\n"
-        # What could not be written leaves no trace in the file. Without the note, a reader would take the records for
-        # whole and a trainer would train on them.
+        # A failed entry leaves no trace in the file. Without the note, a reader would take the records for complete,
+        # and a trainer would train on them.
         try:
             if self._owes_note:
                 note = {"k": "note", "what": "failed", "reason": self.failure, "at": time.time()}
@@ -183,13 +187,13 @@ class Recorder:
                 view = view[os.write(self._fd, view) :]
         except OSError as exc:
             with contextlib.suppress(OSError):
-                # The disk may take half an entry before it is full. Nothing after that half could be read.
+                # A full disk may hold half of the entry. A reader would stop at that half, so it must go.
                 os.ftruncate(self._fd, self._size)
             raise JournalFull(f"Cannot write the records: {exc.strerror or exc}") from exc
         self._size += len(data)
 
     def _acquire(self) -> None:
-        """Open the file for one more user."""
+        """Open the file for one more call or note."""
         if self._fd is None:
             try:
                 self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -199,19 +203,18 @@ class Recorder:
         self._users += 1
 
     def release(self) -> None:
-        """Close the file with its last user."""
+        """Close the file after its last user."""
         self._users -= 1
         if self._users == 0 and self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
     def _append_packed(self, head: Json, request: Json, sent: Json, *, is_first: bool) -> None:
-        """Write a request, or how it differs from what the agent asked, with the items that are new in it."""
+        """Write the agent's request, the difference to the sent request, and the new items of both."""
         new: list[Any] = []
-        # Numbers count once the entry is written: after a full disk, later requests must not name items that are
-        # in no entry.
+        # The numbers become valid when the entry is written: after a full disk, later requests must not refer to
+        # items without an entry.
         fresh: dict[bytes, int] = {}
-
         references = 0
 
         def number_of(item: object) -> int:
@@ -232,14 +235,15 @@ class Recorder:
                 elif key in ITEM_TEXTS and isinstance(value, str) and len(value) > _TEXT_LIMIT:
                     packed[key] = {"$item": number_of(value)}
                 elif key in ITEM_FIELDS:
-                    packed[key] = {"$plain": value}  # or an agent's own {"$item": 7} would be read as an item
+                    # A short text, or a value of another type. An agent's own {"$item": 7} must not be read as an item.
+                    packed[key] = {"$plain": value}
                 else:
                     packed[key] = value
             return packed
 
         payload: Json = {"asked": pack(request)} if is_first else {}
-        # Only how the sent request differs: a conversation that was not translated is there as `asked` already.
-        # `is` first: most values are the agent's own objects, and long conversations take time to compare.
+        # Only the difference between the two requests: without translation, `asked` has the conversation already.
+        # `is` comes first: most values are the agent's own objects, and comparing long conversations takes time.
         changed = {
             key: value
             for key, value in sent.items()
@@ -248,6 +252,7 @@ class Recorder:
         payload["sent"] = {"set": pack(changed), "unset": [key for key in request if key not in sent]}
         content = dumps({**payload, "new": new})
         overhead = _CALL_COST * is_first + _ITEM_COST * len(fresh) + _REFERENCE_COST * references
+        # Only a new call can be refused. A call under way must get its entries, or its tokens would be lost.
         if is_first and self._size + len(content) + self._overhead + overhead > MAX_RECORDS:
             raise RecordsTooLarge(f"the records of a rollout may take {MAX_RECORDS} bytes on disk and in memory")
         self.append(head, content)
@@ -263,11 +268,11 @@ class CallRecorder:
         self.number = number
 
     def tried(self, status: int | None, error: Json) -> None:
-        """Record an attempt that failed."""
+        """Record a failed attempt."""
         self._append("try", {"status": status, "error": error, "at": time.time()})
 
     def resent(self, request: Json, sent: Json) -> None:
-        """Record that something else is sent than at first."""
+        """Record a changed request, after the endpoint refused a parameter."""
         self._recorder.resent(self.number, request, sent)
 
     def head(self, status: int, facts: Json) -> None:
@@ -275,7 +280,7 @@ class CallRecorder:
         self._append("head", {"status": status, "at": time.time(), **facts})
 
     def prompt(self, ids: list[int], *, is_separate: bool = False) -> None:
-        """Record the prompt's ids; `is_separate` where the engine named them on a route of their own."""
+        """Record the IDs of the prompt; `is_separate` if they came from another route than the answer."""
         self._recorder.prompt(self.number, ids, is_separate=is_separate)
 
     def events(self, data: bytes) -> None:
@@ -283,7 +288,7 @@ class CallRecorder:
         self._append("up", {}, data)
 
     def body(self, data: bytes) -> None:
-        """Record an answer that is no stream."""
+        """Record an answer without streaming."""
         self._append("body", {}, data)
 
     def end(self, how: str, facts: Json) -> None:
@@ -298,7 +303,8 @@ class CallRecorder:
 
 
 def _runs(numbers: list[int]) -> list[list[int]]:
-    """Shorten a list of numbers to pairs of a first number and how many follow each other from there."""
+    """Return a list of numbers as runs, [first, count]."""
+    # [0, 1, 2, 7, 8]  ->  [[0, 3], [7, 2]]
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][0] + runs[-1][1] == number:
@@ -309,9 +315,9 @@ def _runs(numbers: list[int]) -> list[list[int]]:
 
 
 def _shared_length(one: array[int], other: array[int]) -> int:
-    """Return how many leading ids are the same.
+    """Return the number of equal IDs at the beginning of two lists.
 
-    By halving: blocks of memory are compared in one step, ids only one by one.
+    Binary search: a block of memory is compared in one step, much faster than ID by ID.
 
         [1 2 3 4 5 6 7 8] and [1 2 3 4 5 9 9 9]:  1-4 same, 5-6 differ, 5 same  ->  5
     """
@@ -331,64 +337,67 @@ class Call:
     """One model call of a rollout."""
 
     number: int
-    """From 1, in the order in which the calls came."""
+    """From 1, in the order of arrival."""
     dialect: AgentDialectName
-    """The agent's."""
+    """The agent's dialect."""
     endpoint_dialect: Dialect
-    """The endpoint's; `sent` and `response` are in this one."""
+    """The endpoint's dialect; also of `sent` and `response`."""
     path: str
     streamed: bool
     request: Json
     """The agent's request, in full."""
     sent: Json
-    """What the endpoint got."""
+    """The endpoint's request, after translation, additions and repairs."""
     started_at: float
     response: Json | None = None
-    """The endpoint's answer; of a stream, what it comes to, as far as it got."""
+    """The endpoint's answer. A stream is assembled up to its last event."""
     status: int | None = None
-    """The endpoint's HTTP status; None where it never answered."""
+    """The endpoint's HTTP status; None if it never answered."""
     error: Json | None = None
     ended: str | None = None
-    """`complete`, `failed` (the endpoint answered with an error), `unreachable`, `timeout`, `broken` (the answer did
-    not come whole), `agent_gone`, `budget` (it ran out), `context` (the conversation is too long for the endpoint),
-    `revoked`, `record_failed`; None where the proxy was killed in the middle."""
+    """The end of the call; None if the proxy was killed during it.
+
+    `complete`, `failed` (the endpoint answered with an error), `unreachable`, `timeout`, `broken` (the answer was cut
+    off), `agent_gone`, `budget` (exhausted), `context` (the conversation is too long for the endpoint), `revoked`,
+    `record_failed`.
+    """
     attempts: int = 1
     latency_s: float = 0.0
     first_byte_s: float | None = None
     policy_version: str | None = None
     prompt_ids_asked: bool = False
-    """Whether the engine named the prompt's ids on a route of their own, apart from its answer."""
+    """Whether the IDs of the prompt came from a separate route, such as `/tokenize`."""
     completion: Completion = field(default_factory=Completion)
     removed: tuple[str, ...] = ()
-    """What of the agent's request was not the agent's to decide, and did not reach the endpoint."""
+    """Fields of the agent's request that agents may not set; they did not reach the endpoint."""
     not_trainable: tuple[str, ...] = ()
-    """Why what was sampled is not the policy's own choice, such as `tool_choice: forced tool`; empty where it is."""
+    """Reasons to exclude the answer from training, such as `tool_choice: forced tool`; empty if it is trainable."""
     unasked_sampling: tuple[str, ...] = ()
-    """How it was sampled otherwise than the trainer asked; among `not_trainable`, too."""
+    """Differences to the trainer's sampling parameters; `not_trainable` includes them."""
     unknown_sampling: tuple[str, ...] = ()
-    """Parameters of its distribution that nothing names, so that they are the endpoint's defaults."""
+    """Sampling parameters that no side set, so that the endpoint's defaults applied."""
 
     @property
     def sampled(self) -> bool:
-        """Say whether the call has an answer of a model, or a part of one."""
+        """Return whether the call has an answer of the model, or a part of it."""
         return (self.response is not None and self.error is None) or len(self.completion.sampled) > 0
 
     @property
     def reader(self) -> ModelDialect:
-        """Return the dialect that reads `sent` and `response`."""
+        """Return the dialect of `sent` and `response`."""
         return DIALECTS[self.endpoint_dialect]
 
 
 @dataclass(slots=True)
 class Recording:
-    """All that is on disk of one rollout."""
+    """The records of one rollout, read from disk."""
 
     rollout_id: str
     path: Path
     opened_at: float = 0.0
     metadata: Json = field(default_factory=dict)
     about: Json = field(default_factory=dict)
-    """What the store knows of the rollout's outcome: `task_id`, `group`, `status`, `reward` and so on."""
+    """The outcome, added by the store: `task_id`, `group`, `status`, `reward` and so on."""
     model: Json = field(default_factory=dict)
     budget: Json = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
@@ -396,29 +405,29 @@ class Recording:
     """Calls that the budget answered."""
     notes: list[Json] = field(default_factory=list)
     torn_bytes: int = 0
-    """How many bytes at the end were no whole entry: the writer was killed while it wrote."""
+    """The size of an incomplete entry at the end: the writer was killed during a write."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One entry: its line, and its bytes."""
+    """One entry: its line, and the bytes after it."""
 
     head: Json
     payload: bytes = b""
 
 
 def _entries_in(data: bytes) -> tuple[list[JournalEntry], int]:
-    """Return the entries in the bytes of a file, and how many bytes they have: the rest is no whole entry."""
+    """Return the complete entries in the bytes of a file, and their total size."""
     entries: list[JournalEntry] = []
     position = 0
     while position < len(data):
         end = data.find(b"\n", position)
         head = load_object(data[position:end]) if end >= 0 else None
         if head is None:
-            break  # a line without its end: the writer was killed while it wrote
+            break  # an incomplete line: the writer was killed during a write, or is writing now
         length, start = head.get("len"), end + 1
         if isinstance(length, int):
-            # The line break after the payload proves that all of it is there.
+            # The line break after the payload proves that the payload is complete.
             if data[start + length : start + length + 1] != b"\n":
                 break
             entries.append(JournalEntry(head, data[start : start + length]))
@@ -444,7 +453,7 @@ def read(path: Path | str) -> Recording:
 
 
 class RecordingReader:
-    """Reads the records of a rollout, and later what was added to them since.
+    """Reads the records of a rollout step by step, while calls are still being added.
 
     Raises:
         CaptureError: there are none, or they are not such records.
@@ -456,18 +465,18 @@ class RecordingReader:
         self._position = 0
         self._items: list[Any] = []
         self._drafts: dict[int, _Draft] = {}
-        self._prompts: dict[int, list[int]] = {}  # of all calls: later ones name the beginnings that they share
+        self._prompts: dict[int, list[int]] = {}  # by call: prompts of later calls refer to them
         self._recording: Recording | None = None
 
     @property
     def recording(self) -> Recording:
-        """Return what belongs to no single call; `calls` is left empty here."""
+        """Return the recording without its calls; `calls` is empty."""
         if self._recording is None:
             raise CaptureError(f"{self._file} does not hold records of a rollout.")
         return self._recording
 
     def advance(self) -> list[Call]:
-        """Read what is new, and return the calls that ended in it."""
+        """Read the new entries, and return the calls that they end."""
         try:
             with self._file.open("rb") as file:
                 file.seek(self._position)
@@ -485,7 +494,7 @@ class RecordingReader:
         return [self._finished(self._drafts.pop(number)) for number in ended]
 
     def unfinished(self) -> list[Call]:
-        """Return the calls that have no end yet, as far as they got."""
+        """Return the calls without an end, up to their last entry."""
         return [self._finished(draft) for draft in self._drafts.values()]
 
     def _take(self, entry: JournalEntry) -> int | None:
@@ -498,7 +507,7 @@ class RecordingReader:
         elif kind == "note":
             self.recording.notes.append(entry.head)
         elif kind == "prompt":
-            # The base is 0, which no call has, where the prompt shares nothing.
+            # Calls start at 1. Base 0 means that this prompt shares nothing with an earlier one.
             shared = self._prompts.get(entry.head["base"], [])[: entry.head["keep"]]
             self._prompts[entry.head["n"]] = self._drafts[entry.head["n"]].take_prompt(entry, shared)
         elif number in self._drafts and kind == "resent":
@@ -544,14 +553,14 @@ def _call(entry: JournalEntry, items: list[Any]) -> Call:
         started_at=head["at"],
         removed=tuple(head.get("removed", ())),
     )
-    _resend(call, {**body, "new": []}, items)  # its items are numbered already
+    _resend(call, {**body, "new": []}, items)  # `items` has the new items already
     reasons = head.get("not_trainable")  # older records have none
     call.not_trainable = steering(call.endpoint_dialect, call.sent) if reasons is None else tuple(reasons)
     return call
 
 
 def _resend(call: Call, body: Json, items: list[Any]) -> None:
-    """Set what was really sent: the request, with some things set and others left out."""
+    """Set `sent`: the agent's request with some fields changed and others removed."""
     items.extend(body["new"])
     unset = set(body["sent"]["unset"])
     call.sent = {key: value for key, value in call.request.items() if key not in unset}
@@ -573,7 +582,7 @@ def _unpack(packed: Json, items: list[Any]) -> Json:
 
 
 class _Draft:
-    """A call whose entries are being read."""
+    """A call, while its entries are read."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -617,10 +626,10 @@ class _Draft:
         if response is None:
             return call
         if self.prompt_ids is not None:
-            response["prompt_token_ids"] = self.prompt_ids  # back where vLLM has them: `prompt` entries took them out
+            response["prompt_token_ids"] = self.prompt_ids  # moved into a `prompt` entry by the recorder
         call.response = response
         if call.status is not None and call.status >= 400:
-            return call  # an error body is no completion
+            return call  # the body is an error, not a completion
         try:
             call.completion = call.reader.completion(response)
         except MALFORMED as exc:

@@ -1,8 +1,14 @@
-"""A recording as people read it: turn by turn, what was new in the question, what was answered, token by token.
+"""A recording for human readers: for each call the new messages, the answer and its tokens.
 
-An agent sends its whole conversation with every call. A transcript has each message once, with the call that brought
-it, and says how the calls hang together: which answers were thrown away, where a conversation was cut short, which
-belong to sub-agents. Texts are as they were sent: nothing here may be shown as markup.
+An agent sends its whole conversation with every call. A transcript has each message once, at the first call with it.
+It also names the branch of each call: the main conversation, a retry, a compaction or a sub-agent. Texts are unchanged
+and come from agents and models: never render them as markup.
+
+    calls as recorded              turns of the transcript
+    1: [system, A]      -> B       1 main     new: system, A       reply: B
+    2: [system, A, B, C] -> D      2 retry    new: C               reply: D
+    3: [system, A, B, C] -> E      3 main     new: C               reply: E
+    4: [title?, A]      -> F       4 auxiliary    new: title?, A   reply: F
 """
 
 from __future__ import annotations
@@ -24,12 +30,15 @@ from .training_trace import Finding, Sequence
 
 PartKind = Literal["text", "reasoning", "call", "result", "image", "other"]
 Branch = Literal["main", "retry", "compaction", "sub-agent", "auxiliary"]
-"""`main`: the agent's conversation. `retry`: an answer that the agent threw away and asked for again. `compaction`: the
-agent went on with a new, shorter conversation. `sub-agent`: a conversation beside it. `auxiliary`: a single question
-without tools, such as one for a title."""
+"""The part of a call in the rollout.
+
+`main`: the agent's conversation. `retry`: an answer that the agent discarded and requested again. `compaction`: the
+agent continued with a new, shorter conversation. `sub-agent`: a conversation in parallel. `auxiliary`: a single
+question without tools, such as a request for a title.
+"""
 
 MOST_CHARACTERS = 200_000
-"""How much of one part of a message is in a transcript; exports have all of it."""
+"""The limit of one part of a message. Exports have no such limit."""
 _DATA_IMAGE = re.compile(r"data:image/[\w.+-]+;base64,[A-Za-z0-9+/=_-]+")
 _MEDIA_TYPE = re.compile(r"image/[\w.+-]+")
 _BASE64 = re.compile(r"[A-Za-z0-9+/=_-]+")
@@ -43,12 +52,12 @@ class TranscriptPart:
     text: str = ""
     """The text, the arguments of a tool call, the result of one, or the data address of an image."""
     name: str = ""
-    """The tool of a call; what it is of any other part."""
+    """The tool of a call; for other parts a label, such as `refusal` or `encrypted`."""
     call_id: str = ""
-    """Which tool call this is, or is the result of."""
+    """The ID of the tool call, in the call and in its result."""
     is_error: bool = False
     cut: int = 0
-    """How many characters were left out at the end."""
+    """The number of characters cut off at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +76,22 @@ class TranscriptToken:
     token_id: int | None
     logprob: float | None
     entropy: float | None
-    """In nats, from the alternatives that the engine named; at least so much."""
+    """A lower bound in nats, from the alternatives that the engine reported."""
     is_trained: bool
-    """Whether the exported sequences have it in their loss mask."""
+    """Whether the loss mask of an exported sequence includes it."""
     alternatives: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(slots=True)
 class TranscriptTurn:
-    """One model call: what was new in its question, and its answer."""
+    """One model call: the new messages of its question, and its answer."""
 
     number: int
     branch: Branch
     parent: int | None
-    """The call that this one continues."""
+    """The number of the call before this one; None at the start of a conversation."""
     messages: list[TranscriptMessage]
-    """What the conversation has gained since the parent's answer; of a first call, all of it."""
+    """The messages since the parent's answer; all messages without a parent."""
     reply: TranscriptMessage
     tools: list[str]
     """The names of the tools that the model could call."""
@@ -104,17 +113,17 @@ class TranscriptTurn:
 
 @dataclass(slots=True)
 class Transcript:
-    """All calls of a rollout, in the order in which they came."""
+    """All calls of a rollout, in order of arrival."""
 
     turns: list[TranscriptTurn]
     findings: list[Finding]
     level: Level
-    """What the engine named of what it sampled: `tokens`, `logprobs` or `text`."""
+    """The capture level: `tokens`, `logprobs` or `text`."""
     stops: int
-    """How many calls the budget answered."""
+    """The number of calls refused by the exhausted budget."""
 
     def document(self) -> Json:
-        """Return it as plain values, without the tokens."""
+        """Return the transcript as plain values, without tokens."""
         return {
             "turns": [_turn_document(turn) for turn in self.turns],
             "findings": [
@@ -127,7 +136,7 @@ class Transcript:
 
 
 def transcript(recording: Recording) -> Transcript:
-    """Return a recording as people read it."""
+    """Return the transcript of a recording."""
     graph = build(recording.calls)
     nodes = {node.number: node for node in graph.nodes}
     branches = _branches(graph)
@@ -143,7 +152,7 @@ def transcript(recording: Recording) -> Transcript:
 
 
 def token_documents(turn: TranscriptTurn) -> list[Json]:
-    """Return the tokens of a turn as plain values, with short keys: there are many."""
+    """Return the tokens of a turn as plain values. The keys are short because there are many tokens."""
     return [
         {
             "t": token.text,
@@ -213,7 +222,7 @@ def _prompt_usage(call: Call) -> int | None:
 
 
 def _new_messages(call: Call, parent: Call | None) -> list[TranscriptMessage]:
-    """Return what a question has beyond its parent's question and answer."""
+    """Return the messages after the parent's question and answer."""
     messages = question(call)
     if parent is None:
         return messages
@@ -222,7 +231,7 @@ def _new_messages(call: Call, parent: Call | None) -> list[TranscriptMessage]:
     while shared < min(len(before), len(messages)) and before[shared] == messages[shared]:
         shared += 1
     rest = messages[shared:]
-    # The agent sends the answer back, often without the thoughts in it: it is in the transcript already.
+    # The agent sends the parent's answer back, often without its thoughts. The parent's turn shows it already.
     said = _essence(answer(parent))
     while rest and rest[0].role == "assistant" and all(part in said for part in _essence(rest[0])):
         rest = rest[1:]
@@ -230,7 +239,7 @@ def _new_messages(call: Call, parent: Call | None) -> list[TranscriptMessage]:
 
 
 def _essence(message: TranscriptMessage) -> list[tuple[str, str, str]]:
-    """Return what makes two messages the same, whatever else a dialect or an agent adds to them."""
+    """Return the comparable parts of a message: texts and tool calls, without IDs, thoughts and extra fields."""
     essence = []
     for part in message.parts:
         if part.kind == "call":
@@ -247,15 +256,18 @@ def _compact(text: str) -> str:
         return text
 
 
-# -- how calls hang together ------------------------------------------------------------------------------------------
+# -- branches ------------------------------------------------------------------------------------------
 
 
 def _branches(graph: CallGraph) -> dict[int, Branch]:
     main = main_setting(graph)
     roots: dict[int, Branch] = {}
     last_of_main = -1
-    # In order of time: a root with the agent's own system text and tools goes on from the conversation before it if
-    # that one ends there, and runs beside it if that one goes on.
+    # Roots in order of time. A root with the agent's system text and tools is a compaction if the main conversation
+    # has ended before it, and a sub-agent if the main conversation continues after it:
+    #
+    #     main        1--2--3                  main        1--2-----5
+    #     compaction         4--5              sub-agent         3--4
     for root in sorted(graph.roots, key=lambda node: node.number):
         numbers = [node.number for node in _below(root)]
         if setting_of(root.call) != main:
@@ -286,7 +298,7 @@ def _below(root: CallNode) -> Iterator[CallNode]:
 
 
 def _trained(graph: CallGraph, exported: Iterable[Sequence]) -> dict[int, list[int]]:
-    """Return the part of the loss mask that each call has in the sequences that may be trained on."""
+    """Return the loss mask of each call, from the trainable sequences."""
     calls = {node.number: node.call for node in graph.nodes}
     masks: dict[int, list[int]] = {}
     for item in exported:
@@ -296,7 +308,7 @@ def _trained(graph: CallGraph, exported: Iterable[Sequence]) -> dict[int, list[i
             done = calls[number].completion
             start = len(done.prompt_ids or ())
             mask = item.loss_mask[start : start + len(done.sampled)]
-            if any(mask):  # each token is trained on in one sequence at most
+            if any(mask):  # a call may be in several sequences; one of them has its mask
                 masks[number] = mask
     return masks
 
@@ -311,7 +323,7 @@ def _tokens(call: Call, trained: Iterable[int]) -> Iterator[TranscriptToken]:
 
 
 def _entries(call: Call) -> list[Any]:
-    """Return what the engine said of each token, where it said something of all of them."""
+    """Return the log-probability entries of the answer, with the alternatives of each token."""
     response = as_dict(call.response)
     if call.endpoint_dialect == "openai_chat":
         choices = dicts_in(response.get("choices"))
@@ -332,11 +344,13 @@ def _alternatives(entry: Any) -> tuple[tuple[str, float], ...]:
 
 
 def entropy(alternatives: Iterable[tuple[str, float]]) -> float | None:
-    """Return the entropy of a token's distribution as far as its alternatives tell; None without any.
+    """Return a lower bound for the entropy of a token's distribution; None without alternatives.
 
-    What is left of the probability counts as one more alternative. It is spread over many, so the real entropy is at
-    least this.
+    The remaining probability counts as one more alternative. In truth it is spread over many tokens, which only
+    increases the entropy.
     """
+    # -0.1 and -3.0: probabilities 0.905 and 0.050, remaining 0.045.
+    # Entropy: 0.905 * 0.1 + 0.050 * 3.0 + 0.045 * 3.1 = 0.38
     chances = [math.exp(value) for _, value in alternatives]
     if not chances:
         return None
@@ -348,7 +362,7 @@ def entropy(alternatives: Iterable[tuple[str, float]]) -> float | None:
 
 
 def question(call: Call) -> list[TranscriptMessage]:
-    """Return the whole conversation that a call sent."""
+    """Return the whole conversation of a call."""
     try:
         return list(_QUESTIONS[call.endpoint_dialect](call.sent))
     except (*MALFORMED, RecursionError):  # an agent may send anything
@@ -356,7 +370,7 @@ def question(call: Call) -> list[TranscriptMessage]:
 
 
 def answer(call: Call) -> TranscriptMessage:
-    """Return what a call was answered."""
+    """Return the answer of a call; an empty message if there is none."""
     return _reply(call.endpoint_dialect, call.response)
 
 
@@ -386,6 +400,13 @@ def _chat_reply(response: Json) -> Iterator[TranscriptMessage]:
         yield _chat_message(as_dict(choice.get("message")))
 
 
+# Chat completions: the result of a tool is a message with the role `tool`.
+#
+#     {"role": "assistant", "content": "Let me look.", "reasoning_content": "...", "tool_calls": [
+#         {"id": "call_1", "type": "function", "function": {"name": "bash", "arguments": "{\"command\": \"ls\"}"}}]}
+#     {"role": "tool", "tool_call_id": "call_1", "content": "README.md"}
+
+
 def _chat_message(message: Json) -> TranscriptMessage:
     role = str(message.get("role") or "assistant")
     parts = list(_content(message.get("content")))
@@ -404,6 +425,12 @@ def _chat_message(message: Json) -> TranscriptMessage:
     return TranscriptMessage("system" if role == "developer" else role, tuple(parts))
 
 
+# Anthropic messages: system texts are a field, and a tool's result is a block of a user's message.
+#
+#     {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "bash", "input": {...}}]}
+#     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "README.md"}]}
+
+
 def _anthropic_question(body: Json) -> Iterator[TranscriptMessage]:
     system = tuple(_content(body.get("system")))
     if system:
@@ -416,6 +443,13 @@ def _anthropic_question(body: Json) -> Iterator[TranscriptMessage]:
 
 def _anthropic_reply(response: Json) -> Iterator[TranscriptMessage]:
     yield TranscriptMessage("assistant", tuple(_content(response.get("content"))))
+
+
+# OpenAI responses: thoughts, texts, calls and results are items of one list.
+#
+#     {"type": "reasoning", "summary": [{"type": "summary_text", "text": "..."}]}
+#     {"type": "function_call", "call_id": "call_1", "name": "bash", "arguments": "{...}"}
+#     {"type": "function_call_output", "call_id": "call_1", "output": "README.md"}
 
 
 def _responses_question(body: Json) -> Iterator[TranscriptMessage]:
@@ -450,7 +484,7 @@ def _responses_item(item: Json) -> TranscriptMessage:
 
 
 def _content(content: Any) -> Iterator[TranscriptPart]:
-    """Yield the parts of a content: a text, or blocks as any of the dialects has them."""
+    """Yield the parts of a content: a text, or the blocks of any dialect."""
     if isinstance(content, str):
         if content:
             yield _text("text", content)
@@ -486,7 +520,7 @@ def _block(block: Json) -> Iterator[TranscriptPart]:
 def _results(
     parts: list[TranscriptPart], call_id: str, name: str, *, is_error: bool = False
 ) -> Iterator[TranscriptPart]:
-    """Yield what a tool returned: its text as one part, images as they are."""
+    """Yield the result of a tool: all its text as one part, then its images."""
     texts = "\n".join(part.text for part in parts if part.kind != "image")
     cut = sum(part.cut for part in parts)
     yield TranscriptPart("result", texts, name, call_id, is_error, cut)
@@ -500,7 +534,8 @@ def _call(name: object, arguments: object, call_id: object) -> TranscriptPart:
 
 
 def _image(block: Json) -> TranscriptPart:
-    """Return an image that the conversation itself holds; one at an address is named, and never loaded."""
+    """Return an image with its data. An image at a URL becomes a text with the URL, and is never loaded."""
+    # The patterns are strict because the viewer puts the address into an `img` element.
     source = as_dict(block.get("source"))
     media_type, data = str(source.get("media_type") or ""), source.get("data")
     if isinstance(data, str) and _MEDIA_TYPE.fullmatch(media_type) and _BASE64.fullmatch(data):
@@ -515,7 +550,7 @@ def _image(block: Json) -> TranscriptPart:
 def _other(value: object, name: str) -> TranscriptPart:
     try:
         text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
-    except (ValueError, RecursionError):  # nested without end, or a number of thousands of digits
+    except (ValueError, RecursionError):  # nested too deeply, or a number of thousands of digits
         text = ""
     return _text("other", text, name)
 

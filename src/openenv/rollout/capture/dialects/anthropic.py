@@ -1,4 +1,4 @@
-"""Anthropic messages, from endpoints that speak them themselves. They have neither ids nor log-probabilities."""
+"""Anthropic messages, for endpoints that implement them. The API reports neither token IDs nor log-probabilities."""
 
 from __future__ import annotations
 
@@ -24,11 +24,19 @@ from .dialect import (
 )
 
 MIN_THINKING = 1024
-"""The fewest tokens that this API takes for thoughts."""
+"""The API's minimum of `thinking.budget_tokens`."""
 
 
 class MessageAssembler:
-    """Puts a message back together from its events."""
+    """Assembles a message from its events (Anthropic API, "Streaming messages")."""
+
+    #     message_start          {"message": {"id": ..., "content": [], "usage": {"input_tokens": 25, ...}}}
+    #     content_block_start    {"index": 0, "content_block": {"type": "text", "text": ""}}
+    #     content_block_delta    {"index": 0, "delta": {"type": "text_delta", "text": "Hello"}}
+    #     content_block_stop     {"index": 0}
+    #     message_delta          {"delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 15}}
+    #     message_stop           {}
+    #     error                  {"error": {"type": "overloaded_error", "message": "Overloaded"}}
 
     def __init__(self) -> None:
         self._message: Json = {"type": "message", "role": "assistant"}
@@ -46,7 +54,7 @@ class MessageAssembler:
             self._feed_delta(chunk.get("index", 0), chunk.get("delta") or {})
         elif kind == "message_delta":
             self._message.update(chunk.get("delta") or {})
-            usage = chunk.get("usage")
+            usage = chunk.get("usage")  # cumulative: replaces the counts of `message_start`
             if isinstance(usage, dict):
                 self._message["usage"] = {**(self._message.get("usage") or {}), **usage}
         elif kind == "error":
@@ -57,6 +65,7 @@ class MessageAssembler:
         for key in ("text", "thinking", "signature"):
             if isinstance(delta.get(key), str):
                 block[key] = (block.get(key) or "") + delta[key]
+        # The input of a tool call comes as pieces of JSON text, and is parsed when all are there.
         if isinstance(delta.get("partial_json"), str):
             self._json.setdefault(index, []).append(delta["partial_json"])
         if "citation" in delta:
@@ -73,7 +82,7 @@ class MessageAssembler:
 
 
 def _parsed(text: str) -> Any:
-    """Return the input of a tool call; text that is not whole stays text."""
+    """Return the parsed input of a tool call; a text that was cut off stays a text."""
     try:
         return json.loads(text) if text else {}
     except ValueError:
@@ -98,7 +107,7 @@ class AnthropicMessages(ModelDialect):
         if options.disable_thinking:
             sent.pop("thinking", None)
         elif budget is not None and limit is not None and budget >= limit:
-            # The API refuses thoughts that may be as long as the whole answer, and those of fewer than 1,024 tokens.
+            # Anthropic API, "Extended thinking": `budget_tokens` must be less than `max_tokens`, and at least 1,024.
             thinking = {**sent.pop("thinking"), "budget_tokens": limit - 1}
             sent.update({"thinking": thinking} if limit > MIN_THINKING else {})
         return RewrittenRequest(sent, limit=limit)
@@ -135,6 +144,7 @@ class AnthropicMessages(ModelDialect):
         return {**empty_message(body), "content": [{"type": "text", "text": text}], "stop_reason": "end_turn"}
 
     def stream(self, body: Json, response: Json) -> list[bytes]:
+        # One delta per block: the answer is complete, so smaller pieces would only cost time.
         start = {**response, "content": [], "stop_reason": None, "stop_sequence": None}
         events: list[Json] = [{"type": "message_start", "message": start}]
         for index, block in enumerate(response.get("content") or ()):
@@ -149,6 +159,7 @@ class AnthropicMessages(ModelDialect):
         return [typed_event(event) for event in events]
 
     def setting(self, body: Json) -> list[Any]:
+        # Names only: descriptions of tools may contain the date or the working directory.
         return [_text(body.get("system")), sorted(str(tool.get("name")) for tool in dicts_in(body.get("tools")))]
 
     def items(self, body: Json) -> list[Any]:
@@ -159,7 +170,7 @@ class AnthropicMessages(ModelDialect):
 
 
 def empty_message(body: Json) -> Json:
-    """Return the message that answers a request, before there is anything in it."""
+    """Return the answer to a request, without content."""
     return {
         "id": f"msg_{uuid.uuid4().hex}",
         "type": "message",
@@ -191,7 +202,8 @@ def _text(value: Any) -> str:
 
 
 def _reduced(content: Any) -> list[Any]:
-    """Reduce content blocks: marks for caches and thoughts come and go between calls that are otherwise the same."""
+    """Return content blocks without thoughts and cache marks, which change between calls of one conversation."""
+    # Claude Code moves {"cache_control": {"type": "ephemeral"}} to the last message with each call.
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     reduced: list[Any] = []
     for block in as_list(blocks):

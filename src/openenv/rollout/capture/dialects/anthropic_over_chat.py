@@ -1,7 +1,16 @@
-"""The bridge between an agent that speaks Anthropic messages and an endpoint that speaks OpenAI chat completions.
+"""The bridge from agents with Anthropic messages to endpoints with OpenAI chat completions.
 
-Thoughts of earlier turns and marks for caches do not reach the endpoint. Nor does the line with which Claude Code
-begins its system text: it differs from call to call, and no prompt would begin with the one before.
+Thoughts of earlier turns and cache marks are removed. So is the first line of Claude Code's system text: it changes
+with each call, so no prompt would continue the one before.
+
+    messages                                               chat completions
+    system                                                 {"role": "system", "content": ...}
+    {"type": "tool_use", "id": "t1", "input": {...}}       {"tool_calls": [{"id": "t1", "function": {...}}]}
+    {"type": "tool_result", "tool_use_id": "t1", ...}      {"role": "tool", "tool_call_id": "t1", ...}
+    {"type": "thinking", ...}                              "reasoning_content", with `keep_thoughts`
+    stop_sequences                                         stop
+    tool_choice {"type": "any"}                            tool_choice "required"
+    stop_reason "tool_use", "max_tokens"                   finish_reason "tool_calls", "length"
 """
 
 from __future__ import annotations
@@ -29,16 +38,17 @@ STOP_REASONS = {
     "function_call": "tool_use",
     "content_filter": "refusal",
 }
+# x-anthropic-billing-header: cc_version=...; a new value with each call
 _BILLING = re.compile(r"^\s*x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE)
 _COPIED = ("temperature", "top_p", "top_k", "stream")
 
 
 def request(body: Json, *, keep_thoughts: bool = False) -> Json:
-    """Return a request for messages as one for a chat completion.
+    """Translate a request for messages to chat completions.
 
     Args:
         body: The request.
-        keep_thoughts: Whether thoughts of earlier turns are in it, as `reasoning_content`.
+        keep_thoughts: Whether to send thoughts of earlier turns, as `reasoning_content`.
     """
     sent: Json = {"model": body.get("model"), "messages": _messages(body, keep_thoughts)}
     sent.update({key: body[key] for key in _COPIED if key in body})
@@ -46,6 +56,7 @@ def request(body: Json, *, keep_thoughts: bool = False) -> Json:
         sent["max_tokens"] = body["max_tokens"]
     if body.get("stop_sequences"):
         sent["stop"] = body["stop_sequences"]
+    # Tools without a schema run at the provider: {"type": "web_search_20250305", "name": "web_search"}.
     tools = [_tool(tool) for tool in body.get("tools") or () if "input_schema" in tool]
     if tools:
         sent["tools"] = tools
@@ -92,7 +103,8 @@ def _assistant(blocks: list[Json], thoughts: str) -> list[Json]:
 
 
 def _user(role: Any, blocks: list[Json]) -> list[Json]:
-    """Return what a user's message comes to: results of tools first, each a message, then the rest."""
+    """Return one message per tool result, then one with the other parts."""
+    # Chat completions require the results directly after the calls, so a text before a result moves behind it.
     results = [
         {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _plain(block.get("content"))}
         for block in blocks
@@ -146,6 +158,7 @@ def _arguments(text: Any) -> Any:
 
 def _usage(usage: Json) -> Json:
     cached = count_in(usage.get("prompt_tokens_details"), "cached_tokens")
+    # `prompt_tokens` includes cached tokens; `input_tokens` does not.
     return {
         "input_tokens": max(0, count_in(usage, "prompt_tokens") - cached),
         "output_tokens": count_in(usage, "completion_tokens"),
@@ -155,7 +168,16 @@ def _usage(usage: Json) -> Json:
 
 
 class MessageTranslator(StreamTranslator):
-    """Turns the chunks of one chat completion into the events of a message, whose items are content blocks."""
+    """Turns the chunks of one chat completion into the events of a message."""
+
+    # An item of `StreamTranslator` is a content block:
+    #
+    #     message_start
+    #         content_block_start        {"index": 0, "content_block": {"type": "text", "text": ""}}
+    #         content_block_delta        {"index": 0, "delta": {"type": "text_delta", "text": "Hel"}}, once per chunk
+    #         content_block_stop         {"index": 0}
+    #     message_delta                  {"delta": {"stop_reason": "end_turn"}, "usage": {...}}
+    #     message_stop
 
     def __init__(self, body: Json, *, stop_reasons: Mapping[str, str] = STOP_REASONS) -> None:
         super().__init__()
@@ -188,7 +210,7 @@ class MessageTranslator(StreamTranslator):
 
     def _item_closed(self, item: Json, text: str) -> None:
         closed = {"input": _arguments(text)} if item["type"] == "tool_use" else {item["type"]: text}
-        if item["type"] == "thinking":  # clients send it back, or leave thoughts without one out
+        if item["type"] == "thinking":  # clients drop thoughts without a signature from later requests
             closed["signature"] = make_signature(text)
             self._emit(
                 "content_block_delta",

@@ -1,6 +1,10 @@
-"""Chat completions over an endpoint that speaks Anthropic messages: what goes there, and what comes back.
+"""The bridge from chat completions to endpoints with Anthropic messages; other dialects are chained through it.
 
-A request that cannot be said in the other dialect is refused: a part that is left out would make another request of it.
+A request without an exact translation is refused: leaving out a part would change its meaning.
+
+    agent          request                                   endpoint
+    responses  --> responses_over_chat.request --> request --> messages
+    responses  <-- ResponseTranslator          <-- ChatTranslator <-- events          (`chained`)
 """
 
 from __future__ import annotations
@@ -18,9 +22,9 @@ from .content import openai_chat_content_to_anthropic_blocks, openai_chat_image_
 from .dialect import Bridge, StreamTranslator, as_dict, as_list, count_in, dicts_in
 
 NATIVE_REQUEST = "_openenv_native_request"
-"""Where a chat request carries the Anthropic request that it was made of."""
+"""The field of a chat request with the original Anthropic request."""
 NATIVE_RESPONSE = "_openenv_native_response"
-DEFAULT_LIMIT = 4096
+DEFAULT_LIMIT = 4096  # Anthropic requires `max_tokens`; chat completions do not
 _UNSUPPORTED = ("response_format", "logit_bias", "audio", "modalities")
 _PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p")
 _FINISH = {"tool_use": "tool_calls", "max_tokens": "length"}
@@ -29,16 +33,17 @@ _INPUT_COUNTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_inpu
 
 
 def anthropic_request(request: Json, model: str) -> Json:
-    """Return a chat request as one for messages.
+    """Translate a chat request to Anthropic messages.
 
     Args:
         request: The chat request.
         model: The model's name at the endpoint.
 
     Raises:
-        ProviderConversionError: something in it has no counterpart.
+        ProviderConversionError: A part of the request has no counterpart.
     """
     native = request.get(NATIVE_REQUEST)
+    # The agent speaks Anthropic itself: send its own request, so that a translation and back cannot lose anything.
     if isinstance(native, dict):
         body = {key: value for key, value in native.items() if key != "_served_model"}
         limits = [token_limit(source.get("max_tokens")) or DEFAULT_LIMIT for source in (native, request)]
@@ -79,6 +84,7 @@ def _conversation(request: Json) -> tuple[list[Json], list[Json]]:
             system += _blocks(message.get("content"))
             continue
         if role == "tool":
+            # {"role": "tool", "tool_call_id": "c1"} -> a block {"type": "tool_result", "tool_use_id": "c1"} of the user
             result = {"tool_use_id": message.get("tool_call_id"), "content": _blocks(message.get("content"))}
             turn = {"role": "user", "content": [{"type": "tool_result", **result}]}
         elif role in ("user", "assistant"):
@@ -88,7 +94,7 @@ def _conversation(request: Json) -> tuple[list[Json], list[Json]]:
             turn = {"role": role, "content": [*blocks, *map(_tool_use, dicts_in(message.get("tool_calls")))]}
         else:
             raise ProviderConversionError(f"Anthropic messages have no role {role!r}")
-        if messages and messages[-1]["role"] == turn["role"]:  # roles take turns
+        if messages and messages[-1]["role"] == turn["role"]:  # the API requires alternating roles
             messages[-1]["content"] += turn["content"]
         else:
             messages.append(turn)
@@ -143,14 +149,14 @@ def _tool_choice(request: Json, *, has_tools: bool) -> Json | None:
 
 
 def anthropic_response(native: Json, *, native_passthrough: bool = False) -> Json:
-    """Return a message as a chat completion, with the message itself in it.
+    """Translate a message to a chat completion, with the original message in `NATIVE_RESPONSE`.
 
     Args:
         native: The message.
-        native_passthrough: Whether the agent gets the message itself, so that nothing can be lost.
+        native_passthrough: Whether the agent gets the original message, so that untranslatable parts are harmless.
 
     Raises:
-        ProviderConversionError: something in it has no counterpart.
+        ProviderConversionError: A part of the message has no counterpart.
     """
     if not native_passthrough and native.get("stop_reason") not in _KNOWN_STOPS:
         raise ProviderConversionError(f"chat completions have no counterpart of stop_reason {native['stop_reason']!r}")
@@ -195,11 +201,11 @@ def replay_anthropic(native: Json) -> Iterator[str]:
         yield event.decode()
 
 
-# As a bridge: agents of any dialect, by way of chat completions.
+# The bridge for the proxy: agents of any dialect, through chat completions.
 
 
 def request(body: Json) -> Json:
-    """Return a request for a chat completion as one for messages, a stream where it asks for one."""
+    """Translate a chat request to messages, with its `stream` flag."""
     return {**anthropic_request(body, str(body.get("model") or "")), "stream": body.get("stream") is True}
 
 
@@ -213,16 +219,17 @@ class ChatTranslator:
     def __init__(self, body: Json) -> None:
         self._wants_usage = as_dict(body.get("stream_options")).get("include_usage") is True
         self._top: Json = {"object": "chat.completion.chunk", "created": int(time.time()), "model": body.get("model")}
-        self._calls: dict[int, int] = {}  # the number of each tool call, by that of its block
+        self._calls: dict[int, int] = {}  # index of the content block -> index of the tool call
         self._counts: Json = {}
 
     def chunks_of(self, event: Json) -> list[Json]:
-        """Take the data of one event, and return the chunks that follow from it."""
+        """Take the data of one event, and return its chunks."""
+        # Block indexes count all blocks, tool call indexes only calls: text 0, tool_use 1 -> tool call 0.
         kind, index = event.get("type"), event.get("index", 0)
         if kind == "message_start":
             message = as_dict(event.get("message"))
             self._top["id"] = message.get("id")
-            self._counts.update(as_dict(message.get("usage")))
+            self._counts.update(as_dict(message.get("usage")))  # the input; `message_delta` has the output
             return [self._chunk({"role": "assistant", "content": ""})]
         if kind == "content_block_start":
             return self._opened(index, as_dict(event.get("content_block")))
@@ -254,15 +261,15 @@ class ChatTranslator:
         return {**self._top, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
 
     def usage_chunk(self) -> Json:
-        """Return the chunk that has the usage."""
+        """Return the last chunk, with the usage."""
         return {**self._top, "choices": [], "usage": _usage(self._counts)}
 
     def feed(self, chunk: Json) -> bytes:
-        """Take the data of one event, and return the chunks that follow from it as they are sent."""
+        """Take the data of one event, and return its chunks, encoded."""
         return b"".join(event_bytes(dumps(value)) for value in self.chunks_of(chunk))
 
     def end(self) -> bytes:
-        """Return what ends the stream."""
+        """Return the usage, if the agent asked for it, and the end of the stream."""
         usage = event_bytes(dumps(self.usage_chunk())) if self._wants_usage else b""
         return usage + event_bytes(STREAM_DONE)
 
@@ -272,14 +279,14 @@ class ChatTranslator:
 
 
 class ChainedTranslator:
-    """Turns the events of one message into those of a dialect that has a translator from chat completions."""
+    """Turns the events of one message into a third dialect, through chat completions."""
 
     def __init__(self, body: Json, last: StreamTranslator) -> None:
         self._first = ChatTranslator(body)
         self._last = last
 
     def feed(self, chunk: Json) -> bytes:
-        """Take the data of one event, and return the events that follow from it."""
+        """Take the data of one event, and return the agent's events."""
         return b"".join(map(self._last.feed, self._first.chunks_of(chunk)))
 
     def end(self) -> bytes:
@@ -295,5 +302,5 @@ CHAT_OVER_ANTHROPIC = Bridge(request, ChatTranslator)
 
 
 def chained(over_chat: Callable[[Json], Json], translator: Callable[[Json], StreamTranslator]) -> Bridge:
-    """Return the bridge of a dialect that leads to messages by way of chat completions."""
+    """Return a bridge to Anthropic messages, made of a bridge to chat completions and the one above."""
     return Bridge(lambda body: request(over_chat(body)), lambda body: ChainedTranslator(body, translator(body)))

@@ -1,11 +1,11 @@
-"""Texts, images and thoughts of messages, from one dialect to another.
+"""Translate texts, images and thoughts of messages between dialects.
 
     chat        {"type": "text", "text": ...}         {"type": "image_url", "image_url": {"url": ...}}
     responses   {"type": "input_text", "text": ...}   {"type": "input_image", "image_url": ...}
     Anthropic   {"type": "text", "text": ...}         {"type": "image", "source": {"type": "base64", ...}}
     Google      {"text": ...}                         {"inlineData": {"mimeType": ..., "data": ...}}
 
-What has no counterpart is left out. Values only.
+Parts without a counterpart, such as audio, are left out. Values only, no IO.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from ..encoding import Json
 from .dialect import as_dict, as_list, dicts_in
 
 ChatContent = str | list[Json]
-"""The content of a chat message: plain text where it has nothing else."""
+"""The content of a chat message: a plain text, or a list of parts if it has images."""
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 _DETAILS = ("auto", "low", "high")
 
 
 def is_image_mime_type(mime_type: object) -> bool:
-    """Say whether a media type is that of an image."""
+    """Return whether a value is the media type of an image, such as `image/png`."""
     return isinstance(mime_type, str) and mime_type.lower().startswith("image/")
 
 
 def make_data_url(mime_type: str, data: str) -> str:
-    """Return base64 data as an address; what is one already stays as it is."""
+    """Return base64 data as a data URL; a data URL stays unchanged."""
     return data if data.startswith("data:") else f"data:{mime_type};base64,{data}"
 
 
 def parse_data_url(url: str) -> tuple[str, str] | None:
-    """Return media type and base64 data of an image's address; None for any other address."""
+    """Return the media type and the base64 data of an image's data URL; None for any other URL."""
     match = _DATA_URL.fullmatch(url)
     return (match[1], match[2]) if match is not None and is_image_mime_type(match[1]) else None
 
 
-# chat
+# Chat completions: {"type": "image_url", "image_url": {"url": "data:image/png;base64,...", "detail": "low"}}
 
 
 def openai_text_block(text: str) -> Json:
@@ -56,18 +56,20 @@ def openai_image_url_block(url: str, *, detail: object = None) -> Json:
 
 
 def openai_image_url(block: Json) -> str | None:
-    """Return the address of a part's image."""
+    """Return the URL of an image part; None without one."""
+    # {"image_url": {"url": "..."}} in chat completions, {"image_url": "..."} in responses
     image = block.get("image_url")
     return _text(image) or _text(as_dict(image).get("url"))
 
 
 def openai_image_detail(block: Json) -> str | None:
-    """Return how closely a part's image is to be looked at."""
+    """Return the detail level of an image part: `auto`, `low` or `high`."""
     return _text(as_dict(block.get("image_url")).get("detail")) or _text(block.get("detail"))
 
 
 def openai_content_from_text_and_images(parts: list[Json], *, text_separator: str = "\n") -> ChatContent:
-    """Return parts as the content of a chat message: one text where there is no image."""
+    """Return parts as the content of a chat message: a single text if no part is an image."""
+    # Many chat templates accept only text. A list of text parts would also change the prompt in some of them.
     if any(part.get("type") == "image_url" for part in parts):
         return parts
     texts = [part.get("text", "") for part in parts if part.get("type") == "text"]
@@ -79,7 +81,7 @@ def _text(value: object) -> str | None:
 
 
 def _texts_of(content: object, read: Callable[[Json], list[Json]]) -> ChatContent:
-    """Read a content, block by block, as that of a chat message."""
+    """Translate a content to chat completions, block by block."""
     if not isinstance(content, list):
         return str(content) if content else ""
     parts: list[Json] = []
@@ -95,11 +97,11 @@ def _text_part(text: object) -> list[Json]:
     return [openai_text_block(text)] if isinstance(text, str) else []
 
 
-# responses
+# Responses: {"type": "input_text", "text": ...}, {"type": "input_image", "image_url": "...", "detail": "auto"}
 
 
 def openai_responses_input_content_to_chat(content: object) -> ChatContent:
-    """Return the content of an input item as that of a chat message."""
+    """Translate the content of an input item to chat completions."""
     return _texts_of(content, _responses_block)
 
 
@@ -112,11 +114,12 @@ def _responses_block(block: Json) -> list[Json]:
     return []
 
 
-# Anthropic
+# Anthropic: {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ...}}, or
+# {"source": {"type": "url", "url": ...}}; documents are {"type": "document", "source": {"type": "text", "data": ...}}
 
 
 def anthropic_content_to_openai_chat(content: object) -> ChatContent:
-    """Return the content of an Anthropic message as that of a chat message: its texts, images and text documents."""
+    """Translate the content of an Anthropic message to chat completions: texts, images and text documents."""
     return _texts_of(content, _anthropic_block)
 
 
@@ -132,7 +135,7 @@ def _anthropic_block(block: Json) -> list[Json]:
 
 
 def anthropic_document_to_text(block: Json) -> str:
-    """Return the text of a document; a document that is not text has none."""
+    """Return the text of a document; empty for other documents, such as PDF."""
     source = as_dict(block.get("source"))
     if source.get("type") == "text":
         return _text(source.get("data")) or ""
@@ -143,7 +146,7 @@ def anthropic_document_to_text(block: Json) -> str:
 
 
 def anthropic_image_to_openai_chat(block: Json) -> Json | None:
-    """Return an image as a part of a chat message; None for one that cannot be read."""
+    """Return an Anthropic image as a part of a chat message; None if it is invalid."""
     source = as_dict(block.get("source"))
     mime_type, data = source.get("media_type") or source.get("mediaType"), _text(source.get("data"))
     if source.get("type") == "base64" and isinstance(mime_type, str) and is_image_mime_type(mime_type) and data:
@@ -153,12 +156,12 @@ def anthropic_image_to_openai_chat(block: Json) -> Json | None:
 
 
 def openai_chat_content_to_anthropic_blocks(content: object) -> list[Json]:
-    """Return the content of a chat message as Anthropic's blocks, at least one."""
+    """Return the content of a chat message as Anthropic blocks, at least one."""
     return _converted(content, openai_text_block, openai_chat_image_to_anthropic)
 
 
 def openai_chat_image_to_anthropic(part: Json) -> Json | None:
-    """Return an image of a chat message as a block; None where it has no address."""
+    """Return an image of a chat message as an Anthropic block; None if it has no URL."""
     url = openai_image_url(part)
     if url is None:
         return None
@@ -180,14 +183,14 @@ def _converted(content: object, text: Callable[[str], Json], image: Callable[[Js
         elif kind == "image_url":
             converted = image(part)
             parts += [converted] if converted is not None else []
-    return parts or [text("")]
+    return parts or [text("")]  # both APIs refuse an empty list
 
 
-# Google, whose clients write names as inlineData or as inline_data
+# Google: its REST clients write `inlineData`, its Python clients `inline_data`; both are accepted everywhere.
 
 
 def google_content_parts_to_openai_chat(parts: object) -> ChatContent:
-    """Return Google's parts as the content of a chat message: texts and images, without thoughts."""
+    """Translate Google's parts to chat completions: texts and images, without thoughts."""
     return _texts_of(as_list(parts), _google_part)
 
 
@@ -201,7 +204,7 @@ def _google_part(part: Json) -> list[Json]:
 
 
 def google_part_to_openai_chat(part: Json) -> Json | None:
-    """Return a part with an image as a part of a chat message; None for any other part."""
+    """Return a Google image as a part of a chat message; None for any other part."""
     inline = as_dict(part.get("inlineData") or part.get("inline_data"))
     mime_type, data = inline.get("mimeType") or inline.get("mime_type"), _text(inline.get("data"))
     if isinstance(mime_type, str) and is_image_mime_type(mime_type) and data:
@@ -218,25 +221,31 @@ def openai_chat_content_to_google_parts(content: object) -> list[Json]:
 
 
 def openai_chat_image_to_google(part: Json) -> Json | None:
-    """Return an image of a chat message as a part; None where it has no address."""
+    """Return an image of a chat message as a Google part; None if it has no URL."""
     url = openai_image_url(part)
     if url is None:
         return None
     inline = parse_data_url(url)
     if inline is None:
+        # The API requires a media type, and a URL does not tell it.
         return {"file_data": {"mime_type": "image/jpeg", "file_uri": url}}
     return {"inline_data": {"mime_type": inline[0], "data": inline[1]}}
 
 
-# Thoughts. Chat completions have them as `reasoning_content`. Others have a signature with them, or hide them: clients
-# only send back what they got, so any text will do that stands for the thought.
+# Thoughts. Chat completions have the field `reasoning_content`. The other dialects sign or encrypt thoughts:
+#
+#     Anthropic   {"type": "thinking", "thinking": "...", "signature": "..."}
+#     Google      {"thought": true, "text": "...", "thoughtSignature": "..."}
+#     responses   {"type": "reasoning", "content": [...], "encrypted_content": "..."}
+#
+# Clients only send these values back, unread. So any text in the right form is accepted.
 
 _SIGNATURE = "sg_oe_"
 _HIDDEN = "oe:"
 
 
 def make_signature(reasoning_text: str) -> str:
-    """Return a signature for a thought in an Anthropic message; none for none."""
+    """Return the signature of a thought in an Anthropic message; empty for an empty thought."""
     if not reasoning_text:
         return ""
     digest = hashlib.sha256(reasoning_text.encode()).digest()
@@ -244,22 +253,23 @@ def make_signature(reasoning_text: str) -> str:
 
 
 def make_google_signature(reasoning_text: str) -> str:
-    """Return a signature for a thought in a Google part, whose clients read it as base64."""
+    """Return the signature of a thought in a Google part: base64, because Google's clients decode it."""
     return base64.b64encode(make_signature(reasoning_text).encode()).decode()
 
 
 def encrypt_reasoning(reasoning_text: str) -> str:
-    """Return a thought as the `encrypted_content` of a response; it is only encoded."""
+    """Return a thought as the `encrypted_content` of a response. It is encoded, not encrypted."""
+    # With `store: false`, a client sends the item back without its content; the thought must survive in this field.
     return _HIDDEN + base64.urlsafe_b64encode(reasoning_text.encode()).decode() if reasoning_text else ""
 
 
 def decrypt_reasoning(encrypted: object) -> str:
-    """Return the thought in what `encrypt_reasoning` made; empty for anything else."""
+    """Return the thought in a value of `encrypt_reasoning`; empty for other values."""
     if not isinstance(encrypted, str) or not encrypted.startswith(_HIDDEN):
         return ""
     try:
         return base64.urlsafe_b64decode(encrypted[len(_HIDDEN) :]).decode()
-    except ValueError:  # no base64, or no text
+    except ValueError:  # invalid base64, or invalid UTF-8
         return ""
 
 
@@ -274,7 +284,7 @@ def extract_reasoning_from_gemini_parts(parts: object) -> str:
 
 
 def extract_reasoning_from_responses_item(item: Json) -> str:
-    """Return the thought of a reasoning item: its content, else its summary, else what it hides."""
+    """Return the thought of a reasoning item: its content, its summary or its encrypted content."""
     for name in ("content", "summary"):
         text = _joined(part.get("text") for part in dicts_in(item.get(name)))
         if text:

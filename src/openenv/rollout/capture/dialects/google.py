@@ -1,10 +1,19 @@
-"""Google's `generateContent`, as gemini-cli and Google's clients speak it, over chat completions.
+"""Google's `generateContent`, for gemini-cli and Google's clients, and its bridge to chat completions.
 
     POST /v1beta/models/MODEL:generateContent             the answer in one piece
     POST /v1beta/models/MODEL:streamGenerateContent       the answer as events
     POST /v1beta/models/MODEL:countTokens
 
-Model and streaming are in the path, not in the body. Thoughts of earlier turns do not reach the endpoint.
+The path has the model and the streaming flag, not the body. Thoughts of earlier turns are removed.
+
+    generateContent                                           chat completions
+    systemInstruction.parts                                   {"role": "system", "content": ...}
+    {"role": "model", "parts": [{"text": ...}]}               {"role": "assistant", "content": ...}
+    {"functionCall": {"name": "ls", "args": {...}}}           {"tool_calls": [{"id": "call_1_ls", ...}]}
+    {"functionResponse": {"name": "ls", "response": ...}}     {"role": "tool", "tool_call_id": "call_1_ls", ...}
+    generationConfig.maxOutputTokens                          max_tokens
+    functionCallingConfig.mode "ANY"                          tool_choice "required"
+    finishReason "MAX_TOKENS"                                 finish_reason "length"
 """
 
 from __future__ import annotations
@@ -25,7 +34,7 @@ from .content import (
 from .dialect import AgentDialect, Bridge, StreamTranslator, as_dict, as_list, count_in, dicts_in, text_length
 
 ACTIONS = {"generatecontent": "call", "streamgeneratecontent": "call", "counttokens": "count"}
-"""What stands after the colon of a path, in small letters, and what it asks for."""
+"""Keys are the actions of paths, after the colon and in lower case; values are kinds of `Route`."""
 FINISH_REASONS = {"stop": "STOP", "length": "MAX_TOKENS", "content_filter": "SAFETY", "tool_calls": "STOP"}
 _CONFIG = {
     "maxOutputTokens": "max_tokens",
@@ -39,7 +48,8 @@ _CONFIG = {
     "seed": "seed",
     "logprobs": "top_logprobs",
 }
-"""Fields of `generationConfig`, and what chat completions call them."""
+"""Fields of `generationConfig`, and their names in chat completions."""
+# `google.rpc.Code` of HTTP statuses; all others are INTERNAL.
 _STATUSES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -54,7 +64,7 @@ _STATUSES = {
 
 
 def action_of(path: str) -> str | None:
-    """Return what a path asks for: one of `ACTIONS`, in small letters; None for a path of another dialect."""
+    """Return the action of a path, one of `ACTIONS`; None for a path of another dialect."""
     action = path.rpartition("/")[2].rpartition(":")[2].lower()
     return action if ":" in path and action in ACTIONS else None
 
@@ -83,7 +93,7 @@ class GoogleGenerate(AgentDialect):
         return {**empty_answer(body), "candidates": [_candidate([{"text": text}], "stop")]}
 
     def stream(self, body: Json, response: Json) -> list[bytes]:
-        return [event_bytes(dumps(response))]
+        return [event_bytes(dumps(response))]  # each event is a whole `GenerateContentResponse`; one is enough
 
     def count_tokens(self, body: Json) -> Json:
         request = as_dict(body.get("generateContentRequest")) or body
@@ -94,7 +104,7 @@ class GoogleGenerate(AgentDialect):
 
 
 def empty_answer(body: Json) -> Json:
-    """Return the answer to a request, before there is anything in it."""
+    """Return the answer to a request, without candidates."""
     return {
         "candidates": [],
         "usageMetadata": usage_metadata({}),
@@ -104,7 +114,7 @@ def empty_answer(body: Json) -> Json:
 
 
 def usage_metadata(usage: Json) -> Json:
-    """Return the usage of a chat completion as Google has it."""
+    """Return the usage of a chat completion as `usageMetadata`."""
     prompt, sampled = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
     total = count_in(usage, "total_tokens") or prompt + sampled
     counts = {"promptTokenCount": prompt, "candidatesTokenCount": sampled, "totalTokenCount": total}
@@ -121,12 +131,13 @@ def _candidate(parts: list[Json], finish: str | None = None) -> Json:
 
 
 def request(body: Json, *, keep_thoughts: bool = False) -> Json:
-    """Return a request for content as one for a chat completion.
+    """Translate a request to chat completions.
 
     Args:
         body: The request.
-        keep_thoughts: Whether thoughts of earlier turns are in it, as `reasoning_content`.
+        keep_thoughts: Whether to send thoughts of earlier turns, as `reasoning_content`.
     """
+    # Some clients wrap all options in `config`, like the Python SDK's `GenerateContentConfig`.
     section, config = as_dict(body.get("config")), _config(body)
     messages: list[Json] = []
     for holder in (body, section):
@@ -155,7 +166,7 @@ def request(body: Json, *, keep_thoughts: bool = False) -> Json:
 
 
 def _config(body: Json) -> Json:
-    """Return how an answer is to be made: `generationConfig`, as the API has it or as some clients wrap it."""
+    """Return `generationConfig`, in one of the three places where clients put it."""
     section = as_dict(body.get("config"))
     holders = (section.get("generationConfig"), body.get("generation_config"), body.get("generationConfig"))
     merged: Json = {}
@@ -177,14 +188,17 @@ def _joined(parts: object) -> str:
 
 
 class _CallIds:
-    """The ids of tool calls, which Google's clients may leave out: results then belong to calls by name, in order."""
+    """Assigns IDs to tool calls. Google's clients may omit them: then results match calls by name, in order."""
+
+    #     functionCall      {"name": "ls"}, {"name": "ls"}        -> call_1_ls, call_2_ls
+    #     functionResponse  {"name": "ls"}, {"name": "ls"}        -> call_1_ls, call_2_ls
 
     def __init__(self) -> None:
         self._count = 0
         self._open: list[tuple[str, str]] = []
 
     def opened(self, call: Json) -> str:
-        """Return the id of a call."""
+        """Return the ID of a call, and remember the call as open."""
         self._count += 1
         name = str(call.get("name") or "")
         call_id = str(call.get("id") or call.get("call_id") or "") or f"call_{self._count}_{name}"
@@ -192,7 +206,7 @@ class _CallIds:
         return call_id
 
     def answered(self, result: Json) -> str:
-        """Return the id of the call that a result belongs to."""
+        """Return the ID of the call of a result."""
         name = str(result.get("name") or "")
         call_id = str(result.get("id") or result.get("call_id") or "")
         for pair in self._open:
@@ -230,7 +244,7 @@ def _with(parts: list[Any], field: str) -> list[Json]:
 
 
 def _is_shown(part: object) -> bool:
-    """Say whether a part is one of a user's message."""
+    """Return whether a part is a text or an image."""
     fields = as_dict(part)
     return isinstance(fields.get("text"), str) or google_part_to_openai_chat(fields) is not None
 
@@ -241,7 +255,7 @@ def _tool_call(call: Json, ids: _CallIds) -> Json:
 
 
 def _tools(tools: object) -> list[Json]:
-    """Return the functions that an agent declares; tools that run at Google do not reach the endpoint."""
+    """Return the declared functions, without tools that run at Google, such as search."""
     functions: list[Json] = []
     for tool in dicts_in(tools):
         for declared in dicts_in(tool.get("functionDeclarations") or tool.get("function_declarations")):
@@ -264,6 +278,7 @@ def _tool_choice(config: object) -> Any:
         return "none"
     if mode not in ("ANY", "VALIDATED"):
         return None
+    # Chat completions can force one function or any. Several allowed functions become any.
     allowed = as_list(calling.get("allowedFunctionNames") or calling.get("allowed_function_names"))
     if len(allowed) == 1 and allowed[0]:
         return {"type": "function", "function": {"name": allowed[0]}}
@@ -290,7 +305,7 @@ def _json_format(schema: object) -> Json:
 
 
 class ContentTranslator(StreamTranslator):
-    """Turns the chunks of one chat completion into Google's events: each has the parts that are new."""
+    """Turns the chunks of one chat completion into Google's events; each event has the new parts only."""
 
     def __init__(self, body: Json) -> None:
         super().__init__()
@@ -346,7 +361,7 @@ class ContentTranslator(StreamTranslator):
 
 
 def function_call_part(name: str, arguments: Any, call_id: str) -> Json:
-    """Return a tool call as a part; arguments that are not JSON are in it as they came."""
+    """Return a tool call as a part; invalid JSON becomes {"raw": text}."""
     args = arguments
     if isinstance(arguments, str):
         try:

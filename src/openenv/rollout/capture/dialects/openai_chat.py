@@ -1,6 +1,6 @@
-"""OpenAI chat completions, as OpenAI, vLLM, SGLang and llama.cpp speak it.
+"""OpenAI chat completions, for endpoints of OpenAI, vLLM, SGLang and llama.cpp.
 
-Ids of prompt and completion are in other places with each engine:
+Each engine has different fields for the IDs of prompt and completion:
 
     vLLM       {"prompt_token_ids": [...], "choices": [{"token_ids": [...], "logprobs": {...}}]}
     SGLang     {"choices": [{"prompt_token_ids": [...], "completion_token_ids": [...]}]}, or both in "sglext"
@@ -37,14 +37,20 @@ from .dialect import (
 )
 
 RENAMES_MAX_TOKENS = ("gpt-5", "o1", "o3", "o4")
-"""Models that take `max_completion_tokens` only."""
+"""Models that accept `max_completion_tokens` only (OpenAI API: `max_tokens` is deprecated)."""
 
 _CHOICE_IDS = ("token_ids", "completion_token_ids", "output_token_ids")
 _PROMPT_IDS = ("prompt_token_ids", "input_token_ids")
 
 
 class ChatAssembler:
-    """Puts a chat completion back together from its chunks."""
+    """Assembles a chat completion from its chunks."""
+
+    #     {"id": ..., "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+    #     {"choices": [{"index": 0, "delta": {"content": "4"}, "token_ids": [19], "logprobs": {"content": [...]}}]}
+    #     {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    #     {"choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": 2}}
+    #     [DONE]
 
     def __init__(self) -> None:
         self._top: Json = {}
@@ -56,11 +62,11 @@ class ChatAssembler:
         self._prompt_ids = _take_prompt_ids(dict(chunk)) or self._prompt_ids
         for key, value in chunk.items():
             if key == "error" and value:
-                self._top[key] = value  # the last one counts; of other fields the first
+                self._top[key] = value  # the last error counts; of all other fields the first value
             elif key not in ("choices", "usage", "object", *_PROMPT_IDS) and value is not None:
                 self._top.setdefault(key, value)
         if isinstance(chunk.get("usage"), dict):
-            self._usage = chunk["usage"]  # engines that report it with each chunk count up
+            self._usage = chunk["usage"]  # cumulative, if an engine reports it with each chunk
         for choice in dicts_in(chunk.get("choices")):
             index = choice.get("index")
             self._choices.setdefault(index if isinstance(index, int) else 0, _Choice()).feed(choice)
@@ -74,7 +80,7 @@ class ChatAssembler:
 
 
 class _Choice:
-    """One choice of a completion that is put together."""
+    """One choice of a completion, while it is assembled."""
 
     def __init__(self) -> None:
         self._finish_reason: str | None = None
@@ -83,7 +89,7 @@ class _Choice:
         self._parts: Json = {}
         self._other: Json = {}
         self._tool_calls: dict[int, Json] = {}
-        self._pieces: list[tuple[list[int], list[Any]]] = []  # ids and log-probability entries, chunk by chunk
+        self._pieces: list[tuple[list[int], list[Any]]] = []  # IDs and log-probability entries of each chunk
 
     def feed(self, choice: Json) -> None:
         for key, value in as_dict(choice.get("delta")).items():
@@ -113,8 +119,12 @@ class _Choice:
     def _feed_tool_call(self, call: Any) -> None:
         if not isinstance(call, dict):
             return
-        # The first piece of a call has its id and name, the others only more of its arguments. Engines that send a
-        # call in one piece may leave the index out: then each piece is a call.
+        # The first piece of a call has its ID and name; later pieces have only arguments:
+        #
+        #     {"index": 0, "id": "call_1", "type": "function", "function": {"name": "bash", "arguments": ""}}
+        #     {"index": 0, "function": {"arguments": "{\"comm"}}
+        #
+        # Engines that send a whole call at once may omit the index: then each piece is a new call.
         index = call.get("index")
         index = index if isinstance(index, int) else max(self._tool_calls, default=-1) + 1
         whole = self._tool_calls.setdefault(index, {"type": "function", "function": {"name": "", "arguments": ""}})
@@ -140,7 +150,7 @@ class _Choice:
         if all_ids:
             choice["token_ids"] = all_ids
         if all_ids and all_entries and len(all_ids) != len(all_entries):
-            # Not a field of any engine: where the two do not fit as a whole, `completion` pairs them chunk by chunk.
+            # Our field, of no engine: if the total numbers differ, `completion` pairs the two chunk by chunk.
             choice["token_pieces"] = [[ids, entries] for ids, entries in self._pieces]
         return {**choice, **self._other}
 
@@ -161,13 +171,13 @@ class OpenAIChat(ModelDialect):
             sent["logprobs"] = True
             if options.top_logprobs > 0 and options.allows("top_logprobs"):
                 sent["top_logprobs"] = options.top_logprobs
-            else:  # the agent's own number: it counts only with `logprobs`, which the agent did not ask for
+            else:  # the agent's number is invalid: it did not ask for `logprobs`
                 sent.pop("top_logprobs", None)
         if options.return_token_ids and options.allows(TOKEN_IDS) and sent.get("return_token_ids") is not True:
             forced.add(TOKEN_IDS)
             sent["return_token_ids"] = True
         if sent.get("return_token_ids") and not options.allows(STREAM):
-            sent["stream"] = False  # SGLang: ids come with whole answers only, and count for more than a stream
+            sent["stream"] = False  # SGLang sends IDs without streaming only, and IDs matter more than a stream
         if sent.get("stream") is True:
             _force_usage(sent, options, forced)
         else:
@@ -178,8 +188,8 @@ class OpenAIChat(ModelDialect):
 
     def strip_event(self, chunk: Json, forced: frozenset[str]) -> Json | None:
         choices = chunk.get("choices")
-        # The chunk after the last choice, {"choices": [], "usage": {...}}: clients that did not ask for it may not
-        # expect a chunk without a choice.
+        # The chunk after the last choice is {"choices": [], "usage": {...}}. A client that did not ask for it may fail
+        # at a chunk without choices.
         if USAGE in forced and choices == [] and chunk.get("usage") is not None and "error" not in chunk:
             return None
         visible = _strip(chunk, choices, forced)
@@ -260,7 +270,7 @@ class OpenAIChat(ModelDialect):
                 delta["tool_calls"] = calls
             index = choice.get("index", 0)
             other = {key: value for key, value in choice.items() if key not in ("message", "finish_reason", "index")}
-            # Two chunks, as engines send them: some clients ignore a delta that comes with a finish reason.
+            # Two chunks, like real engines: some clients ignore the delta of a chunk with a finish reason.
             events.append({**top, "choices": [{"index": index, "delta": delta, **other, "finish_reason": None}]})
             end = {"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")}
             events.append({**top, "choices": [end]})
@@ -291,8 +301,8 @@ def _force_usage(sent: Json, options: CallOptions, forced: set[str]) -> None:
 
 
 def _limit_tokens(sent: Json, options: CallOptions) -> int | None:
-    """Limit the answer under the one name that the model takes; return the limit."""
-    # One name, since engines differ in which of several counts: with llama.cpp it is `n_predict`.
+    """Set the token limit under the one name that the model accepts, and return it."""
+    # Only one name: if several are set, engines differ in their choice. llama.cpp prefers `n_predict`.
     asked = [sent.pop(name) for name in OUTPUT_LIMITS if name in sent]
     limit = capped(next(filter(token_limit, asked), None), options.max_tokens)
     renames = options.model.rpartition("/")[2].startswith(RENAMES_MAX_TOKENS) or not options.allows("max_tokens")
@@ -305,8 +315,7 @@ def _limit_tokens(sent: Json, options: CallOptions) -> int | None:
 
 
 def _strip(value: Json, choices: Any, forced: frozenset[str]) -> Json:
-    # Runs for every chunk: a chunk without anything to strip is returned as it is, and its bytes need not be written
-    # again.
+    # Runs for every chunk: a chunk without forced fields is returned unchanged, so its bytes are not encoded again.
     unwanted = _unwanted(forced)
     top = TOKEN_IDS in forced and any(key in value for key in (*_PROMPT_IDS, "sglext"))
     dirty = [isinstance(choice, dict) and not unwanted.isdisjoint(choice) for choice in choices or ()]
@@ -336,9 +345,9 @@ def _unwanted(forced: frozenset[str]) -> frozenset[str]:
 
 
 def _worth_sending(chunk: Json, visible: Json) -> bool:
-    """Say whether a chunk has more than ids: engines send some with nothing else in them."""
+    """Return whether a chunk has more than IDs."""
     # For example {"choices": [{"index": 0, "delta": {"content": ""}, "token_ids": [151645]}]}: a special token, or
-    # half a character. Clients that count chunks or measure their pace would see more than the model said.
+    # half a character. Clients that count or time chunks would see more output than there is.
     for choice in visible.get("choices") or ():
         if not isinstance(choice, dict) or choice.get("finish_reason") is not None:
             return True
@@ -360,14 +369,14 @@ def _take_prompt_ids(value: Json) -> list[int] | None:
 
 
 def _leading(messages: list[Json]) -> int:
-    """Return how many messages come before the first that is no system text."""
+    """Return the number of system texts at the beginning."""
     roles = [message.get("role") in ("system", "developer") for message in messages]
     return roles.index(False) if False in roles else len(roles)
 
 
 def _reduced(message: Json) -> list[Any]:
-    # Agents send back what they parsed: a text as a list of one part, calls with new ids and with arguments that were
-    # written again ({"a": 1} for {"a":1}), without the thoughts.
+    # Agents parse an answer and send it back in another form: a text as a list of one part, calls with new IDs and
+    # re-encoded arguments ({"a": 1} for {"a":1}), no thoughts.
     content = message.get("content")
     if isinstance(content, list):
         texts = [part.get("text") for part in dicts_in(content) if part.get("type") == "text"]
@@ -378,7 +387,7 @@ def _reduced(message: Json) -> list[Any]:
 
 
 def _canonical(arguments: Any) -> str:
-    """Return the arguments of a call as text that does not depend on how they were written."""
+    """Return the arguments of a call in canonical form: sorted keys, standard spaces."""
     try:
         parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
         return json.dumps(parsed, sort_keys=True)
@@ -399,7 +408,7 @@ def _entries(choice: Json) -> list[Any]:
 
 
 def _sgl_ids(value: Json, key: str) -> list[int]:
-    """Read ids from SGLang's extension object, where they are a list per choice or one list."""
+    """Read IDs from SGLang's extension object: one list per choice, or one list."""
     ids = as_list(as_dict(value.get("sglext")).get(key))
     return ids[0] if ids and isinstance(ids[0], list) else ids
 

@@ -1,4 +1,4 @@
-"""OpenAI responses, from endpoints that speak them themselves. They have log-probabilities of texts, and no ids."""
+"""OpenAI responses, for endpoints that implement them. They report log-probabilities of texts, and no token IDs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,22 @@ from .dialect import (
     typed_event,
 )
 
-INCLUDE = "message.output_text.logprobs"
+INCLUDE = "message.output_text.logprobs"  # the value of `include` that asks for log-probabilities
 
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
 
 
 class ResponseAssembler:
-    """Puts a response back together from its events."""
+    """Assembles a response from its events (OpenAI API, "Streaming events")."""
+
+    #     response.created                  {"response": {"id": ..., "status": "in_progress", "output": []}}
+    #     response.output_item.added        {"output_index": 0, "item": {"type": "message", "content": []}}
+    #     response.content_part.added       {"output_index": 0, "content_index": 0, "part": {...}}
+    #     response.output_text.delta        {"output_index": 0, "content_index": 0, "delta": "4", "logprobs": [...]}
+    #     response.output_item.done         {"output_index": 0, "item": {...}}
+    #     response.completed                {"response": {"status": "completed", "output": [...], "usage": {...}}}
+    #
+    # The last event has the whole response. The others matter if the stream breaks off before it.
 
     def __init__(self) -> None:
         self._response: Json = {"object": "response", "status": "in_progress"}
@@ -42,7 +51,7 @@ class ResponseAssembler:
         kind = str(chunk.get("type"))
         if isinstance(chunk.get("response"), dict):
             self._response.update(chunk["response"])
-            self._done = self._done or kind in _ENDS
+            self._done = self._done or kind in _ENDS  # `response.created` has a response too, without output
         elif kind == "error":
             self._response["error"] = chunk.get("error") or {"message": chunk.get("message")}
             self._done = True
@@ -69,6 +78,7 @@ class ResponseAssembler:
     def _part(item: Json, chunk: Json) -> Json:
         content = item.setdefault("content", [])
         index = chunk.get("content_index", 0)
+        # A delta may come without its `content_part.added`.
         while len(content) <= index:
             content.append({"type": "output_text", "text": ""})
         part: Json = content[index]
@@ -106,6 +116,7 @@ class OpenAIResponses(ModelDialect):
     def strip_event(self, chunk: Json, forced: frozenset[str]) -> Json | None:
         if LOGPROBS not in forced:
             return chunk
+        # Log-probabilities are at the top of a delta, and inside of `part`, `item` and `response` in other events.
         visible = _without_logprobs(chunk)
         for key, strip in (("part", _without_logprobs), ("item", _strip_item), ("response", _strip_whole)):
             inner = visible.get(key)
@@ -153,6 +164,7 @@ class OpenAIResponses(ModelDialect):
         return {"error": {"message": message, "type": error_kind(status), "param": None, "code": str(status)}}
 
     def error_event(self, status: int, message: str) -> bytes:
+        # Clients read the error from a failed response; the event `error` has a different shape.
         failed: Json = {"id": "", "object": "response", "status": "failed", "output": []}
         failed["error"] = {"code": "server_error", "message": message}
         return typed_event({"type": "response.failed", "response": failed})
@@ -197,7 +209,7 @@ class OpenAIResponses(ModelDialect):
 
 
 def empty_response(body: Json) -> Json:
-    """Return the response to a request, before there is anything in it."""
+    """Return the response to a request, without output."""
     return {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
@@ -210,7 +222,7 @@ def empty_response(body: Json) -> Json:
 
 
 def text_part(text: str) -> Json:
-    """Return a text as the content of a message."""
+    """Return a text as a part of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
@@ -219,7 +231,7 @@ def _without_logprobs(value: Json) -> Json:
 
 
 def _with_each(value: Json, key: str, strip: Callable[[Json], Json]) -> Json:
-    """Strip every object of a list; a value in which nothing changes is returned itself and sent as it came."""
+    """Strip each object of a list; return the same value if nothing changes, so that it is not encoded again."""
     items = value.get(key)
     if not isinstance(items, list):
         return value
@@ -239,6 +251,7 @@ def _strip_whole(response: Json) -> Json:
 
 def _finish_reason(response: Json, output: list[Json]) -> str | None:
     status = response.get("status")
+    # {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
     if status == "incomplete":
         reason = (response.get("incomplete_details") or {}).get("reason")
         return "length" if reason == "max_output_tokens" else str(reason)
@@ -248,6 +261,7 @@ def _finish_reason(response: Json, output: list[Json]) -> str | None:
 
 
 def _item_events(index: int, item: Json) -> list[Json]:
+    # The same order of events as a stream of the API; see `ResponseAssembler`.
     where: Json = {"item_id": item.get("id"), "output_index": index}
     events: list[Json] = []
     if item.get("type") == "message":
@@ -282,10 +296,11 @@ def _reduced(item: Any) -> Any:
         return item
     kind = item.get("type", "message")
     if kind == "reasoning":
-        return None
+        return None  # clients may drop thoughts from later requests
     if kind == "message":
         content = item.get("content")
         if isinstance(content, list):
             content = "".join(str(part.get("text") or "") for part in dicts_in(content))
         return [item.get("role"), content]
+    # Clients may omit both: the endpoint needs only `call_id`.
     return {key: value for key, value in item.items() if key not in ("id", "status")}

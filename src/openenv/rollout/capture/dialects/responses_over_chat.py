@@ -1,7 +1,16 @@
-"""The bridge between an agent that speaks OpenAI responses and an endpoint that speaks OpenAI chat completions.
+"""The bridge from agents with OpenAI responses to endpoints with OpenAI chat completions.
 
-A tool that takes free text becomes a function with one argument, `input`. Tools that run at the provider do not reach
-the endpoint.
+A custom tool, which takes free text, becomes a function with one argument, `input`. Tools that run at the provider,
+such as web search, are removed.
+
+    responses                                            chat completions
+    instructions                                         {"role": "system", "content": ...}
+    {"type": "message", "role": "developer", ...}        {"role": "system", "content": ...}
+    {"type": "function_call", "call_id": "c1", ...}      {"role": "assistant", "tool_calls": [{"id": "c1", ...}]}
+    {"type": "function_call_output", "call_id": "c1"}    {"role": "tool", "tool_call_id": "c1", "content": ...}
+    {"type": "reasoning", ...}                           "reasoning_content" of the next assistant message
+    max_output_tokens                                    max_tokens
+    text.format                                          response_format
 """
 
 from __future__ import annotations
@@ -28,11 +37,11 @@ _TEXT_TOOL = {
 
 
 def request(body: Json, *, keep_thoughts: bool = False) -> Json:
-    """Return a request for a response as one for a chat completion.
+    """Translate a request for a response to chat completions.
 
     Args:
         body: The request.
-        keep_thoughts: Whether thoughts of earlier turns are in it, as `reasoning_content`.
+        keep_thoughts: Whether to send thoughts of earlier turns, as `reasoning_content`.
     """
     sent: Json = {"model": body.get("model"), "messages": _messages(body, keep_thoughts)}
     sent.update({key: body[key] for key in _COPIED if body.get(key) is not None})
@@ -45,7 +54,8 @@ def request(body: Json, *, keep_thoughts: bool = False) -> Json:
         if choice is not None:
             sent["tool_choice"] = choice
     else:
-        sent.pop("parallel_tool_calls", None)
+        sent.pop("parallel_tool_calls", None)  # endpoints refuse it without tools
+    # {"text": {"format": {"type": "json_schema", "name": ..., "schema": ...}}}: one level flatter than in chat.
     shape = (body.get("text") or {}).get("format") or {}
     if shape.get("type") == "json_schema":
         fields = {key: shape[key] for key in ("name", "schema", "strict") if key in shape}
@@ -56,7 +66,8 @@ def request(body: Json, *, keep_thoughts: bool = False) -> Json:
 
 
 def _tools(body: Json) -> list[Json]:
-    """Return the tools, those of namespaces among them."""
+    """Return the tools, with those inside namespaces."""
+    # {"type": "namespace", "name": "files", "tools": [{"type": "function", ...}, ...]}
     tools: list[Json] = []
     for tool in body.get("tools") or ():
         tools += tool.get("tools") or () if tool.get("type") == "namespace" else [tool]
@@ -92,7 +103,8 @@ def _messages(body: Json, keep_thoughts: bool) -> list[Json]:
             thoughts = "\n".join(filter(None, (thoughts, extract_reasoning_from_responses_item(item))))
             continue
         _add_item(messages, item)
-        if thoughts and messages and messages[-1]["role"] == "assistant":  # of this answer
+        # A reasoning item comes before the items of its answer: attach it to the next assistant message.
+        if thoughts and messages and messages[-1]["role"] == "assistant":
             messages[-1]["reasoning_content"], thoughts = thoughts, ""
     return messages
 
@@ -106,6 +118,7 @@ def _add_item(messages: list[Json], item: Json) -> None:
         arguments = item.get("arguments") if kind == "function_call" else json.dumps({"input": item.get("input")})
         function = {"name": item.get("name"), "arguments": arguments or "{}"}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
+        # Text and parallel calls of one answer are separate items here, and one message in chat completions.
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": None})
         messages[-1].setdefault("tool_calls", []).append(call)
@@ -116,7 +129,16 @@ def _add_item(messages: list[Json], item: Json) -> None:
 
 
 class ResponseTranslator(StreamTranslator):
-    """Turns the chunks of one chat completion into the events of a response, whose items are those of its output."""
+    """Turns the chunks of one chat completion into the events of a response."""
+
+    # An item of `StreamTranslator` is an item of `output`. Its events, each with a `sequence_number`:
+    #
+    #     response.output_item.added       {"type": "message", "status": "in_progress", ...}
+    #     response.content_part.added      messages only
+    #     response.output_text.delta       or .reasoning_text, .function_call_arguments; once per chunk
+    #     response.output_text.done
+    #     response.content_part.done       messages only
+    #     response.output_item.done        {"type": "message", "status": "completed", ...}
 
     def __init__(self, body: Json) -> None:
         super().__init__()
@@ -146,7 +168,7 @@ class ResponseTranslator(StreamTranslator):
         text = function.get("arguments")
         if text and self._item["type"] == "function_call":
             self._emit_text("response.function_call_arguments.delta", text)
-        elif text:  # the tool's input is inside of the arguments: it is emitted once they are whole
+        elif text:  # a custom tool: its input is a JSON string inside the arguments, so wait for the whole arguments
             self._pieces.append(text)
 
     def _emit_text(self, kind: str, text: str, **fields: Any) -> None:
@@ -175,6 +197,7 @@ class ResponseTranslator(StreamTranslator):
             item["arguments"] = text
             self._emit("response.function_call_arguments.done", **self._where, arguments=text)
         else:
+            # {"input": "the text"}, as `_TEXT_TOOL` asks. Some models write the bare text: keep it.
             value = (load_object(text) or {}).get("input")
             item["input"] = value if isinstance(value, str) else text
             self._emit("response.custom_tool_call_input.delta", **self._where, delta=item["input"])
