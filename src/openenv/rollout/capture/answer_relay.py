@@ -29,6 +29,7 @@ from .upstream_errors import CallFailed
 LAST_WRITE_S = 2.0
 PING_S = 10.0
 """The pause between two comments for an agent that waits for a stream."""
+PING = b": waiting\n\n"  # a comment: clients ignore it, and their read timeouts start again
 RESPONSE_LIMIT = 256 * 1024 * 1024
 EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
 NO_CACHE = ("cache-control", "no-cache")
@@ -151,7 +152,7 @@ class AnswerRelay:
             if call.request.wants_stream and not call.prepared.is_streamed:
                 if not call.reply.started:
                     await call.reply.start(200, [EVENT_STREAM, NO_CACHE])
-                await call.reply.write(b": waiting\n\n")
+                await call.reply.write(PING)
 
     async def send_error(self, failure: CallFailed, *, is_stopped: bool) -> None:
         """Tell the agent why its call failed.
@@ -179,7 +180,7 @@ class AnswerRelay:
             reply.abort()
 
 
-# The final answer has the form of the agent's dialect and no tool calls, so an agent's loop ends. It is not a turn of
+# The final answer is in the agent's dialect and has no tool calls, so an agent's loop ends. It is not a turn of
 # the rollout: the records have a `stop` instead of a call.
 async def send_final_answer(reply: AgentReply, dialect: AgentDialect, body: Json) -> None:
     """Answer like a model that ends its turn: agents stop then, but would repeat a call that fails."""

@@ -323,7 +323,7 @@ class CaptureServer(ProxyListener):
         if rollout.closed_at is None:
             rollout.close()
 
-    # for the listener: these run on the server's loop, or on that of an ASGI server
+    # for the listener: these run on the server's loop, or on the loop of an ASGI server
 
     def is_known(self, key: str) -> bool:
         """Return whether a rollout has this key."""

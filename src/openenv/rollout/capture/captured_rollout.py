@@ -8,7 +8,7 @@ Knows nothing of sockets or of HTTP.
 #   |<------------------------- max_completion_tokens -------------------------->|
 #   | sampled | unseen | call 1: sampled, unspent | call 2 | call 3 |   free    |
 #
-# `unseen` are the limits of whole answers that were cut off: sampled, but nobody knows how many. A call reserves its
+# `unseen` are the limits of whole answers that were cut off: sampled, in unknown number. A call reserves its
 # limit before it is sent (`CallLedger.unspent`), so that calls at the same time cannot exceed the budget together.
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .model_call import ProxiedCall
 
 EXHAUSTED = "Step budget exhausted; stopping."
-"""The answer to an agent with an exhausted budget, in place of the model's."""
+"""The answer to an agent with an exhausted budget, instead of the model's answer."""
 MAX_STOPS = 1000
 """The number of these answers in a rollout's records; further ones are only counted."""
 

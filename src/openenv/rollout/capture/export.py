@@ -499,6 +499,8 @@ def _schema() -> Any:
         import pyarrow
     except ImportError as exc:
         raise ImportError("Parquet needs pyarrow: pip install pyarrow") from exc
+    # One row per sequence. The lists `input_ids`, `loss_mask` and `logprobs` have equal lengths; trainers read them as
+    # they are. `metadata` is JSON text, because its keys differ between rollouts and a column needs one type.
     string, integer, number = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
     return pyarrow.schema(
         {

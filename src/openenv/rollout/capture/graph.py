@@ -98,6 +98,11 @@ def build(calls: Iterable[Call]) -> CallGraph:
 
 def _link(nodes: list[CallNode], marks_of: Callable[[CallNode], tuple[bytes, bytes]]) -> None:
     """Set the parent of each node: the longest call at the beginning of its question."""
+    # Two passes, because the calls come in any order.
+    #
+    #     node   question    answer     end = question + answer
+    #     1      [1 2 3]     [4 5]      [1 2 3 4 5]
+    #     2      [1 2 3 4 5 6]          begins with the end of 1, so 1 is its parent
     pieces = [marks_of(node) for node in nodes]
     ends: EndTable[CallNode] = EndTable()
     for node, (question, answer) in zip(nodes, pieces, strict=True):

@@ -37,7 +37,7 @@ HEADER_LIMIT = 64 * 1024
 IDLE_S = 75.0
 RECEIVE_S = 60.0
 _VALUE_BYTES = 200
-"""The largest memory of a parsed value: that of an object with one key."""
+"""The largest memory of a parsed value: an object with one key."""
 _UNCOUNTED = 64 * 1024
 """The size of a body below which its JSON values are not counted; most bodies are smaller."""
 JSON_TYPE = ("content-type", "application/json")
@@ -208,9 +208,11 @@ class AgentConnections:
         if connection.key == key or connection not in self._open:  # a connection that is not open made room for another
             return
         if not self.quota.take(key):
-            own = [other for other in self._open if other.key == key]
-            if not (self._close_idle(own) and self.quota.take(key)):
-                raise RequestRefused(429, f"this key has {len(own)} connections, and each is waiting for an answer")
+            same_key = [other for other in self._open if other.key == key]
+            if not (self._close_idle(same_key) and self.quota.take(key)):
+                raise RequestRefused(
+                    429, f"this key has {len(same_key)} connections, and each is waiting for an answer"
+                )
         self._release(connection)
         connection.key = key
 

@@ -150,6 +150,18 @@ def next_fix(status: int, error: Any, request: Json, *, applied: Collection[Para
     return fix if fix is not None and fix not in applied and fix.apply(dict(request)) else None
 
 
+# The loop of clients and probes: send, repair, send again. Agents' calls repair in `call_request`, which also removes
+# forced parameters and shares repairs between rollouts only after success.
+def repair(status: int, error: Any, request: Json, fixes: list[ParamFix]) -> bool:
+    """Change a refused request in place and add the change to `fixes`; return False if nothing can be changed."""
+    fix = next_fix(status, error, request, applied=fixes)
+    if fix is None:
+        return False
+    fix.apply(request)
+    fixes.append(fix)
+    return True
+
+
 # The word must be in the error. Endpoints that refuse a request without naming the parameter cannot be helped.
 def forced_parameters_named(complaint: str) -> Iterator[str]:
     """Yield the parameters of the capture that an error may be about, the first one to leave out first."""
@@ -176,7 +188,7 @@ def behaviour_warnings(fixes: Iterable[Any] | None) -> list[str]:
     warnings = []
     for fix in fixes or ():
         name = str(getattr(fix, "param", "") or fix)
-        known = next((known for known in _CONSEQUENCES if known in name), None)
-        if known is not None:
-            warnings.append(f"{known}: {_CONSEQUENCES[known]}")
+        parameter = next((parameter for parameter in _CONSEQUENCES if parameter in name), None)
+        if parameter is not None:
+            warnings.append(f"{parameter}: {_CONSEQUENCES[parameter]}")
     return warnings

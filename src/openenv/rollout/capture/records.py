@@ -314,15 +314,15 @@ def _runs(numbers: list[int]) -> list[list[int]]:
     return runs
 
 
-def _shared_length(one: array[int], other: array[int]) -> int:
+def _shared_length(first: array[int], second: array[int]) -> int:
     """Return the number of equal IDs at the beginning of two lists.
 
     Binary search: a block of memory is compared in one step, much faster than ID by ID.
 
         [1 2 3 4 5 6 7 8] and [1 2 3 4 5 9 9 9]:  1-4 same, 5-6 differ, 5 same  ->  5
     """
-    low, high = 0, min(len(one), len(other))
-    left, right = memoryview(one), memoryview(other)
+    low, high = 0, min(len(first), len(second))
+    left, right = memoryview(first), memoryview(second)
     while low < high:
         middle = (low + high + 1) // 2
         if left[low:middle] == right[low:middle]:
@@ -418,6 +418,9 @@ class JournalEntry:
 
 def _entries_in(data: bytes) -> tuple[list[JournalEntry], int]:
     """Return the complete entries in the bytes of a file, and their total size."""
+    # {"k":"up","n":1,"len":12}\n <12 bytes> \n     an entry with a payload
+    # {"k":"end","n":1,"how":"complete"}\n          an entry without
+    # {"k":"up","n":2,"len":900}\n <340 bytes>      incomplete: not counted in the size, and read again later
     entries: list[JournalEntry] = []
     position = 0
     while position < len(data):

@@ -116,6 +116,7 @@ class Sequence:
         reasons = [finding.message for finding in self.validation if finding.severity == "FATAL"]
         if self.role == "discarded":
             reasons.append("the agent did not go on from this answer")
+        # A shared call counts for the first sequence only, so a retry may have no tokens left.
         if self.n_trainable == 0:
             reasons += [finding.message for finding in self.validation if finding.severity == "WARN"]
             reasons.append("it has no token of its own to train on")
@@ -124,6 +125,7 @@ class Sequence:
     @property
     def policy_version(self) -> str | None:
         """Return the policy version that sampled all of it; None for several or unknown versions."""
+        # A trainer that updates the weights during a rollout has several versions in one sequence.
         return self.policy_versions[0] if len(set(self.policy_versions)) == 1 else None
 
     def sampled_with(self, parameter: str) -> Any:
@@ -206,6 +208,9 @@ def check_turn(
         finish_reason: Why the call ended.
         index: The call's number, for the texts.
     """
+    # check_turn([1, 2], [5, None], [-0.1], index=3)
+    #     FATAL invalid_token_id: turn 3: sampled ids must be non-negative integers
+    #     FATAL logprob_misalign: turn 3: 1 log-probabilities for 2 sampled ids
     report = CaptureReport()
     if not prompt_ids:
         report.add(FATAL, "no_prompt_ids", f"turn {index}: the engine did not name the tokens of the prompt")
@@ -313,6 +318,7 @@ class TrainingTurn(BaseModel):
         return self
 
 
+# Required in every entry: a default mask would be a guess about the policy's choices.
 _COPIED = (
     "prompt_token_ids",
     "completion_token_ids",

@@ -314,6 +314,8 @@ def _trained(graph: CallGraph, exported: Iterable[Sequence]) -> dict[int, list[i
 
 
 def _tokens(call: Call, trained: Iterable[int]) -> Iterator[TranscriptToken]:
+    # {"token": "4", "logprob": -0.1, "top_logprobs": [{"token": "4", "logprob": -0.1}, {"token": "5", ...}]}
+    # If an entry is missing, the others cannot be assigned to tokens: then no token gets alternatives.
     sampled = call.completion.sampled
     entries = _entries(call)
     mask = list(trained) or [0] * len(sampled)

@@ -25,6 +25,13 @@ AGENT_DIALECTS: dict[AgentDialectName, AgentDialect] = {
     **{dialect.name: dialect for dialect in DIALECTS.values()},
     "google": GoogleGenerate(),
 }
+# An agent and an endpoint of one dialect need no bridge. Chat completions are the hub of all others:
+#
+#     responses ---+
+#     Anthropic ---+--> chat completions --> Anthropic
+#     Google ------+
+#
+# An endpoint with responses serves agents with responses only.
 BRIDGES: dict[tuple[AgentDialectName, Dialect], Bridge] = {
     ("anthropic", "openai_chat"): ANTHROPIC_OVER_CHAT,
     ("openai_responses", "openai_chat"): RESPONSES_OVER_CHAT,

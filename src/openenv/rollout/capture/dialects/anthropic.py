@@ -113,6 +113,7 @@ class AnthropicMessages(ModelDialect):
         return RewrittenRequest(sent, limit=limit)
 
     def completion(self, response: Json) -> Completion:
+        # No tokens: the API reports no IDs, so `sampled` stays empty and the level of a call is `text`.
         reason = response.get("stop_reason")
         return Completion(
             finish_reason=reason if isinstance(reason, str) else None,

@@ -52,6 +52,7 @@ def anthropic_request(request: Json, model: str) -> Json:
         if body.get("top_k") == -1:
             del body["top_k"]
         return {**body, "model": model, "stream": False, "max_tokens": min(limits)}
+    # A penalty at its neutral value has no effect, so it is dropped and the request accepted.
     lost = [name for name in _UNSUPPORTED if request.get(name)]
     lost += [name for name in _PENALTIES if request.get(name) not in (None, NEUTRAL_SAMPLING[name])]
     if lost:
@@ -166,6 +167,7 @@ def anthropic_response(native: Json, *, native_passthrough: bool = False) -> Jso
             block.get("type") not in ("text", "thinking", "tool_use") or block.get("citations")
         ):
             raise ProviderConversionError(f"chat completions have no counterpart of a block {block.get('type')!r}")
+    # [thinking, text, tool_use, text] becomes one message: chat completions keep no order between the kinds.
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
     message = {
         "role": "assistant",
@@ -186,6 +188,7 @@ def anthropic_response(native: Json, *, native_passthrough: bool = False) -> Jso
 
 
 def _usage(counts: object) -> Json:
+    # `input_tokens` excludes cached tokens, `prompt_tokens` includes them.
     prompt, sampled = sum(count_in(counts, name) for name in _INPUT_COUNTS), count_in(counts, "output_tokens")
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 

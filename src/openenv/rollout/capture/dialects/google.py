@@ -139,6 +139,7 @@ def request(body: Json, *, keep_thoughts: bool = False) -> Json:
     """
     # Some clients wrap all options in `config`, like the Python SDK's `GenerateContentConfig`.
     section, config = as_dict(body.get("config")), _config(body)
+    # The first system instruction counts: the body's, else the one in `config`.
     messages: list[Json] = []
     for holder in (body, section):
         system = _system_text(holder.get("systemInstruction") or holder.get("system_instruction"))
@@ -224,6 +225,7 @@ def _messages(content: Json, ids: _CallIds, keep_thoughts: bool) -> Iterator[Jso
             yield {"role": "system", "content": text}
         return
     text_or_images = google_content_parts_to_openai_chat(parts)
+    # One turn of Google may be several messages here: the user's text, then one message per tool result.
     if role == "model":
         calls = [_tool_call(part["functionCall"], ids) for part in _with(parts, "functionCall")]
         thoughts = extract_reasoning_from_gemini_parts(parts) if keep_thoughts else ""
@@ -291,6 +293,7 @@ def _response_format(config: Json) -> Json | None:
         return _json_format(text.get("schema"))
     if str(config.get("responseMimeType")).lower() not in ("application/json", "application_json"):
         return None
+    # `responseSchema` is the older subset of OpenAPI; the others are JSON Schema.
     names = ("responseJsonSchema", "_responseJsonSchema", "responseSchema")
     return _json_format(next((config[name] for name in names if config.get(name)), None))
 
@@ -347,6 +350,7 @@ class ContentTranslator(StreamTranslator):
         end = _candidate([], self._finish or "stop")
         self.whole["candidates"][0]["finishReason"] = end["finishReason"]
         self.whole["usageMetadata"] = usage
+        # Google has no event for errors: an object with `error` ends the stream.
         if self._error is not None:
             self._out.append({"error": {"code": 500, "message": self._error, "status": "INTERNAL"}})
             return

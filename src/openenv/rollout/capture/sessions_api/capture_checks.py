@@ -39,7 +39,7 @@ def check_turn_eval(response_message: Any, *, finish_reason: str | None = None, 
     return report
 
 
-# A sequence is three lists of one length. These checks repeat those of single calls on purpose: a bug in the graph
+# A sequence is three lists of one length. These checks repeat the checks of single calls on purpose: a bug in the graph
 # could join valid calls to an invalid sequence.
 def check_sequence(seq: TrainingSequence, *, min_trainable: int = 1) -> CaptureReport:
     """Check a training example: lengths, ids, mask, log-probabilities.

@@ -14,7 +14,9 @@ from ..dialects.google import action_of
 from ..encoding import Json
 from .detection import APIType
 
+# Chat completions, chat completions since the o1 models, responses.
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+# The prompt fields of all dialects: the estimate does not need to know which one it is.
 _COUNTED = (
     "system",
     "messages",
@@ -59,7 +61,8 @@ def aux_token_count_response(dialect: str, count: int) -> Json:
 
 
 def wants_stream(path: str, body: Mapping[str, Any]) -> bool:
-    """Return whether a request asks for a stream: in its body, or in the path of Google's dialect."""
+    """Return whether a request asks for a stream: in its body, or in a Google path."""
+    # POST .../models/MODEL:streamGenerateContent?alt=sse
     target, _, query = path.partition("?")
     if body.get("stream") is True or action_of(target) == "streamgeneratecontent":
         return True
@@ -72,7 +75,7 @@ def clamp_output_tokens(chat_request: Json, cap: int | None) -> int | None:
 
     Args:
         chat_request: The request; one without a limit gets the cap.
-        cap: The most tokens; None or 0 for no limit.
+        cap: The limit; None or 0 for no limit.
     """
     if not cap:
         return None
@@ -113,6 +116,7 @@ def normalise_client_payload(payload: Json, api_type: APIType) -> None:
 
 
 def _add_details(answer: Json, details: Mapping[str, Json]) -> None:
+    # {"usage": {"prompt_tokens": 5, "prompt_tokens_details": null}}, from some engines.
     usage = as_dict(answer.get("usage"))
     if isinstance(answer.get("usage"), dict):
         usage.update({name: dict(values) for name, values in details.items() if usage.get(name) is None})

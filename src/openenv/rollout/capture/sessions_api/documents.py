@@ -95,12 +95,13 @@ def _roles(
         if sequence.node_ids[-1] in discarded:
             roles.append(DISCARDED)
         else:
-            own = has_tools(sequence) if by_tools else not is_captured or sequence.n_trainable > 0
-            roles.append(AGENT if own else AUXILIARY)
+            is_agent = has_tools(sequence) if by_tools else not is_captured or sequence.n_trainable > 0
+            roles.append(AGENT if is_agent else AUXILIARY)
     return roles
 
 
 def _row(sequence: TrainingSequence, role: str, trainable: bool) -> Json:
+    # An evaluation has no tokens to check; its masks are zero, so that no trainer uses it by mistake.
     report = check_sequence(sequence) if trainable else CaptureReport()
     return {
         "role": role,
@@ -213,7 +214,7 @@ def to_training_trace(graph: RolloutGraph, document: Json) -> TrainingTrace:
 
 
 def to_turn_records(graph: RolloutGraph, document: Json) -> list[tuple[list[int], list[int], list[float]]]:
-    """Return prompt, completion and log-probabilities of the agent's calls that are trainable as a whole.
+    """Return prompt, completion and log-probabilities of the fully trainable calls of the agent.
 
     Raises:
         ValueError: The rollout is an evaluation, or a call is trainable in part only: use `to_trace_entries`.
@@ -250,10 +251,11 @@ def _trainable_turns(graph: RolloutGraph, document: Json) -> tuple[list[TurnNode
         for node_id in row["node_ids"]:
             node = graph.get(node_id)
             start = len(node.prompt_ids)
-            own = list(mask[start : start + len(node.sampled_ids)])
-            if len(own) != len(node.sampled_ids):
+            part = list(mask[start : start + len(node.sampled_ids)])
+            if len(part) != len(node.sampled_ids):
                 raise ValueError(f"incomplete completion mask for node {node_id}")
-            if masks.setdefault(node_id, own) != own:
+            # Two paths share this call. A trainer gets it once, so both must agree on its mask.
+            if masks.setdefault(node_id, part) != part:
                 raise ValueError(f"inconsistent completion masks for shared node {node_id}")
     nodes = _agent_nodes(graph, document)
     left_out = [node.node_id for node in nodes if not _is_usable(node)]
@@ -263,8 +265,8 @@ def _trainable_turns(graph: RolloutGraph, document: Json) -> tuple[list[TurnNode
 
 
 def _agent_nodes(graph: RolloutGraph, document: Json) -> list[TurnNode]:
-    own = {node_id for row in document["sequences"] if row["role"] == AGENT for node_id in row["node_ids"]}
-    return [node for node in graph.nodes() if node.node_id in own]
+    agent_ids = {node_id for row in document["sequences"] if row["role"] == AGENT for node_id in row["node_ids"]}
+    return [node for node in graph.nodes() if node.node_id in agent_ids]
 
 
 # A call without valid log-probabilities stays in documents, and is left out of trace entries with a warning.
@@ -274,10 +276,10 @@ def _is_usable(node: TurnNode) -> bool:
 
 
 class ChatTokenizer(Protocol):
-    """The part of a tokenizer that `measure_retokenization_skew` needs; those of transformers have it."""
+    """The part of a tokenizer that `measure_retokenization_skew` needs; the tokenizers of transformers have it."""
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """Return the ids of a conversation."""
+        """Return the token IDs of a conversation."""
 
 
 def measure_retokenization_skew(
@@ -294,9 +296,11 @@ def measure_retokenization_skew(
         graph: The calls.
         document: Identifies the calls of the agent.
         tokenizer: The local tokenizer.
-        chat_template: A template in place of the tokenizer's.
+        chat_template: A template to replace the default of the tokenizer.
         chat_template_kwargs: More arguments of the template.
     """
+    # Example: the engine's prompt [1 2 3 4 5 6], rebuilt as [1 2 3 9 5 6 7]. Then delta is 1, prefix_match 3, exact
+    # False. A trainer that tokenises text itself would train on positions that the model never saw.
     turns: list[Json] = []
     for number, node in enumerate(_agent_nodes(graph, document)):
         try:
@@ -340,6 +344,7 @@ def measure_retokenization_skew(
 
 def _with_parsed_arguments(message: Json) -> Json:
     """Return a message with the arguments of its tool calls as objects, for chat templates."""
+    # {"arguments": "{\"path\": \"/tmp\"}"} -> {"arguments": {"path": "/tmp"}}: templates iterate over the arguments.
     calls = []
     for call in message.get("tool_calls") or ():
         function = call.get("function")

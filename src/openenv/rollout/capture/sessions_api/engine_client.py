@@ -8,7 +8,7 @@ connections (`outbound`), the retries and the repairs of refused requests.
 #
 #   prepare_request ---> known fixes ---> send, with retries ---> normalize_response ---> the completion
 #                            ^                   |
-#                            +---- next_fix <----+ the endpoint refuses a parameter
+#                            +----- repair <-----+ the endpoint refuses a parameter
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..dialects.chat_over_anthropic import NATIVE_REQUEST, anthropic_request, an
 from ..dialects.dialect import as_dict, as_list, dicts_in
 from ..encoding import Json, dumps, load_object, loads
 from ..outbound import EndpointError, EndpointResponse, Endpoints
-from ..parameter_fixes import ParamFix, next_fix
+from ..parameter_fixes import ParamFix, repair
 from ..retries import RetryPolicy
 from ..upstream_errors import UpstreamHTTPError, UpstreamTimeoutError, UpstreamTransportError
 
@@ -73,7 +73,7 @@ def prepare_request(request: Json, *, served_model: str | None = None, capture_l
 
     Args:
         request: The request; its messages stay as they are.
-        served_model: The model's name at the endpoint, in place of the request's.
+        served_model: The model's name at the endpoint; replaces the name in the request.
         capture_level: The capture level of the endpoint: `tokens`, `logprobs` or `text`.
     """
     request.pop("_served_model", None)
@@ -141,11 +141,11 @@ class InferenceClient:
     """Asks one endpoint for chat completions, and remembers the parameters that it refuses.
 
     Args:
-        base_url: Its address.
-        served_model: The model's name there, in place of the request's.
+        base_url: The address of the endpoint.
+        served_model: The model's name at the endpoint; replaces the name in the request.
         api_key: Its key.
         auth_header: The header for the key.
-        capture_level: Its capture level: `tokens`, `logprobs` or `text`.
+        capture_level: The capture level of the endpoint: `tokens`, `logprobs` or `text`.
         provider: `openai`, `hf`, `vllm`, or `anthropic` for an endpoint that speaks Anthropic messages.
 
     Raises:
@@ -180,7 +180,7 @@ class InferenceClient:
         """Return a whole chat completion.
 
         Raises:
-            UpstreamError: The endpoint gave none.
+            UpstreamError: The endpoint failed.
         """
         if self.provider == "anthropic":
             return await self._native_completion(request)
@@ -191,11 +191,8 @@ class InferenceClient:
             try:
                 return normalize_response(await self._post("/chat/completions", body))
             except UpstreamHTTPError as exc:
-                change = next_fix(exc.status_code, exc.body, body, applied=self.param_fixes)
-                if change is None:
+                if not repair(exc.status_code, exc.body, body, self.param_fixes):
                     raise
-                change.apply(body)
-                self.param_fixes.append(change)
 
     def note_refused(self, parameters: Collection[str]) -> None:
         """Leave out parameters that the endpoint is known to refuse.
@@ -203,8 +200,8 @@ class InferenceClient:
         Args:
             parameters: Names of parameters.
         """
-        known = {fix.param for fix in self.param_fixes}
-        self.param_fixes += [ParamFix(name) for name in sorted(parameters) if name not in known]
+        names = {fix.param for fix in self.param_fixes}
+        self.param_fixes += [ParamFix(name) for name in sorted(parameters) if name not in names]
 
     async def _native_completion(self, request: Json) -> Json:
         body = anthropic_request(request, self.served_model or str(request.get("model") or ""))

@@ -1,7 +1,7 @@
 """Probe an endpoint for its capture level: `validate_llm`.
 
     level      the endpoint sends                                                 good for
-    tokens     ids of prompt and completion, log-probabilities after temperature  training
+    tokens     IDs of prompt and completion, log-probabilities after temperature  training
     logprobs   log-probabilities, or ones from before temperature                 evaluation
     text       nothing                                                            evaluation
 
@@ -32,7 +32,7 @@ from ..answer_relay import RESPONSE_LIMIT
 from ..dialects.dialect import as_dict, as_list, dicts_in
 from ..encoding import Json, dumps, load_object
 from ..outbound import EndpointError, Endpoints
-from ..parameter_fixes import ParamFix, behaviour_warnings, next_fix
+from ..parameter_fixes import ParamFix, behaviour_warnings, repair
 from .capture_checks import check_upstream_response
 from .engine_client import PROVIDERS, auth_headers, normalise_engine_base, normalize_response, openai_api_base
 
@@ -42,9 +42,9 @@ HINT = (
 )
 _EXPECTED = ("no_prompt_token_ids", "no_completion_token_ids", "no_logprobs", "token_strings")
 """Findings that a level below `tokens` implies."""
-_SMALLEST_GAP = 0.5
+_SMALLEST_GAP = 0.5  # below it, rounding hides the effect of temperature
 _LOWEST_LOGPROB = 100.0
-_UNREACHABLE = (OSError, ValueError)
+_UNREACHABLE = (OSError, ValueError)  # of `_Endpoint`: no answer, an error status, or invalid JSON
 _TOOL: Json = {
     "name": "bash",
     "description": "Run a shell command.",
@@ -143,7 +143,7 @@ class _Endpoint:
         finally:
             endpoints.close()
 
-    # As in calls, a parameter is dropped only if the endpoint refuses it: `fixes` tell later what the endpoint lacks.
+    # As in calls, a parameter is dropped only if the endpoint refuses it. `fixes` are reported as missing features.
     def complete(self, body: Json, fixes: list[ParamFix]) -> Json:
         """Ask for a completion; repair the request if the endpoint refuses a parameter, and add the repair to `fixes`.
 
@@ -157,11 +157,8 @@ class _Endpoint:
             try:
                 return self.ask("/chat/completions", body)
             except _ErrorStatus as exc:
-                change = next_fix(exc.status, load_object(exc.text) or exc.text, body, applied=fixes)
-                if change is None:
+                if not repair(exc.status, load_object(exc.text) or exc.text, body, fixes):
                     raise
-                change.apply(body)
-                fixes.append(change)
 
 
 def list_models(
@@ -202,8 +199,8 @@ def probe_tool_support(
         fixes: Repairs that the endpoint is known to need.
     """
     endpoint = _Endpoint(openai_api_base(base), api_key, auth_header, timeout)
-    known = list(fixes or ())
-    applied = list(known)
+    earlier_fixes = list(fixes or ())
+    applied = list(earlier_fixes)
     question = {"role": "user", "content": "Use the bash tool to list the files in /tmp."}
     body: Json = {"model": model, "messages": [question], "max_tokens": 512, "temperature": 1.0}
     body |= {"tools": [{"type": "function", "function": _TOOL}], "tool_choice": "auto"}
@@ -211,15 +208,16 @@ def probe_tool_support(
         answer = endpoint.complete(body, applied)
     except OSError as exc:
         refused = isinstance(exc, _ErrorStatus)
-        return "rejected" if refused else "unknown", applied[len(known) :]
+        return "rejected" if refused else "unknown", applied[len(earlier_fixes) :]
     except ValueError:
-        return "unknown", applied[len(known) :]
+        return "unknown", applied[len(earlier_fixes) :]
+    # Without a call: a model that was cut off while thinking is unknown, one that finished does not call tools.
     choice = _first_choice(answer)
     if as_dict(choice.get("message")).get("tool_calls"):
         support = "ok"
     else:
         support = "unknown" if choice.get("finish_reason") == "length" else "no-tool-call"
-    return support, applied[len(known) :]
+    return support, applied[len(earlier_fixes) :]
 
 
 def probe_logprobs_mode(
@@ -244,16 +242,19 @@ def probe_logprobs_mode(
         auth_header: The header for the key.
         fixes: Repairs that the endpoint is known to need.
     """
-    known = list(fixes or ())
-    if any(fix.param == "temperature" for fix in known):
+    earlier_fixes = list(fixes or ())
+    if any(fix.param == "temperature" for fix in earlier_fixes):
         return "unknown"
     endpoint = _Endpoint(openai_api_base(base), api_key, auth_header, timeout)
+    #                     T = 1           T = 2
+    #   after temperature   -0.1  -2.3      -0.3  -1.4       gaps 2.2 and 1.1: ratio 0.5, `processed`
+    #   before temperature  -0.1  -2.3      -0.1  -2.3       gaps 2.2 and 2.2: ratio 1.0, `raw`
     gaps = []
     for temperature in (1.0, 2.0):
         question = {"role": "user", "content": "Reply with exactly: hello"}
         body: Json = {"model": model, "messages": [question], "max_tokens": 1, "temperature": temperature}
         try:
-            answer = endpoint.complete({**body, "logprobs": True, "top_logprobs": 5}, list(known))
+            answer = endpoint.complete({**body, "logprobs": True, "top_logprobs": 5}, list(earlier_fixes))
         except _UNREACHABLE:
             return "unknown"
         entries = dicts_in(as_dict(_first_choice(answer).get("logprobs")).get("content"))
@@ -427,6 +428,7 @@ def require_llm(
     Raises:
         RuntimeError: The endpoint does not answer, or sends no token IDs and `require_tokens` is set.
     """
+    # The report lists all findings, so that one run shows every problem of the endpoint.
     report = validate_llm(llm_url, model, timeout=timeout, api_key=api_key, auth_header=auth_header)
     if not report.reachable or (require_tokens and not report.trainable):
         raise RuntimeError(f"{report.summary()}\n\n{HINT}")

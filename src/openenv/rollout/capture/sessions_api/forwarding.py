@@ -1,4 +1,4 @@
-"""Addresses of a capture server for sandboxes elsewhere: of this machine, or of a tunnel.
+"""Addresses of a capture server for sandboxes on other machines: this host, or a tunnel.
 
     DirectExposure        an address that the sandbox can reach anyway
     GradioForwarder       Gradio's share tunnel, or your frp server
@@ -7,11 +7,11 @@
 A tunnel's address is public: the keys of sessions and the admin key protect the server behind it.
 """
 
-# From a sandbox elsewhere to the server:
+# From a remote sandbox to the server:
 #
 #   agent ---> https://name.trycloudflare.com ---> tunnel's company ---> cloudflared here ---> 127.0.0.1:8100
 #
-# The programs print to pipes. Threads read them to their ends: with a full pipe a program would stop to forward.
+# The programs print to pipes. Threads read the pipes to their ends, because a full pipe would block the program.
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from typing_extensions import Self
 log = logging.getLogger("openenv.rollout.capture")
 
 _QUICK_TUNNEL = re.compile(r"https://[-a-z0-9]+\.trycloudflare\.com")
-_STOP_S = 10.0
+_STOP_S = 10.0  # from a request to end until the process is killed
 
 
 class ForwardingError(RuntimeError):
@@ -49,30 +49,30 @@ class PortForwarder(ABC):
         """Check the requirements, before anything is started.
 
         Raises:
-            ForwardingError: something is missing.
+            ForwardingError: A requirement is missing.
         """
-        return  # most need nothing
+        return  # no requirements by default
 
     @abstractmethod
     def start(self, local_port: int, *, local_host: str = "127.0.0.1") -> str:
         """Start, and return the address of a local port.
 
         Raises:
-            ForwardingError: there is none.
+            ForwardingError: The address could not be created.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """Close it; a second call does nothing."""
+        """Close the address; a second call does nothing."""
 
     @property
     def url(self) -> str | None:
-        """Return the address; None while it is not started."""
+        """Return the address; None before the start."""
         return self._url
 
     @property
     def name(self) -> str:
-        """Return its name."""
+        """Return the name of the forwarder."""
         return type(self).__name__
 
     def __enter__(self) -> Self:
@@ -109,7 +109,7 @@ class GradioForwarder(PortForwarder):
     """A share tunnel of Gradio (extra `gradio`).
 
     Args:
-        share_server_address: Your frp server, instead of Gradio's.
+        share_server_address: Your frp server; Gradio's by default.
         share_server_tls_certificate: Its certificate.
     """
 
@@ -157,7 +157,7 @@ class GradioForwarder(PortForwarder):
             )
         except Exception as exc:  # its download, its program or its server may fail in any way
             raise ForwardingError(f"Gradio's tunnel cannot be opened: {exc}") from exc
-        # `setup_tunnel` returns the address only; the tunnel is in a list of Gradio's, found by its token.
+        # `setup_tunnel` returns the address only; find the tunnel in a global list of `gradio`, by its token.
         self._tunnel = next((tunnel for tunnel in CURRENT_TUNNELS if tunnel.share_token == token), None)
         process = getattr(self._tunnel, "proc", None)
         if process is None:
@@ -220,6 +220,8 @@ class CloudflareForwarder(PortForwarder):
         """
         self.preflight(self._binary)
         self.stop()
+        # cloudflared tunnel run --url URL NAME        a tunnel of your account, with a fixed host name
+        # cloudflared tunnel --url URL                 a quick tunnel: prints https://word-word-word.trycloudflare.com
         target = f"http://{local_host}:{local_port}"
         named = (
             ["run", "--url", target, self._tunnel_name] if self._tunnel_name else ["--no-autoupdate", "--url", target]
@@ -273,6 +275,7 @@ def _drain(pipe: IO[bytes]) -> queue.Queue[str]:
             for raw in pipe:
                 text = raw.decode(errors="replace").rstrip()
                 log.debug("tunnel: %s", text[:1000])
+                # Bounded: after the address, nobody reads the queue. "" is the end, so an empty line becomes " ".
                 if not lines.full():
                     lines.put(text or " ")
         if not lines.full():
@@ -308,7 +311,7 @@ def make_forwarder(kind: str = "gradio", **kwargs: Any) -> PortForwarder:
         **kwargs: Its arguments.
 
     Raises:
-        ForwardingError: there is none of this kind.
+        ForwardingError: The kind is unknown.
     """
     if kind not in FORWARDERS:
         raise ForwardingError(f"unknown port forwarder {kind!r}; choose from {', '.join(sorted(FORWARDERS))}")

@@ -1,4 +1,4 @@
-"""A session with its rollout: the recorded calls become the nodes of the session's graph.
+"""A session with its rollout: the recorded calls become nodes of the graph.
 
 Knows records, graphs and sampling rules. `session_server` opens the rollout; nothing here sends or waits.
 """
@@ -115,8 +115,8 @@ class LiveSession:
         metadata, changed = self.session.metadata, truncating_params(node.requested_sampling_params)
         if changed and is_trainable(self.session.purpose, self._level) and "sampling_overridden" not in metadata:
             metadata["sampling_overridden"] = changed
-            shown = ", ".join(f"{name}={value}" for name, value in sorted(changed.items()))
-            text = f"the agent asked for {shown}; the endpoint got neutral values, as in sampling_params"
+            parameters = ", ".join(f"{name}={value}" for name, value in sorted(changed.items()))
+            text = f"the agent asked for {parameters}; the endpoint got neutral values, as in sampling_params"
             report.add("WARN", "sampling_neutralised", text)
 
 

@@ -8,7 +8,7 @@ The capture server has the same in `answer_relay`, event by event; these functio
 #   keepalive_response:   the response is ready within PING_S ----------------> returned as it is, with its status
 #                         later: status 200 and ": waiting" every PING_S -----> then its events, or an error event
 #
-# After the first comment the status is sent, so an error can only be an event of the agent's dialect.
+# After the first comment the status is sent, so an error can only be an event, in the agent's dialect.
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterable
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ..answer_relay import PING_S
+from ..answer_relay import PING, PING_S
 from ..dialects import AGENT_DIALECTS
 from ..dialects.dialect import as_dict, dicts_in
 from ..encoding import STREAM_DONE, Json, event_bytes, load_object
@@ -28,18 +28,21 @@ from .detection import APIType
 from .transformers import BaseTransformer
 
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-COMMENT = ": waiting\n\n"
+COMMENT = PING.decode()
+# An event of these is "event: message_stop\ndata: {...}\n\n", of others only "data: {...}\n\n".
 _NAMED = (APIType.ANTHROPIC, APIType.OPENAI_RESPONSES)
 """The dialects with named events."""
 
 
 def format_events(api_type: APIType, events: Iterable[Json]) -> str:
     """Return events in wire format."""
-    return "".join(
-        (f"event: {event.get('type', 'unknown')}\n" if api_type in _NAMED else "")
-        + f"data: {json.dumps(event, default=str)}\n\n"
+    is_named = api_type in _NAMED
+    return b"".join(
+        event_bytes(
+            json.dumps(event, default=str).encode(), name=str(event.get("type", "unknown")) if is_named else None
+        )
         for event in events
-    )
+    ).decode()
 
 
 def format_chunk(

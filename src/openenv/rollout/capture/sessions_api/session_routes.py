@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Answers of errors, as published clients expect them:
 #
-#   400   a field is wrong, or the endpoint cannot do what the purpose asks     {"error": {"message": ...}}
+#   400   a field is wrong, or the endpoint does not support the purpose     {"error": {"message": ...}}
 #   401   the admin key is missing or wrong                                     {"error": {"message": ...}}
 #   404   the session is unknown                                                {"error": "unknown session"}
 #   409   the ID is taken, or the session cannot be trained on                  {"error": "ValueError: ..."}

@@ -12,7 +12,7 @@ proxied and recorded like any other. This module knows how a session becomes a r
 #        first call with the ID as its key        | `reserve`, then `open` by the engine of a Harbor rollout,
 #                           |                     | with a key of the rollout for the agent
 #                           v                     v
-#                       LiveSession: the rollout's records become nodes of the session's graph
+#                       LiveSession: the rollout's records become nodes of the graph
 #                           |
 #   registry.delete, or the server stops ----> finished: calls end, the graph is read to its end
 #                                              (a temporary folder of records is removed)
@@ -219,11 +219,11 @@ class SessionServer(CaptureServer):
 
     # `max_output_tokens` is metadata of a session, as published clients set it.
     def _cap(self, session: CaptureSession) -> int | None:
-        """Return the most tokens that an answer may have: the smaller limit of session and server."""
-        own = session.metadata.get("max_output_tokens")
-        if own is not None and (isinstance(own, bool) or not isinstance(own, int) or own < 1):
+        """Return the token limit of an answer: the smaller limit of session and server."""
+        limit = session.metadata.get("max_output_tokens")
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise RequestRefused(400, "session max_output_tokens must be a positive integer")
-        caps = [cap for cap in (own, self.session_options.max_output_tokens) if cap]
+        caps = [cap for cap in (limit, self.session_options.max_output_tokens) if cap]
         return min(caps) if caps else None
 
     # calls
@@ -241,7 +241,7 @@ class SessionServer(CaptureServer):
     def call_ended(self, rollout: CapturedRollout) -> None:
         """Let other sessions leave out the parameters that the endpoint refused in this one.
 
-        A session with its own endpoint keeps them to itself: its client is shared with nobody.
+        A session with its own endpoint keeps them to itself: it does not share its client.
         """
         live = self._live_by_rollout.get(rollout)
         if live is None or live.session.upstream is not None or self.inference is None:

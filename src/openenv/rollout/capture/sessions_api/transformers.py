@@ -8,8 +8,8 @@ Published names over the bridges and translators of `dialects`, which do the wor
 #   agent's events <--- StreamState.process_chunk --- chat chunk <-+         a stream: state across chunks
 #                  <--- StreamState.finalize ---------- the end
 #
-# The published defaults differ from those of the proxy: 4096 tokens for Anthropic, and thinking by the chat template of
-# Qwen models. They are in `_completed` and `_normalised`, so the bridges stay free of them.
+# The published defaults differ from the proxy: 4096 tokens for Anthropic, and thinking by the chat template of Qwen
+# models. They are in `_completed` and `_normalised`, so the bridges stay free of them.
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class BaseTransformer(ABC):
 
     @abstractmethod
     def transform_request(self, body: Json) -> Json:
-        """Return an agent's request as one for a chat completion.
+        """Translate an agent's request to chat completions.
 
         Raises:
             UpstreamRequestError: The request is malformed.
@@ -109,7 +109,7 @@ class BaseTransformer(ABC):
 
 
 class OpenAIChatTransformer(BaseTransformer):
-    """Chat completions, which stay as they are."""
+    """Chat completions, without translation."""
 
     def transform_request(self, body: Json) -> Json:
         """Return a request with one system text, and a limit under one name."""
@@ -133,7 +133,7 @@ class _BridgedTransformer(BaseTransformer):
     _request: ClassVar[Callable[..., Json]]
 
     def transform_request(self, body: Json) -> Json:
-        """Return an agent's request as one for a chat completion.
+        """Translate an agent's request to chat completions.
 
         Raises:
             UpstreamRequestError: The request is malformed.
@@ -168,6 +168,7 @@ class AnthropicTransformer(_BridgedTransformer):
 
     _request = staticmethod(anthropic_over_chat.request)
 
+    # "adaptive" is the newer value of the API: the model decides about the length of its thoughts.
     def _completed(self, sent: Json, body: Json) -> Json:
         sent.setdefault("max_tokens", 4096)
         if sent.get("tools"):
@@ -258,6 +259,7 @@ def _with_calls(answer: Json) -> Json:
 def _normalised(sent: Json, body: Mapping[str, Any]) -> Json:
     """Return a request with one system text at its beginning, and without fields of this server."""
     sent.pop("_served_model", None)
+    # [system A, user B, developer C, user D]  ->  [system "A\n\nC", user B, user D]
     texts: list[str] = []
     others: list[Any] = []
     if isinstance(sent.get("messages"), list):

@@ -32,7 +32,7 @@ class UpstreamPool:
     """Caches one client and one capture level per endpoint; the first session of an endpoint probes it.
 
     Args:
-        default_client: The client of the server's own endpoint.
+        default_client: The client of the server's default endpoint.
         default_level: The capture level of that endpoint.
     """
 
@@ -46,7 +46,7 @@ class UpstreamPool:
 
     @property
     def default(self) -> tuple[InferenceClient | None, str]:
-        """Return the client and the capture level of the server's own endpoint."""
+        """Return the client and the capture level of the default endpoint."""
         return self._default
 
     def known(self) -> list[Json]:
