@@ -140,6 +140,9 @@ class Task(BaseModel):
     Only the files in the home and the work folder move there; processes and other folders do not."""
     protected: tuple[str, ...] = PROTECTED
     """Patterns below the work folder; the verifier sees the baseline's version of these files."""
+    keeps_links: tuple[str, ...] = ()
+    """Patterns below the work folder, for tasks about links. The verifier sees links of the agent at these paths. All
+    other links that the setup did not make are replaced by copies, or removed if they lead out of the work folder."""
     reward_file: bool | None = None
     """Whether a reward file counts. None: it counts if a line or a file of the task, or a file that the setup wrote,
     names `reward.txt`. So the agent's code cannot invent one."""

@@ -11,15 +11,15 @@ Knows archives and the guard. Must not know sandboxes. No archive is ever unpack
 # merged.tar and the verifier's files then become the home of a sandbox (`write_home`).
 #
 # Archives may be forged. So every member is copied with a new header that keeps only kind, mode, date, size and target;
-# names with `..`, absolute names, devices and pipes are dropped (`store/archives.py`); a name that occurs twice, or
-# below a link, is copied once at most.
+# names with `..`, absolute names, devices and pipes are dropped (`store/archives.py`). Links are replaced by copies
+# first (`worktree_links.py`), so that the guard decides about the names and contents that the verifier would see.
 
 from __future__ import annotations
 
 import io
 import posixpath
 import tarfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,19 +31,12 @@ from openenv.rollout.store.archives import (
     Archive,
     UnusableWorktree,
     add_files,
-    clean_name,
     copy_member,
 )
 from openenv.rollout.tasks.task import Task, as_bytes, as_texts
 from openenv.rollout.verify.lookups import GIT_CONFIG, RUNNERS, SHARED_CONFIG, ancestors, safe_git_config
-from openenv.rollout.verify.worktree_guard import (
-    Kind,
-    LinkResolver,
-    SetupTree,
-    WorktreeGuard,
-    WorktreeRules,
-    plan_guard,
-)
+from openenv.rollout.verify.worktree_guard import Kind, SetupTree, WorktreeGuard, WorktreeRules, plan_guard
+from openenv.rollout.verify.worktree_links import LinkRules, TreeWithoutLinks
 
 _CONFIG_BYTES = 1024 * 1024
 
@@ -63,6 +56,7 @@ def rules_of(task: Task, root: str) -> WorktreeRules:
         files |= {} if isinstance(check, str) else check.files
     return WorktreeRules(
         protected=task.protected,
+        keeps_links=task.keeps_links,
         verify_files=files,
         named=task.texts(),
         checks=(*task.verify_texts(), *files.values()),
@@ -100,8 +94,9 @@ def merge(
         guard = plan_guard(rules, setup.tree)
         with tarfile.open(target, "w:", format=tarfile.PAX_FORMAT) as out:
             writer = _Writer(out, max_bytes)
-            with Archive(work, max_members=MAX_MEMBERS + len(setup.tree.files)) as source:
-                agents = _AgentTree(source, setup, guard)
+            max_entries = MAX_MEMBERS + len(setup.tree.files)
+            with Archive(work, max_members=max_entries) as source:
+                agents = _AgentTree(source, setup, guard, max_entries=max_entries)
                 merged.removed.extend(agents.copy(writer))
                 merged.restored.extend(setup.restore(writer, agents))
     except BROKEN_ARCHIVE as exc:
@@ -164,8 +159,6 @@ class _Writer:
     def __init__(self, out: tarfile.TarFile, max_bytes: int) -> None:
         self._out = out
         self._left = max_bytes
-        self.files: set[str] = set()
-        """Regular files: the only targets of hard links. One to a symbolic link would bypass `_refuses`."""
 
     def copy(self, name: str, source: Archive, member: tarfile.TarInfo) -> None:
         """Copy a member; for a hard link, copy the file it refers to."""
@@ -185,24 +178,12 @@ class _Writer:
         if self._left < 0:
             raise UnusableWorktree("the work tree is too large")
         self._out.addfile(entry, content)
-        if member.isreg():
-            self.files.add(name)
-        else:  # a forged archive may have a file and a link of one name
-            self.files.discard(name)
 
     def write(self, name: str, content: bytes) -> None:
         """Add a file."""
         entry = tarfile.TarInfo(name)
         entry.mode, entry.size = 0o644, len(content)
         self._out.addfile(entry, io.BytesIO(content))
-        self.files.add(name)
-
-    def link(self, name: str, target: str) -> None:
-        """Add a hard link to a member that was written."""
-        entry = tarfile.TarInfo(name)
-        entry.type, entry.linkname = tarfile.LNKTYPE, target
-        self._out.addfile(entry)
-        self.files.add(name)
 
 
 class _Baseline:
@@ -268,37 +249,37 @@ class _Baseline:
 class _AgentTree:
     """The agent's tree: which of its files may reach the verifier."""
 
-    def __init__(self, source: Archive, baseline: _Baseline, guard: WorktreeGuard) -> None:
+    def __init__(self, source: Archive, baseline: _Baseline, guard: WorktreeGuard, *, max_entries: int) -> None:
         self._source, self._baseline, self._guard = source, baseline, guard
         self._parents = baseline.parents(guard)
-        self._links = {name: member.linkname for name, member in reversed(source.members) if member.issym()}
-        self._resolver = LinkResolver(guard.root, self._links)
+        self._tree = TreeWithoutLinks(
+            source,
+            LinkRules(
+                root=guard.root,
+                setup=baseline.tree.links,
+                declares=guard.declares,
+                reveals=guard.reveals,
+                max_entries=max_entries,
+            ),
+        )
         self._repositories = {name for name, member in source.members if member.isdir() and name.endswith(".git")}
         self._written: set[str] = set()
         self.stamps = {name: _stamp(member) for name, member in source.members if not member.isdir()}
 
     def copy(self, writer: _Writer) -> Iterator[str]:
         """Copy the files that may reach the verifier; yield the names of the others, unless they equal the baseline."""
-        below = _Below(self._links)
-        seen: set[str] = set()
-        for name, member in self._source.members:
-            if name in seen or name in below:
-                continue  # only a forged archive has a link twice, or a file below one
+        for name, member, is_dropped in self._tree.entries():
             if member.isdir():
                 if name in self._parents or not self._guard.covers(name, "folder"):
                     writer.copy(name, self._source, member)
                 continue
-            if member.issym():
-                seen.add(name)
-            if self._refuses(name, member):
-                if self.stamps[name] != self._baseline.stamps.get(name):
+            if is_dropped or self._refuses(name, member):
+                if _stamp(member) != self._baseline.stamps.get(name):
                     yield name
             elif self._guard.strict and GIT_CONFIG.fullmatch(name):
                 content = self._source.read(self._source.file(member), _CONFIG_BYTES) or b""
                 writer.write(name, safe_git_config(content, self._baseline.tree.contents.get(name, b"")))
                 self._written.add(name)
-            elif member.islnk() and (target := clean_name(member.linkname)) in writer.files:
-                writer.link(name, str(target))
             else:
                 writer.copy(name, self._source, member)
 
@@ -317,8 +298,6 @@ class _AgentTree:
             return True
         # A file instead of a folder with protected files would replace them.
         if name in self._parents or guard.shadows(name, is_link=kind == "link"):
-            return True
-        if kind == "link" and baseline.tree.links.get(name) != member.linkname and guard.reveals(name, self._resolver):
             return True
         if not guard.strict:
             return False
@@ -349,22 +328,3 @@ def _steers(name: str) -> bool:
     if posixpath.basename(name) in SHARED_CONFIG or GIT_CONFIG.fullmatch(name):
         return True
     return name.count("/") < 2 and bool(RUNNERS.fullmatch(name))  # not in every installed package
-
-
-class _Below:
-    """The names below a link; each folder is looked up once."""
-
-    def __init__(self, links: Collection[str]) -> None:
-        self._links = links
-        self._answers = {"": False}
-
-    def __contains__(self, name: str) -> bool:
-        folder = posixpath.dirname(name)
-        missing = []
-        while folder not in self._answers:
-            missing.append(folder)
-            folder = posixpath.dirname(folder)
-        answer = self._answers[folder]
-        for folder in reversed(missing):
-            answer = self._answers[folder] = answer or folder in self._links
-        return answer

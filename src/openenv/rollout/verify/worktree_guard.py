@@ -15,7 +15,6 @@ Knows names, patterns and texts. Must not know archives or sandboxes.
 #   random.py, app/json.py              shadows a module of Python or pytest in a folder that checks start or lie in
 #   GNUmakefile, .npmrc, .git/hooks     steers a tool that the checks use (`lookups.FAMILIES`), or makes git run things
 #   .venv/bin/python, node_modules/...  programs and libraries that the setup installed
-#   answer -> tests/expected.txt        a link to a file that only the verifier has would reveal it to the agent's code
 #   pyproject.toml with [tool.pytest]   changed by the agent, and able to steer pytest
 #
 # A file that the instruction or the solution names is the agent's to write. Names cannot cover everything: in the
@@ -25,7 +24,9 @@ Knows names, patterns and texts. Must not know archives or sandboxes.
 #
 #   WorktreeRules  ─┐                     covers(name)    take it from the baseline?
 #                   ├─> plan_guard ─> WorktreeGuard ──>   shadows(name)   drop it: Python would import it?
-#   SetupTree      ─┘                     reveals(link)   drop it: leads to the verifier's files? (`LinkResolver`)
+#   SetupTree      ─┘                     reveals(end)    may no link lead there?
+#
+# Links are replaced by copies before the guard decides about names (`worktree_links.py`).
 
 from __future__ import annotations
 
@@ -37,7 +38,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from openenv.rollout.store.archives import UnusableWorktree
 from openenv.rollout.verify.lookups import GIT_FILES, RUNNERS, Lookups, Texts, ancestors
 from openenv.sandboxes.base import WORKDIR
 
@@ -60,9 +60,6 @@ _LANGUAGES = (
     (re.compile(r"[cm]?[jt]sx?"), re.compile(r"(?:d\.)?[cm]?[jt]sx?|json|node")),
     (re.compile(r"h|hh|hpp"), re.compile(r"(?:h|hh|hpp)\.gch")),
 )
-_MAX_LINKS = 40
-"""The kernel follows this many links in a row."""
-_MAX_STEPS = 1_000_000
 
 Kind = Literal["file", "folder", "link"]
 
@@ -101,7 +98,8 @@ class WorktreeRules:
     """The rules of a task about its work tree.
 
     Args:
-        protected: The task's patterns. Without any, the guard only drops links to `verify_files`.
+        protected: The task's patterns. Without any, the guard only replaces links.
+        keeps_links: Patterns of paths that may be links.
         verify_files: The files that the verifier will write over the tree.
         named: All texts of the task. The agent may write any module or test that they name.
         checks: The lines of the checks, and the verifier's files. They show which tools the checks use.
@@ -110,6 +108,7 @@ class WorktreeRules:
     """
 
     protected: Sequence[str] = ()
+    keeps_links: Sequence[str] = ()
     verify_files: Mapping[str, str] = field(default_factory=dict)
     named: Sequence[str] = ()
     checks: Sequence[str] = ()
@@ -125,6 +124,8 @@ class WorktreeGuard:
     strict: bool
     """Whether the task protects anything besides its verify files."""
     patterns: Patterns
+    links: Patterns
+    """The links that the task declares."""
     setup: SetupTree
     texts: Texts
     """The checks, and the texts that ask the agent for files."""
@@ -151,7 +152,8 @@ class WorktreeGuard:
         """Return whether the verifier sees the baseline's version of a path, or nothing if the baseline has none."""
         if self._covers(name, kind):
             return True
-        return kind == "link" and self._covers(f"{name}/x", "file")  # it may stand for a folder
+        # A declared link may stand for a folder.
+        return kind == "link" and not self.texts.asks_for(name) and self._covers(f"{name}/x", "file")
 
     def _covers(self, name: str, kind: Kind) -> bool:
         if self.patterns.cover(name):
@@ -249,16 +251,21 @@ class WorktreeGuard:
             return False
         return not (stem in self.named.modules or name in self.setup.files or self._is_agents(name))
 
-    def reveals(self, name: str, resolver: LinkResolver) -> bool:
-        """Return whether a link leads to a verifier file, to one of their folders, or to an unknown place.
+    def declares(self, name: str) -> bool:
+        """Return whether the task declares that this path may be a link."""
+        return self.links.cover(name)
 
-        Raises:
-            UnusableWorktree: the tree has more links than can be followed.
+    def reveals(self, end: str | None) -> bool:
+        """Return whether a link that ends there leads to a verifier file, one of their folders, or an unknown place.
+
+        Args:
+            end: The result of `LinkResolver.resolve`.
         """
-        if not self.secrets:
-            return False
-        end = resolver.resolve(f"{self.root}/{name}")
         if end is None:
+            return False
+        if end == "/proc":
+            return True
+        if not self.secrets:
             return False
         above = "/" if end == "/" else f"{end}/"
         if any(secret == end or secret.startswith(above) for secret in self.secrets):
@@ -292,6 +299,7 @@ def plan_guard(rules: WorktreeRules, setup: SetupTree | None = None) -> Worktree
         root=root,
         strict=strict,
         patterns=Patterns(rules.protected),
+        links=Patterns(rules.keeps_links),
         setup=setup,
         texts=texts,
         named=Texts(asked=rules.named, root=root),
@@ -394,53 +402,3 @@ def _installed_tools(setup: SetupTree, lookups: Lookups) -> InstalledTools:
         if posixpath.basename(folder) in lookups.folders:
             libraries.add(base)
     return InstalledTools(folders, stems, frozenset(libraries))
-
-
-class LinkResolver:
-    """Resolves links of a packed tree as the kernel would, within a number of steps for the whole tree.
-
-    Args:
-        root: The work folder inside the sandbox.
-        links: The links of the tree by their names, with their targets.
-    """
-
-    def __init__(self, root: str, links: Mapping[str, str]) -> None:
-        self._below, self._links = f"{root}/", links
-        self._steps = 0
-
-    def resolve(self, path: str) -> str | None:
-        """Return the end of a path; `/proc` if the host cannot know it; None for a loop.
-
-        Raises:
-            UnusableWorktree: the tree has more links than can be followed.
-        """
-        below = self._below
-        resolved: list[str] = [""]
-        remaining = path.split("/")[::-1]
-        followed = 0
-        while remaining:
-            self._steps += 1
-            if self._steps > _MAX_STEPS:
-                raise UnusableWorktree("the work tree has too many links to follow")
-            part = remaining.pop()
-            if part in ("", "."):
-                continue
-            if part == "..":
-                if not below.startswith(f"{resolved[-1]}/") and not f"{resolved[-1]}/".startswith(below):
-                    return "/proc"  # outside of the tree a folder may be a link, and its parent anywhere
-                resolved = resolved[:-1] or [""]
-                continue
-            here = f"{resolved[-1]}/{part}"
-            if here == "/proc" or (here.startswith("/dev/") and here != "/dev/null"):
-                return "/proc"  # these paths depend on the process
-            target = self._links.get(here[len(below) :]) if here.startswith(below) else None
-            if target is None:
-                resolved.append(here)
-                continue
-            followed += 1
-            if followed > _MAX_LINKS:
-                return None
-            if target.startswith("/"):
-                resolved = [""]
-            remaining.extend(target.split("/")[::-1])
-        return resolved[-1] or "/"
