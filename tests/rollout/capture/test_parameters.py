@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -354,6 +355,7 @@ def test_thoughts_for_which_the_cap_leaves_no_room_are_switched_off(ask: Any) ->
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 USER = {"role": "user", "content": "hi"}
+HIDDEN_ITEM = "input.item_reference: hidden prompt"
 PREFIX = [USER, {"role": "assistant", "content": "The answer is"}]
 
 
@@ -371,6 +373,20 @@ PREFIX = [USER, {"role": "assistant", "content": "The answer is"}]
         ("openai_responses", {"input": PREFIX}, "messages: forced prefix"),
         ("openai_responses", {"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice: forced tool"),
         ("openai_responses", {"previous_response_id": "r"}, "previous_response_id: hidden prompt"),
+        ("openai_responses", {"input": [{"type": "item_reference", "id": "i"}]}, HIDDEN_ITEM),
+        ("openai_responses", {"input": [{"id": "i"}, USER]}, HIDDEN_ITEM),
+        ("openai_chat", {"tools": [TOOL], "tool_choice": {"type": "auto", "name": "f"}}, "tool_choice: forced tool"),
+        ("openai_chat", {"tools": [TOOL], "tool_choice": {"function": {"name": "f"}}}, "tool_choice: forced tool"),
+        (
+            "openai_chat",
+            {"tools": [TOOL], "tool_choice": {"type": None, "function": {"name": "f"}}},
+            "tool_choice: forced tool",
+        ),
+        ("openai_chat", {"tools": [TOOL], "tool_choice": "AUTO"}, "tool_choice: forced tool"),
+        ("openai_chat", {"function_call": {"type": "auto", "name": "f"}}, "function_call: forced tool"),
+        ("openai_responses", {"tool_choice": {"type": "auto", "name": "f"}}, "tool_choice: forced tool"),
+        ("anthropic", {"tool_choice": {"type": "auto", "name": "f"}}, "tool_choice: forced tool"),
+        ("anthropic", {"tool_choice": {"type": "none", "tools": [{"name": "f"}]}}, "tool_choice: forced tool"),
         ("anthropic", {"messages": PREFIX}, "messages: forced prefix"),
         ("anthropic", {"tool_choice": {"type": "any"}}, "tool_choice: forced tool"),
         ("anthropic", {"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice: forced tool"),
@@ -497,6 +513,77 @@ def test_parameters_inside_of_messages_and_of_others_are_removed_too(ask: Any) -
     assert (sent["output_config"], call.removed) == ({"effort": "low"}, ("output_config.format",))
     sent, call = ask("anthropic", {"output_config": {"format": GRAMMAR}}, agent_may_set=("output_config.format",))
     assert call.not_trainable == ("output_config.format: constrained decoding",)
+
+
+def test_a_reference_to_an_item_excludes_the_turn_even_if_a_bridge_drops_it(
+    open_agent: Callable[..., Any], engine: Any, fake: Any
+) -> None:
+    agent = open_agent(sampling=Sampling())
+    agent.post("/responses", {"input": [{"type": "item_reference", "id": "i"}, USER]})
+    (call,) = agent.capture.calls()
+    assert call.not_trainable == (HIDDEN_ITEM,)
+    (sequence,) = agent.capture.sequences()
+    assert (sequence.n_trainable, sequence.trainable) == (0, False)
+
+
+STRICT = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}
+LARK = {"type": "grammar", "syntax": "lark", "definition": "start: X"}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "may_set", "expected"),
+    [
+        ("openai_chat", {"response_format": GRAMMAR}, ("response_format",), {"response_format": GRAMMAR}),
+        ("openai_chat", {"response_format": {"type": "text"}}, ("response_format",), {}),
+        ("openai_chat", {"guided_regex": "a+", "regex": ""}, ("guided_regex", "regex"), {"guided_regex": "a+"}),
+        ("openai_chat", {"grammar": "root ::= x"}, (), {}),
+        ("openai_chat", {"structured_outputs": {"json": {}}}, ("structured_outputs",), None),
+        ("openai_chat", {"tools": [STRICT, TOOL]}, ("tools.strict",), {"tools": [STRICT["function"]]}),
+        ("openai_chat", {"tools": [STRICT]}, (), {}),
+        ("openai_chat", {"tools": [TOOL], "tool_choice": "required"}, (), {"tool_choice": "required"}),
+        ("openai_responses", {"text": {"format": GRAMMAR}}, ("text.format",), {"text.format": GRAMMAR}),
+        (
+            "openai_responses",
+            {"tools": [{"type": "custom", "name": "c", "format": LARK}]},
+            ("tools.format",),
+            {"tools": [{"type": "custom", "name": "c", "format": LARK}]},
+        ),
+        (
+            "openai_responses",
+            {"tools": [{"type": "function", "name": "f"}]},
+            ("tools.strict",),
+            {"tools": [{"type": "function", "name": "f", "strict": True}]},
+        ),
+        ("anthropic", {"output_config": {"format": GRAMMAR}}, ("output_config.format",), None),
+    ],
+)
+def test_grammars_and_schemas_of_a_call_are_recorded(
+    ask: Any, dialect: Any, body: dict[str, Any], may_set: tuple[str, ...], expected: Any
+) -> None:
+    _, call = ask(dialect, body, agent_may_set=may_set)
+    if expected is None:
+        expected = {".".join(may_set[0].split(".")): next(iter(body.values()))}
+        expected = {name: value.get("format", value) for name, value in expected.items()}
+    assert call.constraints == expected
+    assert bool(call.not_trainable) == bool(expected)
+    assert export.turn(call).constraints == expected
+
+
+def test_constraints_of_each_call_are_in_sequences_traces_and_documents(open_agent: Any) -> None:
+    agent = open_agent(sampling=Sampling(), agent_may_set=("response_format",))
+    agent.chat("one")
+    agent.chat("two", response_format=GRAMMAR)
+    expected: list[dict[str, Any]] = [{}, {"response_format": GRAMMAR}]
+    by_call = {sequence.root_id: sequence.constraints for sequence in agent.capture.sequences()}
+    assert by_call == {1: [expected[0]], 2: [expected[1]]}
+    recording = agent.capture.recording()
+    document = export.document(recording)
+    assert [turn["constraints"] for turn in document["turns"]] == expected
+    assert {sequence["root_id"]: sequence["constraints"] for sequence in document["sequences"]} == by_call
+    entries = export.trace_entries(recording)
+    assert [entry["metadata"]["constraints"] for entry in entries] == expected
+    rows = [row for table in export.tables([recording]) for row in table.to_pylist()]
+    assert {row["node_ids"][0]: json.loads(row["constraints"]) for row in rows} == by_call
 
 
 def test_a_steered_turn_is_masked_and_the_others_of_its_rollout_are_trained_on(

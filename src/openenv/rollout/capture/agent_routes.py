@@ -26,7 +26,7 @@ from openenv.errors import CaptureError
 from ..tasks.model_parameters import asked_limit
 from .answer_relay import send_final_answer
 from .call_parts import Services
-from .call_request import CallRequest
+from .call_request import CallRequest, remote_content
 from .captured_rollout import CapturedRollout, RolloutRegistry
 from .dialects import BRIDGES, DIALECTS, Route, route
 from .dialects.dialect import MALFORMED, AgentDialect
@@ -111,6 +111,9 @@ class AgentRoutes:
         if target.kind == "count":
             await reply.send_json(dialect.count_tokens(body))
             return
+        remote = next(remote_content(dialect, body, schemes=rollout.model.content_schemes), None)
+        if remote is not None:
+            raise RequestRefused(400, f"{remote}; send the content in a data: URL")
         if body.get("n") not in (None, 1):
             raise RequestRefused(400, "n must be 1: each call is one turn")
         if len(rollout.active) + rollout.waiting >= MAX_ACTIVE_CALLS:

@@ -14,10 +14,11 @@ Knows parameters and dialects. Knows nothing of connections, retries or answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from ..tasks.model_parameters import allow, steering
+from ..tasks.model_parameters import allow, hidden_items, steering
 from .captured_rollout import CapturedRollout
 from .dialects.dialect import STREAM, AgentDialect, Bridge, CallOptions, ModelDialect
 from .encoding import Json, dumps
@@ -78,7 +79,9 @@ class PreparedRequest:
         """Return the facts about the request that are recorded with its two bodies."""
         request = self._request
         facts: Json = {"dialect": request.dialect.name, "to": request.endpoint.name, "path": request.path}
-        facts |= {"stream": request.wants_stream, "not_trainable": steering(request.endpoint.name, self.body)}
+        # A bridge drops references to items: the agent's request names them, the endpoint's does not.
+        reasons = dict.fromkeys((*steering(request.endpoint.name, self.body), *hidden_items(request.body)))
+        facts |= {"stream": request.wants_stream, "not_trainable": list(reasons)}
         return facts | ({"removed": self._allowed.removed} if self._allowed.removed else {})
 
     def repair(self, status: int, error: Json) -> bool:
@@ -136,3 +139,67 @@ class PreparedRequest:
         self._fixes.append(fix)
         self._write(self.options)
         return True
+
+
+# Content that the endpoint would fetch for the agent: the agent reaches the network, local files of the engine, or
+# files of the provider's account with a key that it does not have. The same for all four dialects:
+#
+#   chat        {"type": "image_url", "image_url": {"url": U}}     {"type": "file", "file": {"file_id": U}}
+#   responses   {"type": "input_image", "image_url": U}            {"type": "input_file", "file_url": U}
+#   Anthropic   {"type": "image", "source": {"type": "url", "url": U}}
+#   Google      {"fileData": {"mimeType": "image/png", "fileUri": U}}
+#
+# Engines accept more forms than these, so the names of fields decide, at any depth.
+_REFERENCES = ("url", "uri")
+_MEDIA = frozenset({"image", "video", "audio", "filedata", "fileid", "inputimage"})
+_VALUES = frozenset({"arguments", "args", "input", "response", "annotations", "citations", "action", "results"})
+"""Fields with values of tools or of the model, which nothing fetches: `{"arguments": {"url": "https://..."}}`."""
+_RESULTS = frozenset({"web_search_result", "web_fetch_result", "url_citation"})
+_NAMED_LENGTH = 60  # characters of a refused URL in the error
+
+
+def remote_content(dialect: AgentDialect, body: Json, *, schemes: Collection[str]) -> Iterator[str]:
+    """Yield an error text for each part of the messages that names its content instead of containing it.
+
+    Args:
+        dialect: The agent's dialect.
+        body: The agent's request.
+        schemes: The accepted schemes, such as `data`; `file` for paths, `file_id` for IDs of files.
+    """
+    fields: list[tuple[str, Any]] = [(name, body.get(name)) for name in reversed(dialect.counted_fields)]
+    pending = [(name, value, "") for name, value in fields if name != "tools"]
+    while pending:
+        place, value, name = pending.pop()
+        if isinstance(value, dict):
+            is_text = value.get("type") == "text"
+            for key, item in reversed(value.items()):
+                if isinstance(item, dict | list) and key not in _VALUES:
+                    pending.append((f"{place}.{key}", item, key))
+                elif isinstance(item, str) and not (is_text and key in ("text", "data")):
+                    pending.append((f"{place}.{key}", item, "" if _is_result(value, key) else key))
+        elif isinstance(value, list):
+            pending += [(f"{place}[{index}]", item, name) for index, item in reversed(list(enumerate(value)))]
+        elif isinstance(value, str) and name:
+            scheme = _remote_scheme(name, value)
+            if scheme is not None and scheme not in schemes:
+                yield f"{place} refers to remote content: {value[:_NAMED_LENGTH]!r}"
+
+
+def _is_result(value: Json, key: str) -> bool:
+    return key == "url" and value.get("type") in _RESULTS
+
+
+def _remote_scheme(name: str, value: str) -> str | None:
+    """Return the scheme of a field that refers to content; None for any other field."""
+    plain = name.replace("_", "").lower()
+    head = value[:256].strip().lower()
+    if plain == "data":  # base64, except that some engines take a URL in its place
+        return head.partition("://")[0] if "://" in head else None
+    if not plain.endswith(_REFERENCES) and plain not in _MEDIA:
+        return None
+    if plain == "fileid":
+        return "file_id"
+    scheme, colon, _ = head.partition(":")
+    if plain == "filedata" and not colon:  # OpenAI accepts base64 without a `data:` URL
+        return None
+    return scheme if colon else "file"  # SGLang opens a path without a scheme

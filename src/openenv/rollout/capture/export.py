@@ -77,6 +77,7 @@ def turn(call: Call) -> RolloutTurn:
         upstream_status=call.status,
         upstream_error=call.error,
         not_trainable=[*call.not_trainable, *(f"{name}: the endpoint's default" for name in call.unknown_sampling)],
+        constraints=call.constraints,
     )
 
 
@@ -131,6 +132,7 @@ def _sequence(role: Role, leaf: CallNode, used: set[int]) -> Sequence:
         logprobs=logprobs,
         policy_versions=[node.call.policy_version for node in path],
         sampling=[sampling_of(node.call) for node in path],
+        constraints=[node.call.constraints for node in path],
         validation=validation,
     )
 
@@ -437,6 +439,7 @@ def _training_turn(recording: Recording, call: Call, *, is_context: bool) -> Tra
             "sampling_params": sampling_of(call),
             "policy_version": call.policy_version,
             "not_trainable": list(call.not_trainable),
+            "constraints": call.constraints,
         },
     )
 
@@ -521,6 +524,7 @@ def _schema() -> Any:
             "policy_versions": pyarrow.list_(string),
             **dict.fromkeys(SAMPLING_COLUMNS, number),
             "seed": integer,
+            "constraints": string,
             "metadata": string,
         }
     )
@@ -536,5 +540,6 @@ def _row(recording: Recording, item: Sequence) -> Json:
         **{name: about.get(name) for name in ("sample", "attempt", "reward")},
         **{name: getattr(item, name) for name in (*fields, "policy_version", "policy_versions")},
         **{name: item.sampled_with(name) for name in (*SAMPLING_COLUMNS, "seed")},
+        "constraints": json.dumps(item.constraints),
         "metadata": json.dumps(recording.metadata),
     }

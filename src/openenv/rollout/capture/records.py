@@ -33,7 +33,14 @@ from typing import Any, cast
 
 from openenv.errors import CaptureError
 
-from ..tasks.model_parameters import AgentDialectName, Dialect, steering, unasked_sampling, unknown_sampling
+from ..tasks.model_parameters import (
+    AgentDialectName,
+    Dialect,
+    sampling_constraints,
+    steering,
+    unasked_sampling,
+    unknown_sampling,
+)
 from .dialects import DIALECTS
 from .dialects.dialect import MALFORMED, Completion, ModelDialect
 from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object, loads
@@ -381,6 +388,11 @@ class Call:
     def sampled(self) -> bool:
         """Return whether the call has an answer of the model, or a part of it."""
         return (self.response is not None and self.error is None) or len(self.completion.sampled) > 0
+
+    @property
+    def constraints(self) -> Json:
+        """Return the grammars and schemas that constrained sampling, by parameter, such as `response_format`."""
+        return sampling_constraints(self.sent)
 
     @property
     def reader(self) -> ModelDialect:

@@ -72,6 +72,8 @@ class RolloutTurn(BaseModel):
     upstream_error: _WritableDocument | None = None
     not_trainable: list[str] = Field(default_factory=list)
     """Why this turn is excluded from training, such as `tool_choice: forced tool`; empty for a trainable turn."""
+    constraints: _WritableDocument = Field(default_factory=dict)
+    """Grammars and schemas that constrained sampling, by parameter, such as `response_format`."""
 
 
 @dataclass(slots=True)
@@ -90,6 +92,8 @@ class Sequence:
     policy_versions: list[str | None]
     sampling: list[dict[str, Any]] = field(default_factory=list)
     """How each call was sampled: the parameters that were sent."""
+    constraints: list[dict[str, Any]] = field(default_factory=list)
+    """The grammars and schemas that constrained each call, by parameter; empty for an unconstrained call."""
     validation: list[Finding] = field(default_factory=list)
 
     @property

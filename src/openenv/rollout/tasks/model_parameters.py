@@ -116,6 +116,7 @@ _STEERING = {
     "hidden prompt": _names("previous_response_id conversation session_params prompt input_ids"),
     "another prompt template": _names("chat_template"),
 }
+_GRAMMARS = _STEERING["constrained decoding"]
 STEERING: Mapping[str, str] = {name: how for how, names in _STEERING.items() for name in names}
 """Parameters that override the policy's choice of tokens, and how. Null and empty values turn them off."""
 
@@ -259,8 +260,8 @@ def _tool(dialect: AgentDialectName, tool: Any, may_set: Collection[str], remove
         if isinstance(tool.get(key), dict):
             inside = _tool_fields(tool[key], may_set, removed)
             return tool if inside is tool[key] else {**tool, key: inside}
-    if dialect == "openai_responses" and kind == "function" and "strict" not in tool and "tools.strict" not in may_set:
-        return {**tool, "strict": False}  # this API's default is true
+    if dialect == "openai_responses" and kind == "function" and "strict" not in tool:
+        return {**tool, "strict": "tools.strict" in may_set}  # this API's default is true
     return _tool_fields(tool, may_set, removed)
 
 
@@ -277,7 +278,7 @@ def _tool_fields(tool: dict[str, Any], may_set: Collection[str], removed: list[s
 def _names_client_tool(choice: object) -> bool:
     """Return whether a tool choice is satisfied by a tool that runs beside the agent."""
     kind = str(choice.get("type") or "function") if isinstance(choice, dict) else "function"
-    return kind.startswith((*CLIENT_TOOLS, "any", "tool", "allowed_tools"))
+    return kind in _UNFORCED or kind.startswith((*CLIENT_TOOLS, "any", "tool", "allowed_tools"))
 
 
 def _is_grammar(shape: object) -> bool:
@@ -295,7 +296,8 @@ def steering(dialect: Dialect, sent: Mapping[str, Any]) -> tuple[str, ...]:
     for name in ("text", "output_config"):
         if isinstance(sent.get(name), dict) and _is_grammar(sent[name].get("format")):
             reasons.append(f"{name}.format: constrained decoding")
-    reasons += dict.fromkeys(f"tools.{name}: constrained decoding" for name in _constraints(sent.get("tools")))
+    reasons += dict.fromkeys(f"tools.{name}: constrained decoding" for name, _ in _constrained_tools(sent.get("tools")))
+    reasons += hidden_items(sent)
     conversation = sent.get("input" if dialect == "openai_responses" else "messages")
     last = conversation[-1] if isinstance(conversation, list) and conversation else None
     if isinstance(last, dict) and last.get("role") == "assistant":
@@ -314,20 +316,65 @@ def _steering_parameters(sent: Mapping[str, Any]) -> Iterable[str]:
             yield f"{prefix}add_generation_prompt: forced prefix"
 
 
+# An allow-list, because engines differ in how they read an object. These force nothing:
+#
+#   null   "auto"   "none"   {"type": "auto"}   {"type": "auto", "disable_parallel_tool_use": true}
+#
+# Any other key may name a tool: {"type": "auto", "name": "f"}, {"type": null, "function": {"name": "f"}}.
+_UNFORCED = ("auto", "none")
+
+
 def _is_forced(choice: object) -> bool:
-    kind = choice.get("type", "function") if isinstance(choice, dict) else choice
-    return kind not in (None, "auto", "none")
+    if isinstance(choice, dict):
+        return choice.get("type") not in _UNFORCED or not choice.keys() <= {"type", "disable_parallel_tool_use"}
+    return choice is not None and choice not in _UNFORCED
 
 
-def _constraints(tools: object) -> Iterable[str]:
+def hidden_items(sent: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the reason for input items that refer to content at the provider; empty without such items."""
+    # OpenAI API, "Responses", `item_reference`: its `type` is optional, so an item with nothing but an `id` is one too.
+    items = sent.get("input")
+    for item in items if isinstance(items, list) else ():
+        kind = item.get("type") if isinstance(item, dict) else "text"
+        if kind == "item_reference" or (kind is None and "role" not in item):
+            return ("input.item_reference: hidden prompt",)
+    return ()
+
+
+def sampling_constraints(sent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the grammars and schemas of a request that constrain sampling, by parameter; empty without any.
+
+    Tools are listed if their arguments are constrained, by `strict` or a `format`. A forced choice counts as well:
+    engines enforce the schema of the chosen tool.
+    """
+    limits: dict[str, Any] = {}
+    arguments = sent.get("chat_template_kwargs")
+    for prefix, source in (("", sent), ("chat_template_kwargs.", arguments if isinstance(arguments, dict) else {})):
+        for name, value in source.items():
+            if name in _GRAMMARS and value and not (name.endswith("format") and not _is_grammar(value)):
+                limits[f"{prefix}{name}"] = value
+    for name in ("text", "output_config"):
+        if isinstance(sent.get(name), dict) and _is_grammar(sent[name].get("format")):
+            limits[f"{name}.format"] = sent[name]["format"]
+    for name in ("tool_choice", "function_call"):
+        if _is_forced(sent.get(name)):
+            limits[name] = sent[name]
+    tools = [fields for _, fields in _constrained_tools(sent.get("tools"))]
+    if tools:
+        limits["tools"] = [fields for number, fields in enumerate(tools) if fields not in tools[:number]]
+    return limits
+
+
+def _constrained_tools(tools: object) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Yield the constraint of each constrained tool, `strict` or `format`, and the tool's fields."""
     for tool in tools if isinstance(tools, list) else ():
         if isinstance(tool, dict):
-            yield from _constraints(tool.get("tools"))
+            yield from _constrained_tools(tool.get("tools"))
             for fields in (tool, tool.get("function"), tool.get("custom")):
                 if isinstance(fields, dict) and fields.get("strict"):
-                    yield "strict"
+                    yield "strict", fields
                 if isinstance(fields, dict) and _is_grammar(fields.get("format")):
-                    yield "format"
+                    yield "format", fields
 
 
 NEUTRAL_SAMPLING: Mapping[str, float | int] = {

@@ -332,6 +332,10 @@ class Model(BaseModel):
     """Parameters that the agent may set, by the agent's names. If it sends none, `sampling` counts. Turns with a
     parameter that steers sampling, such as `response_format`, are excluded from training."""
 
+    content_schemes: tuple[str, ...] = ("data",)
+    """URL schemes of the images, files and videos in an agent's messages; other requests get a 400. The endpoint would
+    fetch `https` URLs for the agent, outside of its sandbox. `file` allows paths, and `file_id` the account's files."""
+
     base_urls: tuple[str, ...] = ()
     """More replicas of the same model. A rollout stays with one replica, because its prefix cache has the
     conversation. If that replica cannot be reached, the rollout continues with the next one."""

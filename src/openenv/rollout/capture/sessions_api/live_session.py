@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from ...tasks.model_parameters import NEUTRAL_SAMPLING, SAMPLING, steering, unasked_sampling
+from ...tasks.model_parameters import NEUTRAL_SAMPLING, SAMPLING, unasked_sampling
 from ...tasks.task import Model
 from ..captured_rollout import CapturedRollout, EndpointTraits
 from ..dialects import BRIDGES
@@ -131,9 +131,9 @@ def turn_node(call: Call, *, is_pinned: bool) -> TurnNode:
     sampled = done.sampled
     logprobs = [value for value in sampled.logprobs if value is not None]
     is_whole = sampled.has_ids and len(logprobs) == len(sampled) and not sampled.problems
-    steered = steering(call.endpoint_dialect, sent)
     # A trainer's sampling is complete. Without one, the agent's temperature is as intended, and the rest neutral.
-    steered += unasked_sampling(_policy(sent), sent) if not is_pinned else call.not_trainable
+    steered = [reason for reason in call.not_trainable if is_pinned or reason not in call.unasked_sampling]
+    steered += () if is_pinned else unasked_sampling(_policy(sent), sent)
     response = as_dict(call.response)
     if call.endpoint_dialect == "anthropic":
         response = anthropic_response(response, native_passthrough=True)
