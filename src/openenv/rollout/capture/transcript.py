@@ -537,7 +537,7 @@ def _call(name: object, arguments: object, call_id: object) -> TranscriptPart:
 
 def _image(block: Json) -> TranscriptPart:
     """Return an image with its data. An image at a URL becomes a text with the URL, and is never loaded."""
-    # The patterns are strict because the viewer puts the address into an `img` element.
+    # The patterns are strict: a viewer may use the text as the address of an image.
     source = as_dict(block.get("source"))
     media_type, data = str(source.get("media_type") or ""), source.get("data")
     if isinstance(data, str) and _MEDIA_TYPE.fullmatch(media_type) and _BASE64.fullmatch(data):

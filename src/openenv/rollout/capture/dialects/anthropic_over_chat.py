@@ -38,7 +38,7 @@ STOP_REASONS = {
     "function_call": "tool_use",
     "content_filter": "refusal",
 }
-# x-anthropic-billing-header: cc_version=...; a new value with each call
+# The line has a new value with each call.
 _BILLING = re.compile(r"^\s*x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE)
 _COPIED = ("temperature", "top_p", "top_k", "stream")
 

@@ -8,7 +8,7 @@ such as web search, are removed.
     {"type": "message", "role": "developer", ...}        {"role": "system", "content": ...}
     {"type": "function_call", "call_id": "c1", ...}      {"role": "assistant", "tool_calls": [{"id": "c1", ...}]}
     {"type": "function_call_output", "call_id": "c1"}    {"role": "tool", "tool_call_id": "c1", "content": ...}
-    {"type": "reasoning", ...}                           "reasoning_content" of the next assistant message
+    {"type": "reasoning", ...}                           "reasoning_content", with `keep_thoughts`
     max_output_tokens                                    max_tokens
     text.format                                          response_format
 """

@@ -230,7 +230,7 @@ class SessionRegistry:
     """The sessions of a server. Usable from any thread.
 
     Args:
-        require_registered: Refuse requests with an unknown key; otherwise such a key creates a session.
+        require_registered: Refuse requests with an unknown key; otherwise the key creates a session.
     """
 
     def __init__(self, *, require_registered: bool = True) -> None:
@@ -298,7 +298,7 @@ class SessionRegistry:
         with self._lock:
             return self._sessions.get(session_id) if session_id else None
 
-    # An agent shows one key for all its calls, also those that it makes for a title or a summary.
+    # An agent shows one key for all its calls, also for titles and summaries.
     def resolve(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> CaptureSession | None:
         """Return the session of a request by its key; None to refuse the request.
 
