@@ -239,6 +239,9 @@ CHEATS = {
     "memory": "def square(n): return [0] * (1 << 40)",
     "many": "def square(n): return list(range(800_000))",
 }
+CHEATS["subtracts itself"] = (
+    "class Yes:\n    def __sub__(self, other): return 0\n    __rsub__ = __sub__\ndef square(n): return Yes()"
+)
 SCRIPT = {"check.py": "from square import square\nassert all(map(lambda n: square(n) == n * n, range(-3, 3)))\n"}
 
 
@@ -315,10 +318,10 @@ class Stack:
     def __getitem__(self, index): return self.items[index]
     def __add__(self, other): return Stack(self.items + other.items)
 class Empty(LookupError): pass
-def primes():
-    n = 2
+def squares():
+    n = 0
     while True:
-        if all(n % k for k in range(2, n)): yield n
+        yield n * n
         n += 1
 def echo(*args, **kwargs): return args, kwargs
 def fail(): raise Empty("nothing", 3)
@@ -331,7 +334,7 @@ MODULE_TESTS = """
 import asyncio, itertools, math, threading
 import pytest
 import app, app.tools
-from app import LIMIT, Stack, big, echo, fail, later, primes
+from app import LIMIT, Stack, big, echo, fail, later, squares
 from openenv_calls import CallFailed
 
 def test_values():
@@ -344,17 +347,17 @@ def test_values():
 
 def test_objects():
     stack = Stack([1]).push(2)
-    assert (len(stack), stack[0], stack.pop(), stack.items) == (2, 1, 2, [1])
-    assert (stack + stack).items == [1, 1]
+    assert (stack.pop(), stack.items) == (2, [1])
     stack.items = [5]
-    assert list(stack.items) == [5]
-    with pytest.raises(CallFailed, match="compared"):
-        stack == stack
+    assert stack.items == [5]
+    for use in (lambda: stack == stack, lambda: stack + stack, lambda: stack[0], lambda: len(stack)):
+        with pytest.raises(CallFailed, match="refused"):
+            use()
     with pytest.raises(AttributeError):
         stack.missing
 
-def test_iterators_are_lazy():
-    assert list(itertools.islice(primes(), 5)) == [2, 3, 5, 7, 11]
+def test_iterators():
+    assert list(itertools.islice(squares(), 5)) == [0, 1, 4, 9, 16]
 
 def test_exceptions():
     with pytest.raises(LookupError) as caught:
@@ -380,7 +383,7 @@ def test_packages():
 
 @pytest.mark.slow
 def test_values_objects_and_exceptions_cross_as_in_one_process(roll: Callable[..., Outcome]) -> None:
-    check = pytest_check("test_app.py", of="app", path="src")
+    check = pytest_check("test_app.py", of="app", path="src", classes="Stack")
     outcome = roll(
         task(check, verify_files={"test_app.py": MODULE_TESTS}),
         "mkdir -p src/app",

@@ -135,6 +135,12 @@ def _module(name: str) -> str:
     return name
 
 
+def _class(name: str) -> str:
+    if not name.isidentifier():
+        raise ValueError(f"{name!r} is not the name of a class; write it without its module")
+    return name
+
+
 Texts = Annotated[tuple[str, ...], BeforeValidator(_several)]
 Modules = Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_several)]
 
@@ -233,10 +239,12 @@ def pytest_check(
     options: str = "-q",
     path: Texts = (),
     needs: Texts = (),
+    classes: Texts = (),
 ) -> Check:
     """Run tests with pytest in the judge's sandbox, and the agent's modules that they import in another sandbox.
 
-    Values cross as data, so the agent's code can change only its own process, never the tests.
+    Values cross as data, so the agent's code can change only its own process, never the tests. The check passes if at
+    least one test passed, none failed, and none was skipped because of a value of the agent.
 
     Args:
         pytest: Test files or folders, as on pytest's command line.
@@ -244,15 +252,15 @@ def pytest_check(
         options: Other arguments of pytest.
         path: Folders below the work folder that contain the agent's modules; by default the work folder.
         needs: Patterns of `verify_files` for the agent's sandbox, such as a module with adapters.
+        classes: Names of the agent's classes whose instances may be referenced. All other results must be data.
     """
     tests = " ".join(shlex.quote(test) for test in pytest)
-    return python_check(
-        f"-m pytest -p no:cacheprovider {options} {tests}".replace("  ", " "), of=of, path=path, needs=needs
-    )
+    python = f"-m pytest -p no:cacheprovider {options} {tests}".replace("  ", " ")
+    return python_check(python, of=of, path=path, needs=needs, classes=classes)
 
 
 @validate_call
-def python_check(python: ShellLine, *, of: Modules, path: Texts = (), needs: Texts = ()) -> Check:
+def python_check(python: ShellLine, *, of: Modules, path: Texts = (), needs: Texts = (), classes: Texts = ()) -> Check:
     """Run Python in the judge's sandbox, and the agent's modules that it imports in another sandbox.
 
     Args:
@@ -260,11 +268,13 @@ def python_check(python: ShellLine, *, of: Modules, path: Texts = (), needs: Tex
         of: The agent's modules and packages; `import` finds them in the agent's sandbox.
         path: Folders below the work folder that contain the agent's modules; by default the work folder.
         needs: Patterns of `verify_files` for the agent's sandbox, such as a module with adapters.
+        classes: Names of the agent's classes whose instances may be referenced. All other results must be data.
     """
     modules = " ".join(map(_module, of))
+    declared = f" --classes {','.join(map(_class, classes))}" if classes else ""
     return Check(
         run=" ".join(["python3 -m openenv_calls serve", *map(shlex.quote, path)]),
-        judge=f"python3 -m openenv_calls judge {modules} -- {python}",
+        judge=f"python3 -m openenv_calls judge {modules}{declared} -- {python}",
         needs=needs,
         port=CALLS_PORT,
     )

@@ -66,6 +66,7 @@ _TOKENS = re.compile(
     |(?P<word>(?:[^\s'"`$\\|&;<>()*?{}\[\]\#]|'[^']*'|"[^"$`\\]*")+|\[(?=\s)|\](?=\s|;|$)))""",
     re.VERBOSE,
 )
+_CALLS = re.compile(r"python3 -m openenv_calls judge ([\w. ]+?)(?: --classes [\w,]+)? -- (.+)", re.DOTALL)
 _MOST_NESTING = 8
 _NAME_FIELDS = ("id", "arg", "name", "asname")  # of the nodes that define a name
 
@@ -136,7 +137,7 @@ def judge_problem(check: Check, task: Task) -> str | None:
     files = {**task.verify_sources, **check.files}
     if check.judge == CASES_JUDGE and files.get(CASES_JUDGE.partition(" ")[2]) == JUDGE_SCRIPT:
         return None  # our own comparison of outputs; the cases are data
-    calls = re.fullmatch(r"python3 -m openenv_calls judge ([\w. ]+) -- (.+)", check.judge, re.DOTALL)
+    calls = _CALLS.fullmatch(check.judge)
     if calls is not None:
         modules = frozenset({"pytest", "unittest", "numpy", *calls[1].split()})
         return _problem(_LineReader(files, modules), f"python3 {calls[2]}", "its test code")
