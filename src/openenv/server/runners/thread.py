@@ -1,6 +1,6 @@
 """The thread runner: all calls of a session run on the same thread; fast sessions share a thread.
 
-A new session is placed by the measured durations of calls, and never changes its thread:
+A new session is placed by the measured durations of calls, and stays on its thread unless a neighbour hangs:
 
     no calls yet          up to `SPREAD` threads, the emptiest first; fewer if several processes share the sessions
     steps are fast        one shared thread: few hand-overs, and the interpreter lock changes hands rarely
