@@ -175,7 +175,7 @@ def test_a_server_that_a_signal_ends_is_reported(temporary: Path) -> None:
 
 def test_a_target_that_cannot_be_served_is_reported_as_by_serve(temporary: Path, tmp_path: Path) -> None:
     with (
-        pytest.raises(ServerDied, match="there is no folder"),
+        pytest.raises(ServerDied, match="no folder, file or module"),
         ProcessProvider(tmp_path / "nothing", ready_timeout_s=200),
     ):
         raise AssertionError("it was served")

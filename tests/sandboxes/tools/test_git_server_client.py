@@ -172,11 +172,11 @@ def test_commands_stay_in_the_workspace(server: GiteaDouble, client: GitServerCl
     assert client.execute_git_command("status", "nowhere")[0] == 1
     code, _, errors = client.execute_git_command("status", "../gitea")
     assert code == 1
-    assert "no folder in the workspace" in errors
+    assert "is not a folder in the workspace" in errors
     assert client.execute_git_command("commit -m 'open quote")[0] == 1
     (client.workspace_dir / "link").symlink_to(tmp_path)
     for name in ("..", ".", "../gitea", "/etc", "link/gitea"):
-        with pytest.raises(ValueError, match="no folder in the workspace"):
+        with pytest.raises(ValueError, match="is not a folder in the workspace"):
             client.clone_to_workspace("one", target_dir=name)
     with pytest.raises(GitServerError, match="not found in workspace"):
         client.reset_workspace("one")

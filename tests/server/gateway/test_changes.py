@@ -211,7 +211,7 @@ def test_names_in_dns_and_addresses_are_read() -> None:
     assert backend_at("https://a").port == 443
     assert backend_at("http://[::1]:8000").host == "::1"
     for wrong in ("a:8000", "ws://a:8000", "http://a:port", "http://", "http://a:8000/maze"):
-        with pytest.raises(ValueError, match="no address of a server"):
+        with pytest.raises(ValueError, match="is not a server address"):
             backend_at(wrong)
 
 
@@ -271,9 +271,9 @@ def test_the_command_serves_until_sigterm_and_cuts_only_what_can_be_resumed(serv
     [
         ((), "name the servers in one way"),
         (("http://a:1", "--dns", "b:2"), "name the servers in one way"),
-        (("maze",), "no address of a server"),
-        (("--dns", "maze:port"), "no address of a server"),
-        (("--pods", "app"), "is no list of labels"),
+        (("maze",), "is not a server address"),
+        (("--dns", "maze:port"), "is not a server address"),
+        (("--pods", "app"), "must be KEY=VALUE,KEY=VALUE"),
         (("--pods", "app=maze", "--kubeconfig", "/nowhere"), "no usable Kubernetes configuration"),
         (("http://a:1", "--log-level", "loud"), "is not one of"),
     ],
