@@ -147,8 +147,12 @@ def _is_control(character: str) -> bool:
 
 
 def failure(reason: object, code: int = 1) -> typer.Exit:
-    """Print the reason of a failure in one line on standard error; return the exception to raise."""
-    typer.secho(f"Error: {reason}", fg="red", err=True)
+    """Print the reason of a failure on standard error; return the exception to raise.
+
+    Servers and packages may have written the reason, so it is printed with `printable`, line by line.
+    """
+    lines = "\n".join(map(printable, str(reason).split("\n")))
+    typer.secho(f"Error: {lines}", fg="red", err=True)
     return typer.Exit(code)
 
 

@@ -258,14 +258,12 @@ def _package(target: str, registry: str | None) -> _Package:
         if not name[:1].isalpha():
             raise failure(f"the image {target!r} gives no valid name; set --name")
         return _Package(name, target)
-    import yaml
+    from openenv.env.manifest import ManifestError, read_manifest
 
     try:
-        manifest: Any = yaml.safe_load((folder / "openenv.yaml").read_text(encoding="utf-8"))
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        manifest = read_manifest(folder / "openenv.yaml")
+    except (ManifestError, OSError) as error:
         raise failure(f"{folder / 'openenv.yaml'} cannot be read: {error}") from error
-    # `openenv validate` reports a manifest of another form; here the defaults apply.
-    manifest = manifest if isinstance(manifest, dict) else {}
     stem = str(manifest.get("name") or folder.resolve().name)
     stem = (stem.removesuffix("_env").strip("_") or stem).lower()
     image = f"{registry.rstrip('/') + '/' if registry else ''}openenv-{stem}:{manifest.get('version') or 'latest'}"

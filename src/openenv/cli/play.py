@@ -14,7 +14,7 @@ import typer
 
 from openenv.errors import OpenEnvError, RolloutError
 
-from .command import failure
+from .command import failure, printable
 from .model_flags import ModelFlags
 from .options import flags_class, options_of
 
@@ -160,4 +160,6 @@ def _print_summary(played: Sequence[EpisodeSample]) -> None:
         typer.echo(f"mean reward  {fmean(rewards):.3f}{spread} (from {min(rewards):g} to {max(rewards):g})")
     typer.echo(f"episodes     {len(played)}, {turns:.1f} replies each; {truncated} truncated")
     if failed:
-        typer.echo(f"failed       {len(failed)} without a reward; the last reason: {failed[-1].outcome.reason}")
+        typer.echo(
+            f"failed       {len(failed)} without a reward; the last reason: {printable(failed[-1].outcome.reason)}"
+        )

@@ -75,7 +75,7 @@ def replay(
     if url is None:
         for row in rows:
             if row["kind"] in ("reset", "step", "call"):
-                typer.echo(_line(row))
+                typer.echo(printable(_line(row)))
         return
     if begins is None or begins.get("arguments") is None or "error" in begins:
         raise failure(
@@ -103,7 +103,7 @@ def _play(
     with GenericEnvClient(url, token=token, message_timeout_s=_STAY_S).sync() as env:
         for row in rows:
             if row["kind"] == "call":
-                typer.echo(f"{_name(row)} is a tool call beside the episode; it is not repeated")
+                typer.echo(f"{printable(_name(row))} is a tool call beside the episode; it is not repeated")
                 continue
             if row["kind"] not in ("reset", "step"):
                 continue
@@ -116,9 +116,9 @@ def _play(
             differences = comparison.of(row, now)
             if differences:
                 different += 1
-                typer.echo(f"{_name(row)} differs")
+                typer.echo(f"{printable(_name(row))} differs")
                 for difference in differences:
-                    typer.echo(f"  {difference}")
+                    typer.echo(f"  {printable(difference)}")
                 if not keep_going:
                     break
     return count, different

@@ -63,14 +63,37 @@ def read_manifest(path: Path) -> dict[str, Any]:
         ManifestError: It is not valid YAML, or not a mapping.
         OSError: It cannot be read.
     """
+    try:
+        return parse_manifest(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as exc:
+        raise ManifestError([f"{path} is not valid YAML: {exc}"]) from exc
+
+
+def parse_manifest(text: str, place: str) -> dict[str, Any]:
+    """Read the text of an `openenv.yaml` without checking its values.
+
+    Args:
+        text: The text.
+        place: Where it is from, for messages.
+
+    Raises:
+        ManifestError: It is not valid YAML, has aliases, or is not a mapping.
+    """
     import yaml  # only packages have a manifest
 
+    # Aliases make a few lines a document of gigabytes (`b: [*a, *a]`, `c: [*b, *b]`), or one that contains itself.
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ManifestError([f"{path} is not valid YAML: {exc}"]) from exc
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if getattr(event, "anchor", None) is not None:
+                line = event.start_mark.line + 1
+                raise ManifestError([f"{place} has a YAML anchor or alias in line {line}: write the value itself"])
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as exc:  # ValueError: 2001-99-99 is read as a date
+        if isinstance(exc, ManifestError):
+            raise
+        raise ManifestError([f"{place} is not valid YAML: {exc}"]) from exc
     if not isinstance(data, dict):
-        raise ManifestError([f"{path} must be a mapping (a YAML dictionary) with at least a name"])
+        raise ManifestError([f"{place} must be a mapping (a YAML dictionary) with at least a name"])
     return data
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from environments import Idle
 from openenv import AutoAction, AutoEnv
 from openenv.client.env_client import EnvClient, GenericAction, GenericEnvClient
+from openenv.env.manifest import ManifestError, read_manifest
 from openenv.packaging.auto.hub import InstallationFailed, repo_of
 from openenv.packaging.auto.installed import EnvironmentDiscovery, cache_file, get_discovery, short_name
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
@@ -269,7 +271,9 @@ def test_names_of_the_hub(name: str, repo: str | None) -> None:
     assert repo_of(name) == repo
 
 
-@pytest.mark.parametrize("name", ["https://example.org/owner/pond", "owner/pond;rm", "a/b/c", "../pond", "owner/.."])
+@pytest.mark.parametrize(
+    "name", ["https://example.org/owner/pond", "owner/pond;rm", "a/b/c", "../pond", "owner/..", "a--b/c"]
+)
 def test_what_is_no_name_of_the_hub_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="Space"):
         repo_of(name)
@@ -331,6 +335,66 @@ def test_an_installation_that_fails_leaves_nothing(hub: str, tmp_path: Path) -> 
     with pytest.raises(InstallationFailed, match="Installation failed"):
         AutoEnv.from_env("owner/not_there", trust_remote_code=True)
     assert not any((tmp_path / "cache" / "environments").iterdir())
+
+
+def mark_origin(info: Path, url: str) -> None:
+    """Record the URL of an installation, as pip does (PEP 610)."""
+    vcs = {"vcs": "git", "commit_id": "0" * 40}
+    (info / "direct_url.json").write_text(json.dumps({"url": url, "vcs_info": vcs}))
+
+
+def put_into_own_folder(cache: Path, repo: str) -> Path:
+    """Put a package where the installation of a Space puts it."""
+    folder = cache / "environments" / repo.replace("/", "--")
+    write_package(folder)
+    info = folder / "openenv_pond_env-0.3.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: openenv-pond_env\nVersion: 0.3.0\n")
+    return folder
+
+
+@pytest.mark.parametrize("origin", [None, "https://huggingface.co/spaces/alice/pond_env", "https://example.org/pond"])
+def test_a_package_is_not_taken_for_that_of_another_owner(pond: Path, origin: str | None) -> None:
+    if origin is not None:
+        mark_origin(pond / "openenv_pond_env-0.3.0.dist-info", origin)
+    with pytest.raises(InstallationFailed, match="bob/pond_env is not installed"):
+        AutoEnv.from_env("bob/pond_env")
+    assert "pond_env" not in sys.modules
+
+
+def test_a_package_of_a_space_is_found_by_its_recorded_origin(pond: Path) -> None:
+    mark_origin(pond / "openenv_pond_env-0.3.0.dist-info", "https://huggingface.co/spaces/Alice/my-pond.git")
+    assert AutoAction.from_env("alice/my-pond").__name__ == "PondAction"
+    with pytest.raises(InstallationFailed, match="openenv/pond_env is not installed"):
+        AutoAction.from_env("openenv/pond_env")
+
+
+def test_packages_of_an_index_belong_to_the_projects_own_spaces(pond: Path) -> None:
+    assert AutoAction.from_env("openenv/pond_env").__name__ == "PondAction"
+
+
+def test_two_owners_with_one_name_get_an_error_instead_of_each_others_code(tmp_path: Path) -> None:
+    for repo in ("alice/pond_env", "bob/pond_env"):
+        put_into_own_folder(tmp_path / "cache", repo)
+    action = AutoAction.from_env("alice/pond_env")
+    assert "alice--pond_env" in str(sys.modules[action.__module__].__file__)
+    with pytest.raises(InstallationFailed, match="which is another package"):
+        AutoAction.from_env("bob/pond_env")
+    assert AutoAction.from_env("alice/pond_env") is action
+
+
+def test_an_installed_package_does_not_hide_that_of_a_space(pond: Path, tmp_path: Path) -> None:
+    put_into_own_folder(tmp_path / "cache", "alice/pond_env")
+    with pytest.raises(InstallationFailed, match=r"which is another package.*base_url"):
+        AutoEnv.from_env("alice/pond_env")
+
+
+def test_a_manifest_with_aliases_is_not_read(pond: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (pond / "pond_env" / "openenv.yaml").write_text(f"{MANIFEST}a: &a [1]\nb: [*a, *a]\n")
+    assert AutoEnv.get_env_info("pond")["spec_version"] is None
+    assert "anchor or alias in line 7" in caplog.text
+    with pytest.raises(ManifestError, match="anchor or alias in line 7"):
+        read_manifest(pond / "pond_env" / "openenv.yaml")
 
 
 def test_a_typed_client_is_an_env_client(pond: Path) -> None:

@@ -569,10 +569,13 @@ def test_grammars_and_schemas_of_a_call_are_recorded(
     assert export.turn(call).constraints == expected
 
 
-def test_constraints_of_each_call_are_in_sequences_traces_and_documents(open_agent: Any) -> None:
+def test_constraints_of_each_call_are_in_sequences_traces_and_documents(
+    open_agent: Any, engine: Any, fake: Any
+) -> None:
+    engine.respond = fake.vllm([1, 2])
     agent = open_agent(sampling=Sampling(), agent_may_set=("response_format",))
-    agent.chat("one")
-    agent.chat("two", response_format=GRAMMAR)
+    agent.chat(messages=[{**USER, "ids": [7]}])
+    agent.chat(messages=[{**USER, "ids": [8]}], response_format=GRAMMAR)
     expected: list[dict[str, Any]] = [{}, {"response_format": GRAMMAR}]
     by_call = {sequence.root_id: sequence.constraints for sequence in agent.capture.sequences()}
     assert by_call == {1: [expected[0]], 2: [expected[1]]}

@@ -131,7 +131,7 @@ def _print_lint(task: Task, readings: tuple[TrustReading, ...]) -> None:
 
     trust = weakest(reading.trust for reading in readings)
     label = "no checks" if trust is None else typer.style(trust, fg=_COLORS[trust])
-    typer.echo(f"{task.task_id or 'task'}: {label}")
+    typer.echo(f"{printable(task.task_id or 'task')}: {label}")
     for number, reading in enumerate(readings, 1):
         mark = typer.style(f"{reading.trust:9}", fg=_COLORS[reading.trust])
         typer.echo(f"  {number}  {mark}  {printable(reading.check)}")
@@ -145,7 +145,7 @@ def _print_lint(task: Task, readings: tuple[TrustReading, ...]) -> None:
         lines = yaml.safe_dump(dict(reading.suggestion), sort_keys=False, width=10_000, allow_unicode=True)
         typer.echo("                as a check:")
         for index, text in enumerate(lines.splitlines()):
-            typer.echo(f"                  {'- ' if index == 0 else '  '}{text}")
+            typer.echo(f"                  {'- ' if index == 0 else '  '}{printable(text)}")
 
 
 def _lint_document(task: Task, path: Path, readings: tuple[TrustReading, ...]) -> dict[str, object]:

@@ -18,11 +18,20 @@ from urllib.parse import urlsplit
 
 from openenv import settings
 
-from .installed import EnvironmentInfo, get_discovery
+from .installed import (
+    EnvironmentInfo,
+    environments_in,
+    get_discovery,
+    hub_repo_of,
+    imported_folder,
+    short_name,
+)
 
 InstallInto = Literal["own", "current"]
 HUB = "https://huggingface.co"
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
+_PROJECT_OWNER = "openenv"
+"""The owner whose Spaces are also packages `openenv-NAME` of an index or a checkout."""
 _HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
 
 
@@ -47,7 +56,8 @@ def repo_of(name: str) -> str | None:
     if "/" not in name:
         return None
     repo = name.removeprefix("spaces/")
-    if not _REPO.fullmatch(repo) or ".." in repo:
+    # `--` separates owner and name of a folder; the Hub has no such names.
+    if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
         raise ValueError(f"{name!r} must be the name of a Space: OWNER/NAME")
     return repo
 
@@ -65,8 +75,7 @@ def installed_from_hub(
     discovery = get_discovery()
     folder = settings.cache_dir() / "environments" / repo.replace("/", "--")
     _add_to_path(folder)
-    before = discovery.discover()
-    info = _environment_in(folder) or discovery.get_environment_by_name(repo.partition("/")[2])
+    info = _installed_from(repo, folder)
     if info is not None:
         return info
     # Before anything is downloaded: installing a package can already run its code.
@@ -75,10 +84,7 @@ def installed_from_hub(
     _add_to_path(folder)
     # The cached list was read before the installation.
     discovery.clear_cache()
-    # A copied Space and its package may differ in name, so the newly installed package is the one requested.
-    new = [one for key, one in discovery.discover().items() if key not in before]
-    info = _environment_in(folder) or discovery.get_environment_by_name(repo.partition("/")[2])
-    info = info or (new[0] if len(new) == 1 else None)
+    info = _installed_from(repo, folder)
     if info is None:
         environments = ", ".join(discovery.discover()) or "none"
         raise InstallationFailed(
@@ -88,10 +94,40 @@ def installed_from_hub(
     return info
 
 
-def _environment_in(folder: Path) -> EnvironmentInfo | None:
-    """Return the only environment installed in a folder, under any name."""
-    environments = get_discovery().discover().values()
-    return next((one for one in environments if one.folder is not None and one.folder.is_relative_to(folder)), None)
+# Two owners may have a Space of one name, and both packages have the same module. The name alone decides nothing:
+#
+#   alice/pond_env   CACHE/environments/alice--pond_env/pond_env     the folder is the owner's
+#   bob/pond_env     site-packages/pond_env, and direct_url.json     installed with install_into="current"
+#   openenv/echo_env site-packages/echo_env without a Space's URL    from an index or a checkout
+#
+def _installed_from(repo: str, folder: Path) -> EnvironmentInfo | None:
+    """Return the environment that was installed from a Space, under any name; None if it is not installed.
+
+    Args:
+        repo: The Space.
+        folder: Its separate folder.
+
+    Raises:
+        InstallationFailed: Another package has the same module, which this process would import instead.
+    """
+    owner, _, name = repo.lower().partition("/")
+    info = next(iter(environments_in(folder)), None)
+    if info is not None:
+        other = imported_folder(info)
+        if other != info.folder:
+            raise InstallationFailed(
+                f"{repo} is installed in {info.folder}, but this process imports its module from {other}, which is "
+                "another package. Use a process for each of them, or pass base_url and skip_install=True"
+            )
+        return info
+    environments = get_discovery().discover()
+    for each in environments.values():
+        if hub_repo_of(each) == repo.lower():
+            return each
+    same_name = environments.get(short_name(name))
+    if same_name is not None and owner == _PROJECT_OWNER and hub_repo_of(same_name) is None:
+        return same_name
+    return None
 
 
 def _add_to_path(folder: Path) -> None:

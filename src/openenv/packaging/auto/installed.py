@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import functools
 import importlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
@@ -22,11 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from openenv import settings
 from openenv.client.mcp_client import MCPClientBase
-from openenv.env.manifest import MANIFEST
+from openenv.env.manifest import MANIFEST, ManifestError, read_manifest
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 
 logger = logging.getLogger(__name__)
@@ -34,6 +33,7 @@ logger = logging.getLogger(__name__)
 _PREFIX = "openenv-"
 # Starts with the prefix, but is the framework's older distribution name.
 _NOT_ENVIRONMENTS = frozenset({"openenv-core"})
+_SPACE_URL = re.compile(r"https://(?:www\.)?(?:huggingface\.co|hf\.co)/spaces/([^/?#]+/[^/?#]+?)(?:\.git)?/?")
 # Increase it when the entries change; older files are then ignored.
 _CACHE_FORMAT = 1
 
@@ -203,8 +203,37 @@ def _installed() -> dict[str, EnvironmentInfo]:
     return dict(sorted(result.items()))
 
 
-def _describe(distribution: importlib.metadata.Distribution) -> EnvironmentInfo | None:
-    """Describe the environment in a distribution, or return None if it has none."""
+def environments_in(folder: Path) -> list[EnvironmentInfo]:
+    """Return the environments installed in a folder, even if others on the path hide their modules."""
+    place = [str(folder)]
+    described = (_describe(each, place) for each in importlib.metadata.distributions(path=place))
+    return [info for info in described if info is not None and info.folder is not None]
+
+
+def hub_repo_of(info: EnvironmentInfo) -> str | None:
+    """Return the Space that an environment was installed from, in small letters; None for another source."""
+    # PEP 610: pip and uv record the URL of a direct installation, {"url": "https://huggingface.co/spaces/OWNER/NAME"}.
+    try:
+        text = importlib.metadata.distribution(info.package_name).read_text("direct_url.json")
+        url = json.loads(text or "{}").get("url")
+    except (importlib.metadata.PackageNotFoundError, ValueError, AttributeError, OSError):
+        return None
+    match = _SPACE_URL.fullmatch(str(url))
+    return None if match is None else match[1].lower()
+
+
+def imported_folder(info: EnvironmentInfo) -> Path | None:
+    """Return the folder that `import` takes an environment's package from."""
+    return _folder_of(info.client_module_path.partition(".")[0])
+
+
+def _describe(distribution: importlib.metadata.Distribution, path: list[str] | None = None) -> EnvironmentInfo | None:
+    """Describe the environment in a distribution, or return None if it has none.
+
+    Args:
+        distribution: The distribution.
+        path: Where its package is; by default anywhere on `sys.path`.
+    """
     metadata = distribution.metadata
     package_name = str((metadata.get_all("Name") or [""])[0])  # none in a folder that pip left half removed
     # The canonical form of PEP 503: `OpenEnv_Echo.Env` and `openenv-echo-env` are one distribution.
@@ -212,7 +241,7 @@ def _describe(distribution: importlib.metadata.Distribution) -> EnvironmentInfo 
     if not canonical.startswith(_PREFIX) or canonical in _NOT_ENVIRONMENTS:
         return None
     module = canonical.removeprefix(_PREFIX).replace("-", "_")
-    folder = _folder_of(module)
+    folder = _folder_of(module, path)
     manifest = _read_manifest(folder) if folder is not None else None
     declared = manifest or {}
     # coding_env -> CodingEnv, CodingAction: class names by convention, unless the manifest names them.
@@ -242,11 +271,14 @@ def _names_classes(manifest: dict[str, Any] | None) -> bool:
     return bool(manifest and manifest.get("action") and manifest.get("observation"))
 
 
-def _folder_of(module: str) -> Path | None:
+def _folder_of(module: str, path: list[str] | None = None) -> Path | None:
     """Return the folder of a package without importing it."""
     try:
         # For a top-level name, `find_spec` imports nothing.
-        spec = importlib.util.find_spec(module)
+        if path is None:
+            spec = importlib.util.find_spec(module)
+        else:
+            spec = importlib.machinery.PathFinder.find_spec(module, path)
     except (ImportError, ValueError):
         return None
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
@@ -255,14 +287,13 @@ def _folder_of(module: str) -> Path | None:
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
     try:
-        manifest = yaml.safe_load((folder / MANIFEST).read_text("utf-8"))
+        return read_manifest(folder / MANIFEST)
     except FileNotFoundError:
         return None
     # One broken manifest must not hide the other environments.
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+    except (OSError, ManifestError) as exc:
         logger.warning("the manifest in %s cannot be read: %s", folder, exc)
         return None
-    return manifest if isinstance(manifest, dict) else None
 
 
 # -- the cache ------------------------------------------------------------------------------------------------------

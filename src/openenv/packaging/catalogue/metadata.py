@@ -88,7 +88,16 @@ def discovery_declaration(source: GitMetadataSource, path: str) -> DiscoveryDecl
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Loads YAML and refuses duplicate keys: the second `a: 1` would silently replace the first."""
+    """Loads YAML without aliases and duplicate keys.
+
+    A few aliases can make a document of gigabytes. The second `a: 1` would silently replace the first.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        if getattr(event, "anchor", None) is not None:
+            raise yaml.composer.ComposerError(None, None, "anchors and aliases are refused", event.start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         # `deep`: keys may be nested structures, which are then refused.
