@@ -29,9 +29,9 @@ from types import ModuleType
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
 
+import yaml
 from typing_extensions import Self
 
-from openenv.env.manifest import ManifestError, parse_manifest
 from openenv.errors import ProviderError, ProviderUnavailable, ServerCommandUnknown, message_of
 from openenv.providers.dockerfiles import DockerfileSource, server_command
 from openenv.providers.health import wait_for_ready
@@ -508,9 +508,10 @@ class _ProcessWatch:
 def _app_of(manifest: str) -> str | None:
     """Return the `app` of an `openenv.yaml`."""
     try:
-        app = parse_manifest(manifest, "openenv.yaml").get("app")
-    except ManifestError:  # the server reports it
+        data = yaml.safe_load(manifest)
+    except yaml.YAMLError:
         return None
+    app = data.get("app") if isinstance(data, dict) else None
     return app.strip() or None if isinstance(app, str) else None
 
 
