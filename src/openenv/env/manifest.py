@@ -81,20 +81,25 @@ def parse_manifest(text: str, place: str) -> dict[str, Any]:
     """
     import yaml  # only packages have a manifest
 
-    # Aliases make a few lines a document of gigabytes (`b: [*a, *a]`, `c: [*b, *b]`), or one that contains itself.
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if getattr(event, "anchor", None) is not None:
-                line = event.start_mark.line + 1
-                raise ManifestError([f"{place} has a YAML anchor or alias in line {line}: write the value itself"])
-        data = yaml.safe_load(text)
+        line = alias_line(text)
+        data = yaml.safe_load(text) if line is None else None
     except (yaml.YAMLError, RecursionError, ValueError) as exc:  # ValueError: 2001-99-99 is read as a date
-        if isinstance(exc, ManifestError):
-            raise
         raise ManifestError([f"{place} is not valid YAML: {exc}"]) from exc
+    if line is not None:
+        raise ManifestError([f"{place} has a YAML anchor or alias in line {line}: write the value itself"])
     if not isinstance(data, dict):
         raise ManifestError([f"{place} must be a mapping (a YAML dictionary) with at least a name"])
     return data
+
+
+def alias_line(text: str) -> int | None:
+    """Return the line of the first anchor or alias in a YAML text; None without one."""
+    import yaml
+
+    # Aliases make a few lines a document of gigabytes (`b: [*a, *a]`, `c: [*b, *b]`), or one that contains itself.
+    events = yaml.parse(text, Loader=yaml.SafeLoader)
+    return next((event.start_mark.line + 1 for event in events if getattr(event, "anchor", None) is not None), None)
 
 
 def project_version(folder: Path) -> str | None:

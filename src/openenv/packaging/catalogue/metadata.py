@@ -12,6 +12,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pydantic import Field, field_validator
 
+from openenv.env.manifest import alias_line
+
 from .models import (
     Availability,
     CatalogError,
@@ -88,16 +90,7 @@ def discovery_declaration(source: GitMetadataSource, path: str) -> DiscoveryDecl
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Loads YAML without aliases and duplicate keys.
-
-    A few aliases can make a document of gigabytes. The second `a: 1` would silently replace the first.
-    """
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()
-        if getattr(event, "anchor", None) is not None:
-            raise yaml.composer.ComposerError(None, None, "anchors and aliases are refused", event.start_mark)
-        return super().compose_node(parent, index)
+    """Loads YAML and refuses duplicate keys: the second `a: 1` would silently replace the first."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         # `deep`: keys may be nested structures, which are then refused.
@@ -114,6 +107,9 @@ def yaml_mapping(value: str, path: str) -> dict[str, Any]:
         MetadataError: It is something else.
     """
     try:
+        line = alias_line(value)
+        if line is not None:
+            raise MetadataError(_INVALID, f"{path} has a YAML anchor or alias in line {line}")
         data = yaml.load(value, Loader=_StrictLoader)  # a SafeLoader
     # RecursionError: deeply nested YAML of an untrusted repository must not end the whole run.
     except (yaml.YAMLError, RecursionError) as error:
