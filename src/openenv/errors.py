@@ -10,6 +10,7 @@
     │   ├── UnknownTypeError               UNKNOWN_TYPE
     │   ├── RequestValidationError         VALIDATION_ERROR
     │   ├── ExecutionError                 EXECUTION_ERROR     the environment raised
+    │   │   └── NonFiniteReward            NON_FINITE_REWARD   NaN, infinity or not a number at all
     │   ├── SessionError                   SESSION_ERROR
     │   ├── SessionCapacityError           CAPACITY_REACHED
     │   ├── SessionCreationError           SESSION_CREATION_FAILED
@@ -46,6 +47,7 @@
     │   ├── AgentUnavailable               AGENT_UNAVAILABLE   the agent cannot be installed here; the text says why
     │   ├── CaptureError                   CAPTURE_ERROR       the capture proxy or its records
     │   ├── StoreError                     STORE_ERROR         not stored, not found: disk full, unknown id
+    │   ├── NoRewards                      NO_REWARDS          an environment that never gives a reward
     │   ├── TrustError                     TRUST_TOO_LOW       a check of the task is weaker than `min_trust`
     │   └── RolloutCancelled               ROLLOUT_CANCELLED
     ├── HarnessError (RuntimeError)        HARNESS_ERROR       a turn-based agent failed
@@ -171,6 +173,33 @@ class ExecutionError(ServerError):
     """The environment raised; the session lives on."""
 
     code = "EXECUTION_ERROR"
+
+
+class NonFiniteReward(ExecutionError):
+    """The environment's reward is NaN, infinite or not a number; `details["value"]` shows it.
+
+    The step or reset has run and counts, but its observation is lost. The session stays open: `reset` begins a new
+    episode, `step` continues this one.
+    """
+
+    code = "NON_FINITE_REWARD"
+
+    reply: Any = None
+    """The reply for surfaces that publish null instead of an error (protocol v1, plain HTTP); never sent to others."""
+
+    @classmethod
+    def of(cls, reward: object) -> NonFiniteReward:
+        """Build the error for a reward."""
+        try:
+            text = repr(reward)[:100]
+        except Exception:  # an integer too long to print, or an object that cannot describe itself
+            text = type(reward).__name__
+        return cls.noted(text)
+
+    @classmethod
+    def noted(cls, text: object) -> NonFiniteReward:
+        """Build the error from the text of a reward."""
+        return cls(f"The environment's reward is {text}; return a finite number or None.", details={"value": text})
 
 
 class SessionError(ServerError):
@@ -492,6 +521,12 @@ class StoreError(RolloutError):
     def __init__(self, message: str, *, outcome: object = None) -> None:
         self.outcome = outcome
         super().__init__(message)
+
+
+class NoRewards(RolloutError):
+    """The environment has given no reward in any episode of the run, so there is nothing to train on."""
+
+    code = "NO_REWARDS"
 
 
 class TrustError(RolloutError):

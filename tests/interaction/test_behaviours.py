@@ -14,6 +14,7 @@ from openenv.env.environment import Environment
 from openenv.errors import (
     EnvironmentFactoryError,
     ExecutionError,
+    NonFiniteReward,
     RequestValidationError,
     SessionCapacityError,
     SessionLost,
@@ -26,7 +27,7 @@ MANIFEST = {
     "reset.filter": "keywords that reset does not name are dropped",
     "reset.open": "a reset with **kwargs gets every keyword",
     "reward.types": "rewards are bool, int, float or None",
-    "reward.broken": "a reward that is no number is None with a note, and the step is not lost",
+    "reward.broken": "a reward that is not a finite number is an error (v1, HTTP: None with a note); the session lives",
     "episode.end": "done, terminated and truncated arrive; unset flags stay away",
     "metadata": "metadata arrives inside the observation and beside it",
     "action.invalid": "an action that does not fit is a RequestValidationError and the session lives",
@@ -110,7 +111,7 @@ class Lab(Environment[Do, Saw, Inside]):
         if action.what == "reward":
             return Saw(reward=action.value)
         if action.what == "broken reward":
-            return Saw(reward=float("nan"))
+            return Saw(reward=float(action.value))
         if action.what == "end":
             return Saw(done=True, terminated=True, truncated=False)
         if action.what == "metadata":
@@ -215,14 +216,21 @@ def test_rewards_keep_their_type(way: Any, lab: type[Lab]) -> None:
 
 
 @behaviour("reward.broken")
-def test_a_reward_that_is_no_number_does_not_lose_the_step(way: Any, lab: type[Lab]) -> None:
+def test_a_reward_that_is_not_a_finite_number_is_an_error_and_the_step_counts(way: Any, lab: type[Lab]) -> None:
     client = way.serve(lab, Do, Saw).client()
     client.reset()
-    result = client.step({"what": "broken reward"})
-    if not way.is_local:  # nothing is encoded there
-        assert result.reward is None
-        assert result.metadata == {"nonfinite_reward": "nan"}
-    assert state_fields(client.state())["step_count"] == 1
+    for count, value in enumerate(("nan", "inf", "-inf"), start=1):
+        if way.publishes_null:
+            result = client.step({"what": "broken reward", "value": value})
+            assert result.reward is None
+            assert result.metadata == {"nonfinite_reward": value}
+        else:
+            with pytest.raises(NonFiniteReward) as caught:
+                client.step({"what": "broken reward", "value": value})
+            assert (caught.value.code, caught.value.details["value"]) == ("NON_FINITE_REWARD", value)
+        assert state_fields(client.state())["step_count"] == count
+    assert client.step({"what": "reward", "value": 0.5}).reward == 0.5
+    assert client.reset().done is False
 
 
 @behaviour("episode.end")

@@ -310,7 +310,6 @@ def test_a_value_without_an_encoding_never_loses_the_message(codec: Codec) -> No
         Screen(reward=None),
         Screen(reward=3, metadata={"lives": 2}, terminated=False),
         Screen(reward=True, truncated=True),
-        Screen(reward=math.inf, metadata={"a": 1}),
         {"note": "plain", "reward": np.float64(2.5), "done": 0, "metadata": {}},
         Point(1, "two"),
     ],

@@ -15,6 +15,8 @@ import pytest
 from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
+from openenv.errors import NonFiniteReward
+from openenv.protocol.binary_values import observation_message
 from openenv.protocol.json_values import (
     NONFINITE_REWARD_KEY,
     decode,
@@ -167,6 +169,14 @@ def test_terminated_and_truncated_are_on_the_wire_only_when_set() -> None:
 
 def test_unset_end_flags_stay_off_the_wire_on_the_field_by_field_path_too() -> None:
     assert not {"terminated", "truncated"} & set(serialize_observation(Anything(value=Hostile()))["observation"])
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, np.float32("nan"), np.float64("-inf"), np.array(math.inf)])
+@pytest.mark.parametrize("encode", [observation_json, observation_message, split_observation])
+def test_a_reward_that_is_not_finite_is_an_error_in_both_encodings(encode: Any, reward: Any) -> None:
+    with pytest.raises(NonFiniteReward) as caught:
+        encode({"reward": reward, "done": False})
+    assert not math.isfinite(float(caught.value.details["value"]))
 
 
 def test_a_nan_deep_inside_an_observation_is_null_and_not_invalid_json() -> None:

@@ -172,11 +172,11 @@ _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
 def observation_message(observation: Any) -> dict[str, Any]:
     """Return `{"observation", "reward", "done"[, "metadata"]}` of an observation, bytes and arrays as they are.
 
-    The rules are those of JSON: reward and done are separate keys, non-empty metadata is repeated, and a reward that is
-    not a finite number becomes None with a note in the metadata.
+    The rules are those of JSON: reward and done are separate keys, and non-empty metadata is repeated.
 
     Raises:
         TypeError: The value is not an observation.
+        NonFiniteReward: The reward is not a finite number.
     """
     values = envelope_values(observation)
     reward, metadata = values.get("reward"), values.get("metadata")

@@ -2,7 +2,7 @@
 
 | value                        | on the wire                                            |
 |------------------------------|--------------------------------------------------------|
-| NaN, Infinity                | null (a reward also leaves a note in the metadata)     |
+| NaN, Infinity                | null; as a reward, an error (`NonFiniteReward`)        |
 | bytes, bytearray, memoryview | URL-safe base64 text                                   |
 | numpy or torch array         | nested lists; scalars as numbers                       |
 | PIL image                    | `data:image/png;base64,...`                            |
@@ -23,12 +23,15 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json, to_jsonable_python
 
+from openenv.errors import NonFiniteReward
+
 logger = logging.getLogger(__name__)
+ReplyT = TypeVar("ReplyT", covariant=True)
 
 
 BESIDE = {"reward", "done"}
@@ -36,6 +39,7 @@ _DUMP = BaseModel.model_dump
 _isfinite = math.isfinite
 _OMITTED_WHEN_UNSET = {"terminated", "truncated"}
 NONFINITE_REWARD_KEY = "nonfinite_reward"
+"""The key in the metadata of an observation whose reward was not a finite number and was sent as null."""
 _FEWEST_VALUES = 500_000
 _BYTES_PER_VALUE = 50
 _PIECE = 256 * 1024
@@ -167,28 +171,38 @@ def envelope_values(observation: Any) -> Mapping[str, Any]:
     return {name: getattr(observation, name, None) for name in ("reward", "done", "metadata")}
 
 
-def split_observation(observation: Any) -> ObservationParts:
+def split_observation(observation: Any, *, null_reward: bool = False) -> ObservationParts:
     """Encode an observation; never raises for a field that has no encoding.
+
+    Args:
+        observation: The observation.
+        null_reward: Whether a reward that is not a finite number becomes null, with a note in the metadata.
 
     Raises:
         TypeError: The value is not an observation.
+        NonFiniteReward: The reward is not a finite number.
     """
     values = envelope_values(observation)
     metadata = values.get("metadata")
     reward = values.get("reward")
     if type(reward) is not float or not math.isfinite(reward):
-        reward, metadata = checked_reward(reward, metadata)
+        reward, metadata = checked_reward(reward, metadata, null_reward=null_reward)
     fields = _model_json(observation, exclude=BESIDE)
     return ObservationParts(fields, reward, bool(values.get("done")), _dict_json(metadata) if metadata else None)
 
 
-def observation_json(observation: Any, *, before: bytes = b"", after: bytes = b"") -> bytes:
-    """Encode an observation as the v1 payload `{"observation", "reward", "done"[, "metadata"]}`.
+def observation_json(observation: Any, *, before: bytes = b"", after: bytes = b"", null_reward: bool = False) -> bytes:
+    """Encode an observation as the payload `{"observation", "reward", "done"[, "metadata"]}`.
 
     Args:
         observation: The observation.
         before: Text to put in front, so that an envelope costs no second copy of a large payload.
         after: Text to put behind.
+        null_reward: Whether a reward that is not a finite number becomes null, with a note in the metadata.
+
+    Raises:
+        TypeError: The value is not an observation.
+        NonFiniteReward: The reward is not a finite number.
     """
     cls: Any = type(observation)
     to_json = _dumper(cls)
@@ -203,7 +217,7 @@ def observation_json(observation: Any, *, before: bytes = b"", after: bytes = b"
             else:
                 end = b',"done":true}' if values["done"] else b',"done":false}'
                 return b"".join((before, b'{"observation":', fields, b',"reward":', repr(reward).encode(), end, after))
-    fields, reward, done, metadata = split_observation(observation)
+    fields, reward, done, metadata = split_observation(observation, null_reward=null_reward)
     reward_json = b"null" if reward is None else repr(reward).lower().encode()
     done_json = b',"done":true' if done else b',"done":false'
     beside = b"}" if metadata is None else b',"metadata":' + metadata + b"}"
@@ -220,33 +234,81 @@ def _dumper(cls: type[Any]) -> Callable[..., bytes] | None:
     return cls.__pydantic_serializer__.to_json if is_plain else None
 
 
-def checked_reward(reward: Any, metadata: Any) -> tuple[Any, Any]:
-    """Make a reward a finite number, a bool or None; note a replaced reward in the metadata.
+def finite_reward(reward: Any) -> Any:
+    """Return a reward as a finite number, a bool or None; scalars of NumPy and torch become numbers.
 
-    The step has run and must not be lost, but a broken reward must not look like "no reward".
+    Raises:
+        NonFiniteReward: It is NaN, infinite, or not a number.
     """
+    number = reward
     item = getattr(reward, "item", None)
-    if callable(item):  # numpy and torch scalars
+    if callable(item):
         with contextlib.suppress(Exception):  # an array of several values has no scalar
-            reward = item()
-    if reward is None or isinstance(reward, bool):
-        return reward, metadata
-    if isinstance(reward, int) and abs(reward) <= sys.float_info.max:
-        return int(reward), metadata
-    if isinstance(reward, float) and math.isfinite(reward):
-        return float(reward), metadata
-    kept = metadata if isinstance(metadata, Mapping) else {}
+            number = item()
+    if number is None or isinstance(number, bool):
+        return number
+    if isinstance(number, int) and abs(number) <= sys.float_info.max:
+        return int(number)
+    if isinstance(number, float) and math.isfinite(number):
+        return float(number)
+    raise NonFiniteReward.of(number)
+
+
+def reply_reward(reward: Any, metadata: Mapping[str, Any] | None) -> Any:
+    """Return the reward of a server's reply. Servers of other releases, and protocol v1, send null with a note, or NaN.
+
+    Raises:
+        NonFiniteReward: The environment's reward was not a finite number.
+    """
+    if reward is None and metadata and NONFINITE_REWARD_KEY in metadata:
+        raise NonFiniteReward.noted(metadata[NONFINITE_REWARD_KEY])
+    return reward if type(reward) is float and math.isfinite(reward) else finite_reward(reward)
+
+
+def checked_reward(reward: Any, metadata: Any, *, null_reward: bool = False) -> tuple[Any, Any]:
+    """Return a finite reward, and the metadata.
+
+    Args:
+        reward: The reward of an observation.
+        metadata: Its metadata.
+        null_reward: Whether a reward that is not a finite number becomes None, with a note in the metadata.
+
+    Raises:
+        NonFiniteReward: The reward is not a finite number.
+    """
     try:
-        note = repr(reward)
-    except Exception:  # an integer too long to print, or an object that cannot describe itself
-        note = type(reward).__name__
-    logger.warning("an environment returned the reward %s; it is sent as null", note)
-    return None, {**kept, NONFINITE_REWARD_KEY: note}
+        return finite_reward(reward), metadata
+    except NonFiniteReward as exc:
+        if not null_reward:
+            raise
+        others = metadata if isinstance(metadata, Mapping) else {}
+        return None, {**others, NONFINITE_REWARD_KEY: exc.details["value"]}
+
+
+class ObservationEncoder(Protocol[ReplyT]):
+    """Encodes an observation; with `null_reward`, it never raises `NonFiniteReward`."""
+
+    def __call__(self, observation: Any, *, null_reward: bool = False) -> ReplyT:
+        """Encode an observation."""
+        ...
+
+
+def encode_with_null(encode: ObservationEncoder[ReplyT], observation: Any) -> ReplyT:
+    """Encode an observation for a surface that publishes null for a reward that is not a finite number.
+
+    Raises:
+        NonFiniteReward: Its `reply` has the null. The session counts and logs the error, then sends the reply.
+    """
+    try:
+        return encode(observation)
+    except NonFiniteReward as exc:
+        exc.reply = encode(observation, null_reward=True)
+        raise
 
 
 def serialize_observation(observation: Any) -> dict[str, Any]:
-    """Return the v1 payload of an observation as a JSON-able dict."""
-    payload: dict[str, Any] = decode(observation_json(observation))
+    """Return the v1 payload of an observation as a JSON-able dict; a reward that is not finite becomes None."""
+    payload: dict[str, Any] = decode(observation_json(observation, null_reward=True))
     return payload
 
 

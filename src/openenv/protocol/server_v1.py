@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from openenv.errors import OpenEnvError, message_of
 from openenv.types import WSCloseMessage, WSErrorCode, WSResetMessage, WSStateMessage, WSStepMessage
 
-from .json_values import decode, encode, encode_state, observation_json
+from .json_values import decode, encode, encode_state, encode_with_null, observation_json
 from .jsonrpc import WSMCPMessage
 from .schema import deserialize_action, step_frame_parser
 
@@ -95,8 +95,16 @@ class ServerProtocol:
 
 
 def observation_frame(observation: Any) -> bytes:
-    """Answer to reset and step."""
-    return observation_json(observation, before=b'{"type":"observation","data":', after=b"}")
+    """Answer to reset and step.
+
+    Raises:
+        NonFiniteReward: The reward is not a finite number; `reply` has the frame with null.
+    """
+    return encode_with_null(_observation_frame, observation)
+
+
+def _observation_frame(observation: Any, *, null_reward: bool = False) -> bytes:
+    return observation_json(observation, before=b'{"type":"observation","data":', after=b"}", null_reward=null_reward)
 
 
 def state_frame(state: Any) -> bytes:

@@ -35,7 +35,7 @@ from openenv.errors import (
     StaleRequest,
     message_of,
 )
-from openenv.protocol.json_values import TooManyValues, encode, encode_state, split_observation
+from openenv.protocol.json_values import TooManyValues, encode, encode_state, encode_with_null, split_observation
 from openenv.protocol.server_v1 import ECHO_LIMIT, error_list
 from openenv.protocol.server_v2 import NONCE_CHARS
 from openenv.types import ResetRequest, StepRequest, WSErrorCode
@@ -96,8 +96,16 @@ def names_session(scope: Scope) -> bool:
 
 
 def observation_body(observation: Any) -> bytes:
-    """Encode an observation as `ResetResponse` and `StepResponse` do: the reward as a float, metadata or null."""
-    parts = split_observation(observation)
+    """Encode an observation as `ResetResponse` and `StepResponse` do: the reward as a float, metadata or null.
+
+    Raises:
+        NonFiniteReward: The reward is not a finite number; `reply` has the body with null.
+    """
+    return encode_with_null(_observation_body, observation)
+
+
+def _observation_body(observation: Any, *, null_reward: bool = False) -> bytes:
+    parts = split_observation(observation, null_reward=null_reward)
     reward = "null"
     if parts.reward is not None:
         value = float(parts.reward)

@@ -16,7 +16,7 @@ from typing_extensions import Self
 from openenv.env.binding import declared_concurrency, factory_class, factory_name, infer_models, shared_attributes
 from openenv.env.environment import Environment
 from openenv.errors import ExecutionError, NotForkable, OpenEnvError, RequestValidationError, SessionLost
-from openenv.protocol.json_values import check_observation
+from openenv.protocol.json_values import check_observation, finite_reward
 from openenv.protocol.schema import deserialize_action
 from openenv.protocol.server_v1 import error_list
 from openenv.types import ActT, ObsT, StateT, StepResult
@@ -36,7 +36,7 @@ def _result(observation: Any) -> StepResult[Any]:
     fields = observation if isinstance(observation, Mapping) else vars(observation)
     return StepResult(
         observation=observation,
-        reward=fields.get("reward"),
+        reward=finite_reward(fields.get("reward")),
         done=bool(fields.get("done", False)),
         metadata=fields.get("metadata") or None,
     )

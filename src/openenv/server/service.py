@@ -19,6 +19,7 @@ from openenv.errors import (
     EnvironmentFactoryError,
     ExecutionError,
     HarnessTurnTimeoutError,
+    NonFiniteReward,
     NotForkable,
     OpenEnvError,
     RequestCancelled,
@@ -82,6 +83,9 @@ class Redaction:
         error_id = _logged(exc)
         if isinstance(exc, NotForkable):
             return NotForkable(f"The environment cannot be copied; the server's log has more under {error_id}.")
+        if isinstance(exc, NonFiniteReward):
+            text = f"The environment's reward is not a finite number; the server's log has more under {error_id}."
+            return NonFiniteReward(text, details={"error_id": error_id})
         text = f"The environment failed; the server's log has more under {error_id}."
         return ExecutionError(text, details={"error_id": error_id})
 

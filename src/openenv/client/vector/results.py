@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
-from openenv.errors import OpenEnvError, RequestValidationError
+from openenv.errors import NonFiniteReward, OpenEnvError, RequestValidationError
+from openenv.protocol.json_values import reply_reward
 from openenv.types import StepResult
 
 ObsT = TypeVar("ObsT")
@@ -186,6 +187,11 @@ class SlotEpisode:
 
     def answered(self, kind: str, data: dict[str, Any], parse: Parse) -> bool:
         """Take in a reply; return whether an episode must begin before the slot is ready."""
+        try:
+            reply_reward(data.get("reward"), data.get("metadata"))
+        except NonFiniteReward as exc:
+            self.is_over = self.is_over or bool(data.get("done"))
+            return self.failed(kind, exc)
         started = kind == "reset"
         self.is_over = bool(data.get("done"))
         if self.is_over and not started and self.autoreset == "same_step":

@@ -13,8 +13,15 @@ from typing import Any, Final
 
 from openenv.env.binding import bind_instance, run_blocking
 from openenv.env.tools.source import EVENTS, ToolEvents, ToolOutcome, ToolRequest, ToolSource, find_tools
-from openenv.errors import ToolArgumentsError, ToolCallError, ToolNotFoundError, ToolTimeout, ToolTransportError
-from openenv.protocol.json_values import decode, split_observation
+from openenv.errors import (
+    NonFiniteReward,
+    ToolArgumentsError,
+    ToolCallError,
+    ToolNotFoundError,
+    ToolTimeout,
+    ToolTransportError,
+)
+from openenv.protocol.json_values import decode, finite_reward, split_observation
 from openenv.protocol.jsonrpc import invalid_params
 from openenv.protocol.schema import takes_tool_actions
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation, ListToolsAction, ToolErrorType
@@ -34,11 +41,13 @@ _ERRORS: Mapping[ToolErrorType, type[ToolCallError]] = {
 }
 
 
-def _same(value: Any) -> Any:
-    return value
+def _unencoded(observation: Any) -> Any:
+    """Return an observation; refuse a reward that is not a finite number."""
+    finite_reward(getattr(observation, "reward", None))
+    return observation
 
 
-RESET: Final = build_operations(_same, _same).reset
+RESET: Final = build_operations(_unencoded, lambda state: state).reset
 """Begins an episode; returns the first observation unencoded."""
 
 # Fields of an observation for the orchestrator only. `metadata` may contain anything, such as the solution.
@@ -119,7 +128,7 @@ def agent_view(observation: Any) -> ToolOutcome | dict[str, Any]:
     result = getattr(observation, "result", None)
     if isinstance(result, ToolOutcome):
         return result
-    fields = decode(split_observation(observation).fields)
+    fields = decode(split_observation(observation, null_reward=True).fields)
     shown = {name: value for name, value in fields.items() if name not in _HIDDEN}
     if isinstance(result, Observation) and "result" in shown:
         shown["result"] = agent_view(result)
@@ -169,12 +178,17 @@ class ToolOperations:
 
         Raises:
             ToolCallError: The tool failed.
+            NonFiniteReward: The step's reward is not a finite number; the episode's statistics say so too.
             NoTools: The environment has no tools.
         """
         if mode is ServerMode.SIMULATION and self._is_step(session.env):
-            if not session.was_reset and (session.by_agent or session.kind is SessionKind.ONCE):
-                await session.run(RESET, {})
-            taken: StepOutcome = await session.run(self.step, call, cancellable=True, origin=origin)
+            try:
+                if not session.was_reset and (session.by_agent or session.kind is SessionKind.ONCE):
+                    await session.run(RESET, {})
+                taken: StepOutcome = await session.run(self.step, call, cancellable=True, origin=origin)
+            except NonFiniteReward as exc:
+                session.episode.fail(exc.code)
+                raise
             session.episode.record(taken.reward, done=taken.done)
             return agent_view(taken.observation)
         return agent_view(await session.run(self.call, call, cancellable=True, origin=origin))
@@ -233,7 +247,7 @@ def _limit(env: Any, call: ToolRequest) -> dict[str, Any]:
 
 
 def _stepped(observation: Any) -> StepOutcome:
-    reward = getattr(observation, "reward", None)
+    reward = finite_reward(getattr(observation, "reward", None))
     done = bool(getattr(observation, "done", False))
     return StepOutcome(observation, None if reward is None else float(reward), done)
 

@@ -52,6 +52,13 @@ class EpisodeStats:
     reward: float | None = None
     total_reward: float = 0.0
     done: bool = False
+    error: str | None = None
+    """The code of the error that made the episode's reward worthless, such as NON_FINITE_REWARD."""
+
+    def fail(self, code: str) -> None:
+        """Count a step without a usable reward."""
+        self.steps += 1
+        self.reward, self.error = None, code
 
     def record(self, reward: float | None, *, done: bool) -> None:
         """Add one step."""

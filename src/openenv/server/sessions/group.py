@@ -17,7 +17,7 @@ from openenv.errors import RequestCancelled
 
 from ..runners import Dispatcher
 from .operations import Operation
-from .session import ObserveStep, Session, SessionCall, interrupt
+from .session import ObserveStep, Session, SessionCall, has_stepped, interrupt
 
 _LARGE: Final = 16
 _YIELD_S: Final = 0.00005
@@ -126,7 +126,7 @@ class StepGroup:
                 outcomes.append(write(session.env.step(action), request_id, session.id))
             except BaseException as exc:
                 outcomes.append(exc)
-                following = session.end_step(failed=True)
+                following = session.end_step(failed=not has_stepped(exc))
             else:
                 following = session.end_step(failed=False)
             if times is not None:

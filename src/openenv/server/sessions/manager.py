@@ -21,6 +21,7 @@ from openenv.env.copies import EnvironmentCopy, copies_of
 from openenv.errors import (
     ConcurrencyConfigurationError,
     EnvironmentFactoryError,
+    NonFiniteReward,
     NotForkable,
     OpenEnvError,
     RequestValidationError,
@@ -625,6 +626,9 @@ class SessionManager:
         self._emit("ready", session)
 
     def _on_error(self, session: Session, error: BaseException) -> None:
+        if isinstance(error, NonFiniteReward) and not session.reward_was_logged:
+            session.reward_was_logged = True
+            logger.warning("session %s: %s Later ones of this session are only counted.", session.id, error)
         self.report_error(error.code if isinstance(error, OpenEnvError) else "EXECUTION_ERROR", session)
 
     def _learn_class(self, session: Session) -> None:

@@ -27,7 +27,14 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from openenv.env.binding import OFFLOAD, bind_instance
-from openenv.errors import ExecutionError, OpenEnvError, RequestCancelled, SessionClosedError, message_of
+from openenv.errors import (
+    ExecutionError,
+    NonFiniteReward,
+    OpenEnvError,
+    RequestCancelled,
+    SessionClosedError,
+    message_of,
+)
 
 from ..author_frames import author_exc_info, author_place
 from ..runners import Dispatcher, Lane, current_dispatcher
@@ -183,7 +190,9 @@ class SessionCall:
         if error is not None:
             self.error = error
         if self.error is not None and self.kind != "construct":  # the manager reports failed constructors itself
-            self._session.report_error(self.error)
+            reply = self._session.report_error(self.error)
+            if reply is not None:
+                self.result, self.error = reply, None
         self._dispatcher.hand_over(self)
 
     def deliver(self) -> None:
@@ -294,6 +303,7 @@ class Session:
         "observe_step",
         "on_dropped",
         "restored_from",
+        "reward_was_logged",
         "secret",
         "state",
         "step_count",
@@ -327,6 +337,7 @@ class Session:
         self.by_agent = False  # whether an agent has opened it, not an orchestrator
         self.episode = EpisodeStats()
         self.was_reset = False
+        self.reward_was_logged = False  # whether the log has a reward that was not a finite number
         self.restored_from: Session | None = None  # only during a restore
         self.make_call: CallFactory = SessionCall
         self.calls_alone = False  # whether each call is watched, so that steps cannot run in groups
@@ -379,10 +390,15 @@ class Session:
         with self._lock:
             self.last_activity_at = self._clock()
 
-    def report_error(self, error: BaseException) -> None:
-        """Report that a request of this session failed."""
-        if self._on_error is not None:
-            self._on_error(self, error)
+    def report_error(self, error: BaseException) -> Any:
+        """Report that a request of this session failed; return the reply to send instead of the error, if any.
+
+        A session in a worker process reports nothing: its server receives the error, with the reply, and reports it.
+        """
+        if self._on_error is None:
+            return None
+        self._on_error(self, error)
+        return error.reply if isinstance(error, NonFiniteReward) else None
 
     def closed_error(self) -> SessionClosedError:
         """Return the error for requests after the end."""
@@ -601,7 +617,7 @@ class Session:
         with self._lock:
             self.last_activity_at = self._clock()
             if kind == "step":
-                if call.error is None:
+                if has_stepped(call.error):
                     self.step_count += 1
             elif kind == "reset":
                 self.episode = EpisodeStats()
@@ -811,6 +827,11 @@ def _raisable(error: BaseException) -> BaseException:
     return error
 
 
+def has_stepped(error: BaseException | None) -> bool:
+    """Return whether a step with this outcome has changed the environment, so that it counts."""
+    return error is None or isinstance(error, NonFiniteReward)
+
+
 def error_hint(session: Session, kind: str) -> str:
     """Return a hint to append to the text of an exception from an operation of that kind."""
     return _NEVER_RESET if kind == "step" and not session.was_reset else ""
@@ -825,6 +846,8 @@ def with_hint(shown: BaseException, session: Session, kind: str, *, has_place: b
     text = error_hint(session, kind)
     if isinstance(shown, OpenEnvError):
         if not text or not isinstance(shown, ExecutionError):
+            return shown
+        if isinstance(shown, NonFiniteReward):
             return shown
         details = shown.details
     else:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from openenv.env.binding import RemoteEnvironment
 from openenv.env.tools.source import EVENTS, ToolEvents
 from openenv.protocol.codec import MSGPACK
-from openenv.protocol.json_values import decode, encode, encode_state, split_observation
+from openenv.protocol.json_values import decode, encode, encode_state, encode_with_null, split_observation
 
 from ..sessions.operations import Operation, build_operations, interrupt_tools, step_only_blocks
 
@@ -43,13 +43,18 @@ class EncodedObservation(NamedTuple):
         return b',"reward":' + self.reward + (b',"done":true' if self.done else b',"done":false')
 
 
-def encode_observation(observation: Any) -> EncodedObservation:
+def encode_observation(observation: Any, *, null_reward: bool = False) -> EncodedObservation:
     """Encode an observation.
+
+    Args:
+        observation: The observation.
+        null_reward: Whether a reward that is not a finite number becomes null, with a note in the metadata.
 
     Raises:
         TypeError: The value is not an observation.
+        NonFiniteReward: The reward is not a finite number.
     """
-    parts = split_observation(observation)
+    parts = split_observation(observation, null_reward=null_reward)
     reward = b"null" if parts.reward is None else repr(parts.reward).lower().encode()
     return EncodedObservation(parts.fields, reward, parts.metadata, parts.done)
 
@@ -71,9 +76,9 @@ def observation_of(result: Any) -> dict[str, Any]:
     inner = getattr(result, "observation", None)
     if inner is not None and hasattr(result, "reward") and hasattr(result, "done") and not hasattr(result, "metadata"):
         # A tool call that was a step: reward and end are stored beside the agent's view.
-        parts = decode_object(encode_observation(inner).payload)
+        parts = decode_object(encode_observation(inner, null_reward=True).payload)
         return {**parts, "reward": result.reward, "done": result.done}
-    return decode_object(encode_observation(result).payload)
+    return decode_object(encode_observation(result, null_reward=True).payload)
 
 
 def decode_object(raw: bytes) -> dict[str, Any]:
@@ -164,7 +169,11 @@ def _button(label: Any, action: Any) -> dict[str, Any]:
     return {"label": str(label), "action": fields}
 
 
-_PLAIN = build_operations(encode_observation, encode_state)
+def _encode_reply(observation: Any) -> EncodedObservation:
+    return encode_with_null(encode_observation, observation)
+
+
+_PLAIN = build_operations(_encode_reply, encode_state)
 
 
 def _step(env: Any, move: Move) -> EncodedObservation:
@@ -179,7 +188,7 @@ def _step(env: Any, move: Move) -> EncodedObservation:
 async def _step_async(env: Any, move: Move) -> EncodedObservation:
     EVENTS.set(move.events)  # needs no reset: the call runs in a separate task and context
     if isinstance(env, RemoteEnvironment):  # its `ask` passes no listeners on
-        return encode_observation(await env.step_async(move.action))
+        return _encode_reply(await env.step_async(move.action))
     assert _PLAIN.step.in_loop is not None
     outcome: EncodedObservation = await _PLAIN.step.in_loop(env, move.action)
     return outcome
