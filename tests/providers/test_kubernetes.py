@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -141,6 +142,53 @@ def test_an_image_that_cannot_be_pulled_is_a_typed_error_with_the_clusters_words
         provider.wait_for_ready(url, 30)
     assert info.value.code == "IMAGE_PULL_FAILED"
     assert provider.name is None
+
+
+NODE_IS_SLOW = [
+    "failed to sync secret cache: timed out waiting for the condition",
+    "failed to sync configmap cache: timed out waiting for the condition",
+    "context deadline exceeded",
+]
+
+
+def test_a_container_that_a_slow_node_could_not_configure_is_waited_for(
+    make: Callable[..., KubernetesProvider], double: KubernetesDouble
+) -> None:
+    double.container_errors = list(NODE_IS_SLOW)
+    provider = make()
+    url = provider.start_container("tiny:1", env_vars={"NAME": "patient"})
+    provider.wait_for_ready(url, 30)
+    assert double.container_errors == []
+    assert read(f"{url}/name").split()[0] == "patient"
+
+
+def test_a_slow_node_is_named_when_the_time_is_over(
+    make: Callable[..., KubernetesProvider], double: KubernetesDouble
+) -> None:
+    double.container_errors = NODE_IS_SLOW[:1] * 1000
+    provider = make()
+    url = provider.start_container("tiny:1")
+    try:
+        with pytest.raises(ServerNotReady, match="failed to sync secret cache"):
+            provider.wait_for_ready(url, 1.5)
+    finally:
+        double.container_errors = []
+
+
+@pytest.mark.parametrize("text", ['secret "token" not found', "couldn't find key a in Secret default/token"])
+def test_a_container_that_can_never_be_configured_fails_at_once(
+    make: Callable[..., KubernetesProvider], double: KubernetesDouble, text: str
+) -> None:
+    double.container_errors = [text] * 1000
+    provider = make()
+    url = provider.start_container("tiny:1")
+    began = time.monotonic()
+    try:
+        with pytest.raises(ProviderError, match=re.escape(text)):
+            provider.wait_for_ready(url, 300)
+    finally:
+        double.container_errors = []
+    assert time.monotonic() - began < 60
 
 
 def test_a_private_image_needs_its_secret(make: Callable[..., KubernetesProvider]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,6 +146,23 @@ def test_sandboxes_are_taken_from_a_warm_pool(
             double._remove(double.kind(kind), "default", "agents")
 
         double.call(forget())
+
+
+def test_a_sandbox_waits_for_a_slow_node_and_fails_at_once_for_a_missing_secret(tmp_path: Path) -> None:
+    slow = "failed to sync secret cache: timed out waiting for the condition"
+    with KubernetesDouble({"x": Image([sys.executable, "-c", "pass"])}) as double:
+        path = double.kubeconfig(tmp_path / "config")
+        double.container_errors = [slow] * 1000
+        sandboxes = KubernetesSandboxes("x", kubeconfig=path, start_timeout_s=1.5)
+        with pytest.raises(
+            SandboxUnavailable, match=r"within 1\.5 s: CreateContainerConfigError: failed to sync secret"
+        ):
+            sandboxes.open()
+        double.container_errors = [slow, *['secret "token" not found'] * 1000]
+        with pytest.raises(SandboxUnavailable, match=r"of 'x': CreateContainerConfigError: secret \"token\" not found"):
+            sandboxes.open()
+        double.container_errors = []
+        sandboxes.close()
 
 
 def test_a_sandbox_that_cannot_be_started_says_why(tmp_path: Path) -> None:

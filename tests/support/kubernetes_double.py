@@ -189,6 +189,8 @@ class KubernetesDouble:
         self.forbidden: set[tuple[str, str]] = set()
         """Verbs and resources that the user may not use: `("list", "pods")`."""
         self.pod_quota: int | None = None
+        self.container_errors: list[str] = []
+        """Texts with which the next containers fail to be configured, one after the other; then they start."""
         self._tls = tls
         self._kinds = {
             (group, name, plural): Kind(group, name, plural, kind)
@@ -1223,6 +1225,9 @@ class Kubelet:
 
     async def _configure(self) -> dict[str, str]:
         """Return the variables of the container; wait, as a kubelet does, for a Secret that is missing."""
+        while self._double.container_errors:
+            self._waiting("CreateContainerConfigError", self._double.container_errors.pop(0))
+            await self._pause(0.3)
         container = self._item()["spec"]["containers"][0]
         variables = {one["name"]: one["value"] for one in container.get("env", []) if "value" in one}
         for source in container.get("envFrom", []):

@@ -327,8 +327,7 @@ def _await_rollout(cluster: Cluster, watch: PodWatch, name: str, before: set[str
             shown = line
         new: list[PodState] = [pod for pod in watch.pods if pod.uid not in before and not pod.is_ending]
         for pod in new:
-            # An autoscaler of nodes may still make room for an unschedulable pod; other problems stay.
-            if pod.problem is not None and pod.problem.kind != "unschedulable":
+            if pod.problem is not None and not pod.problem.may_pass:
                 raise pod_failure(cluster, pod)
         if time.monotonic() > deadline:
             stuck = next((pod for pod in new if pod.problem is not None), None)

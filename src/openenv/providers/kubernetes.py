@@ -348,11 +348,15 @@ class KubernetesProvider(ContainerProvider):
             return Unschedulable(
                 f"{where}: no node takes pod {stuck[0].name}: {problem.text} Ask for less, or allow it more time."
             )
-        words = [f"{pod.name}: {'; '.join(self._cluster.warnings(pod.uid)) or 'no warning'}" for pod in waiting[:3]]
+        words = [f"{pod.name}: {self._words(pod) or 'no warning'}" for pod in waiting[:3]]
         log = pod_log(self._cluster, waiting[0]) if waiting else ""
         more = f" The cluster says of {'. Of '.join(words)}." if words else " The cluster has created none."
         advice = f"{self._advice_when_late()} Allow it more time: timeout_s here, ready_timeout_s of the provider."
         return ServerNotReady(f"{where}.{more} {advice}{quoted(log)}", log=log)
+
+    def _words(self, pod: PodState) -> str:
+        problem = [] if pod.problem is None else [pod.problem.text]
+        return "; ".join([*problem, *self._cluster.warnings(pod.uid)])
 
     def _advice_when_late(self) -> str:
         path = "/ready" if self._server is None else self._server.manifests.pods.ready_path
@@ -455,12 +459,12 @@ def _end(pods: list[PodState]) -> str | None:
 def _look(replicas: int, pods: list[PodState]) -> bool | PodState | None:
     """Return True if enough pods are ready, or the first that never will be; None to go on waiting.
 
-    An unschedulable pod may still get a node: an autoscaler needs minutes to add one.
+    Problems that may pass end no start before its deadline.
     """
     if sum(pod.is_ready and not pod.is_ending for pod in pods) >= replicas:
         return True
     for pod in pods:
-        if pod.problem is not None and pod.problem.kind != "unschedulable":
+        if pod.problem is not None and not pod.problem.may_pass:
             return pod
     return None
 

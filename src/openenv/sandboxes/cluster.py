@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import re
 import select
 import socket
 import ssl
@@ -57,9 +58,16 @@ _CHUNK = 1 << 15
 _OPEN_S = 30.0
 T = TypeVar("T")
 
-ProblemKind = Literal["image", "unschedulable", "crashed", "config", "failed"]
+ProblemKind = Literal["image", "unschedulable", "crashed", "config", "transient", "failed"]
 _NO_IMAGE = frozenset({"ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
 _NO_CONTAINER = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"})
+# The kubelet tries every container again. A node that is short of time recovers; a Secret that does not exist needs a
+# person. Only these texts of the kubelet mean the former, such as `failed to sync secret cache: timed out waiting for
+# the condition`; any other text ends the start at once.
+_SHORT_OF_TIME = re.compile(
+    r"failed to sync \w+ cache|timed out|timeout|deadline exceeded|connection refused|too many requests|try again",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +135,11 @@ class PodProblem:
     text: str
     has_previous: bool = False
     """Whether to read the log of the container's previous run."""
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether to wait on: an autoscaler may add a node for the pod, and the kubelet tries the container again."""
+        return self.kind in ("unschedulable", "transient")
 
 
 @dataclass(frozen=True, slots=True)
@@ -640,7 +653,8 @@ def _container_problem(container: ContainerStatus) -> PodProblem | None:
     if reason in _NO_IMAGE:
         return PodProblem("image", text)
     if reason in _NO_CONTAINER:
-        return PodProblem("config", text)
+        is_transient = _SHORT_OF_TIME.search(waiting.message or "") is not None if waiting else False
+        return PodProblem("transient" if is_transient else "config", text)
     ended = state.terminated if state else None
     has_previous = ended is None
     if ended is None and not container.ready and last is not None:

@@ -375,7 +375,7 @@ class KubernetesSandboxes(Sandboxes):
             pod = next((one for one in pods if one.name == name), None)
             if pod is None:
                 return None
-            is_stuck = pod.problem is not None and pod.problem.kind != "unschedulable"
+            is_stuck = pod.problem is not None and not pod.problem.may_pass
             return pod if pod.is_running or pod.is_ending or is_stuck else None
 
         pod = watch.wait(look, self._pods.start_timeout_s)
@@ -590,7 +590,7 @@ class KubernetesSandbox(ShellSandbox):
                 if time.monotonic() > self._expires - 2:
                     return "expired"
                 return "its pod was deleted" if pod is None or pod.problem is None else pod.problem.text
-            if pod.problem is not None:
+            if pod.problem is not None and not pod.problem.may_pass:
                 return pod.problem.text
             with contextlib.suppress(SandboxError):
                 if self._answers():
