@@ -38,7 +38,7 @@ from openenv.core.harness.collect import (
     build_model_step,
     push_to_hf_hub,
 )
-from openenv.errors import ConnectFailed
+from openenv.errors import ConnectFailed, NonFiniteReward
 from openenv.protocol.tool_messages import Tool
 from openenv.rollout.run.collect import CollectOptions, scripted_model_step
 from openenv.testing import Script, ScriptedCall, ScriptedModel, Turn
@@ -156,7 +156,7 @@ def test_a_reward_must_be_the_environments_and_a_number() -> None:
         EpisodeRecord.from_rollout("a", rollout(1.0), VerifyResult(env_reward=0.5))
     with pytest.raises(ValueError, match="did not produce an environment reward"):
         EpisodeRecord.from_rollout("a", rollout(None), VerifyResult())
-    with pytest.raises(ValueError, match="inf, which is not a finite number"):
+    with pytest.raises(NonFiniteReward, match="is inf; return a finite number"):
         EpisodeRecord.from_rollout("a", rollout(float("inf")), VerifyResult(env_reward=float("inf")))
 
 

@@ -27,6 +27,7 @@ from openenv.core.harness import (
     VerifyResult,
     build_harness_rollout_func,
 )
+from openenv.errors import NonFiniteReward
 from openenv.protocol.tool_messages import Tool
 from openenv.rollout.run.agent_sessions import merge_turns
 
@@ -412,6 +413,22 @@ def test_the_reward_is_that_of_the_last_call_or_of_the_verdict(
 ) -> None:
     columns = rollouts(Factory(verdict=verdict, pays=pays), says("", ("up", {})), says("end"))
     assert columns["env_reward"] == [reward] * 2
+
+
+def test_a_missing_reward_is_zero_if_another_rollout_of_the_function_had_one() -> None:
+    class Half(Factory):
+        def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> Counting:
+            session = super().create(task, seed, episode_id)
+            session._verdict = VerifyResult(0.5 if task == "two" else None)
+            return session
+
+    assert rollouts(Half(pays=False), says("end"))["env_reward"] == [0.0, 0.5]
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_verdict_that_is_not_finite_is_refused(reward: float) -> None:
+    with pytest.raises(NonFiniteReward):
+        rollouts(Factory(verdict=VerifyResult(reward), pays=False), says("end"))
 
 
 def test_a_rollout_without_a_reward_may_be_left_out() -> None:

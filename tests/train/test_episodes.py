@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from environments import Idle
 from openenv import create_app
-from openenv.errors import RolloutError
+from openenv.errors import NoRewards, RolloutError
 from openenv.rollout import Model
 from openenv.rollout.store.store import RolloutStore
 from openenv.testing import Script, ScriptedCall, ScriptedModel, StatusFailure, Turn, serve
@@ -46,6 +47,10 @@ class Guess(Idle):
         if action.text == "hang" and type(self).hangs > 0:
             type(self).hangs -= 1
             type(self).released.wait(30)
+        if action.text in ("nan", "inf", "-inf"):
+            return Hint(reward=float(action.text))
+        if action.text == "nothing":
+            return Hint(done=True)
         is_right = action.text == "yes"
         return Hint(hint=f"{action.text} is wrong.", reward=1.0 if is_right else -0.25, done=is_right)
 
@@ -107,6 +112,31 @@ def test_a_failure_of_the_environment_is_played_again_and_never_a_reward(guess: 
     assert group.advantages() == [None, 0.0]
     assert [sample.outcome.status for sample in group.failed] == ["env_failed"] * 2
     assert "the environment is broken" in str(group.samples[0].outcome.reason)
+
+
+@pytest.mark.parametrize("protocol", ["v1", "v2"])
+@pytest.mark.parametrize("reward", ["nan", "inf", "-inf"])
+def test_a_reward_that_is_not_finite_is_a_failure_and_never_a_number(guess: str, reward: str, protocol: str) -> None:
+    with model_of(Turn(text="no"), Turn(text=reward)) as server:
+        failed: list[SampleGroup] = []
+        options = {"retries": 0, "on_failed": failed.append, "client_options": {"protocol": protocol}}
+        with pytest.raises(RolloutError, match="finite number"):
+            groups_of(guess, server, [1], **options)
+    assert failed[0].rewards == [None, None]
+    assert {sample.outcome.status for sample in failed[0].samples} == {"env_failed"}
+
+
+def test_an_environment_that_never_gives_a_reward_stops_the_stream(guess: str) -> None:
+    with model_of(Turn(text="nothing")) as server, pytest.raises(NoRewards, match="No reward in 4 episodes"):
+        groups_of(guess, server)
+    with model_of(Turn(text="nothing")) as server, pytest.raises(NoRewards, match="No reward in 64 episodes"):
+        groups_of(guess, server, itertools.count())
+
+
+def test_a_missing_reward_counts_as_zero_if_the_environment_gives_rewards(guess: str) -> None:
+    with model_of(Turn(text="nothing")) as server:
+        groups = groups_of(guess, server, gives_rewards=True)
+    assert [group.rewards for group in groups] == [[0.0, 0.0]] * 2
 
 
 def test_a_broken_environment_ends_the_run(guess: str) -> None:
@@ -204,7 +234,7 @@ def test_tools_are_called_until_the_model_answers_without_one() -> None:
 
     call = ScriptedCall(name="echo_message", arguments={"message": "hello"})
     with model_of(Turn(calls=(call,)), Turn(text="Done.")) as server, serve(app) as served:
-        (group,) = groups_of(served.url, server, [{}], samples=1)
+        (group,) = groups_of(served.url, server, [{}], samples=1, gives_rewards=True)
     (sample,) = group.samples
     assert sample.outcome.status == "ok"
     assert len(sample.outcome.turns) == 2

@@ -7,7 +7,15 @@ from importlib.util import find_spec
 
 import pytest
 
-from openenv.errors import RequestValidationError, SessionLost, ToolArgumentsError, ToolTransportError
+from openenv.client.rewards import RewardHistory
+from openenv.errors import (
+    NonFiniteReward,
+    NoRewards,
+    RequestValidationError,
+    SessionLost,
+    ToolArgumentsError,
+    ToolTransportError,
+)
 from openenv.rollout.agents.dialogue import AnswerRefused, TextDialogue, WrittenToolDialogue
 from openenv.rollout.agents.served_episode import EpisodeFailed, EpisodeRules
 from openenv.types import StepResult
@@ -42,6 +50,56 @@ def test_what_the_model_did_wrong_is_for_it_to_read_and_the_rest_is_no_reward() 
     with pytest.raises(EpisodeFailed, match="no way"):
         rules.take(result(1.0, tool_name="add", error={"error_type": "transport_error", "message": "no way"}))
     assert rules.reward is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        result(float("nan")),
+        result(float("inf")),
+        result(float("-inf")),
+        result("much"),  # type: ignore[arg-type]
+        StepResult({"text": "seen"}, None, False, {"nonfinite_reward": "nan"}),
+    ],
+    ids=lambda one: str(one.reward),
+)
+@pytest.mark.parametrize("rule", ["sum", "last"])
+def test_a_reward_that_is_not_finite_fails_the_episode(rule: str, broken: StepResult[object]) -> None:
+    rules = EpisodeRules(TextDialogue(), rule)  # type: ignore[arg-type]
+    rules.begin(result())
+    rules.take(result(1.0))
+    with pytest.raises(EpisodeFailed, match="NonFiniteReward") as caught:
+        rules.take(broken)
+    assert isinstance(caught.value.__cause__, NonFiniteReward)
+    assert rules.reward is None
+    with pytest.raises(EpisodeFailed, match="NonFiniteReward"):
+        rules.begin(broken)
+
+
+def test_finite_rewards_that_add_up_to_infinity_fail_the_episode() -> None:
+    rules = EpisodeRules(TextDialogue())
+    rules.begin(result())
+    rules.take(result(1.5e308))
+    with pytest.raises(EpisodeFailed, match="inf"):
+        rules.take(result(1.5e308))
+
+
+def test_a_missing_reward_is_zero_if_any_episode_of_the_run_had_one_and_otherwise_the_run_stops() -> None:
+    history = RewardHistory(limit=3)
+
+    def play(*rewards: float | None) -> float | None:
+        rules = EpisodeRules(TextDialogue(), history=history)
+        rules.begin(result())
+        for reward in rewards:
+            rules.take(result(reward))
+        assert rules.final_reward() == rules.final_reward()  # an episode ends once
+        return rules.final_reward()
+
+    assert [play(None), play()] == [0.0, 0.0]
+    with pytest.raises(NoRewards, match="No reward in 3 episodes"):
+        play(None)
+    assert play(None, 0.0) == 0.0  # a reward of 0 is one
+    assert [play(None) for _ in range(9)] == [0.0] * 9
 
 
 def test_tools_can_be_called_in_writing() -> None:

@@ -17,7 +17,8 @@ from pydantic import ConfigDict, Field, create_model, field_validator
 from openenv.client.network import http_url, with_token
 from openenv.client.vector.vector_env import VectorEnv
 from openenv.env.environment import Environment
-from openenv.errors import SlotsFailed
+from openenv.errors import NonFiniteReward, SlotsFailed
+from openenv.protocol.json_values import finite_reward
 from openenv.types import Action, EnvironmentMetadata, Observation, State
 
 from .gymnasium.spaces import SomeSpace, describe, from_wire, space_of, to_wire
@@ -256,11 +257,17 @@ class ServedParallelEnv(ParallelEnv):  # type: ignore[misc]
         return self._observations(fields), self._infos(fields)
 
     def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-        """Take an action for each living agent."""
+        """Take an action for each living agent.
+
+        Raises:
+            NonFiniteReward: A reward is NaN, infinite or not a number.
+        """
         wire = {agent: to_wire(self.action_spaces[agent], action) for agent, action in actions.items()}
         fields = self._only(lambda: self._env.step([{"actions": wire}]))
-        verdicts = (dict(fields[name]) for name in ("rewards", "terminations", "truncations"))
-        return (self._observations(fields), *verdicts, self._infos(fields))
+        # PettingZoo gives every agent a reward in every step, so a missing one was not a number.
+        rewards = {agent: _reward(value) for agent, value in fields["rewards"].items()}
+        ends = (dict(fields[name]) for name in ("terminations", "truncations"))
+        return (self._observations(fields), rewards, *ends, self._infos(fields))
 
     def close(self) -> None:
         """End the session."""
@@ -284,3 +291,10 @@ class ServedParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     def _infos(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {agent: dict(info) for agent, info in (fields.get("infos") or {}).items()}
+
+
+def _reward(value: Any) -> float:
+    reward = finite_reward(value)
+    if reward is None:
+        raise NonFiniteReward.of(value)
+    return float(reward)

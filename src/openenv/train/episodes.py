@@ -33,6 +33,7 @@ import httpx2
 from typing_extensions import Unpack
 
 from openenv.client.env_client import GenericEnvClient
+from openenv.client.rewards import RewardHistory
 from openenv.errors import (
     ExecutionError,
     OpenEnvError,
@@ -41,6 +42,7 @@ from openenv.errors import (
     ToolCallError,
     message_of,
 )
+from openenv.protocol.json_values import finite_reward, reply_reward
 from openenv.rollout.agents.dialogue import AnswerRefused, Dialogue, Json
 from openenv.rollout.agents.served_episode import RewardRule, served_dialogue
 from openenv.rollout.capture import Capture, CaptureServer, export
@@ -85,6 +87,9 @@ class PlayOptions(StreamOptions):
     """The largest number of tokens in a reply."""
     reward: RewardRule = "sum"
     """`sum` adds all rewards of an episode, `last` takes the last one."""
+    gives_rewards: bool = False
+    """Whether the environment is known to give rewards, perhaps rarely. Otherwise complete groups wait for the first
+    reward of any episode, and the stream stops if none comes. A missing reward counts as 0."""
     store: RolloutStore | None = None
     """Keeps outcomes and captured calls; None discards them."""
     client_options: Mapping[str, Any] | None = None
@@ -107,6 +112,7 @@ class PlayArguments(StreamArguments, total=False):
     max_turns: int
     max_tokens: int | None
     reward: RewardRule
+    gives_rewards: bool
     store: RolloutStore | None
     client_options: Mapping[str, Any] | None
 
@@ -175,6 +181,7 @@ class EpisodeStream(GroupStream[Start]):
         endpoint: CapturedModel,
     ) -> None:
         super().__init__(starts, options, endpoint.proxy)
+        self.rewards = RewardHistory(is_declared=options.gives_rewards, limit=max(64, 2 * options.concurrency))
         self._urls = urls
         self._model = endpoint.model
         self._dialogue = dialogue
@@ -212,6 +219,7 @@ class EpisodeStream(GroupStream[Start]):
         try:
             with episode.waits_for_environment():
                 first = await client.reset(**_arguments(group.item))
+            reply_reward(first.reward, first.metadata)
         except SessionCapacityError:
             await self.release(worker)
             raise
@@ -248,7 +256,7 @@ class EpisodeStream(GroupStream[Start]):
             outcome.keep_sequences(sequences)
         else:
             await asyncio.to_thread(self._store.add, outcome, episode.task())
-        return EpisodeSample(outcome, sequences)
+        return EpisodeSample(outcome, sequences, is_rewarded=episode.is_rewarded)
 
     async def _run(
         self, client: GenericEnvClient, messages: list[Json], episode: _PlayedEpisode, capture: Capture
@@ -278,13 +286,13 @@ class EpisodeStream(GroupStream[Start]):
         try:
             with episode.waits_for_environment():
                 result = await client.step(action)
+            episode.add_reward(reply_reward(result.reward, result.metadata))
         except (RequestValidationError, ToolCallError) as exc:  # the model's action is wrong
             return f"Error: {message_of(exc)}"
         except ExecutionError as exc:
-            # The environment's code raised. The environment or the action may be wrong, so the episode has no reward.
+            # The environment's code raised, or the reward is not a finite number. So the episode has no reward.
             episode.finish("env_failed", message_of(exc))
             return ""
-        episode.add_reward(result.reward)
         if result.done:
             episode.finish("ok")
         return self._dialogue.shown(result.observation)
@@ -332,6 +340,7 @@ class _PlayedEpisode:
         self._labels = labels
         self._rule = rule
         self._reward = 0.0
+        self.is_rewarded = False
         self._began = time.time()
         self.status: Status = "ok"
         self.reason: str | None = None
@@ -346,9 +355,14 @@ class _PlayedEpisode:
         return None if self.status in ("env_failed", "cancelled") else self._reward
 
     def add_reward(self, reward: float | None) -> None:
-        """Count the reward of a step, which may be None."""
+        """Count the reward of a step, which may be None.
+
+        Raises:
+            NonFiniteReward: The sum is infinite.
+        """
         if reward is not None:
-            self._reward = float(reward) + (self._reward if self._rule == "sum" else 0.0)
+            self.is_rewarded = True
+            self._reward = finite_reward(float(reward) + (self._reward if self._rule == "sum" else 0.0))
 
     def finish(self, status: Status, reason: str | None = None) -> None:
         """End the episode."""

@@ -37,6 +37,8 @@ class EpisodeSample:
     outcome: Outcome
     """`reward` is None after an infrastructure failure; `status` and `reason` describe it."""
     sequences: list[capture.Sequence] = field(default_factory=list)
+    is_rewarded: bool = True
+    """Whether the reward was given. If not, the environment gave none in this episode, which counts as 0."""
 
     @property
     def reward(self) -> float | None:

@@ -25,6 +25,7 @@ from openenv.errors import (
     ToolTransportError,
     message_of,
 )
+from openenv.protocol.json_values import reply_reward
 from openenv.protocol.schema import resolve_reference
 from openenv.protocol.tool_messages import RESERVED_TOOL_NAMES, Tool
 from openenv.rollout.agents.dialogue import FRAME_FIELDS, Json
@@ -301,7 +302,7 @@ class ServedSessionFactory(ResourceSessionFactory[ServedSession]):
         return only if isinstance(only, str) else fields
 
     def _result(self, name: str, arguments: dict[str, Any], step: StepResult[Any], state: Any) -> ToolResult:
-        done, metadata = bool(step.done), {"reward": step.reward, "state": plain(state)}
+        done, metadata = bool(step.done), {"reward": reply_reward(step.reward, step.metadata), "state": plain(state)}
         seen = step.observation
         if not isinstance(seen, Mapping) or name in self._actions or "tool_name" not in seen:
             return ToolResult(data=self._shown(seen), done=done, metadata=metadata)

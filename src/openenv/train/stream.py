@@ -38,6 +38,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar
 
+from openenv.client.rewards import RewardHistory
 from openenv.errors import RolloutError, SessionCapacityError, message_of
 from openenv.protocol.backoff import Backoff
 from openenv.rollout.capture import CaptureServer
@@ -196,6 +197,8 @@ class GroupStream(ABC, Generic[ItemT]):
         self._failing: list[str] = []  # the groups of the latest samples that failed in a row
         self._last_failure: str | None = None
         self._has_reward = False
+        self.rewards = RewardHistory()
+        self._unproven: list[SampleGroup] = []  # complete groups from before the first reward
         self._newest: int | None = None
         self._full_since: float | None = None
         self._pause = Backoff(
@@ -328,8 +331,12 @@ class GroupStream(ABC, Generic[ItemT]):
                 worker.cancel()
             await self._done.put(exc)
             return
-        is_lost = self._last_failure is not None and not self._has_reward
-        await self._done.put(RolloutError(f"No sample has a reward: {self._last_failure}") if is_lost else None)
+        end: BaseException | None = None
+        if self._last_failure is not None and not self._has_reward:
+            end = RolloutError(f"No sample has a reward: {self._last_failure}")
+        elif self._unproven or (self.counts.episodes and not self._has_reward):
+            end = self.rewards.error()
+        await self._done.put(end)
 
     async def _work(self, worker: int) -> None:
         """Make one sample after another."""
@@ -448,6 +455,10 @@ class GroupStream(ABC, Generic[ItemT]):
             return
         self.counts.episodes += 1
         self._has_reward |= sample.reward is not None
+        if sample.reward is not None and sample.is_rewarded:
+            self.rewards.gives_rewards = True
+        elif sample.outcome.status not in INFRASTRUCTURE:
+            self.rewards.end_episodes()
         group.samples.append(sample)
         if not group.has_enough():
             return
@@ -460,7 +471,13 @@ class GroupStream(ABC, Generic[ItemT]):
         await self.finish_group(group)
         if isinstance(self._source, Curriculum):
             self._source.update(group.number, [each.reward for each in group.samples])
-        await self._done.put(self.whole(group))
+        whole = self.whole(group)
+        if not self.rewards.gives_rewards and any(reward is not None for reward in whole.rewards):
+            self._unproven.append(whole)
+            return
+        ready, self._unproven = [*self._unproven, whole], []
+        for each in ready:
+            await self._done.put(each)
 
 
 def model_to_train(model: Model) -> Model:

@@ -33,7 +33,7 @@ from openenv.adapters.gymnasium.spaces import (
 )
 from openenv.client.vector.vector_env import VectorEnv
 from openenv.env.binding import infer_models
-from openenv.errors import ClientModeError, RequestValidationError
+from openenv.errors import ClientModeError, NonFiniteReward, NoRewards, RequestValidationError, SlotsFailed
 from openenv.protocol.codec import MSGPACK
 from openenv.protocol.json_values import decode, encode
 from openenv.server.loading import TargetError, load_app
@@ -403,6 +403,62 @@ def test_an_environment_without_spaces_asks_for_them(serve: Callable[..., Any]) 
     url = serve(create_app(Shop, Free, Receipt)).url
     with pytest.raises(ValueError, match="pass action_space="):
         GymnasiumEnv(url)
+
+
+class Rare(Idle):
+    """Pays what the action says, as text; `none` is a missing reward. Each episode has two steps."""
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+        self.steps = 0
+        return Observation()
+
+    def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        self.steps += 1
+        return Observation(reward=None if action.text == "none" else float(action.text), done=self.steps == 2)
+
+
+class Wish(Action):
+    text: str
+
+
+PAYS = ["none", "1.5", "nan", "inf", "-inf"]
+OF_RARE: dict[str, Any] = {
+    "action_space": spaces.Discrete(len(PAYS)),
+    "observation_space": spaces.Discrete(1),
+    "to_action": lambda number: {"text": PAYS[int(number)]},
+    "from_observation": lambda fields: 0,
+}
+
+
+@pytest.mark.parametrize("protocol", ["v1", "v2"])
+def test_a_missing_reward_is_zero_and_one_that_is_not_finite_is_a_failure(
+    serve: Callable[..., Any], protocol: Any
+) -> None:
+    url = serve(create_app(Rare, Wish, Observation, max_concurrent_envs=8)).url
+    one = GymnasiumEnv(url, **OF_RARE, protocol=protocol)
+    many = GymnasiumVectorEnv(url, 2, **OF_RARE, protocol=protocol)
+    for broken in range(2, len(PAYS)):
+        one.reset()
+        assert one.step(0)[1] == 0.0
+        with pytest.raises(NonFiniteReward):
+            one.step(broken)
+        many.reset()
+        assert many.step(np.array([0, 1]))[1].tolist() == [0.0, 1.5]
+        with pytest.raises(SlotsFailed) as caught:
+            many.step(np.array([0, broken]))
+        assert isinstance(caught.value.errors[1], NonFiniteReward)
+    one.close()
+    many.close()
+
+
+def test_an_environment_that_never_gives_a_reward_stops_the_run(serve: Callable[..., Any]) -> None:
+    url = serve(create_app(Rare, Wish, Observation, max_concurrent_envs=16)).url
+    envs = GymnasiumVectorEnv(url, 16, **OF_RARE, autoreset="same_step")
+    envs.reset()
+    with pytest.raises(NoRewards, match="No reward in 64 episodes"):
+        for _ in range(9):
+            assert envs.step(np.zeros(16, int))[1].tolist() == [0.0] * 16
+    envs.close()
 
 
 def test_the_class_says_which_models_it_has() -> None:

@@ -19,6 +19,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from openenv.client.env_client import EnvClient
 from openenv.client.network import http_url, with_token
+from openenv.client.rewards import RewardHistory, reward_history
 from openenv.client.vector.results import Autoreset, SlotResult, VectorResult
 from openenv.client.vector.vector_env import VectorEnv
 from openenv.errors import SlotsFailed
@@ -150,6 +151,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         self._env: VectorEnv[Any, Any] = VectorEnv(
             address, 1, client=client, autoreset="disabled", token=token, **options
         )
+        self._rewards = reward_history(address)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
@@ -161,10 +163,16 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         return self._observed(_only(lambda: self._env.reset(seed=seed, **kwargs)))
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take an action."""
+        """Take an action. A missing reward is 0.
+
+        Raises:
+            NonFiniteReward: The reward is NaN, infinite or not a number.
+            NoRewards: The environment has never given a reward, in many episodes.
+        """
         result = _only(lambda: self._env.step([self._actions.write(action)]))
         observation, info = self._observed(result)
-        return observation, result.reward, result.terminated, result.truncated, info
+        (reward,) = self._rewards.values(VectorResult([result]))
+        return observation, reward, result.terminated, result.truncated, info
 
     def render(self) -> Any:
         """Return the picture that came with the last observation."""
@@ -254,6 +262,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.metadata = {"autoreset_mode": AutoresetMode[autoreset.upper()]}
         self._env: VectorEnv[Any, Any] = VectorEnv(url, num_envs, autoreset=autoreset, token=token, **options)
+        self._rewards = RewardHistory()
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -274,10 +283,16 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._env.step_async([self._actions.write(action) for action in iterate(self.action_space, actions)])
 
     def step_wait(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Wait for the results."""
+        """Wait for the results. A missing reward is 0.
+
+        Raises:
+            SlotsFailed: Sessions failed; a reward that is not a finite number is such a failure (`NonFiniteReward`).
+            NoRewards: The environment has never given a reward, in many episodes.
+        """
         result = self._env.step_wait()
         observations = self._batch(result.observations)
-        return observations, result.rewards, result.terminated, result.truncated, self._infos(result)
+        rewards = np.array(self._rewards.values(result), np.float64)
+        return observations, rewards, result.terminated, result.truncated, self._infos(result)
 
     def close_extras(self, **kwargs: Any) -> None:
         """End all sessions."""

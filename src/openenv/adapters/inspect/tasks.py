@@ -19,6 +19,7 @@ from typing import Any
 import anyio
 
 from openenv.client.env_client import GenericEnvClient
+from openenv.client.rewards import reward_history
 from openenv.errors import OpenEnvError, RolloutError, message_of
 from openenv.rollout.agents.base import Agent
 from openenv.rollout.agents.dialogue import AnswerRefused, Dialogue
@@ -128,7 +129,7 @@ def play_env(
             # Reading the schemas blocks, so it runs in a thread.
             if not dialogues:
                 dialogues.append(await asyncio.to_thread(served_dialogue, url, system, {"wait_s": wait_s}))
-            rules = EpisodeRules(dialogues[0], reward)
+            rules = EpisodeRules(dialogues[0], reward, history=reward_history(url))
             async with _session(url, wait_s) as client:
                 await episode.play(client, rules, max_turns)
         # A limit is raised after the outcome is stored, so that the sample keeps its reward so far.

@@ -13,7 +13,9 @@ import httpx2
 
 from openenv.client.env_client import GenericEnvClient
 from openenv.client.network import http_url, with_token
+from openenv.client.rewards import RewardHistory, reward_history
 from openenv.errors import (
+    NonFiniteReward,
     OpenEnvError,
     RequestValidationError,
     RolloutError,
@@ -21,6 +23,7 @@ from openenv.errors import (
     ToolTransportError,
     message_of,
 )
+from openenv.protocol.json_values import finite_reward, reply_reward
 from openenv.protocol.tool_messages import ToolErrorType
 from openenv.types import StepResult
 
@@ -46,17 +49,20 @@ class EpisodeRules:
     Args:
         dialogue: Converts observations for the model.
         reward: `sum` adds all rewards of the episode, `last` takes the last one.
+        history: The rewards of the environment in this run; `reward_history` has one per server.
 
     Raises:
         ValueError: The rule is unknown.
     """
 
-    def __init__(self, dialogue: Dialogue, reward: RewardRule = "sum") -> None:
+    def __init__(self, dialogue: Dialogue, reward: RewardRule = "sum", *, history: RewardHistory | None = None) -> None:
         if reward not in ("sum", "last"):
             raise ValueError(f"reward must be 'sum' or 'last', not {reward!r}")
         self.dialogue = dialogue
         self._rule = reward
+        self._history = history or RewardHistory()
         self._reward = 0.0
+        self._has_ended = False
         self.is_over = True  # until it begins
         self.failure: EpisodeFailed | None = None
         """The reason why the episode has no reward, or None."""
@@ -66,23 +72,49 @@ class EpisodeRules:
         """The reward so far; None if the episode failed."""
         return None if self.failure is not None else self._reward
 
+    def final_reward(self) -> float | None:
+        """Return the reward at the end of the episode; None if the episode failed.
+
+        Raises:
+            NoRewards: The environment has never given a reward.
+        """
+        if self.failure is None and not self._has_ended:
+            self._has_ended = True  # a trainer may ask twice
+            self._history.end_episodes()
+        return self.reward
+
     def begin(self, result: StepResult[Any]) -> str:
-        """Start an episode with the result of `reset`; return the model's view of it."""
-        self._reward, self.failure, self.is_over = 0.0, None, bool(result.done)
+        """Start an episode with the result of `reset`; return the model's view of it.
+
+        Raises:
+            EpisodeFailed: The reward is not a finite number.
+        """
+        self._reward, self.failure, self.is_over, self._has_ended = 0.0, None, bool(result.done), False
+        self._checked(result)
         return self.dialogue.shown(result.observation)
 
     def take(self, result: StepResult[Any]) -> str:
         """Count the result of a step; return the model's view of it.
 
         Raises:
-            EpisodeFailed: The environment could not reach its own tool.
+            EpisodeFailed: The environment could not reach its own tool, or the reward is not a finite number.
         """
         if transport_failed(result.observation):
             raise self.fail(RolloutError(self.dialogue.shown(result.observation)))
-        if result.reward is not None:
-            self._reward = float(result.reward) + (self._reward if self._rule == "sum" else 0.0)
+        reward = self._checked(result)
+        if reward is not None:
+            self._reward = self._history.value(reward) + (self._reward if self._rule == "sum" else 0.0)
         self.is_over = self.is_over or bool(result.done)
         return self.dialogue.shown(result.observation)
+
+    def _checked(self, result: StepResult[Any]) -> Any:
+        try:
+            reward = reply_reward(result.reward, result.metadata)
+            if reward is not None and self._rule == "sum":
+                finite_reward(float(reward) + self._reward)  # finite numbers may add up to infinity
+        except NonFiniteReward as exc:
+            raise self.fail(exc) from exc
+        return reward
 
     def refuse(self, error: Exception) -> str:
         """Return the error of a refused action for the model.
@@ -127,7 +159,7 @@ class ServedEpisode(EpisodeRules):
         reward: RewardRule = "sum",
         client_options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(dialogue, reward)
+        super().__init__(dialogue, reward, history=reward_history(url))
         self._url = url
         self._client_options = dict(client_options or {})
         self._client = GenericEnvClient(url, **self._client_options).sync()

@@ -19,6 +19,8 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from pydantic_core import to_jsonable_python
 
+from openenv.client.rewards import RewardHistory
+from openenv.protocol.json_values import finite_reward, reply_reward
 from openenv.protocol.jsonrpc import JsonRpcErrorCode
 from openenv.protocol.tool_messages import RESERVED_TOOL_NAMES as RESERVED_TOOL_NAMES
 from openenv.protocol.tool_messages import Tool
@@ -571,7 +573,9 @@ def _shown_step(name: str, arguments: dict[str, Any], result: StepResult[Any], s
         "reward": result.reward,
         "done": done,
     }
-    return ToolResult(data=data, done=done, metadata={"reward": result.reward, "state": plain(state)})
+    return ToolResult(
+        data=data, done=done, metadata={"reward": reply_reward(result.reward, result.metadata), "state": plain(state)}
+    )
 
 
 def _last_reward(
@@ -617,16 +621,19 @@ def build_harness_rollout_func(
         limits: The limits of each rollout.
         reward_key: The key of the rewards in the result.
         concurrency: The number of rollouts at once, each in a thread.
-        requires_reward: Raise an error for a rollout without a reward. If False, its reward is None, which trainers
-            such as TRL leave out of the group.
+        requires_reward: Count a missing reward as 0, and raise an error if no rollout has had a reward. If False, a
+            missing reward is None, which trainers such as TRL leave out of the group.
 
     Returns:
         A function that returns a dictionary of lists with one entry per prompt: `prompt_ids`, `completion_ids`,
         `logprobs`, `env_mask` (1 for sampled tokens, 0 for tool results), `reward_key` and `verify_metrics`. It raises
-        ValueError if a verdict differs from the environment's reward, or if a required reward is missing.
+        ValueError if a verdict differs from the environment's reward, or if the environment has never given a reward,
+        and NonFiniteReward for NaN and infinity.
     """
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+
+    history = RewardHistory()
 
     def one(prompt: Any, trainer: Any) -> dict[str, Any]:
         session: ResourceSession = session_factory.create(prompt)
@@ -640,7 +647,7 @@ def build_harness_rollout_func(
             "completion_ids": result.completion_ids,
             "logprobs": result.logprobs,
             "env_mask": result.env_mask or [1] * len(result.completion_ids),
-            reward_key: agreed_reward(result, verdict, is_required=requires_reward),
+            reward_key: agreed_reward(result, verdict, is_required=False),
             "verify_metrics": verdict.metrics,
         }
 
@@ -655,6 +662,8 @@ def build_harness_rollout_func(
                 except BaseException:
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
+        if requires_reward:
+            _fill_missing(rows, reward_key, history)
         keys = ("prompt_ids", "completion_ids", "logprobs", "env_mask", reward_key, "verify_metrics")
         return {key: [row[key] for row in rows] for key in keys}
 
@@ -672,19 +681,33 @@ def rollout_final_state(result: HarnessRolloutResult) -> dict[str, Any]:
     }
 
 
+def _fill_missing(rows: list[dict[str, Any]], key: str, history: RewardHistory) -> None:
+    """Count missing rewards as 0 if the environment gave a reward in any rollout of this function.
+
+    Raises:
+        ValueError: It never gave one.
+    """
+    history.gives_rewards |= any(row[key] is not None for row in rows)
+    if rows and not history.gives_rewards:
+        raise ValueError("The rollout did not produce an environment reward")
+    for row in rows:
+        row[key] = history.value(row[key])
+
+
 def agreed_reward(result: HarnessRolloutResult, verdict: VerifyResult, *, is_required: bool) -> float | None:
     """Return the environment's reward, which the verdict must forward; None if neither has one.
 
     Raises:
         ValueError: They differ, or a required reward is missing.
+        NonFiniteReward: One of them is not a finite number.
     """
     rewards = [entry.result.metadata.get("reward") for entry in result.tool_trace]
-    earned = next((float(reward) for reward in reversed(rewards) if reward is not None), None)
+    earned = next((float(finite_reward(reward)) for reward in reversed(rewards) if reward is not None), None)
     if verdict.env_reward is None:
         if earned is None and is_required:
             raise ValueError("The rollout did not produce an environment reward")
         return earned
-    reward = float(verdict.env_reward)
+    reward = float(finite_reward(verdict.env_reward))
     if earned is not None and not isclose(reward, earned, rel_tol=0.0, abs_tol=_TOLERANCE):
         raise ValueError(
             f"verify.env_reward must forward the environment reward: the last tool call brought {earned}, not {reward}"

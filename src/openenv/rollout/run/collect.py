@@ -10,7 +10,6 @@ import asyncio
 import functools
 import json
 import logging
-import math
 import os
 import re
 import threading
@@ -93,12 +92,10 @@ class EpisodeRecord:
         """Create the record of a rollout and its verdict.
 
         Raises:
-            ValueError: The rollout needs a reward and has none, the verdict's reward differs from the environment's, or
-                the reward is not finite.
+            ValueError: The rollout needs a reward and has none, or the verdict's reward differs from the environment's.
+            NonFiniteReward: The reward is not a finite number.
         """
         reward = agreed_reward(rollout, verify, is_required=requires_reward)
-        if reward is not None and not math.isfinite(reward):
-            raise ValueError(f"The environment's reward is {reward}, which is not a finite number")
         state = rollout_final_state(rollout)
         return cls(
             episode_id=episode_id,

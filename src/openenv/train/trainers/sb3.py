@@ -11,8 +11,10 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from openenv.adapters.gymnasium.gymnasium_env import FromObservation, ToAction, interface_of
 from openenv.adapters.gymnasium.spaces import SomeSpace
+from openenv.client.rewards import RewardHistory
 from openenv.client.vector.results import VectorResult
 from openenv.client.vector.vector_env import VectorEnv
+from openenv.errors import NonFiniteReward
 
 try:
     from stable_baselines3.common.vec_env import VecEnv
@@ -65,6 +67,7 @@ class ServedVecEnv(VecEnv):  # type: ignore[misc]
         )
         # Before the base class, which asks for attributes.
         self._env: VectorEnv[Any, Any] = VectorEnv(url, num_envs, autoreset="same_step", **options)
+        self._rewards = RewardHistory()
         super().__init__(num_envs, self._observations.space, self._actions.space)
 
     def reset(self) -> Any:
@@ -84,10 +87,19 @@ class ServedVecEnv(VecEnv):  # type: ignore[misc]
         self._env.step_async([write(action) for action in actions])
 
     def step_wait(self) -> tuple[Any, Any, Any, Infos]:
-        """Wait for the results."""
+        """Wait for the results. A missing reward is 0.
+
+        Raises:
+            SlotsFailed: Sessions failed; a reward that is not a finite number is such a failure (`NonFiniteReward`).
+            NonFiniteReward: A reward is not finite as a float32, or a failed slot is masked.
+            NoRewards: The environment has never given a reward, in many episodes.
+        """
         result = self._env.step_wait()
         # Rewards as the buffers of Stable-Baselines3 have them.
-        rewards = result.rewards.astype(np.float32)
+        rewards = np.array(self._rewards.values(result), np.float32)
+        if not np.isfinite(rewards).all():  # a float64 may be too large for a float32
+            slot = int(np.flatnonzero(~np.isfinite(rewards))[0])
+            raise NonFiniteReward.of(result.by_slot[slot].reward)
         return self._batch(result.observations), rewards, result.dones, self._infos(result)
 
     def close(self) -> None:

@@ -63,9 +63,10 @@ class ServedTextEnv(BaseTextEnv):  # type: ignore[misc]
 
         Raises:
             EpisodeFailed: The server or the environment failed, so the episode has no reward.
+            NoRewards: The environment has never given a reward.
         """
         self.turns += 1
-        before = self._episode.reward or 0.0
+        before = self._earned()
         answer = {"role": "assistant", "content": action}
         try:
             (taken,) = self._episode.dialogue.actions(answer)
@@ -74,8 +75,22 @@ class ServedTextEnv(BaseTextEnv):  # type: ignore[misc]
             shown = str(exc)
         done = self._episode.is_over or self.turns >= self.max_turns
         observations = [] if done else self._episode.dialogue.reply(answer, [shown])
-        reward = (self._episode.reward or 0.0) - before
+        reward = self._earned() - before
+        if done:
+            self._episode.final_reward()
         return BaseTextEnvStepOutput(observations=observations, reward=reward, done=done, metadata={})
+
+    def _earned(self) -> float:
+        """Return the reward so far.
+
+        Raises:
+            EpisodeFailed: The episode has failed, so it has no reward.
+        """
+        reward = self._episode.reward
+        if reward is None:
+            assert self._episode.failure is not None
+            raise self._episode.failure
+        return reward
 
     def get_metrics(self) -> dict[str, Any]:
         """Return the number of turns, and whether the episode ended."""

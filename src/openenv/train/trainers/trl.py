@@ -123,10 +123,15 @@ class ToolEnvironments:
         return {name: value for name, value in row.items() if name in wanted and value is not None}
 
     def reward_of(self, episode: ServedEpisode) -> float | None:
-        """Return the reward of an episode; None if it failed and `on_failure` is `drop`."""
+        """Return the reward of an episode; None if it failed and `on_failure` is `drop`.
+
+        Raises:
+            EpisodeFailed: It failed, and `on_failure` is `raise`.
+            NoRewards: The environment has never given a reward.
+        """
         if episode.failure is not None and self._on_failure == "raise":
             raise episode.failure
-        return episode.reward
+        return episode.final_reward()
 
     def close(self) -> None:
         """End all sessions."""

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from openenv.client.env_client import GenericEnvClient
+from openenv.client.rewards import reward_history
 from openenv.errors import OpenEnvError
 from openenv.rollout.agents.dialogue import AnswerRefused
 from openenv.rollout.agents.served_episode import EpisodeFailed, EpisodeRules, RewardRule, served_dialogue
@@ -101,10 +102,11 @@ class ServedEnv(vf.Env[ServedEnvConfig]):  # type: ignore[misc]
 
         Raises:
             EpisodeFailed: The server or the environment failed.
+            NoRewards: The environment has never given a reward.
         """
         data: ServedData = task.data
         dialogue = await asyncio.to_thread(served_dialogue, data.url, data.system, data.client, calls_tools=False)
-        rules = EpisodeRules(dialogue, data.reward)
+        rules = EpisodeRules(dialogue, data.reward, history=reward_history(data.url))
         async with GenericEnvClient(data.url, **data.client) as client:
             try:
                 first = await client.reset(**data.reset)
@@ -120,7 +122,7 @@ class ServedEnv(vf.Env[ServedEnvConfig]):  # type: ignore[misc]
                     message = await self._answered(client, rules, segment.last_reply)
                     if rules.is_over:
                         break
-        interaction.trace.record_reward("openenv_reward", rules.reward)
+        interaction.trace.record_reward("openenv_reward", rules.final_reward())
 
     async def _answered(self, client: GenericEnvClient, rules: EpisodeRules, text: str) -> str:
         answer = {"role": "assistant", "content": text}

@@ -20,6 +20,7 @@ from typing import Any
 from uuid import uuid4
 
 from openenv.client.env_client import GenericEnvClient
+from openenv.client.rewards import reward_history
 from openenv.errors import OpenEnvError
 from openenv.rollout.agents.dialogue import AnswerRefused, Dialogue, Json
 from openenv.rollout.agents.served_episode import EPISODE_OVER, EpisodeFailed, EpisodeRules, RewardRule, served_dialogue
@@ -88,6 +89,7 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]
         Raises:
             ValueError: `url` is missing.
             EpisodeFailed: The server or the environment failed.
+            NoRewards: The environment has never given a reward.
         """
         row = dict(kwargs.get("extra_info") or {})
         url = str(row.get("url") or self._url)
@@ -95,7 +97,7 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]
             raise ValueError("the agent loop needs a `url`, in its configuration or in a row's extra_info")
         options = tuple(sorted(self._client_options.items()))
         dialogue = await asyncio.to_thread(_dialogue, url, self._system, options)
-        rules = EpisodeRules(dialogue, self._reward)
+        rules = EpisodeRules(dialogue, self._reward, history=reward_history(url))
         talk = _Conversation(list(kwargs["raw_prompt"]))
         async with GenericEnvClient(url, **self._client_options) as client:
             await self._play(client, rules, talk, dict(row.get("reset") or {}), sampling_params)
@@ -106,7 +108,7 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]
             response_ids=talk.tokens[split:][:length],
             response_mask=talk.mask[:length],
             response_logprobs=talk.logprobs[:length] if talk.logprobs else None,
-            reward_score=rules.reward,
+            reward_score=rules.final_reward(),
             num_turns=2 * talk.turns,
             metrics=AgentLoopMetrics(
                 generate_sequences=talk.generate_s, tool_calls=talk.environment_s, num_preempted=talk.preempted
