@@ -19,7 +19,8 @@ TREE = {
     "site-packages/installed.py": "who = 'installed'\n",
     "site-packages/spaces/deep.py": "who = 'installed'\n",
     "site-packages/library.py": "try:\n    import optional\nexcept ImportError:\n    optional = None\n\n\n"
-    "def plug_in(name):\n    import importlib\n    return importlib.import_module(name)\n",
+    "def plug_in(name):\n    import importlib\n    return importlib.import_module(name)\n\n\n"
+    "def by_name():\n    import importlib\n    return importlib.import_module('optional')\n",
     "site-packages/sitecustomize.py": "import sys\nsys.customized = True\n",
     "site-packages/editable.pth": "ignored: no site folder\n",
     "workdir/installed.py": "who = 'agent'\n",
@@ -115,6 +116,10 @@ def test_installed_code_that_tries_a_module_does_not_get_the_agents(run: Run) ->
     assert run("-c", "import library; print(library.optional)") == "None"
     assert run("-c", "import optional, library; print(library.optional.who)") == "agent"  # a check imported it itself
     assert run("-c", "import library; print(library.plug_in('optional').who)") == "agent"
+
+
+def test_a_library_that_spells_a_name_in_a_call_does_not_get_the_agents_module(run: Run) -> None:
+    assert run("-c", "import library; library.by_name()").endswith("No module named 'optional'")
 
 
 def test_another_sitecustomize_still_runs(run: Run) -> None:

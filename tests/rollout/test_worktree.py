@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from openenv.rollout.store.archives import MAX_BYTES, UnusableWorktree, read_files
-from openenv.rollout.tasks.task import PROTECTED
+from openenv.rollout.tasks.task import PROTECTED, Task
 from openenv.rollout.verify import worktree
-from openenv.rollout.verify.worktree import VerifierHome, merge, write_home
+from openenv.rollout.verify.lookups import ancestors
+from openenv.rollout.verify.worktree import VerifierHome, merge, rules_of, write_home
 from openenv.rollout.verify.worktree_guard import Patterns, WorktreeRules
 
 
@@ -167,19 +168,52 @@ def test_modules_that_python_would_take_for_its_own_are_dropped_beside_the_check
     ("asked", "kept"),
     [
         ("Write answer.txt.", {"answer.txt"}),
-        ("Write answer.txt and lib/helper.", {"answer.txt", "lib/helper", "lib/deep/check.o"}),
-        ("Write answer.txt, and tools in lib.", {"answer.txt", "lib/helper", "lib/deep/check.o"}),
+        ("Write answer.txt and lib/tool.", {"answer.txt", "lib/tool", "lib/deep/check.o"}),
+        ("Write answer.txt, and tools in lib.", {"answer.txt", "lib/tool", "lib/deep/check.o"}),
     ],
 )
 def test_a_folder_of_verify_files_is_the_verifiers_unless_the_task_speaks_of_it(
     tmp_path: Path, asked: str, kept: set[str]
 ) -> None:
-    work = archive(tmp_path / "work.tar", member("answer.txt"), member("lib/helper"), member("lib/deep/check.o"))
+    work = archive(tmp_path / "work.tar", member("answer.txt"), member("lib/tool"), member("lib/deep/check.o"))
     files = {"lib/helper.js": "", "lib/deep/check.c": ""}
     assert merged(tmp_path, work, verify_files=files, asked=[asked]).keys() == kept
     setup = archive(tmp_path / "setup.tar", folder("workdir/lib"))
     with_setup = merged(tmp_path, work, setup, verify_files=files, asked=["Write answer.txt."])
-    assert with_setup.keys() == {"answer.txt", "lib/helper"}  # a folder of the setup's is one to work in
+    assert with_setup.keys() == {"answer.txt", "lib/tool"}  # a folder of the setup's is one to work in
+
+
+def test_a_file_without_ending_that_node_finds_first_is_dropped(tmp_path: Path) -> None:
+    work = archive(tmp_path / "work.tar", member("src/lib"), member("src/other"), member("py/tool"))
+    setup = archive(tmp_path / "setup.tar", folder("workdir/src"), folder("workdir/py"))
+    files = {"src/lib.js": "", "py/tool.py": ""}
+    assert merged(tmp_path, work, setup, verify_files=files).keys() == {"src/other", "py/tool"}
+    assert "src/lib" in merged(tmp_path, work, setup, verify_files=files, asked=["Write src/lib."])
+
+
+def test_new_modules_of_an_installed_environment_are_dropped_unless_asked_for(tmp_path: Path) -> None:
+    site, packages = ".venv/lib/python3.11/site-packages", "node_modules"
+    names = (".venv/pyvenv.cfg", f"{site}/old/__init__.py", f"{packages}/old/index.js")
+    parents = {above for name in names for above in ancestors(name)} - {""}
+    before = (
+        *(folder(f"workdir/{above}") for above in sorted(parents)),
+        *(member(f"workdir/{name}") for name in names),
+    )
+    setup = archive(tmp_path / "setup.tar", *before)
+    new = (f"{site}/orjson.py", f"{site}/fast/__init__.py", f"{packages}/chalk/index.js", f"{packages}/.bin/x")
+    work = archive(tmp_path / "work.tar", *(member(name) for name in (*names, *new, "answer.txt")))
+    check = {"checks": [".venv/bin/python tests/check.py", "node tests/check.js"], "verify_files": {"tests/x": ""}}
+    assert merged(tmp_path, work, setup, **check).keys() == {*names, "answer.txt"}
+    asked = merged(tmp_path, work, setup, **check, asked=["Install orjson, fast and chalk."])
+    assert asked.keys() == {*names, *new[:3], "answer.txt"}
+
+
+def test_bytecode_of_a_protected_file_is_dropped_and_own_patterns_extend_the_default(tmp_path: Path) -> None:
+    files = ("lib/score.py", "lib/score.pyc", "lib/__pycache__/score.cpython-311.pyc", "conftest.py", "lib/own.pyc")
+    work = archive(tmp_path / "work.tar", *(member(name) for name in files))
+    rules = rules_of(Task(instruction="x", protected=("lib/score.py",)), "/home/user/workdir")
+    assert merged(tmp_path, work, protected=rules.protected).keys() == {"lib/own.pyc"}
+    assert rules_of(Task(instruction="x", protected=()), "/home/user/workdir").protected == ()
 
 
 def test_what_a_makefile_of_the_verifier_builds_is_dropped_unless_it_is_asked_for(tmp_path: Path) -> None:

@@ -16,7 +16,15 @@ from openenv.rollout import Check, Task
 from openenv.rollout.capture import call_request, records
 from openenv.rollout.run.engine import EngineOptions
 from openenv.rollout.run.phases import ModelAccess, PhaseFailed, RolloutRun
-from openenv.rollout.verify import judged_checks, lookups, verify_lines, worktree, worktree_guard, worktree_links
+from openenv.rollout.verify import (
+    judged_checks,
+    lookups,
+    settings,
+    verify_lines,
+    worktree,
+    worktree_guard,
+    worktree_links,
+)
 from openenv.rollout.verify.cases import ReadySandbox, VerificationCase
 from openenv.rollout.verify.inside import VerifierPlace
 from openenv.rollout.verify.proof import Evidence, Proof
@@ -125,6 +133,10 @@ def links_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worktree_links.TreeWithoutLinks, "_keeps", lambda *args: True)
 
 
+def unknown_settings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings.Settings, "cover", lambda *args: False)
+
+
 def settings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worktree_guard.WorktreeGuard, "covers", lambda *args, **options: False)
     monkeypatch.setattr(worktree_guard.Patterns, "cover", lambda *args, **options: False)
@@ -195,6 +207,7 @@ MUTATIONS = (
     Mutation("the range of rewards", rewards_have_no_range, SCORED),
     Mutation("links to the verifier's files are dropped", links_are_kept, "link-to-expected/tests:expected.txt"),
     Mutation("links to the check's own process are dropped", links_are_kept, "link-and-reader/cmdline-answer.txt"),
+    Mutation("settings that no text mentions", unknown_settings_are_kept, "settings-of-a-tool/.proverc"),
     Mutation("settings are the setup's", settings_are_kept, "pytest-settings/pytest.ini-collect-only"),
     Mutation("the endpoint is asked", the_endpoint_is_not_asked, "endpoint-blamed/status-500", "dodge"),
     Mutation("the truncated are verified", the_truncated_are_not_verified, "exit-of-the-agent/hangs", "dodge"),

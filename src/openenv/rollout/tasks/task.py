@@ -139,7 +139,8 @@ class Task(BaseModel):
     """`setup`: the setup lines run in a sandbox with a network. The agent then gets a fresh sandbox without a network.
     Only the files in the home and the work folder move there; processes and other folders do not."""
     protected: tuple[str, ...] = PROTECTED
-    """Patterns below the work folder; the verifier sees the baseline's version of these files."""
+    """Patterns below the work folder; the verifier sees the baseline's version of these files. They extend the default
+    patterns; an empty tuple turns all protection of names off."""
     keeps_links: tuple[str, ...] = ()
     """Patterns below the work folder, for tasks about links. The verifier sees links of the agent at these paths. All
     other links that the setup did not make are replaced by copies, or removed if they lead out of the work folder."""

@@ -4,9 +4,9 @@ Knows names and texts: the tools that a task's checks use, the folders they star
 the agent to write. Must not know archives or sandboxes.
 """
 
-# A check runs `make test`, and make reads GNUmakefile before Makefile. It runs `npm test`, and npm starts the shell
-# that .npmrc names. In both cases a file that the agent adds would steer the check. `FAMILIES` lists such files per
-# tool. If the setup or the verify files contain a project of the tool, the baseline's version of these files counts:
+# A check runs `make test`, and make reads GNUmakefile before Makefile. `FAMILIES` lists the files that make a folder a
+# project of a tool. If the setup or the verify files contain a project, the baseline's version of these files counts.
+# Other settings, such as .npmrc, follow a rule for all tools (`settings.py`):
 #
 #   baseline             the agent left               the verifier sees
 #   Makefile             Makefile (changed)           the baseline's Makefile, if a check uses make
@@ -24,6 +24,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from openenv.rollout.verify.settings import Settings
+
 
 @dataclass(frozen=True, slots=True)
 class ToolFamily:
@@ -32,14 +34,12 @@ class ToolFamily:
     Args:
         tools: Words in a check that use a tool of this family.
         project: Files that make a folder a project. A tool reads them in its start folder, or in the next one above.
-        overrides: Files that change the behaviour of a tool, and that only the tool reads.
         hides: Files of the tool that a file with the same name would hide.
         folders: Folders of programs and libraries that a tool runs.
     """
 
     tools: str
     project: str = ""
-    overrides: str = ""
     hides: str = ""
     folders: str = ""
 
@@ -51,42 +51,24 @@ FAMILIES = (
     ToolFamily(
         "npm npx yarn pnpm bun node jest mocha vitest ava nyc c8",
         project="package.json package-lock.json npm-shrinkwrap.json yarn.lock pnpm-lock.yaml pnpm-workspace.yaml",
-        overrides=".npmrc .yarnrc* .yarn/** .pnp.* .pnpmfile.* bunfig.toml jest.config.* .mocharc* vitest.* "
-        "vite.config.* babel.config.* .babelrc* .swcrc .nycrc* nyc.config.* .c8rc* ava.config.* node_modules/.bin/** "
-        "eslint.config.* .eslintrc* .eslintignore .prettierrc* .prettierignore biome.json*",
         folders="node_modules",
     ),
     ToolFamily("tsc tsx ts-node", project="tsconfig*.json jsconfig.json"),
-    ToolFamily(
-        "cargo rustc",
-        project="Cargo.toml Cargo.lock",
-        overrides=".cargo/** rust-toolchain* clippy.toml .clippy.toml",
-        folders="vendor",
-    ),
-    ToolFamily("go", project="go.mod go.sum", overrides="go.work go.work.sum", folders="vendor"),
-    ToolFamily(
-        "mvn gradle gradlew",
-        project="pom.xml build.gradle* settings.gradle*",
-        overrides=".mvn/** gradle.properties gradle/**",
-    ),
-    ToolFamily("bazel", project="WORKSPACE MODULE.bazel", overrides=".bazelrc"),
-    ToolFamily("ruby rake rspec bundle", project="Rakefile Gemfile*", overrides=".rspec .bundle/**", folders="vendor"),
-    ToolFamily("pytest tox nox coverage", overrides="tox.toml noxfile.py .coveragerc .coverage .coverage.*"),
-    ToolFamily("python", overrides=".venv/bin/** venv/bin/**"),
-    ToolFamily(
-        "ruff mypy flake8 pylint black isort pyright bandit",
-        overrides="ruff.toml .ruff.toml mypy.ini .mypy.ini .flake8 pylintrc pylintrc.toml .pylintrc .pylintrc.toml "
-        ".isort.cfg pyrightconfig.json .bandit",
-    ),
+    ToolFamily("cargo rustc", project="Cargo.toml Cargo.lock", folders="vendor"),
+    ToolFamily("go", project="go.mod go.sum go.work go.work.sum", folders="vendor"),
+    ToolFamily("mvn gradle gradlew", project="pom.xml build.gradle* settings.gradle* gradle/**"),
+    ToolFamily("bazel", project="WORKSPACE MODULE.bazel"),
+    ToolFamily("ruby rake rspec bundle", project="Rakefile Gemfile*", folders="vendor"),
     ToolFamily(  # headers that `-I.` would find before the headers of the compiler
         "gcc g++ cc c++ clang clang++ make cmake",
-        overrides=".gdbinit",
         hides="assert.h complex.h ctype.h errno.h fenv.h float.h inttypes.h iso646.h limits.h locale.h math.h "
         "setjmp.h signal.h stdalign.h stdarg.h stdatomic.h stdbool.h stddef.h stdint.h stdio.h stdlib.h stdnoreturn.h "
         "string.h strings.h tgmath.h threads.h time.h uchar.h unistd.h wchar.h wctype.h fcntl.h pthread.h",
     ),
     ToolFamily("g++ c++ clang++", hides="cassert cmath cstdio cstdlib cstring iostream string vector memory algorithm"),
 )
+_PROGRAM_FILES = "venv/bin/** node_modules/.bin/**"
+"""Programs that a line finds through the folder of an environment or of packages."""
 _PYTHON_TOOLS = ("tox", "nox", "coverage", "ruff", "mypy", "flake8", "pylint", "black", "isort", "pyright", "bandit")
 SHARED_CONFIG = frozenset({"pyproject.toml", "setup.cfg"})
 """Files with one section per tool; the agent may change sections of tools that the checks do not use."""
@@ -176,30 +158,39 @@ class Lookups:
         files: Files and folders of the setup and of the verifier, relative to the work folder.
         runners: The contents of setup files that start tools (`RUNNERS`).
         verify_files: The texts of verifier files, by their paths relative to the work folder.
+        settings: The rule for settings of all tools.
     """
 
     def __init__(
-        self, texts: Texts, *, files: Collection[str], runners: Mapping[str, str], verify_files: Mapping[str, str]
+        self,
+        texts: Texts,
+        *,
+        files: Collection[str],
+        runners: Mapping[str, str],
+        verify_files: Mapping[str, str],
+        settings: Settings,
     ) -> None:
         self._texts, self._files = texts, files
         said = "\n".join((*texts.checks, *runners.values()))
         self._starts = texts.starts() | {posixpath.dirname(file) for file in verify_files}
         self._starts |= {above for start in self._starts for above in ancestors(start)}
         self._projects: list[_Project] = []
-        overrides: list[str] = []
+        hides: list[str] = []
         folders: list[str] = []
+        starts_project = False
         for family in FAMILIES:
             pattern = any_of(family.project)
             provided = {posixpath.dirname(file) for file in files if pattern.fullmatch(file)}
             is_used = _says(family.tools, said)
             self._projects.append(_Project(pattern, provided, is_used))
-            # A project that the agent started brings its configuration, unless verify files lie in it.
-            if provided or verify_files or not family.project:
-                overrides.append(family.overrides)
             if is_used:
-                overrides.append(family.hides)
+                starts_project = starts_project or (bool(family.project) and not provided)
+                hides.append(family.hides)
                 folders.append(family.folders)
-        self._overrides = any_of(" ".join(overrides))
+        # A project that the agent started brings its settings, unless verify files lie in it.
+        self._is_agents_project = starts_project and not verify_files
+        self._programs = any_of(" ".join([*hides, *([] if self._is_agents_project else [_PROGRAM_FILES])]))
+        self._settings = settings
         self.folders = frozenset(" ".join(folders).split())
         """Names of folders with programs and libraries of the tools."""
         self._targets = {
@@ -215,9 +206,17 @@ class Lookups:
             return True
         if self._texts.asks_for(name, by_path="node_modules/" in name):
             return False
-        if self._overrides.fullmatch(name):
+        if self._programs.fullmatch(name):
             return not self._texts.asks_for_environment(name)
+        if self._is_setting(name):
+            return True
         return any(project.has(name, self._starts, is_new=name not in self._files) for project in self._projects)
+
+    def _is_setting(self, name: str) -> bool:
+        if self._is_agents_project or posixpath.basename(name) in SHARED_CONFIG or not self._settings.cover(name):
+            return False
+        is_of_new_project = any(not project.provided and project.pattern.fullmatch(name) for project in self._projects)
+        return not (is_of_new_project or self._texts.asks_for_environment(name))
 
     def names_a_tool(self, content: bytes) -> bool:
         """Return whether a `SHARED_CONFIG` has a section for a tool of the checks; pytest always counts as one."""

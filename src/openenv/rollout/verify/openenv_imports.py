@@ -101,17 +101,27 @@ class ImportGuard:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and _is_machinery(frame.f_code.co_filename):
             frame = frame.f_back
+        is_call = frame is not None and self._is_import_library(frame.f_code.co_filename)
+        while frame is not None and self._is_import_library(frame.f_code.co_filename):
+            frame = frame.f_back
         if frame is None:
             return False
         file = frame.f_code.co_filename
         if not file.startswith(self._standard_library) and not any(part in file for part in _INSTALLED):
             return False
+        if is_call:
+            # `zoneinfo` spells the name "tzdata"; pytest and unittest get the names of tests from their user.
+            words = [word for word in frame.f_code.co_consts if isinstance(word, str)]
+            return any(word == name or word.startswith(name + ".") for word in words)
         from opcode import opmap
 
         # pytest loads tests with `importlib.import_module(name)`: a call, not an import statement.
         code = frame.f_code
         is_statement = 0 <= frame.f_lasti < len(code.co_code) and code.co_code[frame.f_lasti] == opmap["IMPORT_NAME"]
         return is_statement and any(word == name or word.startswith(name + ".") for word in code.co_names)
+
+    def _is_import_library(self, file: str) -> bool:
+        return file.startswith(self._standard_library + "importlib") or file == self._standard_library + "functools.py"
 
 
 class _AgentFolder(FileFinder):

@@ -33,7 +33,7 @@ from openenv.rollout.store.archives import (
     add_files,
     copy_member,
 )
-from openenv.rollout.tasks.task import Task, as_bytes, as_texts
+from openenv.rollout.tasks.task import PROTECTED, Task, as_bytes, as_texts
 from openenv.rollout.verify.lookups import GIT_CONFIG, RUNNERS, SHARED_CONFIG, ancestors, safe_git_config
 from openenv.rollout.verify.worktree_guard import Kind, SetupTree, WorktreeGuard, WorktreeRules, plan_guard
 from openenv.rollout.verify.worktree_links import LinkRules, TreeWithoutLinks
@@ -55,12 +55,13 @@ def rules_of(task: Task, root: str) -> WorktreeRules:
     for check in task.verify:
         files |= {} if isinstance(check, str) else check.files
     return WorktreeRules(
-        protected=task.protected,
+        protected=tuple(dict.fromkeys((*PROTECTED, *task.protected))) if task.protected else (),
         keeps_links=task.keeps_links,
         verify_files=files,
         named=task.texts(),
         checks=(*task.verify_texts(), *files.values()),
         asked=(task.instruction, *task.solution, *as_texts(task.solution_files).values()),
+        setup=(*task.setup, *task.files, *as_texts(task.files).values()),
         root=root,
     )
 

@@ -13,7 +13,8 @@ Knows names, patterns and texts. Must not know archives or sandboxes.
 #                                       the baseline's tests are restored
 #   tests/test_it/__init__.py, tests.py Python would import it instead of `tests/test_it.py`, or of the folder `tests`
 #   random.py, app/json.py              shadows a module of Python or pytest in a folder that checks start or lie in
-#   GNUmakefile, .npmrc, .git/hooks     steers a tool that the checks use (`lookups.FAMILIES`), or makes git run things
+#   GNUmakefile, .git/hooks             steers a tool that the checks use (`lookups.FAMILIES`), or makes git run things
+#   .proverc, uv.toml, .Rprofile        settings of a tool that no text of the task mentions (`settings.py`)
 #   .venv/bin/python, node_modules/...  programs and libraries that the setup installed
 #   pyproject.toml with [tool.pytest]   changed by the agent, and able to steer pytest
 #
@@ -39,6 +40,7 @@ from itertools import pairwise
 from typing import Literal
 
 from openenv.rollout.verify.lookups import GIT_FILES, RUNNERS, Lookups, Texts, ancestors
+from openenv.rollout.verify.settings import Settings
 from openenv.sandboxes.base import WORKDIR
 
 _BESIDE_PYTEST = frozenset(
@@ -104,6 +106,7 @@ class WorktreeRules:
         named: All texts of the task. The agent may write any module or test that they name.
         checks: The lines of the checks, and the verifier's files. They show which tools the checks use.
         asked: Instruction and solution. The agent may write any file that they name.
+        setup: The setup lines, and the initial files.
         root: The work folder inside the sandbox.
     """
 
@@ -113,6 +116,7 @@ class WorktreeRules:
     named: Sequence[str] = ()
     checks: Sequence[str] = ()
     asked: Sequence[str] = ()
+    setup: Sequence[str] = ()
     root: str = WORKDIR
 
 
@@ -156,7 +160,7 @@ class WorktreeGuard:
         return kind == "link" and not self.texts.asks_for(name) and self._covers(f"{name}/x", "file")
 
     def _covers(self, name: str, kind: Kind) -> bool:
-        if self.patterns.cover(name):
+        if self.patterns.cover(name) or (name.endswith(".pyc") and self.patterns.cover(name[:-1])):
             return True
         if not self.strict:
             return False
@@ -199,12 +203,16 @@ class WorktreeGuard:
             if places is None:
                 continue
             is_last = at == len(parts) - 1
-            stems = [] if is_last and kind == "file" else [(part, "")]
+            is_plain = is_last and kind == "file" and "." in part
+            stems = [] if is_plain else [(part, "")]
             if is_last and kind != "folder":
                 stems += [(part[: dot.start()], part[dot.end() :]) for dot in _DOT.finditer(part)]
             for stem, ending in stems:
                 place = places.get(stem)
-                if place is not None and part not in place.names and place.takes(ending):
+                if place is None or part in place.names or not place.takes(ending):
+                    continue
+                # node finds a file `lib` before `lib.js`; Python needs an ending.
+                if ending or not is_last or kind != "file" or place.takes("js"):
                     return not self._is_agents(name)
         return False
 
@@ -232,7 +240,10 @@ class WorktreeGuard:
         added = name[len(folder) :].lstrip("/").split("/")[0]
         if is_program or added in _PROGRAMS or added == "node_modules" or added.startswith("."):
             return True
-        return added.split(".")[0] in tools.stems.get(folder, ())
+        if added.split(".")[0] in tools.stems.get(folder, ()):
+            return True
+        # A program of the setup may import a new library, which nobody asked for.
+        return not (self.texts.mentions(added.split(".")[0]) or self.texts.asks_for_environment(name))
 
     def shadows(self, name: str, *, is_link: bool) -> bool:
         """Return whether Python would import this file instead of one of its modules in a folder of the checks.
@@ -285,15 +296,24 @@ def plan_guard(rules: WorktreeRules, setup: SetupTree | None = None) -> Worktree
     verify_files = frozenset(inner)
     setup_tests = frozenset(file for file in setup.files if _is_setup_test(file, texts))
     above = {folder for file in verify_files for folder in ancestors(file)}
+    runners = {
+        name: content.decode("utf-8", "replace") for name, content in setup.contents.items() if RUNNERS.fullmatch(name)
+    }
+    start_folders = {"", *(posixpath.dirname(file) for file in verify_files), *texts.starts()}
+    python = {text for file, text in paths.items() if file.endswith(".py")}
+    settings = Settings(
+        lines=(*(text for text in rules.checks if text not in python), *runners.values()),
+        asked=rules.asked,
+        texts=(*rules.named, *rules.asked, *rules.checks, *rules.setup),
+        places=(*start_folders, *(posixpath.dirname(file) for file in setup_tests)),
+        setup=setup.files,
+    )
     lookups = Lookups(
         texts,
         files=setup.files | setup.folders | verify_files | above,
-        runners={
-            name: content.decode("utf-8", "replace")
-            for name, content in setup.contents.items()
-            if RUNNERS.fullmatch(name)
-        },
+        runners=runners,
         verify_files=inner,
+        settings=settings,
     )
     return WorktreeGuard(
         root=root,
@@ -315,7 +335,7 @@ def plan_guard(rules: WorktreeRules, setup: SetupTree | None = None) -> Worktree
         setup_tests=setup_tests,
         import_places=_import_places(verify_files | setup_tests),
         lookups=lookups,
-        start_folders=frozenset({"", *(posixpath.dirname(file) for file in verify_files), *texts.starts()}),
+        start_folders=frozenset(start_folders),
         tools=_installed_tools(setup, lookups) if strict else InstalledTools(),
     )
 
