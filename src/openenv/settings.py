@@ -100,6 +100,20 @@ workers = Setting(
     "number of [server processes](../howto/serve.md#use-all-cores) that share the port, or `auto` for one per core",
     "1",
 )
+heartbeat_timeout = Setting(
+    "OPENENV_HEARTBEAT_TIMEOUT",
+    float,
+    "`openenv serve`",
+    "seconds after which a silent [worker](../howto/serve.md#hung-workers) gets no new sessions",
+    "2.5",
+)
+replace_timeout = Setting(
+    "OPENENV_REPLACE_TIMEOUT",
+    float,
+    "`openenv serve`",
+    "seconds after which a silent worker is killed and replaced; 0 for never",
+    "6",
+)
 runner_name = Setting("OPENENV_RUNNER", str.lower, "servers", "`auto`, `thread`, `inline` or `process`", "`auto`")
 env_processes = Setting(
     "OPENENV_ENV_PROCESSES",
@@ -234,6 +248,21 @@ _allowed_origins = Setting(
 def allowed_origins(environ: Mapping[str, str] | None = None) -> frozenset[str]:
     """Return the other web origins that may use the server."""
     return frozenset(_allowed_origins(environ) or ())
+
+
+_trusted_proxies = Setting(
+    "OPENENV_TRUSTED_PROXIES",
+    _items,
+    "`openenv gateway`",
+    "addresses and networks, separated by commas, of the proxies in front of a "
+    "[gateway](../howto/gateway.md#protection) whose `X-Forwarded-For` it believes",
+    "none",
+)
+
+
+def trusted_proxies(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the addresses of the proxies that a gateway trusts."""
+    return _trusted_proxies(environ) or ()
 
 
 _orchestrator = Setting(

@@ -195,7 +195,7 @@ def test_readiness_tells_how_full_the_server_is_in_either_mode(serve: Callable[.
         assert response.status_code == 200
         shown = response.json()
         assert boot_of(server.manager.peers.new_id()) == shown.pop("server")
-        assert shown == {"status": "ready", "active_sessions": 1, "max_sessions": 3, "workers": 1}
+        assert shown == {"status": "ready", "active_sessions": 1, "max_sessions": 3, "workers": 1, "hung_workers": 0}
         assert metrics(server)["openenv_session_slots",] == 3
 
 

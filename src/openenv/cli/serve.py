@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from openenv.server.app import HTTPEnvServer
     from openenv.server.loading import ManifestSettings
     from openenv.server.options import ServerOverrides
+    from openenv.server.run import HeartbeatOptions
 
 _OptionT = TypeVar("_OptionT")
 
@@ -186,6 +187,23 @@ class ServeFlags:
         bool,
         typer.Option("--pin-workers", help="Pin each worker to a core; for environments that start no threads."),
     ] = False
+    heartbeat_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.001,
+            help="With --workers: a worker that is silent for this long gets no new sessions; by default 2.5.",
+        ),
+    ] = None
+    replace_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            help="With --workers: a worker that is silent for this long is killed and replaced; by default 6, 0 for "
+            "never.",
+        ),
+    ] = None
     reload: Annotated[bool, typer.Option("--reload", help="Restart when a source file changes.")] = False
     web: Annotated[bool | None, typer.Option("--web/--no-web", help="Serve a web page at /web; on by default.")] = None
     max_message_mb: Annotated[
@@ -296,6 +314,7 @@ def serve(flags: ServeFlags) -> None:
         web=_has_page(flags.web),
         workers=workers,
         pin_workers=flags.pin_workers,
+        heartbeat=_heartbeat(flags, workers),
         access=AccessOptions(access.token, access.agent_token, access.observer_token, spare),
         server=overrides,
     )
@@ -495,6 +514,21 @@ def _worker_count(option: str | None) -> int:
     if count < 1:
         raise typer.BadParameter(f"expected a number of processes above 0, or auto, not {text!r}", param_hint=source)
     return count
+
+
+def _heartbeat(flags: ServeFlags, workers: int) -> HeartbeatOptions:
+    """Return when a worker counts as hung, from the options or their variables."""
+    from openenv.server.run import HeartbeatOptions
+
+    if workers == 1 and (flags.heartbeat_timeout, flags.replace_timeout) != (None, None):
+        raise typer.BadParameter("needs --workers", param_hint="--heartbeat-timeout, --replace-timeout")
+    usual = HeartbeatOptions()
+    timeout_s = flags.heartbeat_timeout or settings.heartbeat_timeout() or usual.timeout_s
+    replace_s = settings.replace_timeout() if flags.replace_timeout is None else flags.replace_timeout
+    try:
+        return HeartbeatOptions(timeout_s, max(usual.replace_s, timeout_s) if replace_s is None else replace_s)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc), param_hint="--heartbeat-timeout, --replace-timeout") from None
 
 
 def _check_pinning(workers: int, runner: str | None) -> None:

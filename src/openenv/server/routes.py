@@ -255,6 +255,7 @@ class Readiness(BaseModel):
         max_sessions: Slots there are.
         server: The name of the server as it was started: the ids of its sessions begin with it.
         workers: The processes that share its port.
+        hung_workers: Those of them that do not respond.
     """
 
     status: Literal["ready", "draining"]
@@ -262,6 +263,7 @@ class Readiness(BaseModel):
     max_sessions: int
     server: str
     workers: int
+    hung_workers: int
 
 
 class MetricsRoutes:
@@ -330,6 +332,7 @@ class MetricsRoutes:
             "max_sessions": manager.max_sessions,
             "server": manager.peers.boot,
             "workers": manager.peers.processes,
+            "hung_workers": manager.peers.hung_processes,
         }
         return JSONResponse(shown, 503 if manager.is_draining else 200, {"cache-control": "no-store"})
 

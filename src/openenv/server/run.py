@@ -8,6 +8,7 @@ import ctypes
 import errno
 import gc
 import logging
+import math
 import multiprocessing.connection
 import select
 import signal
@@ -112,6 +113,31 @@ class AccessOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class HeartbeatOptions:
+    """When a server with several workers gives up on one whose event loop has stopped.
+
+    Args:
+        timeout_s: A worker that is silent for so long gets no new sessions.
+        replace_s: A worker that is silent for so long is killed and replaced; 0 for never.
+
+    Raises:
+        ValueError: The timeout is not positive, or a worker would be replaced before it counts as hung.
+    """
+
+    timeout_s: float = 2.5
+    replace_s: float = 6.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout_s < math.inf:
+            raise ValueError(f"the heartbeat timeout must be a number of seconds above 0, not {self.timeout_s!r}")
+        if self.replace_s and not self.timeout_s <= self.replace_s < math.inf:
+            raise ValueError(
+                f"the replace timeout must be 0 or at least the heartbeat timeout ({self.timeout_s:g} s), "
+                f"not {self.replace_s!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class ServeOptions:
     """How to run an application.
 
@@ -120,6 +146,7 @@ class ServeOptions:
         web: Whether to add a web page to an application without one.
         workers: The number of processes that share the sessions.
         pin_workers: Whether each process stays on one core.
+        heartbeat: When a process counts as hung.
     """
 
     host: str = "127.0.0.1"
@@ -130,6 +157,7 @@ class ServeOptions:
     web: bool = False
     workers: int = 1
     pin_workers: bool = False
+    heartbeat: HeartbeatOptions = HeartbeatOptions()
     access: AccessOptions = AccessOptions()
     server: ServerOverrides = field(default_factory=ServerOverrides)
 

@@ -119,7 +119,7 @@ def test_workers_that_leave_get_no_new_sessions(board: Board) -> None:
     assert board.is_there(WorkerPlace(1, board.generation(1)))  # but their own
     board.set_state(0, LEAVING)
     assert board.place(1)[0] == 1  # none serves: this one can say so
-    assert board.first_serving(2) == 2
+    assert board.shared(2) == 2
 
 
 def test_a_repeated_key_goes_where_the_first_has_gone(board: Board) -> None:

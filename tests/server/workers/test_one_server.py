@@ -246,7 +246,7 @@ def test_limits_and_the_queue_are_those_of_the_whole_server(server: WorkersServe
         names = [opened(http) for _ in range(8)]
         ready = server.ready
         assert ready.pop("server")
-        assert ready == {"status": "ready", "active_sessions": 8, "max_sessions": 8, "workers": 2}
+        assert ready == {"status": "ready", "active_sessions": 8, "max_sessions": 8, "workers": 2, "hung_workers": 0}
         for _ in range(4):  # in any worker
             refused = http_calls.post(f"{server.url}/sessions", json={})
             assert (refused.status_code, refused.json()["active_sessions"]) == (503, 8)

@@ -165,6 +165,8 @@ class Backend:
     admits: bool = False
     is_listed: bool = True
     failing_since: float | None = None
+    guarded_boot: str | None = None
+    """The name of the server when it last refused a request without a token."""
     sockets: int = 0
     """WebSockets that this gateway relays to the server."""
     placed: deque[tuple[float, int]] = field(default_factory=deque)
@@ -187,13 +189,15 @@ class Backends:
 
     Args:
         source: Lists the addresses.
+        probes_tokens: Whether to find out which servers ask for a token, and so check roles.
 
     Raises:
         ValueError: An address is invalid.
     """
 
-    def __init__(self, source: BackendSource) -> None:
+    def __init__(self, source: BackendSource, *, probes_tokens: bool = False) -> None:
         self._source = source
+        self._probes_tokens = probes_tokens
         self._by_number: dict[int, Backend] = {}
         self._by_boot: dict[str, Backend] = {}
         self._absent: set[str] = set()  # names that the last round did not find
@@ -233,6 +237,10 @@ class Backends:
     def admitting(self) -> list[Backend]:
         """Return the servers that admit new sessions."""
         return [backend for backend in self.all() if backend.admits]
+
+    def unguarded(self) -> list[Backend]:
+        """Return the servers that are not known to check roles."""
+        return [one for one in self.all() if one.guarded_boot is None or one.guarded_boot != one.boot]
 
     # -- choosing (`routing.Places`) ------------------------------------------------------------------------------
 
@@ -275,12 +283,15 @@ class Backends:
         if sessions:
             backend.placed.append((asyncio.get_running_loop().time(), sessions))
 
-    def first_serving(self, here: int) -> int:
+    def shared(self, here: int) -> int:
         admitting = self.admitting()
         return admitting[0].number if admitting else here
 
-    def spread(self, name: str, here: int) -> int:
-        backends = self.all()
+    def of_visitor(self, name: str, here: int) -> int:
+        number = self.find(name)
+        if number is not None and number != GONE:
+            return number
+        backends = self.admitting() or self.all()
         if not backends:
             return here
         return backends[zlib.crc32(name.encode("latin-1", "replace")) % len(backends)].number
@@ -386,6 +397,8 @@ class Backends:
         backend.failing_since = None
         boot = shown.get("server")
         backend.boot = boot if isinstance(boot, str) else None
+        if self._probes_tokens and (backend.boot is None or backend.guarded_boot != backend.boot):
+            await self._probe_token(backend)
         backend.admits = answer.status_code != 503
         # The published package has no `/ready`, and one session per connection.
         backend.active = _count(shown, "active_sessions", backend.sockets)
@@ -393,6 +406,14 @@ class Backends:
         backend.workers = _count(shown, "workers", 1)
         while backend.placed and backend.placed[0][0] <= began:
             backend.placed.popleft()
+
+    async def _probe_token(self, backend: Backend) -> None:
+        """Find out whether a server refuses a request without a token."""
+        try:
+            is_guarded = (await self._http.get(f"{backend.url}/schema")).status_code == 401
+        except httpx2.HTTPError:
+            is_guarded = False
+        backend.guarded_boot = backend.boot if is_guarded else None
 
     def _fail(self, backend: Backend, why: str) -> None:
         now = asyncio.get_running_loop().time()

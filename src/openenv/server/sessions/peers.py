@@ -78,6 +78,8 @@ class Peers:
     is_draining = False
     processes = 1
     """The number of processes of the server."""
+    hung_processes = 0
+    """How many of them do not respond."""
 
     def __init__(self, boot: str | None = None) -> None:
         self.boot = boot or new_boot()

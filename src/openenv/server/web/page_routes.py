@@ -105,13 +105,23 @@ def _handler(
 
 @dataclass(frozen=True, slots=True)
 class PageRoutes:
-    """The ASGI handlers of the page's HTTP routes; `access` returns the tokens and roles of the server."""
+    """The ASGI handlers of the page's HTTP routes.
+
+    Args:
+        service: The served environment.
+        visitors: The visitors.
+        actions: Acts for them.
+        description: Describes the page.
+        access: Returns the server's tokens and roles.
+        is_embedded: Whether the page usually appears in a frame of another site.
+    """
 
     service: EnvService
     visitors: Visitors
     actions: VisitorActions
     description: PageDescription
     access: Callable[[], AccessPolicy]
+    is_embedded: bool = False
 
     # -- playing --------------------------------------------------------------------------------------------------
 
@@ -136,9 +146,15 @@ class PageRoutes:
     async def reset(self, scope: Scope, receive: Receive) -> PageAnswer:
         """Handle `POST /web/reset`."""
         kwargs = await self._object(receive)
-        visitor = self.visitors.of(cookie(scope, COOKIE) or None)
+        key = cookie(scope, COOKIE) or None
+        visitor = self.visitors.of(key)
         _note_theme(scope, visitor)
-        return PageAnswer((await self.actions.reset(visitor, kwargs)).payload)
+        outcome = await self.actions.reset(visitor, kwargs)
+        new_key = None if key is None else self.visitors.rename(key)
+        if new_key is None:
+            return PageAnswer(outcome.payload)
+        renamed = visitor_cookie(scope, new_key, is_embedded=self.is_embedded)
+        return PageAnswer(outcome.payload, headers=[*_NO_STORE, renamed])
 
     @_handler
     async def step(self, scope: Scope, receive: Receive) -> PageAnswer:
@@ -348,6 +364,14 @@ class PageLogin:
 
 def _token_cookie(scope: Scope, value: str | None) -> tuple[bytes, bytes]:
     return set_cookie(token_cookie(scope), value, same_site="Strict", is_secure=is_https(scope))
+
+
+def visitor_cookie(scope: Scope, key: str, *, is_embedded: bool) -> tuple[bytes, bytes]:
+    """Return the header that gives a browser its visitor's key."""
+    is_secure = is_https(scope)
+    if is_embedded and is_secure:
+        return set_cookie(COOKIE, key, same_site="None", is_secure=True, is_partitioned=True)
+    return set_cookie(COOKIE, key, is_secure=is_secure)
 
 
 def is_https(scope: Scope) -> bool:

@@ -24,6 +24,7 @@ from ..access import VISITOR_COOKIE
 from ..sessions.events import SessionEvent
 from ..sessions.lifetime import CLOSED, CLOSED_BY_CLIENT, SHUTTING_DOWN, UNKNOWN, client_reason
 from ..sessions.manager import SessionManager
+from ..sessions.peers import boot_of
 from ..sessions.session import Session, SessionKind
 from .page_operations import EncodedObservation, Render, Theme
 
@@ -414,6 +415,18 @@ class Visitors:
             visitor = self._known[digest] = Visitor(self)
         self._known.move_to_end(digest)
         return visitor
+
+    def rename(self, key: str) -> str | None:
+        """Return a new key for a visitor whose process is gone; None if its key names this process.
+
+        Requests with the old key could reach another process each time.
+        """
+        peers = self.manager.peers
+        if boot_of(key) in (None, peers.boot) and peers.absence(key) is None:
+            return None
+        new_key = self.new_key()
+        self._known[_digest(new_key)] = self.of(key)  # the page's open socket still uses the old one
+        return new_key
 
     def find(self, key: str | None) -> Visitor:
         """Return the visitor of a cookie that continues an episode.

@@ -20,12 +20,12 @@ from openenv._lazy import load_plugin
 from openenv.types import EnvironmentMetadata, ServerMode
 
 from ..app import HTTPEnvServer, PageArguments, create_app
-from ..asgi import Handler, HeaderList, Receive, Scope, Send, cookie, header, respond_json, set_cookie
+from ..asgi import Handler, HeaderList, Receive, Scope, Send, cookie, header, respond_json
 from ..routes import DocumentedRoute
 from .episode_recorder import EpisodeRecorder
 from .episode_routes import EpisodeRoutes
 from .page_description import PageDescription
-from .page_routes import SESSIONS, PageLogin, PageRoutes, UiEndpoint, is_https
+from .page_routes import SESSIONS, PageLogin, PageRoutes, UiEndpoint, visitor_cookie
 from .visitor_actions import VisitorActions
 from .visitors import COOKIE, Visitors
 
@@ -76,7 +76,10 @@ class WebPage:
         self.visitors = Visitors(service.manager, on_session=self.recorder.record_visitor)
         self.actions = VisitorActions(service)
         description = PageDescription(service, self.actions, arguments, folder)
-        self._routes = PageRoutes(service, self.visitors, self.actions, description, lambda: server.access)
+        is_embedded = settings.space_host() is not None
+        self._routes = PageRoutes(
+            service, self.visitors, self.actions, description, lambda: server.access, is_embedded=is_embedded
+        )
         service.manager.answers[SESSIONS] = self._routes.encoded_sessions
         self._login = PageLogin(lambda: server.access, service.manager.report_error)
         self._rollouts = _rollout_routes(arguments)
@@ -84,7 +87,7 @@ class WebPage:
         framed_by = {origin for origin in settings.allowed_origins() if origin != "*"}
         if settings.space_host():
             framed_by |= {"https://huggingface.co", "https://*.hf.space"}
-        self._files = PageFiles(self.visitors, framed_by, is_embedded=settings.space_host() is not None)
+        self._files = PageFiles(self.visitors, framed_by, is_embedded=is_embedded)
 
     def routes(self) -> list[BaseRoute]:
         """Return the page's routes; production mode has no reset, step or state."""
@@ -345,9 +348,10 @@ class PageFiles:
         headers: HeaderList = []
         if self._visitors is not None:
             known = cookie(scope, COOKIE)
-            key = known or self._visitors.new_key()
-            self._visitors.of(key)
-            headers = [] if known else [self._visitor_cookie(scope, key)]
+            new_key = self._visitors.rename(known) if known else self._visitors.new_key()
+            self._visitors.of(new_key or known)
+            if new_key is not None:
+                headers = [visitor_cookie(scope, new_key, is_embedded=self._is_embedded)]
         await self._send(scope, send, file, headers)
 
     async def static(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -367,9 +371,3 @@ class PageFiles:
         described = [(b"content-type", file.type.encode()), (b"content-length", str(len(file.body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": [*described, *fixed]})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else file.body})
-
-    def _visitor_cookie(self, scope: Scope, key: str) -> tuple[bytes, bytes]:
-        is_secure = is_https(scope)
-        if self._is_embedded and is_secure:
-            return set_cookie(COOKIE, key, same_site="None", is_secure=True, is_partitioned=True)
-        return set_cookie(COOKIE, key, is_secure=is_secure)

@@ -1,12 +1,13 @@
 """The board: memory that all processes of a server share, and the peers' view of it.
 
-It contains one row per worker (state, counts, waiting clients), the number of sessions sent from each worker to each
-other, recent opening keys, and the last metrics of current and ended workers. A cell has one writer. The supervisor
-clears the row of a dead worker.
+It contains one row per worker (state, heartbeat, counts, waiting clients), the number of sessions sent from each worker
+to each other, recent opening keys, and the last metrics of current and ended workers. A cell has one writer. The
+supervisor clears the row of a dead worker, and marks hung ones.
 
 One lock of the operating system protects the decisions about slots and opening keys. The kernel releases it when a
 process is killed, so a crash neither blocks other workers nor corrupts counts. Hold it briefly: all workers wait for
-it.
+it. A process that freezes with the lock stops all workers, so the supervisor looks up the holder (`lock_holder`) and
+kills it.
 
     cells of 8 bytes: | head | row 0 | row 1 | ... | counts | sent | keys |
     then bytes:       | metrics of worker 0 | of worker 1 | ... | of ended workers |
@@ -19,6 +20,8 @@ import hashlib
 import mmap
 import os
 import re
+import struct
+import sys
 import tempfile
 import threading
 import zlib
@@ -37,12 +40,14 @@ from .routing import GONE, Destination
 
 MOST_WORKERS: Final = 255  # an index takes one byte of a key's cell
 
-# The head: the number of the last ticket, the concurrency of the environment's class, whether the server drains.
-_TICKET, _CLASS, _DRAINING, _HEAD = 0, 1, 2, 8
+# The head: the number of the last ticket, the concurrency of the environment's class, whether the server drains, and
+# the worker for requests without a name.
+_TICKET, _CLASS, _DRAINING, _SHARED, _HEAD = 0, 1, 2, 3, 8
 _UNKNOWN, _CONCURRENT, _SINGLE = 0, 1, 2
 
-# A row: the worker's state, how many of the sessions sent there have settled, and its tickets in the admission queue.
-_GENERATION, _STATE, _PID, _SETTLED, _FIRST, _TICKETS, _NUMBERS = 0, 1, 2, 3, 4, 5, 8
+# A row: the worker's state, how many of the sessions sent there have settled, its tickets in the admission queue, its
+# heartbeats, and whether the supervisor has marked it as hung.
+_GENERATION, _STATE, _PID, _SETTLED, _FIRST, _TICKETS, _BEATS, _HUNG, _NUMBERS = 0, 1, 2, 3, 4, 5, 6, 7, 8
 _WIDTH: Final = len(SlotCounts._fields)
 DOWN, STARTING, SERVING, LEAVING, QUIET = 0, 1, 2, 3, 4
 _TAKES_CONNECTIONS: Final = (SERVING, LEAVING, QUIET)
@@ -54,6 +59,9 @@ _BUCKETS, _WAYS = 8192, 4  # recent opening keys: 32,768
 _TEXT_BYTES: Final = 256 * 1024
 
 _NAME: Final = re.compile(r"-w(\d{1,3})-(\d{1,9})$")
+
+# `struct flock` of a 64-bit system, and the place of `l_pid` and `l_type` in it: to ask who holds the lock.
+_FLOCK, _FLOCK_PID, _FLOCK_TYPE = ("hhqqi4x", 4, 0) if sys.platform == "linux" else ("qqihh", 2, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +112,9 @@ class Board:
 
     def __enter__(self) -> Board:
         self._threads.acquire()
-        # `lockf` locks for a process. `flock` would lock for the open file, which all processes have inherited.
         for _ in range(_SPINS):
-            try:
-                fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # another process holds it
-                continue
-            return self
+            if self._try_process_lock():
+                return self
         try:
             fcntl.lockf(self.fd, fcntl.LOCK_EX)
         except BaseException:
@@ -121,6 +125,30 @@ class Board:
     def __exit__(self, *_: object) -> None:
         fcntl.lockf(self.fd, fcntl.LOCK_UN)
         self._threads.release()
+
+    def try_lock(self) -> bool:
+        """Take the lock if it is free; return whether it was."""
+        if not self._threads.acquire(blocking=False):
+            return False
+        if self._try_process_lock():
+            return True
+        self._threads.release()
+        return False
+
+    def _try_process_lock(self) -> bool:
+        # `lockf` locks for a process. `flock` would lock for the open file, which all processes have inherited.
+        try:
+            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another process holds it
+            return False
+        return True
+
+    def lock_holder(self) -> int | None:
+        """Return the process that holds the lock; None if it is free, or this process holds it."""
+        question = [0] * len(struct.unpack(_FLOCK, bytes(struct.calcsize(_FLOCK))))
+        question[_FLOCK_TYPE] = fcntl.F_WRLCK
+        answer = struct.unpack(_FLOCK, fcntl.fcntl(self.fd, fcntl.F_GETLK, struct.pack(_FLOCK, *question)))
+        return None if answer[_FLOCK_TYPE] == fcntl.F_UNLCK else int(answer[_FLOCK_PID])
 
     def _at(self, index: int, field: int) -> int:
         return _HEAD + index * self._row + field
@@ -171,6 +199,39 @@ class Board:
             self._clear(index)
         return counts
 
+    # -- heartbeats -----------------------------------------------------------------------------------------------
+
+    def beat(self, index: int) -> None:
+        """Record that the event loop of a worker runs."""
+        self._cells[self._at(index, _BEATS)] += 1
+
+    def beats(self, index: int) -> int:
+        """Return how many heartbeats a worker has written."""
+        return self._cells[self._at(index, _BEATS)]
+
+    def is_hung(self, index: int) -> bool:
+        """Return whether the heartbeat of a worker has stopped."""
+        return bool(self._cells[self._at(index, _HUNG)])
+
+    def mark_hung(self, index: int, *, is_hung: bool) -> None:
+        """Mark a worker as hung, or as running again; the supervisor decides."""
+        self._cells[self._at(index, _HUNG)] = is_hung
+
+    def hung(self) -> list[int]:
+        """Return the workers whose heartbeat has stopped."""
+        return [index for index in range(self.workers) if self.is_hung(index)]
+
+    def _admits(self, index: int) -> bool:
+        """Return whether a worker takes new sessions."""
+        start = self._at(index, 0)
+        return self._cells[start + _STATE] == SERVING and not self._cells[start + _HUNG]
+
+    def _responds(self, index: int) -> bool:
+        """Return whether a worker takes connections and its loop runs."""
+        return self.state(index) in _TAKES_CONNECTIONS and not self.is_hung(index)
+
+    # -- names ----------------------------------------------------------------------------------------------------
+
     def is_there(self, place: WorkerPlace) -> bool:
         """Return whether exactly this process still serves."""
         if not 0 <= place.index < self.workers or self.generation(place.index) != place.generation:
@@ -184,15 +245,21 @@ class Board:
             return None
         return place.index if self.is_there(place) else GONE
 
-    def spread(self, name: str, here: int) -> int:
-        """Return a worker for a name chosen by a client: always the same one, while it serves."""
-        index = zlib.crc32(name.encode("latin-1", "replace")) % self.workers
-        return index if self.state(index) in _TAKES_CONNECTIONS else here
+    def of_visitor(self, name: str, here: int) -> int:
+        """Return the worker for a visitor: the one that created its name, or else always the same one.
+
+        A visitor does not wait for a hung worker: its session ends, and the page goes on in another worker.
+        """
+        index = self.find(name)
+        if index is not None and index != GONE and not self.is_hung(index):
+            return index
+        first = zlib.crc32(name.encode("latin-1", "replace"))
+        others = ((first + step) % self.workers for step in range(self.workers))
+        return next((other for other in others if self._responds(other)), here)
 
     def others(self, index: int) -> list[int]:
-        """Return all other workers that serve."""
-        others = (other for other in range(self.workers) if other != index)
-        return [other for other in others if self.state(other) in _TAKES_CONNECTIONS]
+        """Return all other workers that take connections and are not hung."""
+        return [other for other in range(self.workers) if other != index and self._responds(other)]
 
     @property
     def is_draining(self) -> bool:
@@ -263,10 +330,10 @@ class Board:
 
     def _least_loaded(self, here: int) -> int:
         """Return the worker with the fewest sessions, or this one: handing over costs as much as opening a session."""
-        load_here = self.load(here) if self.state(here) == SERVING else None
+        load_here = self.load(here) if self._admits(here) else None
         best, least = here, load_here
         for index in range(self.workers):
-            if index != here and self.state(index) == SERVING:
+            if index != here and self._admits(index):
                 load = self.load(index)
                 if least is None or load < least:
                     best, least = index, load
@@ -279,9 +346,26 @@ class Board:
         at = self._at(index, _SETTLED)
         self._cells[at] = min(self._cells[at] + count, self._sent_to(index))
 
-    def first_serving(self, here: int) -> int:
-        """Return the worker for state that all requests without a name share."""
-        return next((index for index in range(self.workers) if self.state(index) == SERVING), here)
+    def shared(self, here: int) -> int:
+        """Return the worker for state that all requests without a name share.
+
+        The first request chooses its own worker. Another one is chosen when that worker ends or hangs, and not again
+        when it is replaced: the state would move twice.
+        """
+        index = self._shared_place()
+        if index is not None:
+            return index
+        with self:
+            index = self._shared_place()  # another worker may have chosen meanwhile
+            if index is None:
+                index = here if self._admits(here) else next(filter(self._admits, range(self.workers)), here)
+                if self._admits(index):
+                    self._cells[_SHARED] = self.generation(index) << 8 | index
+            return index
+
+    def _shared_place(self) -> int | None:
+        generation, index = divmod(self._cells[_SHARED], 256)
+        return index if generation == self.generation(index) and self._responds(index) else None
 
     # -- opening keys: | digest | number of its entry, generation, index | ----------------------------------------
 
@@ -295,7 +379,7 @@ class Board:
             if self._cells[at] == digest:
                 place = self._cells[at + 1]
                 index, generation = place & 0xFF, (place >> 8) & 0xFFFF
-                if self.generation(index) & 0xFFFF == generation and self.state(index) in _TAKES_CONNECTIONS:
+                if self.generation(index) & 0xFFFF == generation and self._responds(index):
                     return index
         return None
 
@@ -333,13 +417,14 @@ class Board:
     def first_waiting(self) -> tuple[int, int] | None:
         """Return the first ticket of all and its worker."""
         firsts = [(self._cells[self._at(index, _FIRST)], index) for index in range(self.workers)]
-        return min(((number, index) for number, index in firsts if number), default=None)
+        # A hung worker serves no client, and must not keep others waiting.
+        return min(((number, index) for number, index in firsts if number and not self.is_hung(index)), default=None)
 
     def waiting_before(self, index: int, ticket: int) -> int:
         """Return how many tickets of other workers have a lower number."""
         count = 0
         for other in range(self.workers):
-            if other != index and (size := self._cells[self._at(other, _TICKETS)]):
+            if other != index and (size := self._cells[self._at(other, _TICKETS)]) and not self.is_hung(other):
                 start = self._at(other, _NUMBERS)
                 count += bisect_left(self._cells[start : start + size], ticket)
         return count
@@ -435,6 +520,11 @@ class SharedPeers(Peers):
                 self.board.settle(self._index, used)
                 if used < sessions:
                     self._arrivals.appendleft((until, sessions - used))
+
+    @property
+    def hung_processes(self) -> int:  # type: ignore[override]
+        """The number of workers whose heartbeat has stopped."""
+        return len(self.board.hung())
 
     @property
     def is_draining(self) -> bool:  # type: ignore[override]

@@ -5,7 +5,9 @@ their place, so routing needs no table. Knows the routes of an environment's ser
 
     names a session of a place              that place
     opens a session                         the least loaded place; with a known key, the same place as before
-    the web page                            the visitor's place; for shared parts, the first place that serves
+    the web page, with a visitor's cookie   the visitor's place
+    the web page's files and lists          here
+    the web page, programs without cookies  the place that they share
     anything else, an unknown name          here: any place can answer
 """
 
@@ -29,6 +31,9 @@ from ..request_head import COOKIE, OFFERS_V2, RequestHead, field_pattern, value_
 GONE: Final = -1
 """The place of a session that no longer exists."""
 _GRADIO: Final = "/web/gradio"  # Gradio keeps its visitors in the process
+# Parts of the web page that are the same in every place.
+_ANYWHERE: Final = frozenset({"/web", "/web/page", "/web/metadata", "/web/login", "/web/logout"})
+_ANYWHERE_BELOW: Final = ("/web/static/", "/web/rollouts")
 MOST_BODY_BYTES: Final = 256 * 1024  # read to find the session of a JSON-RPC request
 
 _SESSION: Final = field_pattern(rb"(?:x-openenv-session|mcp-session-id)")
@@ -71,11 +76,11 @@ class Places(Protocol):
             sessions: How many sessions will be opened.
         """
 
-    def first_serving(self, here: int) -> int:
+    def shared(self, here: int) -> int:
         """Return the place for state that all requests without a name share."""
 
-    def spread(self, name: str, here: int) -> int:
-        """Return a place for a name chosen by a client: the same one each time."""
+    def of_visitor(self, name: str, here: int) -> int:
+        """Return the place of a visitor of the web page: for an unknown or lost one, the same place each time."""
 
 
 class Router:
@@ -102,8 +107,8 @@ class Router:
             return None
         return self._stay if index == GONE else Destination(index)
 
-    def _first_serving(self) -> Destination:
-        return Destination(self._places.first_serving(self._here))
+    def _shared(self) -> Destination:
+        return Destination(self._places.shared(self._here))
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -164,19 +169,19 @@ class Router:
         return cookie_in(value_of(COOKIE, raw) or "", name)
 
     def _of_page(self, head: RequestHead) -> Destination:
-        if head.path.startswith("/web/static/"):
+        if head.path in _ANYWHERE or head.path.startswith(_ANYWHERE_BELOW):
             return self._stay
         if head.path.startswith(_GRADIO):
-            return self._first_serving()
+            return self._shared()
         visitor = self._cookie(head.raw, VISITOR_COOKIE)
         if visitor:
             return self._of_visitor(visitor)
         if head.path == "/web/" and head.method == b"GET":
             return self._places.place(self._here)  # the visitor's place: the response names it in a cookie
-        return self._first_serving()
+        return self._shared()
 
     def _of_visitor(self, visitor: str) -> Destination:
-        return self._of_name(visitor) or Destination(self._places.spread(visitor, self._here))
+        return Destination(self._places.of_visitor(visitor, self._here))
 
     def _of_rpc(self, head: RequestHead, body: bytes, *, is_first: bool) -> Destination:
         choices = {self._of_name(name.decode("utf-8", "replace")) for name in _RPC_SESSION.findall(body)} - {None}
@@ -194,9 +199,9 @@ class Router:
         """Choose the place of a WebSocket by its handshake; in protocol v2 the first message decides."""
         if head.path == "/ws/ui":
             visitor = self._cookie(head.raw, VISITOR_COOKIE)
-            return self._of_visitor(visitor) if visitor else self._first_serving()
+            return self._of_visitor(visitor) if visitor else self._shared()
         if head.path.startswith(_GRADIO):
-            return self._first_serving()
+            return self._shared()
         if head.path not in ("/ws", "/mcp", "/harness"):
             return self._stay
         choice = self._by_query(head.query) if head.query else None

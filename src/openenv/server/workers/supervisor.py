@@ -1,10 +1,15 @@
-"""The supervisor of `openenv serve --workers N`: owns the port, starts workers, replaces dead ones.
+"""The supervisor of `openenv serve --workers N`: owns the port, starts workers, replaces dead and hung ones.
 
-It takes no part in requests, so clients never wait for it. It has one thread and no event loop, and sleeps until a
-worker reports or ends, or a signal arrives.
+It takes no part in requests, so clients never wait for it. It has one thread and no event loop. It sleeps until a
+worker reports or ends, a signal arrives, or it is time to read the heartbeats.
 
     start N --> all are ready --> go: they listen --> a worker dies: its row is cleared, its messages are forwarded,
                                                       a new process starts
+
+    serving -- silent for `timeout_s` --> hung: no new sessions; waiting connections move to other workers
+       ^                                   |
+       +------------ beats again ----------+-- silent for `replace_s` --> its process group is killed: it dies
+       +-- silent with the board's lock --> killed at once: all other workers wait for that lock
     SIGTERM, SIGINT --> the workers drain --> all have ended --> exit
                         second signal: they hurry, as a server with one process does
                         third signal, or time is up: they are killed
@@ -23,6 +28,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -31,12 +37,12 @@ from typing import Any, Final
 from openenv.protocol.backoff import Backoff
 
 from ..loading import TargetError
-from ..run import SAME_SIGNAL_S, UNCLOSED_EXIT, ServeOptions, bound_socket, log_config
+from ..run import SAME_SIGNAL_S, UNCLOSED_EXIT, HeartbeatOptions, ServeOptions, bound_socket, log_config
 from ..sessions.peers import new_boot
-from ..telemetry.prometheus import counters, merge
-from .board import MOST_WORKERS, STARTING, Board, WorkerPlace
-from .channel import PeerChannel, PeerMessageKind, message_pair, receive
-from .worker import ServerWorkerSetup, receive_control, send_control
+from ..telemetry.prometheus import Family, counters, merge, render
+from .board import LEAVING, MOST_WORKERS, QUIET, SERVING, STARTING, Board, WorkerPlace
+from .channel import PeerChannel, PeerMessage, PeerMessageKind, message_pair, receive
+from .worker import BEATS_PER_TIMEOUT, ServerWorkerSetup, receive_control, send_control, sessions_opened_by
 
 logger = logging.getLogger("uvicorn.error")
 
@@ -48,6 +54,9 @@ _LIVED_S: Final = 10.0  # a worker that lived this long is replaced at once
 _PATIENCE_S: Final = 15.0  # extra time for a drain beyond its limit
 _BACKLOG: Final = 2048  # as in uvicorn
 _EXIT_S: Final = 0.2  # how long a worker may take to exit after its control socket has closed
+_CONTROL_S: Final = 5.0  # how long a worker may take to send the rest of a message
+_LOCK_PAUSE_S: Final = 0.002
+_BEATING: Final = (SERVING, LEAVING, QUIET)  # states in which a worker writes heartbeats
 
 
 class WorkerFailed(TargetError):
@@ -66,10 +75,46 @@ class WorkerHandle:
         self.is_started = False
         self.failure: WorkerFailed | None = None
         self.report = ""
+        self.beats = 0
+        self.heard_at = 0.0  # when a heartbeat was last seen
+        self.end_reason = "died"
 
     @property
     def name(self) -> str:
         return f"worker {self.place.index} (process {self.process.pid})"
+
+    def kill(self) -> None:
+        """Kill the process and those that it has started: a hung child must not outlive its worker."""
+        pid = self.process.pid
+        with contextlib.suppress(OSError):
+            if self.process.poll() is None and os.getpgid(pid) == pid:
+                os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
+
+class SupervisorBoard(Board):
+    """The supervisor's view of the board. It waits for the lock for a limited time, then has its holder killed.
+
+    Args:
+        workers: How many workers there are.
+        patience_s: How long a live worker may hold the lock; normally it holds it for microseconds.
+        kill: Kills the worker with a process id.
+    """
+
+    def __init__(self, workers: int, patience_s: float, kill: Callable[[int], None]) -> None:
+        super().__init__(workers)
+        self._patience_s = patience_s
+        self._kill = kill
+
+    def __enter__(self) -> Board:
+        deadline = time.monotonic() + self._patience_s
+        while not self.try_lock():
+            holder = self.lock_holder()
+            if holder is not None and time.monotonic() > deadline:
+                self._kill(holder)
+            time.sleep(_LOCK_PAUSE_S)
+        return self
 
 
 class Supervisor:
@@ -87,7 +132,13 @@ class Supervisor:
         self._on_started = on_started
         self._count = options.workers
         self._boot = new_boot()
-        self._board = Board(self._count)
+        self._heartbeat: HeartbeatOptions = options.heartbeat
+        self._tick_s = self._heartbeat.timeout_s / BEATS_PER_TIMEOUT
+        self._checked_at = time.monotonic()
+        self._replaced: Counter[str] = Counter(hung=0, died=0)
+        self._ended_texts = b""
+        self._board = SupervisorBoard(self._count, self._heartbeat.timeout_s, self._kill_holder)
+        self._keep_ended_metrics()
         # Workers listen on it once all are ready. Until then clients are refused and try again.
         listener = bound_socket(options.host, options.port)
         listener.setblocking(False)
@@ -142,6 +193,7 @@ class Supervisor:
             on_started=self._on_started if is_first else None,
         )
         ours, theirs = socket.socketpair()
+        ours.settimeout(_CONTROL_S)
         with theirs:
             command = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
             command += ["-c", _BOOT, _SOURCES, str(theirs.fileno())]
@@ -168,6 +220,8 @@ class Supervisor:
             if worker.process.poll() is not None:
                 self._ended(worker)
         now = time.monotonic()
+        if now >= self._checked_at + self._tick_s:
+            self._check_heartbeats(now)
         for index in [index for index, due in self._due.items() if due <= now]:
             del self._due[index]
             self._start(index)
@@ -176,10 +230,10 @@ class Supervisor:
             self._status = self._status or UNCLOSED_EXIT
             self._kill()
 
-    def _wait_s(self) -> float | None:
-        times = [*self._due.values(), *([] if self._drain_until is None else [self._drain_until])]
-        if not times:
-            return None
+    def _wait_s(self) -> float:
+        times = [self._checked_at + self._tick_s, *self._due.values()]
+        if self._drain_until is not None:
+            times.append(self._drain_until)
         return max(0.0, min(times) - time.monotonic()) + 0.001
 
     def _read_control(self, worker: WorkerHandle) -> None:
@@ -209,6 +263,87 @@ class Supervisor:
                 with contextlib.suppress(OSError):
                     send_control(worker.control, "go")
 
+    # -- heartbeats -----------------------------------------------------------------------------------------------
+
+    def _check_heartbeats(self, now: float) -> None:
+        """Mark workers whose heartbeat has stopped, and kill those that stay silent."""
+        # If this process slept longer than planned, so did the workers, perhaps: the machine was suspended or starved.
+        late_s = now - self._checked_at - self._tick_s
+        self._checked_at = now
+        silent: list[WorkerHandle] = []
+        for worker in self._running.values():
+            index, beats = worker.place.index, self._board.beats(worker.place.index)
+            if late_s > self._tick_s:
+                worker.heard_at += late_s
+            if beats != worker.beats or self._board.state(index) not in _BEATING:
+                worker.beats, worker.heard_at = beats, now
+                if self._board.is_hung(index):
+                    self._recovered(worker)
+            elif now - worker.heard_at > self._heartbeat.timeout_s:
+                silent.append(worker)
+        if silent and not self._free_lock(now, silent):
+            for worker in silent:
+                self._handle_silence(worker, now - worker.heard_at)
+
+    def _free_lock(self, now: float, silent: Sequence[WorkerHandle]) -> bool:
+        """Kill a silent worker that holds the board's lock; return whether one did. The others wait for it."""
+        holder = self._board.lock_holder()
+        if holder not in [worker.process.pid for worker in silent]:
+            return False
+        assert holder is not None
+        self._kill_holder(holder)
+        for worker in self._running.values():
+            worker.heard_at = now
+        return True
+
+    def _kill_holder(self, pid: int) -> None:
+        """Kill the worker that holds the board's lock and does not release it."""
+        for worker in self._running.values():
+            if worker.process.pid == pid and worker.process.poll() is None:
+                logger.error("%s has stopped while it decided for all workers, and is killed", worker.name)
+                worker.end_reason = "hung"
+                worker.kill()
+
+    def _handle_silence(self, worker: WorkerHandle, silent_s: float) -> None:
+        index, replace_s = worker.place.index, self._heartbeat.replace_s
+        if not self._board.is_hung(index):
+            self._board.mark_hung(index, is_hung=True)
+            logger.error("%s has not responded for %.1f s and gets no new sessions", worker.name, silent_s)
+            self._rescue(index)
+            self._wake_others()  # the first client of the queue may be one of theirs now
+        if replace_s and silent_s > replace_s and worker.end_reason != "hung":
+            logger.error("%s has not responded for %.1f s and is killed", worker.name, silent_s)
+            worker.end_reason = "hung"
+            worker.kill()
+
+    def _recovered(self, worker: WorkerHandle) -> None:
+        logger.warning("%s responds again", worker.name)
+        self._board.mark_hung(worker.place.index, is_hung=False)
+        self._send(worker.place.index, PeerMessageKind.WAKE)  # `_rescue` may have dropped one
+
+    def _rescue(self, index: int) -> None:
+        """Move connections that are about to open sessions from a hung worker to the others.
+
+        Connections of its sessions stay: the worker may recover. Questions and wake-up calls are dropped, because the
+        workers that sent them do not wait any longer.
+        """
+        messages: list[PeerMessage] = []
+        with contextlib.suppress(BlockingIOError, OSError):
+            while True:
+                message = receive(self._pairs[index][0])
+                if message is not None:
+                    messages.append(message)
+        others, count = self._board.others(index), 0
+        for message in messages:
+            if message.kind is PeerMessageKind.CONNECTION:
+                place, sessions = index, sessions_opened_by(message.payload)
+                if sessions and others:
+                    place, count = others[count % len(others)], count + 1
+                    self._board.settle(index, sessions)
+                self._send(place, PeerMessageKind.CONNECTION, message.payload, message.descriptors)
+            for fd in message.descriptors:
+                os.close(fd)
+
     # -- the end of a worker --------------------------------------------------------------------------------------
 
     def _ended(self, worker: WorkerHandle) -> None:
@@ -226,6 +361,8 @@ class Supervisor:
             self._selector.unregister(worker.control)
         worker.control.close()
         left = self._board.end(index)
+        if self._drain_until is None and self._is_serving:
+            self._replaced[worker.end_reason] += 1
         self._keep_metrics(index, left.live)
         if self._drain_until is not None:
             # The signals are fine: they ended the process before its handler was installed.
@@ -290,8 +427,15 @@ class Supervisor:
             name = "openenv_sessions_closed_total"
             text += f"# HELP {name} Ended sessions, by reason.\n# TYPE {name} counter\n".encode()
             text += f'{name}{{reason="worker crashed"}} {lost}\n'.encode()
-        self._board.keep_text(self._count, merge([self._board.kept_text(self._count), text]))
+        self._ended_texts = merge([self._ended_texts, text])
+        self._keep_ended_metrics()
         self._board.keep_text(index, b"")
+
+    def _keep_ended_metrics(self) -> None:
+        """Store the counters of ended workers, and how many were replaced."""
+        replaced = Family("openenv_workers_replaced_total", "counter", "Workers replaced, by reason: died or hung.")
+        replaced.add_all("reason", sorted(self._replaced.items()))
+        self._board.keep_text(self._count, merge([self._ended_texts, render([replaced])]))
 
     # -- the end of the server ------------------------------------------------------------------------------------
 
@@ -321,8 +465,7 @@ class Supervisor:
 
     def _kill(self) -> None:
         for worker in self._running.values():
-            with contextlib.suppress(ProcessLookupError):
-                worker.process.kill()
+            worker.kill()
         for worker in self._running.values():
             worker.process.wait()
 

@@ -60,6 +60,8 @@ _ARRIVAL_S: Final = 1.0  # how long a request may take to open its session
 _OPENING_S: Final = 0.01  # more time for each announced session,
 _LONGEST_OPENING_S: Final = 30.0  # up to this much
 _LOOK_S: Final = 0.02
+BEATS_PER_TIMEOUT: Final = 10
+"""Heartbeats in the time after which a worker counts as hung."""
 METRICS: Final = "metrics"
 
 OnStarted = Callable[[Any, int], None]
@@ -128,6 +130,11 @@ def _exactly(control: socket.socket, size: int) -> bytes:
     return chunks
 
 
+def sessions_opened_by(payload: bytes) -> int:
+    """Return how many sessions a handed-over connection opens."""
+    return int(_HEAD.unpack_from(payload)[1])
+
+
 class ServerWorker:
     """The state that all connections and sessions of a worker share.
 
@@ -157,6 +164,8 @@ class ServerWorker:
         self._make: Callable[..., RoutedFirstRead] | None = None
         self._adoptions: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._beat_s = setup.options.heartbeat.timeout_s / BEATS_PER_TIMEOUT
+        self._heart: asyncio.TimerHandle | None = None
 
     def begin(self, make: Callable[..., RoutedFirstRead]) -> None:
         """Start to read messages and to accept connections.
@@ -166,7 +175,13 @@ class ServerWorker:
         """
         self._make = make
         self.channel.begin()
+        self._beat()
         self.board.set_state(self.index, SERVING)
+
+    def _beat(self) -> None:
+        """Write a heartbeat. On the loop: a loop that is blocked serves nobody, whatever other threads do."""
+        self.board.beat(self.index)
+        self._heart = asyncio.get_running_loop().call_later(self._beat_s, self._beat)
 
     @property
     def finish_s(self) -> float:
@@ -184,6 +199,8 @@ class ServerWorker:
     def end(self) -> None:
         """Stop accepting connections and messages."""
         self.board.set_state(self.index, DOWN)
+        if self._heart is not None:
+            self._heart.cancel()
         self.channel.end()
 
     # -- connections ----------------------------------------------------------------------------------------------
@@ -270,7 +287,9 @@ class ServerWorker:
         texts = [self.board.kept_text(index) for index in serving]
         count = len(self.board.others(self.index)) + 1
         workers = Family("openenv_workers", "gauge", "Worker processes that serve.").add(count)
-        return merge([*texts, self.board.kept_text(self.workers), render([workers])], MERGED_BY)
+        hung = Family("openenv_workers_hung", "gauge", "Worker processes that do not respond.")
+        hung.add(len(self.board.hung()))
+        return merge([*texts, self.board.kept_text(self.workers), render([workers, hung])], MERGED_BY)
 
 
 class WorkerServer(EnvironmentServer):
@@ -372,6 +391,8 @@ def pin(index: int) -> None:
 def main() -> None:
     """Serve in a process of the supervisor; the last argument is the control socket."""
     control = socket.socket(fileno=int(sys.argv[2]))
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)  # so that the supervisor can kill this process together with its children
     (setup,) = receive_control(control)
     assert isinstance(setup, ServerWorkerSetup)
     for fd in (control.fileno(), *setup.descriptors):  # an environment's child processes must not keep the port open
