@@ -14,7 +14,8 @@ from counting_app import Count, Counted, Counting
 from openenv import create_app
 from openenv.server.app import PageArguments
 from openenv.server.gateway.backends import BackendSource
-from openenv.server.gateway.gateway import Gateway, run_gateway
+from openenv.server.gateway.gateway import Gateway, GatewayOptions, run_gateway
+from openenv.server.gateway.guard import GatewayGuard
 from openenv.server.web.web_page import add_page
 
 PATIENCE_S = 60.0
@@ -49,41 +50,42 @@ class RunningGateway:
         source: Knows its servers.
         port: The port; 0 for a free one.
         drain_s: How long it waits at its end.
+        guard: Checks requests.
     """
 
-    def __init__(self, source: BackendSource, *, port: int = 0, drain_s: float = 5.0) -> None:
+    def __init__(
+        self, source: BackendSource, *, port: int = 0, drain_s: float = 5.0, guard: GatewayGuard | None = None
+    ) -> None:
         self.gateway: Gateway
         self.port = port
         self._started = threading.Event()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(source, drain_s), name="test-gateway", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(source, drain_s, guard or GatewayGuard()), name="test-gateway", daemon=True
+        )
         self._thread.start()
         assert self._started.wait(PATIENCE_S), "the gateway did not start"
         if self._failure is not None:
             raise self._failure
 
-    def _run(self, source: BackendSource, drain_s: float) -> None:
+    def _run(self, source: BackendSource, drain_s: float, guard: GatewayGuard) -> None:
         try:
             import uvloop
 
             self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         except ImportError:
             self.loop = asyncio.new_event_loop()
-
-            self.loop = uvloop.new_event_loop()
         try:
-            self.loop.run_until_complete(self._serve(source, drain_s))
+            self.loop.run_until_complete(self._serve(source, GatewayOptions("127.0.0.1", self.port, drain_s, guard)))
         except BaseException as exc:
             self._failure = exc
         finally:
             self._started.set()
             self.loop.close()
 
-    async def _serve(self, source: BackendSource, drain_s: float) -> None:
+    async def _serve(self, source: BackendSource, options: GatewayOptions) -> None:
         self._stop = asyncio.Event()
-        await run_gateway(
-            source, "127.0.0.1", self.port, drain_s=drain_s, on_started=self._note_started, stop=self._stop
-        )
+        await run_gateway(source, options, self._note_started, stop=self._stop)
 
     def _note_started(self, gateway: Gateway, port: int) -> None:
         self.gateway, self.port = gateway, port

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from openenv import settings
+
 from .command import check_choice, failure
-from .options import ClusterFlags, flags_class, options_of
+from .options import ClusterFlags, Panel, flags_class, options_of
+from .serve import AccessFlags
 
 if TYPE_CHECKING:
     from openenv.server.gateway.backends import BackendSource
+    from openenv.server.gateway.guard import GatewayGuard
 
 
 @flags_class
@@ -44,6 +48,16 @@ class GatewayFlags:
             "gateway.",
         ),
     ] = 15.0
+    access: Annotated[AccessFlags, Panel("Access")]
+    trusted_proxies: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESSES",
+            help="Proxies in front of the gateway whose X-Forwarded-For is passed on, separated by commas: "
+            "10.0.0.7,10.1.0.0/16.",
+            rich_help_panel="Access",
+        ),
+    ] = None
     log_level: Annotated[str, typer.Option(metavar="LEVEL", help="error, warning, info or debug.")] = "info"
 
     def source(self) -> BackendSource:
@@ -68,6 +82,22 @@ class GatewayFlags:
             return DnsBackends(name.host, name.port)
         return ListedBackends([backend_at(url).url for url in self.servers])
 
+    def guard(self, spare_token: str | None) -> GatewayGuard:
+        """Return the checks of requests.
+
+        Raises:
+            ValueError: A token or an address is malformed.
+        """
+        from openenv.server.access import AccessPolicy, OriginPolicy
+        from openenv.server.gateway.guard import GatewayGuard, networks
+        from openenv.server.run import AccessOptions
+
+        own = AccessPolicy.from_settings()
+        flags = self.access
+        policy = AccessOptions(flags.token, flags.agent_token, flags.observer_token, spare_token).policy(own)
+        trusted = settings.trusted_proxies() if self.trusted_proxies is None else self.trusted_proxies.split(",")
+        return GatewayGuard(policy or own, OriginPolicy(settings.allowed_origins()), networks(map(str.strip, trusted)))
+
 
 @options_of(GatewayFlags)
 def gateway(flags: GatewayFlags) -> None:
@@ -78,11 +108,15 @@ def gateway(flags: GatewayFlags) -> None:
       openenv gateway --pods app=maze --host 0.0.0.0       pods of a cluster
 
     New sessions go to the least loaded server. A session's name contains its server, so the gateway stores nothing: you
-    may restart it or run several. The servers check tokens. `/ready` and `/metrics` cover all servers together.
+    may restart it or run several. `/ready` and `/metrics` cover all servers together.
+
+    On an address that others can reach, the gateway requires a token, which it creates and prints. If the servers have
+    tokens, set the same OPENENV_TOKEN for the gateway.
     """
     import logging
 
-    from openenv.server.gateway.gateway import Gateway, serve_gateway  # servers load only for this command
+    from openenv.server.access import Role  # servers load only for this command
+    from openenv.server.gateway.gateway import Gateway, GatewayOptions, serve_gateway
 
     check_choice("--log-level", flags.log_level, ("error", "warning", "info", "debug"))
     logging.basicConfig(level=flags.log_level.upper(), format="%(levelname)s: %(message)s")
@@ -93,9 +127,13 @@ def gateway(flags: GatewayFlags) -> None:
         place = f"[{flags.host}]:{actual}" if ":" in flags.host else f"{flags.host}:{actual}"
         count = len(gateway.backends.admitting())
         typer.echo(f"Gateway at http://{place} for {source}; {count} accept sessions now. Ctrl-C stops.", err=True)
+        if spare is not None and guard.access.role(spare) is Role.ORCHESTRATOR:
+            typer.echo(f"token: {spare}", err=True)
 
     try:
         source = flags.source()
-        serve_gateway(source, flags.host, flags.port, drain_s=flags.drain_timeout, on_started=announce)
+        spare = flags.access.spare_token(flags.host)
+        guard = flags.guard(spare)
+        serve_gateway(source, GatewayOptions(flags.host, flags.port, flags.drain_timeout, guard), announce)
     except (OSError, RuntimeError, ValueError) as exc:
         raise failure(exc) from None

@@ -51,6 +51,8 @@ ADDRESS_TOKEN: Final = "openenv.address_token"
 _TOKEN_COOKIE: Final = "openenv_token"
 VISITOR_COOKIE: Final = "openenv_visitor"
 """Identifies a browser on the web page; routing reads it, too."""
+GATEWAY_NAME: Final = b"openenv-gateway"
+"""The name of `openenv gateway` in `Via`."""
 _IDENTIFIED: Final = "openenv.access"
 _TOKEN = re.compile(r"[!-+\--~]+")  # visible ASCII without the comma, which separates tokens
 
@@ -306,13 +308,22 @@ class OriginPolicy:
 def _is_rebound(scope: Scope, host: str) -> bool:
     """Return whether a page reached loopback under a name that its owner has pointed here (DNS rebinding)."""
     address = (scope.get("server") or ("",))[0]
-    if not _is_loopback(address):
+    if not _is_loopback(address) or _is_relayed(scope):
         return False
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return True
     return not _is_loopback(name) and _address(name) is None  # a numeric address cannot be rebound
+
+
+def _is_relayed(scope: Scope) -> bool:
+    """Return whether `openenv gateway` has relayed a request, and so has compared the name with its own address.
+
+    Pages cannot set this header: Fetch forbids `Via` (section 2.2.2), and WebSockets of pages have no headers.
+    """
+    values = (value for name, value in scope["headers"] if name == b"via")
+    return any(proxy.split()[1:2] == [GATEWAY_NAME] for value in values for proxy in value.split(b","))
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -1,8 +1,9 @@
-"""Relays client connections: each request goes to the server of its session, and bytes pass unchanged.
+"""Relays client connections: each request goes to the server of its session, and bodies pass unchanged.
 
-A client connection opens one connection to each server that it needs. The gateway reads request heads to route them and
-responses to find their ends. It changes only the number of workers in the answer to a v2 handshake. A WebSocket is
-routed once, by its handshake or, in protocol v2, by its first message. Then its bytes are copied unread (`Pipe`).
+A client connection opens one connection to each server that it needs. The gateway reads request heads to check and
+route them, and responses to find their ends. It adds the client's address to heads (`guard`), and the number of workers
+to the answer to a v2 handshake. A WebSocket is routed once, by its handshake or, in protocol v2, by its first message.
+Then its bytes are copied unread (`Pipe`).
 
     client ──> RelayedConnection ── HTTP ─> Upstream: the session's server ──> its response ──> client
                  ├── WebSocket, v1 ─────> Pipe ══ the session's server, or the least loaded one
@@ -26,7 +27,8 @@ from openenv.protocol.codec import BY_NAME, Codec
 from openenv.protocol.frames import FrameError, FrameReader, Opcode, WebSocketMessage
 from openenv.protocol.json_values import encode
 
-from ..asgi import HEAD_TOO_LARGE, MOST_HEAD_BYTES
+from ..access import FORBIDDEN, Role
+from ..asgi import BODY_TOO_LARGE, HEAD_TOO_LARGE, MOST_FIELDS, MOST_HEAD_BYTES
 from ..fast.http import HEAD_TIMEOUT_S
 from ..request_head import (
     AUTHORIZATION,
@@ -44,6 +46,7 @@ from ..slow_clients import PartialRequests, UnreadReplies
 from ..workers.protocols import WORKERS_HEADER
 from ..workers.routing import MOST_BODY_BYTES, Destination, Router, read_open
 from .backends import ANY, Backend, BackendUnavailable, UnknownBoot
+from .guard import MOST_LOGIN_BYTES, RequestRefused
 
 if TYPE_CHECKING:
     from .gateway import Gateway
@@ -66,7 +69,18 @@ _CONNECTION: Final = re.compile(rb"\r\nconnection:[^\r]*", re.IGNORECASE)
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
 _CHUNKED: Final = re.compile(rb"\r\ntransfer-encoding:[^\r]*\bchunked\b", re.IGNORECASE)
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})")
-_REASONS: Final = {200: "OK", 400: "Bad Request", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
+# The lines of a head as every parser reads them (RFC 9112, 5): another form could hide a field from the checks.
+_PLAIN_FIELDS: Final = re.compile(rb"[^\r\n]*\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n)*\r\n")
+_HOST: Final = re.compile(rb"\r\nhost:", re.IGNORECASE)
+_REASONS: Final = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    413: "Content Too Large",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
 
 
 def response(status: int, body: bytes, content_type: str = "application/json", *, headers: str = "") -> bytes:
@@ -76,19 +90,16 @@ def response(status: int, body: bytes, content_type: str = "application/json", *
     return f"{line}{fields}\r\n".encode() + body
 
 
-def refusal(status: int, code: str, text: str) -> bytes:
+def refusal(status: int, code: str, text: str, *, headers: str = "") -> bytes:
     """Return the gateway's refusal of a request; the connection ends after it."""
-    headers = "retry-after: 1\r\n" if status == 503 else ""
+    if status == 503:
+        headers += "retry-after: 1\r\n"
     return response(status, encode({"detail": text, "code": code}), headers=f"{headers}connection: close\r\n")
 
 
-class UnreadableRequest(Exception):
-    """The client's bytes cannot be relayed as an HTTP request."""
-
-    def __init__(self, status: int, code: str, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.code = code
+def _head_too_large() -> RequestRefused:
+    text = f"A head has at most {MOST_HEAD_BYTES} bytes, in at most {MOST_FIELDS} fields."
+    return RequestRefused(431, HEAD_TOO_LARGE, text)
 
 
 class ResponseEnd:
@@ -330,6 +341,7 @@ class RelayedConnection(HeldStream):
         self._is_late = False
         self._is_behind = False  # whether it does not read
         self._is_refused = False
+        self.outgoing = b""  # the head of the current request, as servers get it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start to serve."""
@@ -418,6 +430,7 @@ class RelayedConnection(HeldStream):
                 while self._is_behind:
                     await self.more()
                 head = await self._next_head()
+                self._admit(head)
                 if UPGRADE.search(head.raw):
                     await self._relay_socket(head)
                     return
@@ -427,21 +440,35 @@ class RelayedConnection(HeldStream):
                     self.transport.close()
         except BackendUnavailable as exc:
             self._refuse(503, exc.code, str(exc))
-        except UnreadableRequest as exc:
-            self._refuse(exc.status, exc.code, str(exc))
+        except RequestRefused as exc:
+            self._refuse(exc.status, exc.code, str(exc), headers=exc.headers)
         except (ConnectionError, asyncio.CancelledError):
             self.transport.close()
         except Exception:  # the boundary of one connection
             logger.exception("a connection could not be relayed")
             self.transport.abort()
 
-    def _refuse(self, status: int, code: str, text: str) -> None:
+    def _admit(self, head: RequestHead) -> None:
+        """Check a request, and prepare its head for a server."""
+        role = self._gateway.guard.admit(head, self.here)
+        if role is not Role.ORCHESTRATOR and self._gateway.backends.unguarded():
+            text = f"Some servers behind this gateway do not check roles, so it refuses the role {role.value!r}."
+            raise RequestRefused(403, FORBIDDEN, text)
+        peer = self.transport.get_extra_info("peername")
+        self.outgoing = self._gateway.guard.forwarded(head, str(peer[0]) if isinstance(peer, tuple) else "unknown")
+
+    @property
+    def here(self) -> Any:
+        """The address that the client has connected to."""
+        return self.transport.get_extra_info("sockname")
+
+    def _refuse(self, status: int, code: str, text: str, *, headers: str = "") -> None:
         """Refuse the request. Drop further bytes for a while: closing at once could reset the connection unread."""
         if self.transport.is_closing():
             return
         self._is_refused = True
         self._end_head()
-        self.transport.write(refusal(status, code, text))
+        self.transport.write(refusal(status, code, text, headers=headers))
         self.transport.write_eof()
         self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self.transport.abort)
 
@@ -449,14 +476,16 @@ class RelayedConnection(HeldStream):
         self._timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self.transport.close)
         while (end := self.held.find(b"\r\n\r\n")) < 0:
             if len(self.held) > MOST_HEAD_BYTES:
-                text = f"The head of the request is over {MOST_HEAD_BYTES} bytes."
-                raise UnreadableRequest(431, HEAD_TOO_LARGE, text)
+                raise _head_too_large()
             if self.held and not is_request(self.held):
-                raise UnreadableRequest(400, "BAD_REQUEST", "This is not an HTTP request.")
+                raise RequestRefused(400, "BAD_REQUEST", "This is not an HTTP request.")
             await self._hold()
-        head = read_head(self.held[: end + 4])
-        if head is None:
-            raise UnreadableRequest(400, "BAD_REQUEST", "The head of the request cannot be read.")
+        raw = self.held[: end + 4]
+        if len(raw) > MOST_HEAD_BYTES or raw.count(b"\r\n") > MOST_FIELDS + 2:
+            raise _head_too_large()
+        head = read_head(raw)
+        if head is None or not _PLAIN_FIELDS.fullmatch(raw) or len(_HOST.findall(raw)) > 1:
+            raise RequestRefused(400, "BAD_REQUEST", "The head of the request cannot be read.")
         return head
 
     async def _hold(self) -> None:
@@ -486,9 +515,12 @@ class RelayedConnection(HeldStream):
         raise BackendUnavailable("BACKEND_UNREACHABLE", "The request names sessions of too many unknown servers.")
 
     async def _relay_request(self, head: RequestHead) -> None:
-        answer = self._gateway.answer(head)
-        if answer is not None:
+        answer = self._gateway.answer(head, self)
+        if answer is None and self._gateway.guard.answers_login(head):
+            answer = self._login(head, await self._login_body(head))
+        elif answer is not None:
             self.held = self.held[len(head.raw) :]
+        if answer is not None:
             self._end_head()
             self.transport.write(await answer)
             if CLOSES.search(head.raw):
@@ -508,6 +540,19 @@ class RelayedConnection(HeldStream):
             await self.more()
         self._read_on()
 
+    async def _login_body(self, head: RequestHead) -> bytes:
+        if head.body_bytes is None or head.body_bytes > MOST_LOGIN_BYTES:
+            raise RequestRefused(413, BODY_TOO_LARGE, f"A login has at most {MOST_LOGIN_BYTES} bytes.")
+        start, end = len(head.raw), len(head.raw) + head.body_bytes
+        while len(self.held) < end:
+            await self._hold()
+        body, self.held = self.held[start:end], self.held[end:]
+        return body
+
+    async def _login(self, head: RequestHead, body: bytes) -> bytes:
+        status, text, headers = await self._gateway.guard.login(head, body, self.here)
+        return response(status, text, headers=headers)
+
     def _end_head(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -524,12 +569,14 @@ class RelayedConnection(HeldStream):
         upstream.begin(ResponseEnd(to_head=head.method == b"HEAD"))
         if head.body_bytes is None:
             # Only a parser can find the end of this request, so it is the last one on its connection.
-            data = _CONNECTION.sub(b"", head.raw[:-2]) + b"connection: close\r\n\r\n" + self.held[len(head.raw) :]
+            begin = _CONNECTION.sub(b"", self.outgoing[:-2]) + b"connection: close\r\n\r\n"
+            data = begin + self.held[len(head.raw) :]
             self.held, self._rest = b"", None
         else:
             size = len(head.raw) + head.body_bytes
-            data, self.held = self.held[:size], self.held[size:]
-            self._rest = size - len(data)
+            body, self.held = self.held[len(head.raw) : size], self.held[size:]
+            self._rest = head.body_bytes - len(body)
+            data = self.outgoing + body
         upstream.transport.write(data)
         self._read_on()
 
@@ -573,7 +620,7 @@ class RelayedConnection(HeldStream):
         if is_v2 and to.place == ANY:  # the first message will most likely open the announced sessions
             to = self._gateway.backends.place(ANY, None, announced_sessions(head.raw))
         backend, server = await self._connect(to, lambda _: HeldStream(self._servers))
-        server.transport.write(head.raw)
+        server.transport.write(self.outgoing)
         codec = None
         if is_v2:
             answer = await self._handshake(server)
@@ -584,7 +631,7 @@ class RelayedConnection(HeldStream):
             if moved is not None and moved != backend.number:
                 self._gateway.backends.count(backend, -to.sessions)
                 server.transport.abort()
-                backend, server = await self._move(head, moved)
+                backend, server = await self._move(moved)
         self._join(backend, server, is_resumable=codec is not None)
 
     async def _handshake(self, server: HeldStream) -> bytes:
@@ -650,11 +697,11 @@ class RelayedConnection(HeldStream):
         self._is_late = True
         self._awake()
 
-    async def _move(self, head: RequestHead, number: int) -> tuple[Backend, HeldStream]:
+    async def _move(self, number: int) -> tuple[Backend, HeldStream]:
         """Repeat the handshake with another server; the client has its answer already."""
         try:
             backend, server = await self._connect(Destination(number), lambda _: HeldStream(self._servers))
-            server.transport.write(head.raw)
+            server.transport.write(self.outgoing)
             answer = await self._handshake(server)
         except BackendUnavailable:
             raise ConnectionError from None  # the client reconnects

@@ -1,7 +1,8 @@
 """The gateway itself: its routes, its port and its shutdown.
 
 It has no environment and keeps no sessions. It answers `/health` and `/ready`, and merges `/metrics` and the page's
-session list from all servers. Everything else goes to a server (`client_connections`).
+session list from all servers. If it has tokens, it answers the page's login. Everything else goes to a server
+(`client_connections`).
 """
 
 from __future__ import annotations
@@ -11,23 +12,49 @@ import contextlib
 import logging
 import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import httpx2
 
 from openenv.protocol.json_values import decode, encode
 
-from ..request_head import AUTHORIZATION, COOKIE, RequestHead, value_of
+from ..request_head import AUTHORIZATION, COOKIE, RequestHead, field_pattern, value_of
 from ..telemetry.prometheus import CONTENT_TYPE, Family, merge, render
 from ..telemetry.server_metrics import MERGED_BY
 from .backends import Backends, BackendSource
 from .client_connections import JoinedSocket, RelayedConnection, refusal, response
+from .guard import GatewayGuard
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.05
 _MERGED_BY: Final = {name: how for name, how in MERGED_BY.items() if name != "openenv_session_slots"}
 SESSIONS_PATH: Final = "/web/sessions"
+# Fields that servers need to check a request: the page's cookie is named after the port in `Host`.
+_PASSED: Final = {
+    "authorization": AUTHORIZATION,
+    "cookie": COOKIE,
+    **{name: field_pattern(name.encode()) for name in ("host", "via", "x-forwarded-for", "accept-language")},
+    **{name: field_pattern(name.encode()) for name in ("sec-fetch-site", "x-forwarded-proto")},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """How to run a gateway.
+
+    Args:
+        host: The address to listen on.
+        port: The port; 0 for a free one.
+        drain_s: How long connections that cannot resume may continue after the first signal.
+        guard: Checks requests.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    drain_s: float = 15.0
+    guard: GatewayGuard = field(default_factory=GatewayGuard)
 
 
 class Gateway:
@@ -35,10 +62,12 @@ class Gateway:
 
     Args:
         backends: The servers.
+        guard: Checks requests.
     """
 
-    def __init__(self, backends: Backends) -> None:
+    def __init__(self, backends: Backends, guard: GatewayGuard) -> None:
         self.backends = backends
+        self.guard = guard
         self.relays: set[RelayedConnection] = set()
         self.sockets: set[JoinedSocket] = set()
         self.is_closing = False
@@ -70,17 +99,17 @@ class Gateway:
 
     # -- its own routes -------------------------------------------------------------------------------------------
 
-    def answer(self, head: RequestHead) -> Awaitable[bytes] | None:
-        """Return the response to a request for the gateway itself; None if a server has to answer."""
+    def answer(self, head: RequestHead, client: RelayedConnection) -> Awaitable[bytes] | None:
+        """Return the response to a client's request for the gateway itself; None if a server has to answer."""
         if head.method not in (b"GET", b"HEAD") or head.body_bytes != 0:
             return None
         route = _ROUTES.get(head.path)
-        return None if route is None else _respond(route(self, head), head)
+        return None if route is None else _respond(route(self, client.outgoing), head)
 
-    async def _health(self, head: RequestHead) -> bytes:
+    async def _health(self, outgoing: bytes) -> bytes:
         return response(200, encode({"status": "healthy"}))
 
-    async def _ready(self, head: RequestHead) -> bytes:
+    async def _ready(self, outgoing: bytes) -> bytes:
         admitting = self.backends.admitting()
         status = "ready" if admitting else "no server takes new sessions"
         if self.is_closing:
@@ -100,8 +129,8 @@ class Gateway:
             counts[state if one.failing_since is None else "unreachable"] += 1
         return counts
 
-    async def _metrics(self, head: RequestHead) -> bytes:
-        answers = await self._ask_all("/metrics", head)
+    async def _metrics(self, outgoing: bytes) -> bytes:
+        answers = await self._ask_all("/metrics", outgoing)
         if isinstance(answers, bytes):
             return answers
         states = Family("openenv_gateway_servers", "gauge", "Servers behind the gateway, by state.")
@@ -111,8 +140,8 @@ class Gateway:
         texts = [answer.content for answer in answers]
         return response(200, merge([*texts, render([states, sockets, connections])], _MERGED_BY), CONTENT_TYPE)
 
-    async def _sessions(self, head: RequestHead) -> bytes:
-        answers = await self._ask_all(SESSIONS_PATH, head)
+    async def _sessions(self, outgoing: bytes) -> bytes:
+        answers = await self._ask_all(SESSIONS_PATH, outgoing)
         if isinstance(answers, bytes):
             return answers
         capacity: dict[str, Any] = {"max": 0, "active": 0, "queued": 0, "draining": self.is_closing}
@@ -124,12 +153,10 @@ class Gateway:
                 capacity[key] += shown["capacity"][key]
         return response(200, encode({"capacity": capacity, "sessions": sessions}))
 
-    async def _ask_all(self, path: str, head: RequestHead) -> list[httpx2.Response] | bytes:
+    async def _ask_all(self, path: str, outgoing: bytes) -> list[httpx2.Response] | bytes:
         """Return the answers of all reachable servers, or the first refusal in their place."""
         headers = {
-            name: value
-            for name, pattern in (("authorization", AUTHORIZATION), ("cookie", COOKIE))
-            if (value := value_of(pattern, head.raw)) is not None
+            name: value for name, pattern in _PASSED.items() if (value := value_of(pattern, outgoing)) is not None
         }
         asked = (self.backends.fetch(one, path, headers) for one in self.backends.all() if one.failing_since is None)
         answers = [
@@ -143,7 +170,7 @@ class Gateway:
         return answers
 
 
-_ROUTES: Final[dict[str, Callable[[Gateway, RequestHead], Awaitable[bytes]]]] = {
+_ROUTES: Final[dict[str, Callable[[Gateway, bytes], Awaitable[bytes]]]] = {
     "/health": Gateway._health,
     "/ready": Gateway._ready,
     "/metrics": Gateway._metrics,
@@ -156,9 +183,7 @@ async def _respond(answer: Awaitable[bytes], head: RequestHead) -> bytes:
     return whole[: whole.index(b"\r\n\r\n") + 4] if head.method == b"HEAD" else whole
 
 
-def serve_gateway(
-    source: BackendSource, host: str, port: int, *, drain_s: float, on_started: Callable[[Gateway, int], None]
-) -> None:
+def serve_gateway(source: BackendSource, options: GatewayOptions, on_started: Callable[[Gateway, int], None]) -> None:
     """Serve until SIGTERM or Ctrl-C, on a new event loop; see `run_gateway`."""
     try:
         import uvloop
@@ -167,27 +192,23 @@ def serve_gateway(
     except ImportError:  # Windows, PyPy
         loop = asyncio.new_event_loop()
     try:
-        loop.run_until_complete(run_gateway(source, host, port, drain_s=drain_s, on_started=on_started))
+        loop.run_until_complete(run_gateway(source, options, on_started))
     finally:
         loop.close()
 
 
 async def run_gateway(
     source: BackendSource,
-    host: str,
-    port: int,
-    *,
-    drain_s: float,
+    options: GatewayOptions,
     on_started: Callable[[Gateway, int], None],
+    *,
     stop: asyncio.Event | None = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C.
 
     Args:
         source: Lists the servers.
-        host: The address to listen on.
-        port: The port; 0 for a free one.
-        drain_s: How long connections that cannot resume may continue after the signal; a second signal ends them.
+        options: The options; a second signal ends `drain_s`.
         on_started: Called with the gateway and its port once the port is open.
         stop: Set this event to stop the gateway without a signal.
 
@@ -202,15 +223,16 @@ async def run_gateway(
     for number in (signal.SIGTERM, signal.SIGINT):
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread, or Windows
             loop.add_signal_handler(number, signalled)
-    async with Backends(source) as backends:
-        gateway = Gateway(backends)
-        server = await loop.create_server(gateway.connection, host, port, backlog=2048)
+    guard = options.guard
+    async with Backends(source, probes_tokens=guard.has_roles) as backends:
+        gateway = Gateway(backends, guard)
+        server = await loop.create_server(gateway.connection, options.host, options.port, backlog=2048)
         try:
             on_started(gateway, server.sockets[0].getsockname()[1])
             await stop.wait()
         finally:
             server.close()
-            draining = asyncio.ensure_future(gateway.drain(drain_s))
+            draining = asyncio.ensure_future(gateway.drain(options.drain_s))
             hurrying = asyncio.ensure_future(hurry.wait())
             await asyncio.wait([draining, hurrying], return_when=asyncio.FIRST_COMPLETED)
             hurrying.cancel()
