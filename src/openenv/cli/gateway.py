@@ -10,8 +10,7 @@ import typer
 from openenv import settings
 
 from .command import check_choice, failure
-from .options import ClusterFlags, Panel, flags_class, options_of
-from .serve import AccessFlags
+from .options import AccessFlags, ClusterFlags, Panel, flags_class, options_of
 
 if TYPE_CHECKING:
     from openenv.server.gateway.backends import BackendSource

@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import secrets
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar, cast, get_
 
 import typer
 from typing_extensions import dataclass_transform
+
+from openenv.protocol.addresses import is_loopback
 
 if TYPE_CHECKING:
     from openenv.sandboxes.cluster import ClusterAddress
@@ -50,6 +53,40 @@ class Panel:
     """The title in the help of a group of options."""
 
     title: str
+
+
+@flags_class
+class AccessFlags:
+    """Options of authentication, for commands that serve."""
+
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="Require this token. Prefer OPENENV_TOKEN: other users of this machine can read options.",
+        ),
+    ] = None
+    agent_token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="A second token, for agents: it can only call tools.")
+    ] = None
+    observer_token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="A third token, for observers: it can only read.")
+    ] = None
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Never create a token, not even for an address that others can reach.")
+    ] = False
+
+    def spare_token(self, host: str) -> str | None:
+        """Create an orchestrator's token if the server needs one and the options have none.
+
+        A server needs one if other machines reach it, or if another role has a token: without it, everybody could do
+        more than that role may.
+        """
+        if self.no_token and (self.token or self.agent_token or self.observer_token):
+            raise typer.BadParameter("it contradicts the other token options", param_hint="--no-token")
+        has_roles = self.agent_token is not None or self.observer_token is not None
+        needs_token = not self.no_token and (not is_loopback(host) or has_roles)
+        return secrets.token_urlsafe(24) if needs_token and self.token is None else None
 
 
 @flags_class

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import secrets
 import signal
 import sys
 import threading
@@ -20,7 +19,7 @@ from openenv import settings
 from openenv.protocol.addresses import is_loopback
 
 from .command import check_choice, target_failures
-from .options import Panel, flags_class, options_of
+from .options import AccessFlags, Panel, flags_class, options_of
 
 if TYPE_CHECKING:
     from openenv.server.app import HTTPEnvServer
@@ -123,40 +122,6 @@ class EpisodeFlags:
         float | None,
         typer.Option(metavar="MB", min=0.001, help="Maximum disk space; by default 256. The oldest are deleted."),
     ] = None
-
-
-@flags_class
-class AccessFlags:
-    """Options of authentication."""
-
-    token: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOKEN",
-            help="Require this token. Prefer OPENENV_TOKEN: other users of this machine can read options.",
-        ),
-    ] = None
-    agent_token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="A second token, for agents: it can only call tools.")
-    ] = None
-    observer_token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="A third token, for observers: it can only read.")
-    ] = None
-    no_token: Annotated[
-        bool, typer.Option("--no-token", help="Never create a token, not even for an address that others can reach.")
-    ] = False
-
-    def spare_token(self, host: str) -> str | None:
-        """Create an orchestrator's token if the server needs one and the options have none.
-
-        A server needs one if other machines reach it, or if another role has a token: without it, everybody could do
-        more than that role may.
-        """
-        if self.no_token and (self.token or self.agent_token or self.observer_token):
-            raise typer.BadParameter("it contradicts the other token options", param_hint="--no-token")
-        has_roles = self.agent_token is not None or self.observer_token is not None
-        needs_token = not self.no_token and (not is_loopback(host) or has_roles)
-        return secrets.token_urlsafe(24) if needs_token and self.token is None else None
 
 
 @flags_class
