@@ -221,7 +221,9 @@ def test_an_agent_that_runs_out_of_memory_is_the_policys_failure(run: Callable[.
         ("exec python3 -c \"x = b'x' * (512 << 20)\"", "signal 9"),
     ],
 )
-def test_a_verifier_that_crashes_gives_no_reward(run: Callable[..., Outcome], line: str, why: str) -> None:
+def test_a_check_that_crashes_earns_nothing_and_the_next_one_counts(
+    run: Callable[..., Outcome], line: str, why: str
+) -> None:
     crashing = task(
         verify=("true", line, "true"),
         verify_timeout_s=1 if line == "sleep 60" else 60,
@@ -229,9 +231,9 @@ def test_a_verifier_that_crashes_gives_no_reward(run: Callable[..., Outcome], li
         solution=("true",),
     )
     outcome = run(crashing)
-    assert (outcome.status, outcome.phase, outcome.reward) == ("grader_failed", "verify", None)
-    assert why in (outcome.reason or "")
-    assert len(outcome.verify_results) == 2
+    assert (outcome.status, outcome.phase, outcome.reward) == ("ok", "done", pytest.approx(2 / 3))
+    assert why in (outcome.verify_results[1].note or "")
+    assert len(outcome.verify_results) == 3
 
 
 def test_a_check_that_fails_is_no_crash(run: Callable[..., Outcome]) -> None:

@@ -91,11 +91,11 @@ def test_a_verifier_that_crashed_gets_another_chance(
     stored: Callable[..., Outcome], store: RolloutStore, local: Sandboxes
 ) -> None:
     first = stored("touch answer.txt", task=TASK.model_copy(update={"verify": ("kill -9 $$",)}))
-    assert (first.status, first.reward) == ("grader_failed", None)
+    assert (first.status, first.reward) == ("ok", 0.0)
     second = reverify(store, first.rollout_id, lines=["test -e answer.txt"], sandbox=local)
     assert (second.status, second.reward, second.reason) == ("ok", 1.0, None)
     third = reverify(store, first.rollout_id, lines=["kill -9 $$"], sandbox=local)
-    assert (third.status, third.reward) == ("grader_failed", None)
+    assert (third.status, third.reward) == ("ok", 0.0)
 
 
 def test_a_truncated_or_failed_rollout_keeps_its_label(
@@ -140,4 +140,6 @@ def test_a_rollout_that_lost_its_work_with_its_sandbox_is_verified_again_as_the_
     again = reverify(store, first.rollout_id, lines=("grep -q given given.txt",), sandbox=local)
     assert (again.status, again.reward) == ("policy_failed", 1.0)
     broken = reverify(store, first.rollout_id, lines=("kill -9 $$",), sandbox=local)
-    assert broken.reward is None
+    assert broken.reward == 0.0
+    unchecked = reverify(store, first.rollout_id, lines=(), sandbox=local)
+    assert unchecked.reward is None

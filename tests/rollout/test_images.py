@@ -108,7 +108,7 @@ def test_rewards_come_from_json_too(docker: DockerSandboxes, task: Task) -> None
     assert outcome.metadata["rewards"] == {"reward": 0.25, "speed": 3.0}
     ambiguous = {"/tests/test.sh": 'echo \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json'}
     outcome = run_rollout(task.model_copy(update={"verify_files": ambiguous}), agent="noop", sandbox=docker)
-    assert (outcome.status, outcome.reward) == ("grader_failed", None)
+    assert (outcome.status, outcome.reward) == ("ok", 0.0)
 
 
 def test_an_image_that_cannot_be_built_says_why(docker: DockerSandboxes, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whose failure it is: what goes wrong with the agent's work is a zero, unless it goes wrong without that work, too."""
+"""Failures are zeros, unless the infrastructure failed: a sandbox that is lost without the agent's work, too."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_line_that_only_reads_hands_its_sandbox_on(roll: Callable[..., Outcome
     watched = Watched(local)
     endless = roll("exit 0", "tail -f go.sh", "grep -q exit go.sh", verify_sandbox=watched, verify_timeout_s=2)
     assert (endless.status, endless.reward) == ("ok", 0.5)
-    assert (watched.opened, watched.open_now) == (3, 0)  # one of them for the control run
+    assert (watched.opened, watched.open_now) == (2, 0)
 
 
 @pytest.mark.parametrize("check", ["sh go.sh", Check(run="sh go.sh", judge="true")])
@@ -194,24 +194,57 @@ def test_a_score_that_is_no_reward_is_the_agents_where_the_solution_has_one(
     outcome = roll(f"echo {output}", copies, solution="echo 'echo 0.5' > go.sh")
     assert (outcome.status, outcome.reward) == ("ok", 0.0)
     assert "it must be a number from 0 to 1" in (outcome.verify_results[0].note or "")
-    broken = roll(f"echo {output}", copies)
-    assert (broken.status, broken.reward) == ("grader_failed", None)
+    unsolved = roll(f"echo {output}", copies)
+    assert (unsolved.status, unsolved.reward) == ("ok", 0.0)
 
 
 # rewards
 
 
 @pytest.mark.parametrize("text", ["2", "-0.5", "inf", "nan", "one", ""])
-def test_a_check_that_writes_no_valid_reward_is_broken(roll: Callable[..., Outcome], text: str) -> None:
+def test_a_check_that_writes_no_valid_reward_earns_nothing(roll: Callable[..., Outcome], text: str) -> None:
     outcome = roll("exit 0", f"echo {text} > {REWARD}")
-    assert (outcome.status, outcome.reward) == ("grader_failed", None)
-    assert "it must be a number from 0 to 1" in (outcome.reason or "")
+    assert (outcome.status, outcome.reward) == ("ok", 0.0)
+    assert "it must be a number from 0 to 1" in (outcome.verify_results[0].note or "")
+    assert roll("exit 0", f"echo {text} > {REWARD}", on_missing=0.25).reward == 0.25
+
+
+MISSING: dict[str, str | Check] = {
+    "a judge that dies": Check(run="cat answer.txt", judge='test -s "$OUTPUT/stdout" || kill -9 $$'),
+    "a judge that hangs": Check(run="cat answer.txt", judge='test -s "$OUTPUT/stdout" || sleep 60'),
+    "a judge with an empty score": Check(run="cat answer.txt", judge=f'cat "$OUTPUT/stdout" > {REWARD}'),
+    "a run that dies": Check(run="cat answer.txt || kill -9 $$", judge="true"),
+    "a line that dies": "cat answer.txt || kill -9 $$",
+    "a line that hangs": "cat answer.txt || sleep 60",
+    "a line with an empty score": f"cat answer.txt > {REWARD}",
+}
+
+
+@pytest.mark.slow_but_for("a judge with an empty score", "a line that dies")
+@pytest.mark.parametrize("name", MISSING)
+def test_an_agent_that_writes_no_answer_earns_nothing(roll: Callable[..., Outcome], name: str) -> None:
+    outcome = roll("exit 0", MISSING[name], verify_timeout_s=3)
+    assert (outcome.status, outcome.reward) == ("ok", 0.0)
+    lowest = roll("exit 0", MISSING[name], verify_timeout_s=3, reward_range=(-1, 1))
+    assert (lowest.status, lowest.reward) == ("ok", -1.0)
+
+
+def test_the_reward_of_a_missing_result_is_in_the_range() -> None:
+    with pytest.raises(ValidationError, match="on_missing must be from 0 to 1"):
+        Task(instruction="x", on_missing=2.0)
+    with pytest.raises(ValidationError, match="on_missing"):
+        Task(instruction="x", on_missing=float("nan"))
+
+
+def test_a_task_without_checks_says_so(roll: Callable[..., Outcome]) -> None:
+    outcome = roll("exit 0")
+    assert (outcome.status, outcome.reward, outcome.reason) == ("ok", None, "no checks")
 
 
 def test_a_task_may_declare_another_range(roll: Callable[..., Outcome]) -> None:
     assert roll("exit 0", f"echo 7.5 > {REWARD}", reward_range=(-1, 10)).reward == 7.5
     assert roll("exit 0", f"echo -1 > {REWARD}", reward_range=(-1, 10)).reward == -1.0
-    assert roll("exit 0", f"echo 11 > {REWARD}", reward_range=(-1, 10)).status == "grader_failed"
+    assert roll("exit 0", f"echo 11 > {REWARD}", reward_range=(-1, 10)).reward == -1.0
     unjudged = Check(run="kill -9 $$", judge=f"echo -1 > {REWARD}")
     assert roll("exit 0", unjudged, reward_range=(-1, 1)).reward == -1.0
 

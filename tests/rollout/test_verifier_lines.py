@@ -1,4 +1,4 @@
-"""Verify lines that die or are tampered with: what the agent's work did is a zero, what the check did is no verdict."""
+"""Verify lines that die or are tampered with: each of them is a failed check."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ def test_a_check_that_only_the_agents_work_kills_is_not_passed(
     assert (outcome.status, outcome.reward, second.exit_code) == ("ok", 0.5, 0)
     assert first.exit_code != 0
     assert why in (first.note or "")
-    assert "without the agent's work" in (first.note or "")
 
 
 def test_a_check_that_runs_out_of_memory_with_the_agents_work_is_not_passed(roll: Callable[..., Outcome]) -> None:
@@ -53,10 +52,10 @@ def test_a_check_that_runs_out_of_memory_with_the_agents_work_is_not_passed(roll
     assert (outcome.status, outcome.reward) == ("ok", 0.0)
 
 
-def test_a_check_that_dies_by_itself_is_no_verdict(roll: Callable[..., Outcome]) -> None:
+def test_a_check_that_dies_by_itself_fails(roll: Callable[..., Outcome]) -> None:
     outcome = roll("exit 0", "sh go.sh; kill -9 $$", "true")
-    assert (outcome.status, outcome.reward) == ("grader_failed", None)
-    assert [result.exit_code for result in outcome.verify_results] == [137]
+    assert (outcome.status, outcome.reward) == ("ok", 0.5)
+    assert [result.exit_code for result in outcome.verify_results] == [137, 0]
 
 
 def test_a_reward_written_before_the_check_was_killed_does_not_count(roll: Callable[..., Outcome]) -> None:

@@ -54,7 +54,21 @@ from openenv.testing.scripted import CutFailure, Failure, HangFailure, Script, S
 Aim = Literal["win", "dodge"]
 
 _MARK = "openenv-cheat"
-_FAMILIES = ("reward", "python", "tools", "checks", "remote", "tree", "processes", "exhaustion", "sandbox", "model")
+_FAMILIES = (
+    *(
+        "reward",
+        "operators",
+        "python",
+        "tools",
+        "checks",
+        "remote",
+        "tree",
+        "processes",
+        "exhaustion",
+        "sandbox",
+        "model",
+    ),
+)
 _PAYLOADS = "/tmp/win"
 _BATCH = 64
 """The most cheats that share a rollout."""

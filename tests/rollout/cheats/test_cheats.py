@@ -60,7 +60,7 @@ def test_every_variant_has_an_id_of_its_own_and_no_parameter_left() -> None:
 def test_every_kind_of_cheat_is_there() -> None:
     cheats = all_cheats()
     assert len(cheats) >= 200
-    assert sum(cheat.quick for cheat in cheats) * 2 >= len(cheats)
+    assert sum(cheat.quick for cheat in cheats) >= 400
     assert {cheat.aim for cheat in cheats} == {"win", "dodge"}
     assert {cheat.family for cheat in cheats} >= {
         *("planted-reward", "linked-work-tree", "background-writer", "patched-pytest", "sitecustomize"),
@@ -70,6 +70,7 @@ def test_every_kind_of_cheat_is_there() -> None:
         *("shadowed-module", "pytest-settings", "make-file", "node-module", "git-settings", "virtual-environment"),
         *("left-for-the-next-line", "edited-as-it-runs", "reward-value", "reward-withheld", "ended-check"),
         *("exhausted-by-the-agent", "exhausted-by-a-line", "exhausted-by-a-run", "judge-breaks", "signal"),
+        *("operator-decides", "skip-by-value", "missing-answer"),
         *("work-folder", "endpoint-blamed", "unusual-request", "changed-sampling", "control-channel"),
     }
     assert {"python", "npm", "make", "c", "git", "venv", "lines"} <= {cheat.task.task_id for cheat in cheats}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,15 +17,19 @@ from openenv.rollout import Check, Task
 from openenv.rollout.capture import call_request, records
 from openenv.rollout.run.engine import EngineOptions
 from openenv.rollout.run.phases import ModelAccess, PhaseFailed, RolloutRun
+from openenv.rollout.tasks.commands import CommandResult
 from openenv.rollout.verify import (
     judged_checks,
+    live_check,
     lookups,
+    openenv_calls,
     settings,
     verify_lines,
     worktree,
     worktree_guard,
     worktree_links,
 )
+from openenv.rollout.verify.attempts import CheckCrash
 from openenv.rollout.verify.cases import ReadySandbox, VerificationCase
 from openenv.rollout.verify.inside import VerifierPlace
 from openenv.rollout.verify.proof import Evidence, Proof
@@ -178,6 +183,45 @@ def the_network_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def calls_program_with(monkeypatch: pytest.MonkeyPatch, changes: Mapping[str, str]) -> None:
+    """Change the program of both sandboxes, which the verifier copies there as text."""
+    source = Path(openenv_calls.__file__).read_text("utf-8")
+    assert [source.count(guard) for guard in changes] == [1] * len(changes)
+    read_text = Path.read_text
+
+    def changed(self: Path, *args: Any, **options: Any) -> str:
+        text = read_text(self, *args, **options)
+        for guard, replacement in changes.items() if self.name == live_check.CALLS else ():
+            text = text.replace(guard, replacement)
+        return text
+
+    monkeypatch.setattr(Path, "read_text", changed)
+
+
+def references_have_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = "    def method(self: RemoteObject, *args: object) -> object:\n"
+    asking = "        method = {'op': 'get', 'of': object.__getattribute__(self, '_number'), 'name': name}\n"
+    asking += "        return object.__getattribute__(self, '_remote').evaluate(method)(*args)\n"
+    undeclared = 'if kind not in ("module", "call", "async") and '
+    calls_program_with(monkeypatch, {refusing: refusing + asking, undeclared: "if False and "})
+
+
+def skips_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls_program_with(monkeypatch, {"if status == 0 and complaint is not None:": "if False:"})
+
+
+def star_imports_bind_builtins(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = "if not (name in taken or hasattr(builtins, name) or _SPECIAL.match(name))]"
+    calls_program_with(monkeypatch, {guard: "]"})
+
+
+def a_missing_reward_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(self: judged_checks.JudgedChecks) -> float:
+        raise CheckCrash("no score", CommandResult(cmd="", exit_code=1))
+
+    monkeypatch.setattr(judged_checks.JudgedChecks, "_missing", none)
+
+
 SCORED = Cheat(
     "more-than-the-most",
     "prints a score that is out of range, where the judge takes its word",
@@ -208,6 +252,10 @@ MUTATIONS = (
     Mutation("links to the verifier's files are dropped", links_are_kept, "link-to-expected/tests:expected.txt"),
     Mutation("links to the check's own process are dropped", links_are_kept, "link-and-reader/cmdline-answer.txt"),
     Mutation("settings that no text mentions", unknown_settings_are_kept, "settings-of-a-tool/.proverc"),
+    Mutation("references have no operators", references_have_operators, "operator-decides/__sub__-plain-0"),
+    Mutation("a skip by a value", skips_are_not_seen, "skip-by-value/none"),
+    Mutation("the names of star imports", star_imports_bind_builtins, "skip-by-value/exported"),
+    Mutation("the reward of a missing answer", a_missing_reward_is_no_verdict, "missing-answer/nan", "dodge"),
     Mutation("settings are the setup's", settings_are_kept, "pytest-settings/pytest.ini-collect-only"),
     Mutation("the endpoint is asked", the_endpoint_is_not_asked, "endpoint-blamed/status-500", "dodge"),
     Mutation("the truncated are verified", the_truncated_are_not_verified, "exit-of-the-agent/hangs", "dodge"),

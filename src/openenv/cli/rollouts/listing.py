@@ -131,7 +131,12 @@ def _rows_table(rows: list[RolloutRow], now: float) -> Table:
     for row in rows:
         age = _age(now - row.stored_at)
         status = Text(row.status, style="green" if row.status == "ok" else "yellow")
-        numbers = (reward_text(row.reward), row.trust or "-", str(row.turns), f"{row.wall_s:.1f}")
+        numbers = (
+            reward_text(row.reward, row.reason and row.reason[:40]),
+            row.trust or "-",
+            str(row.turns),
+            f"{row.wall_s:.1f}",
+        )
         table.add_row(row.rollout_id, printable(row.task_id), printable(row.agent), status, *numbers, age)
     return table
 

@@ -147,9 +147,11 @@ def one_line_failures() -> Iterator[None]:
         raise failure(exc) from None
 
 
-def reward_text(reward: float | None) -> str:
-    """Write a reward, or `-` without one."""
-    return "-" if reward is None else f"{reward:g}"
+def reward_text(reward: float | None, reason: str | None = None) -> str:
+    """Write a reward; without one, write `-` and the reason."""
+    if reward is not None:
+        return f"{reward:g}"
+    return f"- ({printable(reason)})" if reason else "-"
 
 
 def print_table(table: object) -> None:

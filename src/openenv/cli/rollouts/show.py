@@ -76,9 +76,13 @@ def _show_outcome(history: list[Record]) -> None:
     _line("rollout", outcome.rollout_id)
     _line("task", f"{outcome.task_id or '-'}{f', group {history[0].group}' if history[0].group else ''}")
     _line("agent", f"{outcome.agent}, model {outcome.model or '-'}, sandbox {outcome.sandbox}")
-    _line("status", f"{outcome.status}{f' in {outcome.phase}: {outcome.reason}' if outcome.reason else ''}")
+    why = f" in {outcome.phase}: {outcome.reason}" if outcome.reason and outcome.status != "ok" else ""
+    _line("status", f"{outcome.status}{why}")
     later = "" if history[0].kind == "rollout" else f", verdict {history[0].verdict}"
-    _line("reward", f"{reward_text(outcome.reward)}{f' ({outcome.trust})' if outcome.trust else ''}{later}")
+    _line(
+        "reward",
+        f"{reward_text(outcome.reward, outcome.reason)}{f' ({outcome.trust})' if outcome.trust else ''}{later}",
+    )
     _line("seconds", ", ".join(f"{phase} {spent:.1f}" for phase, spent in outcome.phase_s.items()))
     for title, results in (("setup", outcome.setup_results), ("verify", outcome.verify_results)):
         for result in results:

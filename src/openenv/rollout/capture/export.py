@@ -510,7 +510,7 @@ def _schema() -> Any:
             "rollout_id": string,
             **dict.fromkeys(("task_id", "group"), string),
             **dict.fromkeys(("sample", "attempt"), integer),
-            **dict.fromkeys(("agent", "model", "status", "trust", "verdict"), string),
+            **dict.fromkeys(("agent", "model", "status", "reason", "trust", "verdict"), string),
             "reward": number,
             "role": string,
             "trainable": pyarrow.bool_(),
@@ -536,7 +536,10 @@ def _row(recording: Recording, item: Sequence) -> Json:
     fields = ("role", "trainable", "not_trainable", "node_ids", "prompt_len", "input_ids", "loss_mask", "logprobs")
     return {
         "rollout_id": recording.rollout_id,
-        **{name: about.get(name) for name in ("task_id", "group", "agent", "model", "status", "trust", "verdict")},
+        **{
+            name: about.get(name)
+            for name in ("task_id", "group", "agent", "model", "status", "reason", "trust", "verdict")
+        },
         **{name: about.get(name) for name in ("sample", "attempt", "reward")},
         **{name: getattr(item, name) for name in (*fields, "policy_version", "policy_versions")},
         **{name: item.sampled_with(name) for name in (*SAMPLING_COLUMNS, "seed")},

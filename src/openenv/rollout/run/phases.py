@@ -9,7 +9,7 @@ the verifier's sandbox is opened. Only a tar file of the work tree passes from o
 #   sandbox ──> setup ──> agent ──> collect ──> verify ──> store ──> done
 #      │          │         │          │           │         │
 #      │          │         │          │           │         └─ StoreError
-#      │          │         │          │           └─ grader_failed: a check also crashes without the agent's work
+#      │          │         │          │           └─ grader_failed: a check loses its sandbox without the agent too
 #      │          │         │          └─ policy_failed: the work tree cannot be packed
 #      │          │         └─ truncated (time, budget), policy_failed (exit code, lost sandbox), env_failed (calls
 #      │          │            were not recorded; the endpoint does not answer the host either)
@@ -69,6 +69,7 @@ from openenv.rollout.store.archives import (
     worktree_limit,
 )
 from openenv.rollout.store.outcome import (
+    NO_CHECKS,
     AgentFacts,
     Label,
     ModelUse,
@@ -711,7 +712,7 @@ class RolloutRun:
             task_id=plan.task.task_id,
             status="ok" if label is None else label.status,
             phase=self._label_phase,
-            reason=None if label is None else label.reason,
+            reason=self._reason(),
             reward=verdict.reward if trusted else None,
             trust=verdict.trust if "isolation" in plan.backend.features else verdict.trust and "shared",
             agent=plan.agent.name,
@@ -730,6 +731,16 @@ class RolloutRun:
             phase_s=dict(self._reporter.phase_s),
             metadata=self._metadata(),
         )
+
+    def _reason(self) -> str | None:
+        """Return why the status is not `ok`, or why there is no reward."""
+        label, task = self._label, self._plan.task
+        if label is None:
+            return None if task.verify else NO_CHECKS
+        reason = label.reason or f"{label.status} in the {self._label_phase} phase"
+        if label.status in ("policy_failed", "truncated") and self._verdict.reward is None:
+            return f"{reason} ({'not verified: verify_truncated is off' if task.verify else NO_CHECKS})"
+        return reason
 
     # An agent writes some of the input of these two methods. It must not be able to remove its outcome that way.
 

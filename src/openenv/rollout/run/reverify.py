@@ -16,7 +16,7 @@ from openenv.rollout.run.engine import named_backend
 from openenv.rollout.run.progress import OnProgress, Reporter
 from openenv.rollout.scratch import scratch
 from openenv.rollout.store.archives import MAX_BYTES, UnusableWorktree
-from openenv.rollout.store.outcome import Outcome, Status
+from openenv.rollout.store.outcome import NO_CHECKS, Outcome, Status
 from openenv.rollout.store.store import Record, RolloutStore, check_verdict_name
 from openenv.rollout.store.verdict import Verdict, VerifierInput
 from openenv.rollout.tasks.checks import AS_STORED, runs_nothing
@@ -166,7 +166,7 @@ def _outcome(first: Record, verdict: Verdict, backend: Sandboxes, reporter: Repo
         elif _has_lost_worktree(before):
             status, phase, reason = "policy_failed", "collect", "the work tree could not be taken"
         else:
-            status, phase, reason = "ok", "done", None
+            status, phase, reason = "ok", "done", None if verdict.results else NO_CHECKS
     return before.model_copy(
         update={
             "status": status,

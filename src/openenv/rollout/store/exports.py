@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from openenv.rollout.capture.records import Recording
 
 Format = Literal["jsonl", "parquet"]
-_ABOUT = ("task_id", "group", "agent", "model", "status", "reward", "trust", "verdict")
+_ABOUT = ("task_id", "group", "agent", "model", "status", "reason", "reward", "trust", "verdict")
 """The description of each rollout in exports: keys of a JSON line, columns of a Parquet file."""
 
 
@@ -30,8 +30,8 @@ def export_rollouts(
 ) -> int:
     """Write stored rollouts into a file, oldest first; return the number of lines or rows.
 
-    Every line and every row has the keys `task_id`, `group`, `agent`, `model`, `status`, `reward`, `trust` and
-    `verdict`.
+    Every line and every row has the keys `task_id`, `group`, `agent`, `model`, `status`, `reason`, `reward`, `trust`
+    and `verdict`.
 
     Args:
         store: The store to export.

@@ -27,6 +27,8 @@ Status = Literal["ok", "policy_failed", "truncated", "env_failed", "sandbox_fail
 Phase = Literal["sandbox", "setup", "agent", "collect", "verify", "store", "done"]
 """The phases of a rollout in their order."""
 
+NO_CHECKS = "no checks"
+"""The reason for a missing reward if the task has no checks."""
 
 _Text = Annotated[str, AfterValidator(writable)]
 _Document = Annotated[dict[str, Any], AfterValidator(writable)]
@@ -43,6 +45,7 @@ class Outcome(BaseModel):
     phase: Phase = "done"
     """The phase that decided the status; `done` if all phases passed."""
     reason: _Text | None = None
+    """Why the status is not `ok`, or why there is no reward: `no checks`."""
     reward: float | None = None
     trust: Trust | None = None
     """The trust level of the reward: the lowest level of its checks. None if nothing was verified."""

@@ -20,7 +20,7 @@ class Verdict:
     results: list[CommandResult] = field(default_factory=list)
     reward: float | None = None
     crash: str | None = None
-    """Why a task with checks has no reward: a check fails without the agent's work, too."""
+    """Why a task with checks has no reward: a check loses its sandbox without the agent's work, too."""
     sandbox_id: str = ""
     trust: Trust | None = None
     """The trust level of the weakest check."""

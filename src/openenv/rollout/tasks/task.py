@@ -155,6 +155,9 @@ class Task(BaseModel):
     commas: the first one in the file counts."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """The lowest and the highest valid reward. The range includes 0, the reward of a failed check."""
+    on_missing: float | None = None
+    """The reward of a check that crashes, hangs, or writes an invalid reward, or none. None: the lowest of
+    `reward_range`."""
     proof: bool | None = None
     """Whether a verify line must prove that it reached its end, and was not ended by code that it loaded. None: lines
     that run pytest, unittest, `python -c` or a Python script of `verify_files` must. True: all must. False: none."""
@@ -234,6 +237,18 @@ class Task(BaseModel):
         if not (math.isfinite(low) and math.isfinite(high) and low <= 0 <= high and low < high):
             raise ValueError(f"it must be two finite numbers, low <= 0 <= high and low < high, not {value}")
         return value
+
+    @model_validator(mode="after")
+    def _misses_within_the_range(self) -> Task:
+        low, high = self.reward_range
+        if self.on_missing is not None and not low <= self.on_missing <= high:
+            raise ValueError(f"on_missing must be from {low:g} to {high:g}, the reward_range, not {self.on_missing}")
+        return self
+
+    @property
+    def missing_reward(self) -> float:
+        """The reward of a check without a valid result."""
+        return self.reward_range[0] if self.on_missing is None else self.on_missing
 
     def texts(self) -> tuple[str, ...]:
         """Return all texts of the task; the agent may write the files that they name."""

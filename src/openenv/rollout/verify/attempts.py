@@ -6,9 +6,9 @@ Verify lines and judged checks both build on it. Values, and one command in a sa
 # An attempt over the agent's work ends in one of three ways:
 #
 #   it ended by itself          `crash` is None: exit code, reward file and traces decide
-#   it was killed               `crash`: by a signal or the time limit. The agent's work is blamed, unless a control
-#                               attempt on the baseline is killed too (`VerificationCase.is_broken`)
-#   its sandbox failed          `crash` and `is_lost`: tried once more, since accidents do not happen twice
+#   it was killed               `crash`: by a signal or the time limit. The check fails
+#   its sandbox failed          `crash` and `is_lost`: tried once more, since accidents do not happen twice. If control
+#                               attempts lose their sandboxes too, there is no verdict (`VerificationCase.is_broken`)
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LineRun(CommandRun):
 
 
 class CheckCrash(Exception):
-    """A verify line, or a part of a judged check, fails without the agent's work too: the task has no verdict."""
+    """A part of a check loses its sandbox without the agent's work too: the task has no verdict."""
 
     def __init__(self, why: str, result: CommandResult, *, part: str = "the judge") -> None:
         super().__init__(why)

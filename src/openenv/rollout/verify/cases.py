@@ -181,10 +181,10 @@ class VerificationCase:
         return self._place
 
     def is_broken(self, dies: Callable[[Source], bool]) -> bool:
-        """Return whether a check dies without the agent's work, too.
+        """Return whether a check loses its sandbox without the agent's work, too.
 
-        Dying on the baseline is not enough: if the task is to repair a program that hangs, every check of it hangs
-        there. So if the task has a solution, the check must die on the solution as well.
+        The baseline is not enough: if the task is to repair a program that kills its machine, every check of it does
+        so there. So if the task has a solution, the sandbox must be lost with the solution as well.
         """
         return dies("setup") and (not self.task.solution or dies("solved"))
 

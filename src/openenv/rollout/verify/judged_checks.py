@@ -12,8 +12,8 @@ Knows one `VerificationCase`. Must not know verify lines.
 # If the check has a port, both sandboxes run at the same time, and the judge connects to the agent's server
 # (`live_check.py`); nothing else reaches sandbox 2.
 #
-# If `run` is killed or loses its sandbox, there is nothing to judge and the check fails. Only if `run` also fails on
-# the baseline (and on the solution) is the check itself broken: `CheckCrash`, no verdict.
+# If a part is killed, hangs or writes an invalid reward, the check has `Task.missing_reward`. Only if its sandbox is
+# also lost on the baseline (and on the solution) did the infrastructure fail: `CheckCrash`, no verdict.
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class JudgedChecks:
         If `run` dies, no judge starts and the result has the exit code of `run`.
 
         Raises:
-            CheckCrash: a part dies without the agent's work too.
+            CheckCrash: a part loses its sandbox without the agent's work too.
             SandboxNotStarted: a sandbox did not start.
         """
         if check.port is not None:
@@ -93,7 +93,7 @@ class JudgedChecks:
             output = self._run_part(check, "work")
         if output.problem is not None:
             ran = output.result(check)
-            result = CommandResult(cmd=check.judge, exit_code=ran.exit_code or 1, run=ran, score=self._lowest())
+            result = CommandResult(cmd=check.judge, exit_code=ran.exit_code or 1, run=ran, score=self._missing())
             if output.is_lost and self._case.is_broken(lambda source: self._run_part(check, source).is_lost):
                 raise CheckCrash(output.problem, result, part="the run")
             return result.model_copy(update={"note": f"not judged: its run {output.problem}"})
@@ -105,16 +105,15 @@ class JudgedChecks:
         if problem is None:
             score = None if judged.written is None else judged.written.value
             return judged.result.model_copy(update={"score": score})
-        if self._case.is_broken(lambda source: self._problem(self._both_parts(check, source)) is not None):
+        if judged.is_lost and self._case.is_broken(lambda source: self._both_parts(check, source).is_lost):
             raise CheckCrash(problem, judged.result)
-        note = f"its judge {problem}; without the agent's work it does not, so that work is the reason"
         code = judged.result.exit_code or REFUSED
-        return judged.result.model_copy(update={"exit_code": code, "note": note, "score": self._lowest()})
+        changes = {"exit_code": code, "note": f"its judge {problem}", "score": self._missing()}
+        return judged.result.model_copy(update=changes)
 
-    def _lowest(self) -> float | None:
-        """Return the score of a check without a judgement if a judge could have written less than 0, else None."""
-        low = self._case.task.reward_range[0]
-        return low if low < 0 else None
+    def _missing(self) -> float | None:
+        """Return the score of a check without a judgement; None stands for 0, a failed check."""
+        return self._case.task.missing_reward or None
 
     def _problem(self, judged: LineRun) -> str | None:
         """Return why a judge's run is not a verdict, or None if it is one."""

@@ -29,9 +29,10 @@ again. `verify` is its only entry; the engine calls it and hands it to the phase
 #        v
 #   reward: the last valid reward file of a line, else the share of passed checks (a judge's score counts as its share)
 #
-# Every failure in the sandbox is blamed on the agent's work: a killed line, a dead sandbox, a tree that does not fit.
-# The exception is a failure that also happens without that work, on the baseline (and, if the task has one, on the
-# solution): then the check is broken and the task has no verdict (`grader_failed`).
+# A crash, a timeout and an invalid reward are worth `Task.missing_reward`, also if the check fails so without the
+# agent's work: an agent that writes no answer earns 0, not None. The exception is a sandbox that is also lost on the
+# baseline (and, if the task has one, on the solution): then the infrastructure failed, and the task has no verdict
+# (`grader_failed`).
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ Knows one `VerificationCase`. Must not know judged checks.
 #      |
 #   own files    the verifier's files are as before: content, and also inode and change date, which reveal files
 #      |         that were changed and put back. A line that changes its files without the agent's work too is excused
-#   killed       a signal or the time limit fails the line, unless control attempts are killed too (`CheckCrash`)
+#   killed       a signal or the time limit fails the line. Only a sandbox that is lost without the agent's work too is
+#      |         the fault of the infrastructure (`CheckCrash`)
 #      |
 #   reward file  a plain file with a number in the range, and no process is left that could have written it later
 #
@@ -82,7 +83,7 @@ class LineChecks:
         """Run a line; its exit code is 0 only if the check passed.
 
         Raises:
-            CheckCrash: the line dies, or writes an invalid reward, without the agent's work too.
+            CheckCrash: the line loses its sandbox without the agent's work too.
             SandboxNotStarted: a sandbox did not start.
         """
         attempt = retry_lost(lambda: self._attempt(line, "work", proves=self._must_prove(line)))
@@ -104,10 +105,10 @@ class LineChecks:
     def reward(self, share: float) -> float | None:
         """Return the reward of the last line that wrote one, or None if the share of passed checks counts.
 
-        A line may have written no reward only because the agent's work kept it from writing. It counts as the lowest
+        A line may have written no reward only because the agent's work kept it from writing. It counts as a missing
         reward: blocking the verifier must not pay more than an honest failure.
         """
-        low = self._case.task.reward_range[0]
+        low = self._case.task.missing_reward
         if not self._reads_file:
             return None
         for number, reward in reversed(list(enumerate(self._rewards))):
@@ -225,15 +226,8 @@ class LineChecks:
             return self._refused(attempt, "a process that it started outlived it, and could write the reward")
         if written is None or written.value is not None:
             return attempt
-
-        def is_invalid(source: Source) -> bool:
-            control = self._attempt(line, source, proves=False)
-            return control.crash is not None or (control.written is not None and control.written.value is None)
-
-        why = invalid_reward(written, self._case.task)
-        if self._case.is_broken(is_invalid):
-            raise CheckCrash(why, attempt.result)
-        return self._refused(attempt, why)
+        refused = self._refused(attempt, invalid_reward(written, self._case.task))
+        return replace(refused, result=self._missing(refused.result))
 
     def _refused(self, attempt: LineRun, why: str) -> LineRun:
         """Return the line as failed; its reward file does not count."""
@@ -244,13 +238,16 @@ class LineChecks:
         return replace(attempt, result=result, written=None)
 
     def _killed(self, line: str, attempt: LineRun, crash: str) -> LineRun:
-        """Fail a line that did not end by itself, unless it does not end without the agent's work either."""
-        if self._case.is_broken(lambda source: self._attempt(line, source, proves=False).crash is not None):
+        """Fail a line that did not end by itself, unless it loses its sandbox without the agent's work too."""
+        if attempt.is_lost and self._case.is_broken(lambda source: self._attempt(line, source, proves=False).is_lost):
             raise CheckCrash(crash, attempt.result)
         self.ignored_file = self.ignored_file or attempt.written is not None
-        note = f"{crash}; without the agent's work it ends by itself, so that work is what killed it"
-        result = attempt.result.model_copy(update={"exit_code": attempt.result.exit_code or REFUSED, "note": note})
-        return replace(attempt, result=result, written=None)
+        result = attempt.result.model_copy(update={"exit_code": attempt.result.exit_code or REFUSED, "note": crash})
+        return replace(attempt, result=self._missing(result), written=None)
+
+    def _missing(self, result: CommandResult) -> CommandResult:
+        """Return the result of a line without a verdict, with the task's reward for that. 0 is a failed check."""
+        return result.model_copy(update={"score": self._case.task.missing_reward or None})
 
 
 @dataclass(frozen=True, slots=True)
