@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from openenv.rollout import Task, load_task, run_rollout
+from openenv.rollout.agents import Shell
 from openenv.sandboxes.base import Sandboxes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,3 +47,12 @@ def test_the_solution_earns_all_and_doing_nothing_earns_nothing(path: Path, loca
     assert (solved.status, solved.reward) == ("ok", 1.0), [each.stderr for each in solved.verify_results]
     assert (idle.status, idle.reward) == ("ok", 0.0)
     assert solved.trust == idle.trust == TRUST[path.stem]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_a_list_of_all_commits_is_no_answer(local: Sandboxes) -> None:
+    task = load_task(ROOT / "docs_src" / "tasks" / "git_culprit.yaml")
+    guess = run_rollout(task, agent=Shell(["git log --format=%s > culprit.txt"]), sandbox=local)
+    assert (guess.status, guess.reward) == ("ok", 0.0)
+    solved = run_rollout(task, agent="oracle", sandbox=local)
+    assert (solved.status, solved.reward) == ("ok", 1.0)
