@@ -219,6 +219,30 @@ def test_nothing_is_written_over(tree: Tree, tmp_path: Path) -> None:
     assert run(tmp_path / "nowhere").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {'x"); raise SystemExit("I was run.py': ORS},
+        {"a'b.py": ORS},
+        {"a\nb.py": ORS},
+        {'"""; raise SystemExit("I was run"); """/a.py': ORS},
+        {"back\\slash/a.py": ORS},
+    ],
+)
+def test_names_of_files_that_would_become_code_are_refused(files: dict[str, str], tree: Tree, tmp_path: Path) -> None:
+    done = run(tree(files), "-o", tmp_path / "out", "-n", "mine")
+    assert done.exit_code == 2, done.output
+    assert "cannot be part of an import" in " ".join(done.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_of_files_are_printed_without_escapes(tree: Tree, tmp_path: Path) -> None:
+    done = run(tree({"a.py": ORS, "\x1b[2J.pem": "secret"}), "-o", tmp_path / "out", "-n", "mine")
+    assert done.exit_code == 0
+    assert "\x1b" not in done.output
+    assert "\\x1b[2J.pem" in done.output
+
+
 def test_links_out_of_a_tree_are_not_followed(tree: Tree, tmp_path: Path) -> None:
     source = tree({"a.py": ORS})
     (tmp_path / "outside.txt").write_text("private")

@@ -265,6 +265,53 @@ def test_torn_and_foreign_lines_are_left_out(store: RolloutStore) -> None:
     assert [row.rollout_id for row in again.find()] == ["one"]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"outcome": {"reason": {"a": 1}}},
+        {"outcome": {"reward": [1]}},
+        {"outcome": {"reward": 10**400}},
+        {"outcome": {"task_id": "\ud800"}},
+        {"outcome": {"turns": [1]}},
+        {"stored_at": "never"},
+        {"outcome": None},
+    ],
+)
+def test_lines_with_values_of_other_types_are_skipped(store: RolloutStore, change: dict[str, Any]) -> None:
+    store.add(outcome("one"), TASK)
+    (shard,) = shards(store)
+    record = json.loads(shard.read_text().splitlines()[0])
+    record |= {"record_id": "other", "rollout_id": "other"}
+    for name, value in change.items():
+        record[name] = {**record[name], **value} if isinstance(value, dict) else value
+    shard.with_name("other.jsonl").write_text(json.dumps(record) + "\n" + "[" * 200_000 + "\n")
+    store.add(outcome("two"), TASK)
+    assert [row.rollout_id for row in store.find()] == ["two", "one"]
+    assert store.count() == 2
+
+
+def test_links_to_nothing_among_the_shards_are_skipped(store: RolloutStore) -> None:
+    store.add(outcome("one"), TASK)
+    (store.root / "shards" / "gone.jsonl").symlink_to("nowhere")
+    (store.root / "shards" / "folder.jsonl").mkdir()
+    with RolloutStore(store.root) as again:
+        assert [row.rollout_id for row in again.find()] == ["one"]
+
+
+def test_an_index_with_damaged_pages_is_rebuilt_by_a_reader(store: RolloutStore) -> None:
+    for number in range(200):
+        store.add(outcome(f"r{number}", task_id=f"t{number}" * 20), TASK)
+    assert store.count() == 200
+    store.close()
+    file = store.root / "index.sqlite"
+    data = bytearray(file.read_bytes())
+    data[8192:] = b"\xff" * (len(data) - 8192)  # the first pages, with the schema, stay
+    file.write_bytes(data)
+    with RolloutStore(store.root) as again:
+        assert len(again.find()) == 200
+        assert again.count() == 200
+
+
 def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(store: RolloutStore) -> None:
     store.add(outcome("one"), TASK)
     line = shards(store)[0].read_bytes()

@@ -290,3 +290,28 @@ def test_the_installed_package_is_served_and_played(try_package: Callable[..., l
     returns = try_package("coding_env", choose, split="train")
     assert len(returns) == 100
     assert set(returns) >= {0.0, 1.0}
+
+
+EXHAUST = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+for _ in range(1000):
+    try:
+        if os.fork() == 0:
+            time.sleep(600)
+    except OSError:
+        break
+"""
+
+
+@pytest.mark.parametrize("ending", ["while True: pass", "os._exit(3)", "pass"])
+def test_code_that_uses_up_all_processes_fails_its_step_and_not_the_session(
+    env: SyncLocalEnv[Any, Any, Any], ending: str
+) -> None:
+    result = env.step(CodeAction(code=EXHAUST + ending))
+    assert result.reward == 0.0
+    assert not result.done
+    submitted = env.step(CodeAction(code=f"{EXHAUST}{ending}", submit=True))
+    assert (submitted.reward, submitted.done) == (0.0, True)
+    env.reset()
+    assert run(env, "1 + 1").stdout == "2\n"

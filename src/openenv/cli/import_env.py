@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from .command import printable
 from .init import Names, ScaffoldError, corrected
 
 
@@ -51,10 +52,12 @@ def import_env(
         )
         importer.generate(source=source, destination=folder, env_name=package, detected=environment)
     except (ImportProblem, ScaffoldError) as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(printable(error)) from None
     typer.echo(f"Made {folder} of {environment.qualified_name} ({environment.source_type}).")
     if left_out := secrets_in(source):
-        typer.secho(f"Not copied, because they may hold secrets: {', '.join(left_out)}", fg="yellow", err=True)
+        typer.secho(
+            f"Not copied, because they may hold secrets: {printable(', '.join(left_out))}", fg="yellow", err=True
+        )
     place = shlex.quote(str(folder))
     typer.echo("\nInstall what it needs, serve it, check it:\n")
     typer.echo(f"  pip install -e {place}")

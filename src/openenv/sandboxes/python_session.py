@@ -49,6 +49,7 @@ BASE_IMPORTS = (
 """Modules that `PyExecutor` allows without `additional_imports`, as in the published package."""
 
 _START_S = 30.0
+_NOT_STARTED = 126  # the exit code of shells for a program that cannot be started
 _GRACE_S = 1.0
 _PORTS = range(20_000, 30_000)
 _PORT_TRIES = 5
@@ -140,20 +141,26 @@ class PythonSession:
             timeout_s: The longest time it may take.
             interrupts: Whether code that takes too long is first interrupted, as by Ctrl-C, which keeps the variables.
 
+        Code may use up the sandbox's processes, so that nothing can be started in it. That is a failure of the code:
+        the reply says `timed out` or `process ended`.
+
         Raises:
             SandboxGone: The sandbox has ended.
-            SandboxError: A new process did not start.
         """
         if self._connection is None:
-            self._start()
+            try:
+                self._start()
+            except SandboxGone:
+                raise
+            except SandboxError as error:  # it did start before the code of earlier runs
+                self._hang_up()
+                return PythonReply("", f"{error}\n", _NOT_STARTED, end="process ended")
         self._runs += 1
         try:
             self._send(code)
             reply = self._receive(timeout_s)
             if reply is None and interrupts:
-                assert self._job is not None
-                self._sandbox.exec(["kill", "-INT", str(self._job.pid)], timeout=_START_S)
-                late = self._receive(_GRACE_S)
+                late = self._interrupt()
                 if late is not None:
                     return _read_reply(late, end="interrupted", exit_code=TIMED_OUT)
             return self._timed_out() if reply is None else _read_reply(reply)
@@ -162,6 +169,17 @@ class PythonSession:
         except BaseException:  # the reply is still due, and would be taken for the reply to the next request
             self._hang_up()
             raise
+
+    def _interrupt(self) -> dict[str, Any] | None:
+        """Interrupt the code, and return its reply; None if it does not stop."""
+        assert self._job is not None
+        try:
+            self._sandbox.exec(["kill", "-INT", str(self._job.pid)], timeout=_START_S)
+        except SandboxGone:
+            raise
+        except SandboxError:  # no process is free for `kill`
+            return None
+        return self._receive(_GRACE_S)
 
     # -- the process ----------------------------------------------------------------------------------------------
 
@@ -271,7 +289,9 @@ class PythonSession:
         try:
             path = f"{self._folder}/{descriptor}"
             content = self._sandbox.read_bytes(path, max_bytes=self._options.output_bytes)
-        except OSError:  # the code removed it
+        except SandboxGone:
+            raise
+        except (OSError, SandboxError):  # the code removed it, or left no process to read it with
             return ""
         return content.decode("utf-8", "replace")
 

@@ -35,6 +35,8 @@ _SECRET = (
 _BINARY = ("*.pyc", "*.pyo", "*.pyd", "*.so", "*.dll", "*.dylib")
 _PROJECT = re.compile(r"(?ms)^\[project\]\s*$(.*?)(?=^\[[\w.\"-]+\]\s*$|\Z)")
 _DEPENDENCIES = re.compile(r"(?m)^dependencies\s*=\s*\[")
+_PLAIN_MODULE = re.compile(r"[\w-]+")  # `import_module` takes `Sum-Game`
+_PLAIN_FOLDER = re.compile(r"[\w. -]+")
 _REQUIREMENT = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^\]]*\])?\s*([<>=!~;@ ].*)?$")
 
 
@@ -141,7 +143,7 @@ def parse(path: Path) -> ast.Module | None:
     """Parse a Python file; return None if its syntax is wrong."""
     try:
         return ast.parse(path.read_bytes(), filename=str(path))
-    except (SyntaxError, ValueError, OSError):
+    except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):  # the last two: it is nested too deeply
         return None
 
 
@@ -226,8 +228,8 @@ def _project_dependencies(text: str) -> list[str]:
 def merged_requirements(lines: Iterator[str] | list[str]) -> list[str]:
     """Return the first requirement of each package; skip options and paths of pip."""
     requirements: dict[str, str] = {}
-    for line in lines:
-        match = _REQUIREMENT.match(line)
+    for line in map(str.strip, lines):
+        match = _REQUIREMENT.match(line) if line.isprintable() else None
         if match is not None and not line.startswith("#"):
             requirements.setdefault(re.sub(r"[-_.]+", "-", match.group(1)).lower(), line)
     return [*requirements.values()]
@@ -259,6 +261,7 @@ def write_import(
     place = Path(VENDOR) if is_package else Path(VENDOR, vendored, root.relative_to(base))
     if is_package:
         vendored = base.name
+    _check_names(detected, place)
     needs = merged_requirements([*collect_source_dependencies(source), *requirements])
     needs = [one for one in needs if not re.match(r"(?i)(openenv([-_]core)?|uvicorn)\b(?![-_])", one)]
 
@@ -277,6 +280,16 @@ def write_import(
     templates = (_TEMPLATES / "common", _TEMPLATES / kind)
     variant = Variant(templates, without=frozenset({"models.py"}), values=every, finish=finish)
     write_package(Names.of(env_name), destination, variant)
+
+
+# Templates put these names into Python, YAML and Markdown. A file may be called `x"); import os; os.system("id.py`.
+def _check_names(detected: DetectedEnvironment, place: Path) -> None:
+    """Raise `ImportProblem` unless the names of modules, classes and folders are plain."""
+    odd = [name for name in detected.module_path.split(".") if not _PLAIN_MODULE.fullmatch(name)]
+    odd += [] if detected.class_name.isidentifier() else [detected.class_name]
+    odd += [part for part in place.parts if not _PLAIN_FOLDER.fullmatch(part)]
+    if odd:
+        raise ImportProblem(f"{odd[0]!r} cannot be part of an import; rename it to letters, digits and underscores")
 
 
 def safe_vendor_dir_name(source: Path) -> str:

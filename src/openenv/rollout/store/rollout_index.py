@@ -320,7 +320,13 @@ class RolloutIndex:
 
     def _read(self, query: str, values: list[object]) -> list[Any]:
         with self._lock:
-            return self._open().execute(query, values).fetchall()
+            try:
+                return self._open().execute(query, values).fetchall()
+            except sqlite3.DatabaseError as exc:  # pages of the file are damaged
+                logger.warning("the index %s is rebuilt: %s", self._path, exc)
+                self._forget(in_memory=isinstance(exc, sqlite3.OperationalError))
+                self._sync(None)
+                return self._open().execute(query, values).fetchall()
 
     def _figures(self, query: str, values: list[object]) -> list[Any]:
         """Run a query over many rows, and cache its result until the store grows.
@@ -339,8 +345,13 @@ class RolloutIndex:
                 self._figures_db = sqlite3.connect(self._path, timeout=30, check_same_thread=False)
             while len(kept) >= _KEPT:
                 kept.pop(next(iter(kept)), None)
-            kept[key] = self._figures_db.execute(query, values).fetchall()
-            return kept[key]
+            try:
+                kept[key] = self._figures_db.execute(query, values).fetchall()
+                return kept[key]
+            except sqlite3.DatabaseError:
+                self._figures_db.close()
+                self._figures_db = None
+        return self._read(query, values)  # which rebuilds a damaged file
 
     def _open(self, path: str | None = None) -> sqlite3.Connection:
         if self._db is None:
@@ -388,7 +399,9 @@ class RolloutIndex:
         if shard is not None:
             return {shard: (self._shards / shard).stat().st_size}
         with os.scandir(self._shards) as entries:
-            return {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith(".jsonl")}
+            shards = [entry for entry in entries if entry.name.endswith(".jsonl")]
+            # A link to a file is followed, because a store may be assembled from others. One to nothing is skipped.
+            return {entry.name: entry.stat().st_size for entry in shards if entry.is_file()}
 
     def _positions(self, db: sqlite3.Connection, shard: str | None) -> Iterator[tuple[str, int]]:
         where, values = ("", []) if shard is None else (" WHERE name = ?", [shard])
@@ -407,7 +420,11 @@ class RolloutIndex:
                     break  # still being written
                 row = _row(line, name, done)
                 if row is not None:
-                    self._insert(db, row)
+                    try:
+                        self._insert(db, row)
+                    except (sqlite3.ProgrammingError, sqlite3.InterfaceError, OverflowError, UnicodeEncodeError) as exc:
+                        # A value has another type than its column, or SQLite cannot hold it.
+                        logger.warning("a line of %s is not a record and is skipped: %s", name, exc)
                 done += len(line)
         db.execute("INSERT OR REPLACE INTO shards (name, bytes) VALUES (?, ?)", (name, done))
 
@@ -460,8 +477,8 @@ def _row(line: bytes, shard: str, offset: int) -> RolloutRow | None:
             offset=offset,
             length=len(line),
         )
-    except (AttributeError, KeyError, TypeError, ValueError):
-        logger.warning("a line of %s is no record and is left out", shard)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OverflowError):
+        logger.warning("a line of %s is not a record and is skipped", shard)
         return None
 
 

@@ -218,7 +218,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         return []
     events = []
     for line in lines:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             events.append(json.loads(line))
     return [event for event in events if isinstance(event, dict)]
 
@@ -399,7 +399,9 @@ class RolloutStore:
         """Return the running and interrupted rollouts of all processes, the newest first."""
         rollouts = []
         for path in self._begun.glob("[!.]*.json"):
-            with contextlib.suppress(OSError, ValueError):  # it has just ended
+            with contextlib.suppress(
+                OSError, ValueError, TypeError, RecursionError
+            ):  # it has just ended, or is damaged
                 begun = json.loads(path.read_bytes())
                 is_running = is_locked(self._rollouts / path.stem / ".running")
                 rollouts.append(BegunRollout.model_validate({**begun, "is_running": is_running}))
@@ -506,7 +508,7 @@ class RolloutStore:
             with (self._shards / row.shard).open("rb") as file:
                 file.seek(row.offset)
                 record = Record.model_validate(json.loads(file.read(row.length)), context=AS_STORED)
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, RecursionError) as exc:
             raise StoreError(f"The record of rollout '{row.rollout_id}' cannot be read: {exc}") from exc
         record.outcome.keep_sequences(self.captures / record.rollout_id)
         return record

@@ -17,6 +17,7 @@ line may be incomplete.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -157,7 +158,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             for line in file:
                 try:
                     row = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):  # invalid, or nested too deeply
                     continue
                 if isinstance(row, dict) and isinstance(row.get("kind"), str):
                     yield row
@@ -233,7 +234,7 @@ class EpisodeFiles:
             EpisodeError: There is none, or it cannot be read.
         """
         path = self.path(episode_id)
-        if not path.is_file():
+        if not path.is_file() or path.is_symlink():
             raise EpisodeError(f"Unknown episode '{episode_id}'; the oldest episodes are deleted")
         return list(read_rows(path))
 
@@ -303,10 +304,13 @@ class EpisodeFiles:
             with os.scandir(self.folder) as found:
                 for entry in found:
                     name = entry.name.removesuffix(ENDING)
-                    if name != entry.name and is_id(name):
+                    # A link may lead out of the folder, and a named pipe never ends.
+                    if name == entry.name or not is_id(name) or not entry.is_file(follow_symlinks=False):
+                        continue
+                    with contextlib.suppress(OSError):  # deleted meanwhile
                         status = entry.stat()
                         entries.append((name, status.st_size, status.st_mtime))
-        except OSError:  # not there yet, or a file was deleted meanwhile
+        except OSError:  # not there yet
             return entries
         return entries
 
@@ -325,5 +329,5 @@ def _from_last_line(path: Path, episode_id: str) -> EpisodeSummary | None:
         if row["kind"] != "end":
             return None
         return EpisodeSummary(**{**row["summary"], "id": episode_id})
-    except (ValueError, TypeError, KeyError):  # incomplete, invalid, or from another version
+    except (ValueError, TypeError, KeyError, RecursionError):  # incomplete, invalid, or from another version
         return None
