@@ -212,7 +212,7 @@ _fast = Setting(
     str.lower,
     "servers",
     "`0`, `false` or `no` uses uvicorn and plain ASGI instead of "
-    "[`openenv.server.fast`](../../src/openenv/server/fast/README.md): same behaviour, slower",
+    "`openenv.server.fast`: same behaviour, slower",
     "on",
 )
 
