@@ -211,8 +211,7 @@ _fast = Setting(
     "OPENENV_FAST",
     str.lower,
     "servers",
-    "`0`, `false` or `no` uses uvicorn and plain ASGI instead of "
-    "`openenv.server.fast`: same behaviour, slower",
+    "`0`, `false` or `no` uses uvicorn and plain ASGI instead of `openenv.server.fast`: same behaviour, slower",
     "on",
 )
 
