@@ -146,11 +146,11 @@ check-and-others:
 # Tests wait for processes and sockets now and then; the type checker and the other environments have the cores meanwhile.
 test: $(VENV)/ready test-packages clients ## the checks, and every test that is quick
 	@scripts/beside "$(MAKE) --no-print-directory check-and-others FASTMCP3_TESTS='$(QUICK_FASTMCP3_TESTS)'" \
-		env WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python -m "not slow"
+		env WORKERS=$(WORKERS) PRIME=1 scripts/run-tests $(BIN)/python -m "not slow"
 
 test-all: $(VENV)/ready test-packages clients .engine/ready ## the slow tests too (STRICT=1: without a second look at failures)
 	@scripts/beside "$(MAKE) --no-print-directory check-and-others test-ray test-clouds test-inspect test-envs test-trainers" \
-		env WORKERS=$(WORKERS) scripts/run-tests $(BIN)/python
+		env WORKERS=$(WORKERS) PRIME=1 scripts/run-tests $(BIN)/python
 
 # K8S="-k update" chooses tests; the logs of the cluster's parts are in .k8s/logs afterwards.
 test-k8s: $(VENV)/ready ## the Kubernetes parts on a real cluster; builds it the first time (15 minutes; root on Debian 12)

@@ -52,11 +52,11 @@ class Counter(Environment[Count, Counted, State]):
 
 class AsyncCounter(Counter):
     async def step_async(self, action: Count, timeout_s: float | None = None, **kwargs: Any) -> Counted:
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
         return self.step(action)
 
     async def close(self) -> None:  # type: ignore[override]
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         type(self).closed += 1
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
+
+from waiting import wait_until_healthy
 
 START_TIMEOUT_S = 100.0
 
@@ -38,13 +37,7 @@ class ServerProcess:
 
     def wait_until_healthy(self) -> None:
         """Wait until it answers."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline and self.process.poll() is None:
-            with contextlib.suppress(httpx2.TransportError):
-                if httpx2.get(f"{self.url}/health", timeout=5, trust_env=False).status_code == 200:
-                    return
-            time.sleep(0.02)
-        raise AssertionError(self._log.read_text(encoding="utf-8", errors="replace"))
+        wait_until_healthy(self.url, self.process, self._log, timeout_s=START_TIMEOUT_S)
 
     @property
     def memory_mb(self) -> float:

@@ -24,6 +24,7 @@ from openenv.client.vector.results import SlotEpisode
 from openenv.errors import SessionLost
 from openenv.server.sessions.ledger import Ledger
 from openenv.server.sessions.slots import CapacityQueue
+from waiting import wait_until_async
 
 ONLY_STEPS = next(seed for seed in range(1000) if all(ask.kind == "step" for ask in script_of(seed)[1:]))
 RESTARTS = 2  # a seed whose vector restarts what is lost
@@ -73,7 +74,8 @@ def test_a_server_that_forgets_its_ledger_is_found(
 
 
 @pytest.mark.parametrize(
-    ("package", "player"), [("keys", KeyedPlayer), pytest.param("mcp", McpPlayer, marks=pytest.mark.slow)]
+    ("package", "player"),
+    [pytest.param("keys", KeyedPlayer, marks=pytest.mark.slow), pytest.param("mcp", McpPlayer, marks=pytest.mark.slow)],
 )
 def test_a_client_that_repeats_requests_without_their_keys_is_found(
     package: str, player: type[KeyedPlayer], players: Callable[..., None]
@@ -111,6 +113,7 @@ def test_a_client_that_goes_on_in_another_episode_is_found(players: Callable[...
     assert found & {Outcome.SILENT_RESET, Outcome.LEFT_OUT, Outcome.RUN_TWICE, Outcome.WRONG_REPLY}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("outage")
 def test_a_client_that_starts_over_and_says_so_is_honest(players: Callable[..., None]) -> None:
     players(lambda url, _: client_of(url, on_session_lost="reset").sync())
@@ -119,6 +122,7 @@ def test_a_client_that_starts_over_and_says_so_is_honest(players: Callable[..., 
     assert not result.violations
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("outage")
 def test_a_client_that_starts_over_as_if_it_said_so_is_found(
     players: Callable[..., None], monkeypatch: pytest.MonkeyPatch
@@ -180,6 +184,7 @@ def clinging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         client.client.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("clinging")
 def test_a_session_that_is_never_ended_is_found() -> None:
     result = storm("ours", 1)
@@ -212,5 +217,4 @@ async def test_the_proxy_itself_leaves_no_socket_where_a_route_ends_in_the_middl
         for _ in range(moments):
             await asyncio.sleep(0)
         await route.close()
-    await asyncio.sleep(0.1)  # what is closed is closed in the loop's next turn
-    assert remains.sockets() <= before
+    await wait_until_async(lambda: remains.sockets() <= before)

@@ -15,6 +15,7 @@ import pytest
 
 from openenv.client.env_client import GenericEnvClient
 from openenv.errors import SessionLost
+from waiting import wait_until
 
 CLIENTS = 50
 MESSAGE_TIMEOUT_S = 45.0
@@ -146,19 +147,13 @@ def pool() -> Iterator[ThreadPoolExecutor]:
     before = set(threading.enumerate())
     with ThreadPoolExecutor(CLIENTS) as threads:
         yield threads
-    deadline = time.monotonic() + 30
-    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not left
+    wait_until(lambda: not set(threading.enumerate()) - before, 30, lambda: set(threading.enumerate()) - before)
 
 
 def kill_under_load(server: Any, load: Load, pool: ThreadPoolExecutor) -> list[Future[Loss]]:
     """Let the clients loose and kill the server in the middle of it."""
     losses = load.start(pool)
-    deadline = time.monotonic() + 60
-    while not load.is_flowing:
-        assert time.monotonic() < deadline, "the clients did not get going"
-        time.sleep(0.005)
+    wait_until(lambda: load.is_flowing, 60, "the clients did not get going")
     load.killed_at = time.monotonic()
     server.kill()
     return losses

@@ -9,15 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 import openenv
+from waiting import wait_until, wait_until_healthy
 
 
 def environ(**more: str) -> dict[str, str]:
@@ -58,11 +57,7 @@ class Command:
 
     def wait_for(self, condition: Callable[[], Any]) -> Any:
         """Wait until a condition holds, or fail with what the command has printed."""
-        deadline = time.monotonic() + self._patience_s
-        while not (value := condition()):
-            assert time.monotonic() < deadline, self.output
-            time.sleep(0.02)
-        return value
+        return wait_until(condition, self._patience_s, lambda: self.output, every_s=0.02)
 
     def finds(self, pattern: str) -> str:
         """Wait until something was printed that a pattern matches; return its first group."""
@@ -146,14 +141,7 @@ def serve_package() -> Callable[..., contextlib.AbstractContextManager[str]]:
                 stderr=log,
             )
         try:
-            deadline = time.monotonic() + 240
-            while True:
-                with contextlib.suppress(httpx2.TransportError):
-                    if httpx2.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200:
-                        break
-                assert process.poll() is None, printed.read_text()
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_until_healthy(url, process, printed)
             yield url
         finally:
             process.terminate()

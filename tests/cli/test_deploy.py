@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from openenv import GenericEnvClient
 from openenv.cli.__main__ import build
+from waiting import wait_until
 
 pytest.importorskip("lightkube")
 pytest.importorskip("kubernetes_validate")
@@ -159,10 +159,7 @@ def test_it_is_applied_updated_and_reported(double: KubernetesDouble, tmp_path: 
     assert len(before) == 2
     second = call("team/tiny:2", *options, "--replicas", "2", "--drain-timeout", "0")
     assert second.exit_code == 0, second.output
-    deadline = time.monotonic() + 20
-    while before & {pod["metadata"]["name"] for pod in double.objects("Pod")}:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not before & {pod["metadata"]["name"] for pod in double.objects("Pod")}, 20)
     images = {pod["spec"]["containers"][0]["image"] for pod in double.objects("Pod")}
     assert images == {"team/tiny:2"}
     broken = call("team/tiny:crash", *options, "--replicas", "2", "--drain-timeout", "0")
@@ -207,10 +204,7 @@ def test_an_update_loses_no_session_that_can_finish(double: KubernetesDouble, tm
         assert len(double.objects("Pod")) == 2  # the old one waits for its session
         client.step({"move": "right"})
         assert client.state()["step_count"] == 2
-    deadline = time.monotonic() + 60
-    while len(double.objects("Pod")) > 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: len(double.objects("Pod")) <= 1, 60)
     (new,) = double.objects("Pod")
     with GenericEnvClient(f"http://{new['status']['podIP']}:8000").sync() as client:
         client.reset(seed=1)

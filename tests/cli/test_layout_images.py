@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from folder_layouts import LAYOUTS, Layout
 from python_image import PROGRAMS, add_python
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -64,14 +64,15 @@ def played(host: str, image: str) -> str:
     """What an episode shows in a container of an image, once that serves."""
     name = docker(host, "run", "-d", "--network", "none", image).strip()
     try:
-        deadline = time.monotonic() + 120
-        while True:
+
+        def answer() -> str | None:
             done = docker(host, "exec", name, "python", "-c", PLAY, check=False)
             if done.startswith("start "):
                 return done.strip()
             assert json.loads(docker(host, "inspect", name))[0]["State"]["Running"], docker(host, "logs", name)
-            assert time.monotonic() < deadline, done
-            time.sleep(0.3)
+            return None
+
+        return wait_until(answer, 120, lambda: docker(host, "logs", name), every_s=0.3) or ""
     finally:
         docker(host, "rm", "-f", name)
 

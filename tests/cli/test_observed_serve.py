@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from websockets.sync.client import connect
 
 import http_calls
 import openenv
+from waiting import wait_until
 
 ENV = """
 import logging, pathlib, time
@@ -83,11 +83,7 @@ class Served:
             self.lines.append(line)
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-        deadline = time.monotonic() + timeout_s
-        while not (match := condition()):
-            assert time.monotonic() < deadline, "".join(self.lines)
-            time.sleep(0.02)
-        return match
+        return wait_until(condition, timeout_s, lambda: "".join(self.lines), every_s=0.02)
 
     @property
     def url(self) -> str:

@@ -27,7 +27,7 @@ from openenv.errors import ExecutionError
 Start = Callable[..., Any]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 ENV = """
-import pathlib, time
+import pathlib, threading
 from openenv import Action, Environment, Observation, State
 
 class Go(Action):
@@ -43,7 +43,7 @@ class Walk(Environment[Go, Seen, State]):
     def step(self, action, **kwargs):
         if action.where in ("slowly", "for ever"):
             pathlib.Path("started").touch()
-            time.sleep(0.5 if action.where == "slowly" else 300)
+            threading.Event().wait(0.5 if action.where == "slowly" else None)
         return Seen(place=action.where)
     @property
     def state(self):
@@ -213,7 +213,7 @@ def test_a_second_ctrl_c_ends_it_at_once_and_names_what_is_not_closed(
     ("target", "error"),
     [
         ("missing.py", "no file missing.py"),
-        ("no_such_module", "no folder, file or module 'no_such_module'"),
+        pytest.param("no_such_module", "no folder, file or module 'no_such_module'", marks=pytest.mark.slow),
         (".", "has no openenv.yaml"),
         ("walk.py:Missing", "has no 'Missing'"),
         ("[/nonsense]", "no folder, file or module '[/nonsense]'"),

@@ -239,7 +239,7 @@ def test_a_fault_is_found_by_its_check_and_no_other(name: str, package: Callable
 @pytest.mark.slow
 def test_an_environment_that_hangs_is_given_the_time_that_it_declares(package: Callable[..., Path]) -> None:
     folder = package(
-        (RULES_FILE, STEP, "        import time\n        time.sleep(1000)\n"),
+        (RULES_FILE, STEP, "        import threading\n        threading.Event().wait()\n"),
         ("openenv.yaml", "episode_timeout_s: 60.0", "episode_timeout_s: 1.0"),
     )
     results = check(folder)
@@ -444,7 +444,7 @@ def test_a_command_that_is_ended_takes_its_server_and_its_files_with_it(
     package: Callable[..., Path], command: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "tmp").mkdir()
-    slow = "        import time\n        time.sleep(1000)\n"
+    slow = "        import threading\n        threading.Event().wait()\n"
     running = command("validate", str(package((RULES_FILE, STEP, slow))), TMPDIR=str(tmp_path / "tmp"))
     running.says("runtime.startup")
     assert list((tmp_path / "tmp").iterdir()) != []

@@ -20,6 +20,7 @@ from openenv.protocol.frames import FrameReader, text_head
 from openenv.server.app import HTTPEnvServer, create_app, new_application
 from openenv.server.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
+from slow_steps import take
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ class CountingEnv(Environment[Move, Seen, State]):
     def step(self, action: Move, timeout_s: float | None = None, hint: str | None = None, **kwargs: Any) -> Seen:
         if self.on_step is not None:
             self.on_step()
-        time.sleep(action.sleep_s)
+        take(action.sleep_s)
         self.count += 1
         self.ran.append(action.number)
         metadata = {"timeout_s": timeout_s, "hint": hint} if timeout_s or hint else {}

@@ -26,6 +26,7 @@ from openenv.protocol.client_sessions import ResumableSession
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.server.sessions.events import SessionEvent
+from slow_steps import take
 
 both = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "awaited"])
 
@@ -282,7 +283,7 @@ def test_a_constructor_under_way_is_waited_for_and_not_begun_again(
     def factory() -> Any:
         next(built)
         is_building.set()
-        time.sleep(0.5)
+        take(0.5)
         return env_cls()
 
     models = infer_models(env_cls)

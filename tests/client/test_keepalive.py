@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +13,7 @@ from openenv.client.driver import KeepaliveThread
 from openenv.client.network import ConnectionOptions, parse_ws_url
 from openenv.client.websocket import AsyncConnection, BlockingConnection
 from openenv.errors import SessionLost
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.005)
+from waiting import wait_until, wait_until_async
 
 
 class Client:
@@ -35,20 +28,20 @@ def test_clients_are_kept_alive_and_the_thread_ends_with_the_last() -> None:
     thread, first, second = KeepaliveThread(period_s=0.01), Client(), Client()
     thread.add(first)
     thread.add(second)
-    until(lambda: first.calls > 2 and second.calls > 2)
+    wait_until(lambda: first.calls > 2 and second.calls > 2)
     thread.discard(first)
     thread.discard(second)
-    until(lambda: thread._thread is None)
+    wait_until(lambda: thread._thread is None)
     thread.add(first)
     before = first.calls
-    until(lambda: first.calls > before)
+    wait_until(lambda: first.calls > before)
     thread.discard(first)
 
 
 def test_a_client_that_is_garbage_collected_is_not_kept() -> None:
     thread = KeepaliveThread(period_s=0.01)
     thread.add(Client())
-    until(lambda: thread._thread is None)
+    wait_until(lambda: thread._thread is None)
 
 
 def silent_server(serve: Callable[..., Any]) -> tuple[Any, threading.Event]:
@@ -77,7 +70,7 @@ def test_a_blocking_connection_pings_a_quiet_server_and_reads_its_pong(serve: Ca
     connection.open()
     for _ in range(3):
         before = connection.websocket.last_read_at
-        until(lambda before=before: connection.keep_alive() or connection.websocket.last_read_at > before)  # type: ignore[misc]
+        wait_until(lambda before=before: connection.keep_alive() or connection.websocket.last_read_at > before)  # type: ignore[misc]
     assert connection.is_open
     connection.close()
 
@@ -121,11 +114,7 @@ async def test_a_server_that_does_not_answer_pings_is_given_up() -> None:
         await asyncio.to_thread(blocking.open)
         with pytest.raises(SessionLost, match="does not answer pings"):
             await awaited.exchange(b"{}", 30)
-        for _ in range(3000):
-            blocking.keep_alive()
-            if not blocking.is_open:
-                break
-            await asyncio.sleep(0.01)
+        await wait_until_async(lambda: blocking.keep_alive() or not blocking.is_open)
         assert "does not answer pings" in blocking.lost_reason
         with pytest.raises(SessionLost):
             blocking.exchange(b"{}", 1)
@@ -140,7 +129,7 @@ async def test_an_awaited_connection_stays_open_while_pongs_come(serve: Callable
     await connection.open()
     for _ in range(5):
         before = connection.websocket.last_read_at
-        await asyncio.to_thread(until, lambda before=before: connection.websocket.last_read_at > before)
+        await asyncio.to_thread(wait_until, lambda before=before: connection.websocket.last_read_at > before)
     assert connection.is_open
     connection.close()
     assert await asyncio.to_thread(done.wait, 30)

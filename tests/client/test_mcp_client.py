@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from fastapi import FastAPI
 from sample_tools import Shelf
 from sample_tools import app as shelf_app
 
-import http_calls
 from openenv.client.env_client import GenericEnvClient, SyncEnvClient
 from openenv.client.mcp_client import GenericMCPObservation, MCPClientBase, MCPToolClient
 from openenv.errors import (
@@ -40,6 +36,7 @@ from openenv.protocol.tool_messages import (
 )
 from openenv.server.app import HTTPEnvServer, create_app
 from openenv.server.sessions.lifetime import SessionLimits
+from waiting import wait_until_healthy
 
 SAMPLES = Path(__file__).parents[1] / "compat"
 NAMES = ["put", "bare", "table", "nothing", "fail", "slow", "count_to", "greet"]
@@ -57,14 +54,7 @@ def published_shelf(
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=published.environment(SAMPLES), stdout=output, stderr=output)
     try:
-        deadline = time.monotonic() + 240
-        while process.poll() is None and time.monotonic() < deadline:
-            with contextlib.suppress(httpx2.TransportError):
-                http_calls.get(f"http://127.0.0.1:{port}/health", trust_env=False)
-                break
-            time.sleep(0.05)
-        else:
-            pytest.fail(log.read_text())
+        wait_until_healthy(f"http://127.0.0.1:{port}", process, log)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()

@@ -13,6 +13,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from openenv.client.env_client import GenericEnvClient
 from openenv.errors import SessionCapacityError, SessionLost
+from waiting import wait_until, wait_until_async
 
 
 def _reply(number: int) -> str:
@@ -52,11 +53,8 @@ def test_a_reply_that_came_unasked_loses_the_session_instead_of_answering_the_ne
             return
         assert client.reset().observation == {"n": 0}
         driver = client.async_client._driver
-        for _ in range(3000):
-            driver.keep_alive()  # what the keep-alive thread does between two requests
-            if driver._connection.websocket.messages:
-                break
-            time.sleep(0.01)
+        # What the keep-alive thread does between two requests.
+        wait_until(lambda: driver.keep_alive() or driver._connection.websocket.messages)
         for _ in range(2):
             with pytest.raises(SessionLost):
                 client.step({})
@@ -72,10 +70,7 @@ def test_the_same_holds_on_an_event_loop(talkative: tuple[str, str]) -> None:
                     await client.reset()
                 return
             assert (await client.reset()).observation == {"n": 0}
-            for _ in range(3000):
-                if client._driver._connection.websocket.messages:
-                    break
-                await asyncio.sleep(0.01)
+            await wait_until_async(lambda: client._driver._connection.websocket.messages)
             with pytest.raises(SessionLost):
                 await client.step({})
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +17,7 @@ from openenv.errors import (
     SessionCapacityError,
     SessionLost,
 )
+from waiting import holds_for
 
 both = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "awaited"])
 
@@ -77,8 +77,7 @@ def test_a_server_that_stops_says_so_and_a_reset_waits_for_its_successor(
         assert caught.value.reason == "server shutting down"
     with ThreadPoolExecutor(1) as others:
         begun = others.submit(one, "reset", seed=5)
-        time.sleep(2.5)  # longer than an address without a server is tried
-        assert not begun.done()
+        holds_for(2.5, lambda: not begun.done())  # longer than an address without a server is tried
         start(port=server.port)
         assert begun.result(30).observation["seed"] == 5
 

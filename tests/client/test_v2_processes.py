@@ -21,6 +21,7 @@ import pytest
 import openenv
 from openenv import GenericEnvClient
 from openenv.errors import SessionLost
+from waiting import wait_until
 
 SOURCE = str(Path(openenv.__file__).resolve().parents[1])
 
@@ -81,14 +82,14 @@ class Served:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
+        process = self._process
+
+        def listens() -> bool:
+            assert process.poll() is None, "the server did not start"
             with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            assert self._process.poll() is None, "the server did not start"
-            time.sleep(0.02)
-        raise AssertionError("the server did not start in time")
+                return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+        wait_until(listens, 60, "the server did not start in time")
 
     def kill(self) -> None:
         assert self._process is not None
@@ -236,10 +237,7 @@ def test_a_forgotten_client_ends_its_session_without_the_help_of_the_collector(
 
 def wait_until_gone(one: weakref.ref[Any]) -> None:
     """Wait: the thread that looks after connections may hold one for a moment."""
-    deadline = time.monotonic() + 30
-    while one() is not None:
-        assert time.monotonic() < deadline, "it is kept alive"
-        time.sleep(0.005)
+    wait_until(lambda: one() is None, 30, "it is kept alive")
 
 
 @pytest.mark.slow

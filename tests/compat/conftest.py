@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import httpx2
 import pytest
+
+from waiting import wait_until_healthy
 
 HERE = Path(__file__).resolve().parent
 START_TIMEOUT_S = 240.0
@@ -100,13 +100,11 @@ def _command(how: str, port: int) -> list[str]:
 
 
 def _healthy(process: subprocess.Popen[bytes], port: int) -> bool:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(httpx2.TransportError):
-            if httpx2.get(f"http://127.0.0.1:{port}/health", timeout=5, trust_env=False).status_code == 200:
-                return process.poll() is None
-        time.sleep(0.05)
-    return False
+    try:
+        wait_until_healthy(f"http://127.0.0.1:{port}", process, timeout_s=START_TIMEOUT_S)
+    except AssertionError:
+        return False
+    return process.poll() is None
 
 
 def _stop(process: subprocess.Popen[Any]) -> None:

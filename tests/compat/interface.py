@@ -276,7 +276,7 @@ def _turn_based_agent() -> tuple[Any, Any]:
                 raise HarnessNotRunningError("gone")
             yield HarnessEvent(type=HarnessEventType.TEXT_OUTPUT, data={"text": message})
             if message == "slow":
-                await asyncio.sleep(30)
+                await asyncio.Event().wait()
             if message != "cut":
                 done = message == "bye"
                 yield HarnessEvent(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +18,7 @@ from openenv.errors import (
     SessionCapacityError,
     SlotsFailed,
 )
+from waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.published]
 
@@ -33,14 +34,15 @@ def old(server: Callable[..., Any], published: Any) -> str:
 
 def connected(url: str, n: int, **options: Any) -> VectorEnv[Any, Any]:
     """Connect; slots that another test has just freed may take a moment to be free."""
-    deadline = time.monotonic() + 30
-    while True:
-        try:
+
+    def connect() -> VectorEnv[Any, Any] | None:
+        with contextlib.suppress(SessionCapacityError):
             return VectorEnv(url, n, **options).connect()
-        except SessionCapacityError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+        return None
+
+    vector = wait_until(connect, message="the server stays full", every_s=0.05)
+    assert vector is not None
+    return vector
 
 
 def amounts(*numbers: int) -> list[dict[str, Any]]:

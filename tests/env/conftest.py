@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from environments import Tools
 from openenv.env.mcp_environment import MCPEnvironment
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
 from openenv.types import Action, Observation
+from waiting import wait_until
 
 MakeEnv = Callable[..., MCPEnvironment]
 
@@ -103,9 +103,7 @@ def make_env() -> Iterator[MakeEnv]:
 def no_thread_is_left() -> Iterator[None]:
     """Check that no thread is still in a tool called `spin` when a test is over."""
     yield
-    deadline = time.monotonic() + 30
-    while _spinning() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: not _spinning())
     assert not _spinning()
 
 

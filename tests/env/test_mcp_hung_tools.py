@@ -19,6 +19,7 @@ from fastmcp.dependencies import Depends
 from fastmcp.server.middleware import Middleware
 from fastmcp.tools import Tool as FastMcpTool
 
+import endless_tools
 from openenv.env.tools.execution import TOOL_LOOP, TOOL_THREADS
 from openenv.env.tools.source import ToolRequest
 
@@ -35,8 +36,7 @@ def add(a: int, b: int = 1) -> int:
 def spin() -> str:
     """Never return."""
     try:
-        while True:
-            time.sleep(0.005)
+        endless_tools.spin()
     finally:
         ended.set()
 
@@ -103,6 +103,16 @@ CASES = [
 ]
 
 
+@pytest.mark.slow_but_for(
+    *(
+        "step-with_middleware-spin",
+        "step_async-mounted-spin",
+        "step-with_lifespan-spin",
+        "step_async-made_of_another-spin",
+    ),
+    *("step_async-with_middleware-spin_in_steps", "step-mounted-spin_in_steps"),
+    *("step-mounted-spin_with_context", "step_async-plain-spin_with_dependency", "step-mounted-spin_with_dependency"),
+)
 @pytest.mark.parametrize(("build", "tool"), CASES, ids=lambda part: part.__name__)
 def test_a_call_that_hangs_is_ended_and_leaves_nothing(
     make_env: Any, call: Any, build: Any, tool: Any, monkeypatch: pytest.MonkeyPatch

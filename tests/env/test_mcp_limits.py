@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from fastmcp import Context, FastMCP
 
+from endless_tools import spin
+from slow_steps import take
+
 BRIEF = 0.3
 """A limit for tools that never end."""
 SOON = 30.0
@@ -19,12 +22,6 @@ SOON = 30.0
 def add(a: int, b: int = 1) -> int:
     """Add two numbers."""
     return a + b
-
-
-def spin() -> str:
-    """Never return."""
-    while True:
-        time.sleep(0.005)
 
 
 async def hang() -> str:
@@ -109,7 +106,7 @@ def test_an_asynchronous_tool_that_will_not_be_cancelled_is_not_waited_for(make_
 
 def test_a_tool_within_its_limit_is_left_alone(make_env: Any, call: Any) -> None:
     def brief() -> str:
-        time.sleep(0.1)
+        take(0.1)
         return "done"
 
     env = make_env(brief)

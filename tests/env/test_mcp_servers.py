@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from fastmcp import Context, FastMCP
 from fastmcp.server.middleware import Middleware
 from fastmcp.tools import Tool as FastMcpTool
 
+from endless_tools import spin
 from openenv.protocol.json_values import serialize_observation
 
 BRIEF = 0.3
@@ -34,12 +34,6 @@ async def add_async(a: int, b: int = 1) -> int:
 
 def undocumented(text: str) -> str:
     return text
-
-
-def spin() -> str:
-    """Never return."""
-    while True:
-        time.sleep(0.005)
 
 
 async def hang() -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fastmcp import Context, FastMCP
 
+from endless_tools import spin
 from environments import Tools
 from openenv import LocalEnv
 from openenv.client.env_client import GenericEnvClient
@@ -23,8 +23,7 @@ LIMIT_S = 0.3
 
 
 def endless() -> str:
-    while True:
-        time.sleep(0.005)
+    return spin()
 
 
 class Toolbox(Tools):

@@ -14,7 +14,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -31,22 +30,16 @@ from openenv.core.env_server.http_server import create_app
 from openenv.env.environment import Environment
 from openenv.protocol.frames import FrameReader, Opcode, masked_control_frame, masked_text_frame
 from openenv.types import Action, Observation, State
+from slow_steps import take, take_async
+from waiting import comes_true, wait_until
 
 _SOURCES = str(Path(openenv.__path__[0]).parent)
-
-
-def _wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError("the condition did not come true in time")
-        time.sleep(0.002)
 
 
 @pytest.fixture
 def wait_for() -> Callable[..., None]:
     """Wait until a condition holds, or fail."""
-    return _wait_for
+    return wait_until
 
 
 # -- an environment under observation -----------------------------------------------------------------------------
@@ -133,7 +126,7 @@ class Probe:
         if gate is not None:
             assert gate.wait(60), f"{name} was held up and never released"
         if name in self.slow_s:
-            time.sleep(self.slow_s[name])
+            take(self.slow_s[name])
         if name in self.fail:
             raise self.fail[name]
 
@@ -186,7 +179,7 @@ class ProbeEnv(Environment[Move, Seen, Inner]):
         assert not self.closed, "a step on a closed environment"
         self.probe.visit("step", self.number)
         if action.sleep_s:
-            time.sleep(action.sleep_s)
+            take(action.sleep_s)
         if action.fail is not None:
             raise RuntimeError(action.fail)
         self.count += 1
@@ -215,7 +208,7 @@ class AsyncProbeEnv(ProbeEnv):
     async def step_async(self, action: Move, timeout_s: float | None = None, **kwargs: Any) -> Seen:
         self.probe.note("step_async", self.number)
         try:
-            await asyncio.sleep(action.sleep_s)
+            await take_async(action.sleep_s)
         except asyncio.CancelledError:
             self.probe.note("cancelled", self.number)
             raise
@@ -376,14 +369,12 @@ class ServerProcess:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def _find_port(self) -> int:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            found = re.search(r"ws://127\.0\.0\.1:(\d+)/ws", self.log)
-            if found:
-                return int(found.group(1))
-            if self.process.poll() is not None:
-                break
-            time.sleep(0.02)
+        def has_address() -> re.Match[str] | bool | None:
+            return self.process.poll() is not None or re.search(r"ws://127\.0\.0\.1:(\d+)/ws", self.log)
+
+        address = comes_true(has_address, 60) and re.search(r"ws://127\.0\.0\.1:(\d+)/ws", self.log)
+        if address:
+            return int(address.group(1))
         self.stop()
         raise AssertionError(f"the server did not start:\n{self.log}")
 

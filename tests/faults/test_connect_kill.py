@@ -34,6 +34,10 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, ConcurrencyConfig, Observation, State
 from openenv.server.sessions.session import Session
 
+def a_moment() -> None:
+    time.sleep(random.random() * 0.004)
+
+
 BUILT = []
 CLOSED = []
 
@@ -43,17 +47,17 @@ class Slowly(Environment[Action, Observation, State]):
 
     def __init__(self) -> None:
         super().__init__()
-        time.sleep(random.random() * 0.004)
+        a_moment()
         if BUILT and random.random() < 0.05:  # not the first one, without which the server does not start
             raise OSError("no luck today")
         BUILT.append(id(self))
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-        time.sleep(random.random() * 0.004)
+        a_moment()
         return Observation()
 
     def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        time.sleep(random.random() * 0.004)
+        a_moment()
         if random.random() < 0.05:
             raise ValueError("no luck either")
         return Observation(reward=1.0, metadata={"text": "x" * random.choice([1, 1000, 100_000])})

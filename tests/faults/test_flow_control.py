@@ -22,6 +22,7 @@ from openenv.server.app import HTTPEnvServer
 from openenv.server.fast.frame_socket import KeepAlive
 from openenv.server.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
+from slow_steps import take, take_async
 
 
 class Move(Action):
@@ -44,7 +45,7 @@ class Plain(Idle):
         return Seen()
 
     def step(self, action: Move, **_: Any) -> Seen:
-        time.sleep(action.sleep_s)
+        take(action.sleep_s)
         return Seen(n=action.n)
 
     @property
@@ -79,7 +80,7 @@ class ClosesSlowly(Plain):
     """An environment that keeps its slot for a while after its session has ended."""
 
     async def close(self) -> None:  # type: ignore[override]
-        await asyncio.sleep(0.4)
+        await take_async(0.4)
 
 
 class Compiled(Plain):

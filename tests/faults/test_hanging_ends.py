@@ -29,7 +29,7 @@ from openenv.server.sessions.manager import SessionManager
 from openenv.server.sessions.operations import CALL
 from openenv.server.sessions.session import SessionKind, SessionState
 from openenv.types import Action, Observation
-from servers import wait_for
+from waiting import holds_for_async, wait_until, wait_until_async
 
 SOURCE = Path(sys.modules["openenv"].__file__ or "").resolve().parent.parent
 SOON_S = 20.0
@@ -181,16 +181,16 @@ async def test_a_call_that_never_returns_gives_its_slot_up_after_the_session_tim
     running = asyncio.ensure_future(session.run(CALL, lambda _: gate.wait(SOON_S)))
     await asyncio.sleep(0)
     session.close("the client is gone")
-    await asyncio.sleep(0.15)
+    await holds_for_async(0.15, lambda: manager.active == 1)
     with pytest.raises(SessionCapacityError):
         await manager.open(SessionKind.SOCKET)
-    await _until(lambda: manager.active == 0)
+    await wait_until_async(lambda: manager.active == 0)
     assert session.state is SessionState.ABANDONED
     other = await manager.open(SessionKind.SOCKET)
     assert await other.run(CALL, lambda _: 7) == 7, "on a thread of its own"
     gate.set()
     await running
-    await _until(lambda: session.state is SessionState.CLOSED)
+    await wait_until_async(lambda: session.state is SessionState.CLOSED)
     assert (env_cls.closed, manager.active, manager.abandoned) == (1, 1, {})
     assert await manager.drain() == []
 
@@ -206,11 +206,11 @@ async def test_a_constructor_that_never_returns_gives_its_slot_up_too() -> None:
     manager = SessionManager(build, SessionLimits(sessions=1, idle_s=0.1))
     manager.env_cls = Idle
     opening = asyncio.ensure_future(manager.open(SessionKind.SOCKET))
-    await asyncio.sleep(0.02)
+    await holds_for_async(0.02, lambda: not opening.done())
     opening.cancel()
-    await _until(lambda: manager.active == 0)
+    await wait_until_async(lambda: manager.active == 0)
     gate.set()
-    await _until(lambda: not manager.abandoned)
+    await wait_until_async(lambda: not manager.abandoned)
     await manager.drain()
 
 
@@ -228,13 +228,6 @@ async def test_a_single_requests_environment_that_hangs_gives_its_place_up(fresh
     assert await asyncio.wait_for(borrow_again(), SOON_S) == 1
     env_cls.gate.set()
     await manager.drain()
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.005)
 
 
 # -- shutdown -----------------------------------------------------------------------------------------------------
@@ -279,12 +272,12 @@ class Stay(Environment[Action, Observation, State]):
         return Observation()
 
     def step(self, action, **kwargs):
-        time.sleep(60)
+        threading.Event().wait(60)
         return Observation()
 
     def close(self):
-        while self.hangs:
-            time.sleep(1)
+        if self.hangs:
+            threading.Event().wait()
         print("closed one", flush=True)
 
 app = create_app(Stay, Action, Observation, max_concurrent_envs=8)
@@ -315,22 +308,18 @@ class Program:
         self.url = self._find_url()
 
     def _find_url(self) -> str:
-        deadline = time.monotonic() + 60
-        while self.process.poll() is None and time.monotonic() < deadline:
-            if found := re.search(r"(?:ws|http)://(127\.0\.0\.1:\d+)", self.log):
-                return f"http://{found.group(1)}"
-            time.sleep(0.02)
-        raise AssertionError(self.log)
+        def address() -> re.Match[str] | None:
+            assert self.process.poll() is None, self.log
+            return re.search(r"(?:ws|http)://(127\.0\.0\.1:\d+)", self.log)
+
+        return f"http://{wait_until(address, 60, lambda: self.log)[1]}"  # type: ignore[index]
 
     @property
     def log(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def wait_for(self, text: str) -> None:
-        deadline = time.monotonic() + SOON_S
-        while text not in self.log:
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.02)
+        wait_until(lambda: text in self.log, SOON_S, lambda: self.log)
 
 
 @pytest.fixture
@@ -395,7 +384,7 @@ def test_a_second_sigterm_closes_environments_too_and_does_not_wait_for_calls(
 
     thread = threading.Thread(target=step, daemon=True)
     thread.start()
-    wait_for(lambda: httpx2.get(f"{server.url}/sessions/{busy}", trust_env=False).json()["state"] == "busy")
+    wait_until(lambda: httpx2.get(f"{server.url}/sessions/{busy}", trust_env=False).json()["state"] == "busy")
     server.process.send_signal(signal.SIGTERM)
     server.wait_for("running calls have")
     time.sleep(0.7)  # at once it would be the same signal, sent twice

@@ -25,6 +25,7 @@ from openenv.sandboxes import LocalSandboxes
 from openenv.testing import Script, ScriptedModel, serve
 from openenv.train import SampleGroup, play, rollouts, stream
 from sum_app import app
+from waiting import wait_until
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 TALKER = '{"name": "talker", "turns": [{"text": "Go on."}], "ending": "done"}'
@@ -42,10 +43,7 @@ class Process:
 
     def start(self) -> Process:
         self._process = subprocess.Popen(self._command(self.port), cwd=SUPPORT, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
-        while not self._ready(self.port):
-            assert time.monotonic() < deadline, "it did not start"
-            time.sleep(0.05)
+        wait_until(lambda: self._ready(self.port), 60, "it did not start")
         return self
 
     def kill(self) -> None:

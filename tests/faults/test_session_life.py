@@ -23,6 +23,7 @@ from openenv.server.sessions.manager import SessionManager
 from openenv.server.sessions.operations import CALL, Operation
 from openenv.server.sessions.session import SessionKind, SessionState
 from openenv.types import ConcurrencyConfig
+from waiting import holds_for
 
 HEADER = "X-OpenEnv-Session"
 Wait = Callable[..., None]
@@ -37,7 +38,7 @@ def test_the_reaper_spares_a_session_whose_socket_is_open(serve: Any, probe: Any
     one = peer(server.port)
     one.reset()
     one.step()
-    time.sleep(0.6)
+    holds_for(0.6, lambda: probe.count("closed") == 0)
     assert one.step()["data"]["observation"]["count"] == 2
     assert probe.count("closed") == 0
     assert peer(server.port).receive()["data"]["code"] == "CAPACITY_REACHED"

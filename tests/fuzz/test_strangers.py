@@ -8,7 +8,6 @@ its owner has asked for.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from openenv.env.environment import Environment
 from openenv.server.app import HTTPEnvServer, new_application
 from openenv.server.sessions.manager import SessionLimits
 from openenv.types import Action, Observation, State
+from slow_steps import take_async
 
 REFUSALS = {"SESSION_NOT_FOUND", "SESSION_LOST", "VALIDATION_ERROR", "STALE_REQUEST"}
 CONNECTION_IDS = 1_000_000
@@ -74,7 +74,7 @@ class Adder(Environment[Add, Sum, Total]):
         return Sum(total=self._state.total, secret=self._state.secret)
 
     async def step_async(self, action: Add, timeout_s: float | None = None, **kwargs: Any) -> Sum:
-        await asyncio.sleep(action.pause_s)
+        await take_async(action.pause_s)
         return self.step(action)
 
     @property

@@ -20,6 +20,7 @@ from openenv.errors import (
     SessionLost,
 )
 from openenv.types import Action, Observation, State
+from waiting import wait_until
 
 MANIFEST = {
     "round-trip": "reset, step and state reach the environment and come back",
@@ -136,11 +137,11 @@ class AsyncLab(Lab):
     """The same, with coroutines; the synchronous methods are never called."""
 
     async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Saw:
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
         return super().reset(seed, episode_id, **kwargs)
 
     async def step_async(self, action: Do, timeout_s: float | None = None, **kwargs: Any) -> Saw:
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
         return super().step(action)
 
     def reset(self, *args: Any, **kwargs: Any) -> Saw:
@@ -375,17 +376,9 @@ def test_close_closes_the_environment_and_frees_its_slot(way: Any, lab: type[Lab
         client = way.client()
         client.reset()
         client.close()
-        _wait_for(lambda number=number: lab.closed == number)  # type: ignore[misc]
+        wait_until(lambda number=number: lab.closed == number)  # type: ignore[misc]
         if way.server is not None:
             way.server.wait_for(lambda: way.server.manager.active == 0)
-
-
-def _wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(6000):
-        if condition():
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("the condition did not come true in time")
 
 
 @behaviour("close.lost")
@@ -462,7 +455,7 @@ def test_asynchronous_environments_work_alike(way: Any) -> None:
         client.step({"what": "raise"})
     assert state_fields(client.state())["history"] == ["a"]
     client.close()
-    _wait_for(lambda: lab.closed == 1)
+    wait_until(lambda: lab.closed == 1)
 
 
 @behaviour("env.slow")

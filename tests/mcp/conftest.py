@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import pytest
 from fastmcp import Context, FastMCP
 from websockets.sync.client import connect as connect_socket
 
+from endless_tools import spin
 from openenv.core.env_server.http_server import create_app
 from openenv.env.mcp_environment import MCPEnvironment
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
@@ -148,8 +148,7 @@ class Desk(MCPEnvironment):
         """Never return, and hold a thread."""
         self.watch.entered.set()
         try:
-            while True:
-                time.sleep(0.005)
+            return spin()
         finally:
             self.watch.cancelled.set()
 

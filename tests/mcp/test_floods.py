@@ -23,6 +23,7 @@ from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.server.mcp import endpoint, mcp_sessions
 from openenv.types import Observation
+from waiting import wait_until_async
 
 BOTH = {"accept": "application/json, text/event-stream"}
 POLICY = AccessPolicy(orchestrator="trainer-token", agent="agent-token")
@@ -118,11 +119,10 @@ async def test_reports_wait_in_a_bounded_queue_while_the_loop_is_busy() -> None:
     thread = threading.Thread(target=report)
     thread.start()
     thread.join()  # in the loop's own thread: nothing is heard meanwhile
-    await asyncio.sleep(0.01)
+    await wait_until_async(lambda: len(heard) >= MOST_WAITING)
     assert heard == list(range(5000 - MOST_WAITING, 5000)), "the latest ones, in order"
     events.progress(5000)
-    await asyncio.sleep(0.01)
-    assert heard[-1] == 5000
+    await wait_until_async(lambda: heard[-1] == 5000)
 
 
 # -- sessions -----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from openenv import GenericEnvClient, LocalEnv
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation, ListToolsAction
 from openenv.server.app import create_app
 from openenv.server.web.web_page import add_page
-from servers import wait_for
+from waiting import wait_until
 
 TOOLS = ("holds", "waits")
 SOON_S = 20.0
@@ -161,7 +161,7 @@ def test_it_is_freed_in_one_process_without_a_server(kind: type[Any]) -> None:
                 local.step(CallToolAction(tool_name=tool))
             local.step(ListToolsAction())
     del local
-    wait_for(lambda: alive() == 0, SOON_S)
+    wait_until(lambda: alive() == 0, SOON_S)
 
 
 def test_an_environment_that_is_closed_by_hand_is_freed() -> None:
@@ -171,7 +171,7 @@ def test_an_environment_that_is_closed_by_hand_is_freed() -> None:
     asyncio.run(env.step_async(CallToolAction(tool_name="waits")))
     env.close()
     del env
-    wait_for(lambda: alive() == 0, SOON_S)
+    wait_until(lambda: alive() == 0, SOON_S)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import httpx2
 import pytest
 from websockets.sync.client import connect
 
-import http_calls
+from waiting import wait_until_healthy
 
 pytestmark = [pytest.mark.slow, pytest.mark.published, pytest.mark.timeout(900)]
 
@@ -80,14 +79,7 @@ def served(interpreter: Any, log: Path, port: int) -> Iterator[str]:
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=interpreter.environment(SAMPLES), stdout=output, stderr=output)
     try:
-        deadline = time.monotonic() + 240
-        while True:
-            with contextlib.suppress(httpx2.TransportError):
-                http_calls.get(f"http://127.0.0.1:{port}/health", trust_env=False)
-                break
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+        wait_until_healthy(f"http://127.0.0.1:{port}", process, log)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from waiting import wait_until
 
 HERE = Path(__file__).resolve().parent
 
@@ -28,13 +29,11 @@ class Served:
         self.url = self._find_url()
 
     def _find_url(self) -> str:
-        deadline = time.monotonic() + 60
-        while self.process.poll() is None and time.monotonic() < deadline:
-            found = re.search(r"(?:ws|http)://(127\.0\.0\.1:\d+)", self.log)
-            if found:
-                return f"http://{found.group(1)}"
-            time.sleep(0.02)
-        raise AssertionError(self.log)
+        def address() -> re.Match[str] | None:
+            assert self.process.poll() is None, self.log
+            return re.search(r"(?:ws|http)://(127\.0\.0\.1:\d+)", self.log)
+
+        return f"http://{wait_until(address, 60, lambda: self.log)[1]}"  # type: ignore[index]
 
     @property
     def log(self) -> str:

@@ -18,6 +18,7 @@ from openenv.providers import LocalDockerProvider, ProcessProvider
 from openenv.sandboxes import Mount
 from openenv.sandboxes.container_cli import ContainerCli
 from openenv.sandboxes.docker import ensure_host_image, host_mounts
+from waiting import wait_until_async
 
 ROOT = Path(__file__).resolve().parents[2]
 LeftBehind = Callable[[], list[str]]
@@ -97,16 +98,11 @@ async def test_a_start_that_is_cancelled_leaves_nothing(docker_host: str, image:
     provider = LocalDockerProvider(host=docker_host, stop_timeout_s=1, ready_timeout_s=200)
     command = ["sh", "-c", "sleep 2; echo > /www/health; httpd -f -p 8000 -h /www"]
     task = asyncio.ensure_future(GenericEnvClient.from_docker_image(image, provider, command=command))
-    deadline = time.monotonic() + 60
-    while not left_behind():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+    await wait_until_async(lambda: left_behind(), 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    while left_behind():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+    await wait_until_async(lambda: not left_behind(), 60)
 
 
 @pytest.mark.anyio
@@ -138,10 +134,7 @@ async def test_what_a_cancelled_start_brings_is_stopped(finished: bool) -> None:
         task.cancel()
     with pytest.raises((asyncio.CancelledError, ConnectFailed)):
         await task
-    deadline = time.monotonic() + 30
-    while stopped != ["stopped"]:
-        assert time.monotonic() < deadline, stopped
-        await asyncio.sleep(0.01)
+    await wait_until_async(lambda: stopped == ["stopped"], 30, lambda: stopped)
 
 
 def test_a_client_says_what_a_provider_needs_that_cannot_start_by_itself(docker_host: str) -> None:

@@ -23,8 +23,9 @@ from openenv.providers.inventory import take_inventory
 from openenv.sandboxes import LocalSandboxes
 from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli
 from openenv.sandboxes.owners import ProcessOwner
+from waiting import wait_until
 
-SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(300)", "--port", "{port}"]
+SLEEP = [sys.executable, "-S", "-c", "import signal; signal.pause()", "--port", "{port}"]
 # Starts a server, and is killed together with its guardian, so that nothing ends the server.
 ORPHAN = """
 import os, signal, sys, time
@@ -56,14 +57,8 @@ def orphan() -> Iterator[int]:
     """The group of a server whose owner and guardian were killed."""
     word = f"orphan-{os.getpid()}-{time.monotonic_ns()}"
     subprocess.run([sys.executable, "-c", ORPHAN, *SLEEP, word], timeout=60, check=False)
-    deadline = time.monotonic() + 10
-    found: list[int] = []
-    while not found and time.monotonic() < deadline:
-        for one in take_inventory(("process",)).items:
-            if word in one.what:
-                found.append(os.getpgid(int(one.name)))
-        time.sleep(0.05)
-    (group,) = found
+    (name,) = wait_until(lambda: [one.name for one in take_inventory(("process",)).items if word in one.what])
+    group = os.getpgid(int(name))
     yield group
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
@@ -77,7 +72,7 @@ def test_a_server_process_is_listed_with_its_owner_while_it_runs() -> None:
         assert len(ours) == 1
         assert ours[0]["owner"] == str(ProcessOwner.current())
         assert ours[0]["leftover"] is False
-        assert "time.sleep(300)" in ours[0]["what"]
+        assert "signal.pause()" in ours[0]["what"]
         assert str(os.getpid()) in call("ps", "--only", "process").stdout
     finally:
         provider.stop()
@@ -120,7 +115,7 @@ def test_servers_in_a_cluster_are_listed_and_leftovers_removed(tmp_path: Path) -
     from openenv.providers import KubernetesProvider
     from openenv.sandboxes.cluster import OWNER_ANNOTATION
 
-    with KubernetesDouble({"sleep": Image([sys.executable, "-S", "-c", "import time; time.sleep(300)"])}) as double:
+    with KubernetesDouble({"sleep": Image(SLEEP[:-2])}) as double:
         path = str(double.kubeconfig(tmp_path / "config"))
         with KubernetesProvider(kubeconfig=path) as mine, KubernetesProvider(kubeconfig=path) as theirs:
             mine.start_container("sleep")
@@ -152,7 +147,7 @@ def test_sandboxes_in_a_cluster_are_listed_and_leftovers_removed(tmp_path: Path)
     from openenv.sandboxes.cluster import EXPIRES_ANNOTATION, OWNER_ANNOTATION, Cluster, ClusterAddress
     from openenv.sandboxes.kubernetes import BACKEND_LABEL, KubernetesSandboxes
 
-    image = Image([sys.executable, "-S", "-c", "import time; time.sleep(300)"])
+    image = Image(SLEEP[:-2])
     with KubernetesDouble({"sleep": image}, resources=AGENT_SANDBOX) as double:
         path = str(double.kubeconfig(tmp_path / "config"))
         cluster = Cluster(ClusterAddress(path))
@@ -188,10 +183,10 @@ def test_sandboxes_in_a_cluster_are_listed_and_leftovers_removed(tmp_path: Path)
         make("openenv-sandbox-other", {OWNER_ANNOTATION: DEAD})
         with contextlib.closing(KubernetesSandboxes("sleep", kubeconfig=path)) as sandboxes:
             sandboxes.check()  # the first use sweeps
-        deadline = time.monotonic() + 10
-        while {one["metadata"]["name"] for one in double.objects("Pod")} != {"openenv-sandbox-mine", "agents-7"}:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(
+            lambda: {one["metadata"]["name"] for one in double.objects("Pod")} == {"openenv-sandbox-mine", "agents-7"},
+            10,
+        )
 
 
 def test_without_a_cluster_there_is_a_note_only_where_it_was_asked_for(tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
+
+from waiting import wait_until
 
 pytest.importorskip("lightkube")
 pytest.importorskip("kubernetes_validate")
@@ -83,9 +84,7 @@ def double() -> Iterator[KubernetesDouble]:
 def kubeconfig(double: KubernetesDouble, tmp_path: Path) -> Iterator[Path]:
     """The double's configuration; nothing may be left in it when the test ends."""
     yield double.kubeconfig(tmp_path / "config")
-    deadline = time.monotonic() + 10
-    while double.names() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: not double.names(), 10)
     assert double.names() == []
 
 
@@ -300,10 +299,7 @@ def test_a_stream_is_read_while_it_is_written_and_closing_it_ends_the_read(tmp_p
             reader = threading.Thread(target=read, daemon=True)
             reader.start()
             stream.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
-            deadline = time.monotonic() + 10
-            while b"}" not in b"".join(parts):
-                assert time.monotonic() < deadline, parts
-                time.sleep(0.001)
+            wait_until(lambda parts=parts: b"}" in b"".join(parts), 10)  # type: ignore[misc]
             stream.close()  # the reader waits for more
             reader.join(10)
             assert not reader.is_alive()
@@ -386,14 +382,11 @@ def test_in_a_pod_the_service_account_is_used_and_the_pod_is_the_owner(
         assert url == f"http://{provider.name}.default.svc:8000"
         (owner,) = double.objects("Service")[0]["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"], owner["uid"]) == ("Pod", "trainer-0", uid)
-        deadline = time.monotonic() + 20
-        while not provider.urls() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: provider.urls(), 20)
         (direct,) = provider.urls()  # the pod's own address, which this machine can reach, too
         assert direct.split(":")[1].strip("/") in read(f"{direct}/name")
         double.kill_pod("trainer-0")  # the cluster deletes what it owns
-        while double.objects("Pod") and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: not double.objects("Pod"), 20)
 
 
 def test_a_forward_stays_with_its_pod_and_goes_to_its_successor_when_it_is_gone(
@@ -409,14 +402,13 @@ def test_a_forward_stays_with_its_pod_and_goes_to_its_successor_when_it_is_gone(
     assert {one: read(f"{one}/name") for one in (first, second)} == where
     victim = next(pod for pod in double.objects("Pod") if pod["status"]["podIP"] in where[first])
     double.kill_pod(victim["metadata"]["name"])
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+
+    def is_another_pod() -> bool:
         with contextlib.suppress(OSError):
-            if read(f"{first}/name") not in where.values():
-                break
-        time.sleep(0.05)
-    else:
-        pytest.fail("the forward did not find the new pod")
+            return read(f"{first}/name") not in where.values()
+        return False
+
+    wait_until(is_another_pod, 20, "the forward did not find the new pod")
     assert read(f"{second}/name") == where[second]
 
 

@@ -22,6 +22,7 @@ from openenv.providers import LocalDockerProvider
 from openenv.providers.health import ask_health
 from openenv.sandboxes import Mount
 from openenv.sandboxes.container_cli import ContainerCli
+from waiting import wait_until
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 LeftBehind = Callable[[], list[str]]
@@ -36,13 +37,6 @@ def get(url: str) -> str:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=30) as answer:
         return answer.read().decode()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.05)
 
 
 def test_a_container_is_started_awaited_and_gone_afterwards(

@@ -17,7 +17,8 @@ from openenv import GenericEnvClient, VectorEnv
 from openenv.errors import AccessDenied, ProviderError, ProviderUnavailable, ServerDied, SessionLost, Unschedulable
 from openenv.providers import RayCluster, RayProvider
 from openenv.providers.inventory import take_inventory
-from ray_nodes import RayNodes, processes_with, ray_nodes, wait_until
+from ray_nodes import RayNodes, processes_with, ray_nodes
+from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = str(ROOT / "envs" / "gridworld_env")
@@ -151,11 +152,11 @@ def test_a_server_that_does_not_start_is_a_typed_error_and_leaves_nothing(cluste
 
 
 PROGRAM = """
-import sys, time
+import signal, sys
 from openenv.providers import RayProvider
 with RayProvider(sys.argv[1], cluster=sys.argv[2], token=sys.argv[3]) as provider:
     print(*provider.urls(), flush=True)
-    time.sleep(600)
+    signal.pause()
 """
 
 

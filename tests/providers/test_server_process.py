@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from openenv import GenericEnvClient
 from openenv.errors import ProviderError, ProviderUnavailable, ServerDied, ServerNotReady
 from openenv.providers import ProcessProvider
 from openenv.providers.health import ask_health
+from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = """
@@ -28,7 +28,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(os.environ.get("GREETING", "").encode())
     def log_message(self, *_): pass
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
 print("child", child.pid, "of", os.getpid(), flush=True)
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
@@ -49,13 +49,6 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     return folder
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:
@@ -124,8 +117,8 @@ def test_any_command_may_serve_and_ends_with_all_that_it_started(server: list[st
 
 def test_a_server_that_ignores_signals_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openenv.providers.server_process.GRACE_S", 0.3)
-    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)\n"
-    provider = ProcessProvider(command=[sys.executable, "-c", script + "while True: time.sleep(60)"])
+    script = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)\n"
+    provider = ProcessProvider(command=[sys.executable, "-c", script + "while True: signal.pause()"])
     provider.start()
     wait_until(lambda: "deaf" in provider.log())
     assert provider._server is not None
@@ -183,7 +176,7 @@ def test_a_target_that_cannot_be_served_is_reported_as_by_serve(temporary: Path,
 
 
 def test_a_server_that_does_not_answer_is_a_timeout_and_is_stopped(temporary: Path) -> None:
-    script = "import os, time; print('loading', os.getpid(), flush=True); time.sleep(600)"
+    script = "import os, signal; print('loading', os.getpid(), flush=True); signal.pause()"
     provider = ProcessProvider(command=[sys.executable, "-c", script])
     provider.start()
     wait_until(lambda: "loading" in provider.log())
@@ -223,7 +216,7 @@ def test_either_a_target_or_a_command_is_needed() -> None:
 
 
 def test_a_port_stays_reserved_until_the_server_listens(server: list[str]) -> None:
-    provider = ProcessProvider(command=[sys.executable, "-c", "import time; time.sleep(600)"])
+    provider = ProcessProvider(command=[sys.executable, "-c", "import signal; signal.pause()"])
     try:
         port = int(provider.start().rpartition(":")[2])
         with socket.socket() as other, pytest.raises(OSError):
@@ -284,7 +277,7 @@ def test_a_server_ends_with_its_owner_however_that_ends(
 
 
 def test_an_interrupt_while_waiting_stops_the_server(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    provider = ProcessProvider(command=[sys.executable, "-c", "import time; time.sleep(600)"])
+    provider = ProcessProvider(command=[sys.executable, "-c", "import signal; signal.pause()"])
     provider.start()
     server = provider._server
     assert server is not None

@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from openenv.errors import ProviderUnavailable, ServerDied, ServerNotReady
 from openenv.providers import DockerSwarmProvider
 from openenv.providers.health import ask_health
 from openenv.sandboxes.container_cli import ContainerCli
+from waiting import wait_until
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 pytestmark = pytest.mark.slow
@@ -84,13 +84,6 @@ def test_replicas_are_started_awaited_and_gone_afterwards(
     assert left_behind() == []
     assert provider.urls == []
     provider.stop_container()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.1)
 
 
 def test_a_command_is_split_as_a_shell_would_and_a_port_is_the_one_asked_for(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from openenv.errors import SandboxUnavailable
 from openenv.rollout.scratch import scratch_root
 from openenv.sandboxes import LocalSandboxes
 from openenv.sandboxes.base import Sandboxes
+from waiting import wait_until
 
 
 @pytest.fixture(scope="session")
@@ -57,10 +57,7 @@ class Leftovers:
 
     def check(self, timeout_s: float = 10.0) -> None:
         """Wait until nothing is there that was not there before."""
-        deadline = time.monotonic() + timeout_s
-        while (left := self._now() - self._before) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not left
+        wait_until(lambda: not self._now() - self._before, timeout_s, lambda: self._now() - self._before, every_s=0.02)
 
 
 def _descendants(root: int) -> set[int]:

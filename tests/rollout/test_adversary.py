@@ -267,10 +267,10 @@ except OSError: pass
     ("status", "body", "stream"),
     [
         (200, b"{}", False),
-        (200, b'{"choices": []}', False),
-        (200, b'{"error": {"message": "the engine died"}}', False),
+        pytest.param(200, b'{"choices": []}', False, marks=pytest.mark.slow),
+        pytest.param(200, b'{"error": {"message": "the engine died"}}', False, marks=pytest.mark.slow),
         (200, b'data: {"error": {"message": "the engine died"}}\n\ndata: [DONE]\n\n', True),
-        (200, b"data: [DONE]\n\n", True),
+        pytest.param(200, b"data: [DONE]\n\n", True, marks=pytest.mark.slow),
         (400, b'{"error": {"message": "no such parameter"}}', False),
     ],
 )

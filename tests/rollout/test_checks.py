@@ -179,7 +179,7 @@ def test_a_compiled_program_is_built_once_and_run_on_every_case(roll: Callable[.
         "import shutil; shutil.rmtree('.checks')",
         "import os; os.rename('.checks/results', 'r'); os.symlink('/etc', '.checks/results')",
         "while True: print('x' * 1000000)",
-        "import time; time.sleep(100)",
+        "import signal; signal.pause()",
     ],
 )
 def test_no_program_passes_a_case_without_its_answer(roll: Callable[..., Outcome], cheat: str) -> None:
@@ -280,7 +280,7 @@ FRAMES = {
     "    while True: connection.sendall(b'x' * 65536)",
     "no json": "connection.sendall(b'\\0\\0\\0\\1x')",
     "deep json": "connection.sendall(struct.pack('>I', 400000) + b'[' * 400000)",
-    "never answers": "time.sleep(600)",
+    "never answers": "import signal; signal.pause()",
     "answers a byte at a time": "connection.sendall(struct.pack('>I', 100000))\n"
     "    while True: connection.sendall(b' '); time.sleep(0.2)",
 }
@@ -300,7 +300,7 @@ def test_a_judge_that_the_agents_side_hangs_is_the_agents_failure(roll: Callable
     # The judge's own client waits without a limit, so the judge is killed; with what the setup left it is not.
     wait = "import socket\nsocket.create_connection(('127.0.0.1', 8000)).recv(1)\n"
     check = Check(run="python3 app.py", judge="python3 wait.py; false", port=8000, files={"wait.py": wait})
-    server = "import socket, time\ns = socket.create_server(('127.0.0.1', 8000))\nkept = s.accept()\ntime.sleep(99)"
+    server = "import socket, signal\ns = socket.create_server(('127.0.0.1', 8000))\nkept = s.accept()\nsignal.pause()"
     outcome = roll(task(check, verify_timeout_s=4), file("app.py", server))
     assert (outcome.status, outcome.reward) == ("ok", 0.0)
     assert "did not end" in (outcome.verify_results[0].note or "")

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from openenv.rollout import (
 from openenv.rollout.agents import Shell
 from openenv.sandboxes.base import Sandboxes, backend
 from openenv.testing import Script, ScriptedModel, Turn
+from waiting import wait_until
 
 ASK = (
     'python3 -c "import json, os, re, urllib.request as u; '
@@ -228,7 +228,7 @@ def test_a_killed_engine_leaves_nothing_that_the_next_one_does_not_clear(
     engine.send_signal(signal.SIGKILL)
     engine.wait(timeout=30)
     engine.stdout.close()
-    _wait_for(lambda: not any(_alive(pid, born) for pid, born in children.items()))
+    wait_until(lambda: not any(_alive(pid, born) for pid, born in children.items()))
     with RolloutStore(store_folder) as store:
         assert len(began) == 20
         assert set(store.interrupted()) == began
@@ -286,13 +286,6 @@ def _alive(pid: int, born: str) -> bool:
     except OSError:
         return False
     return fields[0] not in ("Z", "X") and fields[19] == born
-
-
-def _wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.02)
 
 
 def test_the_look_for_leftovers_sees_a_sandbox(local: Sandboxes, leftovers: Callable[..., None]) -> None:

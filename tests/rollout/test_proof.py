@@ -77,7 +77,7 @@ def test_a_session_that_code_under_test_ended_well_is_not_passed(
     "code",
     [
         "raise SystemExit(0)",
-        "import sys; sys.exit(0)",
+        pytest.param("import sys; sys.exit(0)", marks=pytest.mark.slow),
         f"import atexit, os\natexit.register(os._exit, 0)\n{WRONG}",
         f"import os, sys\nsys.excepthook = sys.unraisablehook = lambda *a: os._exit(0)\n{WRONG}",
         "import pytest\npytest.skip('all', allow_module_level=True)",

@@ -33,7 +33,8 @@ from openenv.rollout.run.ray_engine import RayEngine
 from openenv.rollout.store.exports import recording
 from openenv.sandboxes.base import Sandboxes
 from openenv.testing import Script, ScriptedModel, Turn
-from ray_nodes import RayNodes, processes_with, ray_nodes, wait_until
+from ray_nodes import RayNodes, processes_with, ray_nodes
+from waiting import wait_until
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -314,7 +315,12 @@ def test_an_interrupted_or_killed_command_leaves_nothing_in_the_cluster(
     (tmp_path / "task.json").write_text(task.model_dump_json())
     command = [sys.executable, "-m", "openenv", "rollouts", "run", "task.json", "--repeat", "8", "--agent", "oracle"]
     process = subprocess.Popen(
-        [*command, "--ray", nodes.address, "--store", "store"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        [*command, "--ray", nodes.address, "--store", "store"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A program that a shell starts in the background ignores SIGINT, and its children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         wait_until(lambda: len(processes_with(f"sleep\0{seconds}")) >= 4)  # one for each free processor

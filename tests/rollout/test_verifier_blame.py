@@ -276,7 +276,15 @@ def test_a_process_that_outlives_a_line_does_not_choose_the_reward(roll: Callabl
     assert (no_file.status, no_file.reward) == ("ok", 1.0)
 
 
-@pytest.mark.parametrize("end", ["kill -9 $PPID; sleep 9", "exit 3", "rm -rf ~/logs; touch ~/logs", f"mkfifo {REWARD}"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "kill -9 $PPID; sleep 9",
+        "exit 3",
+        "rm -rf ~/logs; touch ~/logs",
+        pytest.param(f"mkfifo {REWARD}", marks=pytest.mark.slow),
+    ],
+)
 def test_a_line_that_cannot_write_its_reward_is_not_worth_more(roll: Callable[..., Outcome], end: str) -> None:
     line = f"sh go.sh || exit 1; echo 0.1 > {REWARD}"
     limit_s = 8  # for the line that waits at a pipe

@@ -112,7 +112,7 @@ def test_endless_output_is_cut_and_judged(roll: Callable[..., Outcome]) -> None:
     ("line", "why"),
     [
         ("kill -9 $$", "signal 9"),
-        ("kill -SEGV $$", "signal 11"),
+        pytest.param("kill -SEGV $$", "signal 11", marks=pytest.mark.slow),
         ("sleep 60", "did not end"),
         ("exec python3 -c \"x = b'x' * (512 << 20)\"", "signal 9"),
         ("truncate -s 900M big.bin", "cannot be taken"),

@@ -31,7 +31,7 @@ def roll(local: Sandboxes, leftovers: Callable[[], None]) -> Callable[..., Outco
     ("script", "why"),
     [
         ("kill -9 $PPID; sleep 60", "signal 9"),
-        ("kill -SEGV $PPID; sleep 60", "signal 11"),
+        pytest.param("kill -SEGV $PPID; sleep 60", "signal 11", marks=pytest.mark.slow),
         ("kill -9 -1", "signal 9"),
         ("sleep 60", "did not end"),
     ],

@@ -9,7 +9,6 @@ import shutil
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import uvicorn
 from openenv.errors import SandboxUnavailable
 from openenv.sandboxes import DockerSandboxes, LocalSandboxes, ProcessSandboxes, Sandbox, SandboxSpec
 from openenv.sandboxes.local.bubblewrap import install_command
+from waiting import wait_until
 
 
 @pytest.fixture(scope="session")
@@ -108,9 +108,8 @@ def serving(app: Any) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
     thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.005)
+    wait_until(lambda: server.started or not thread.is_alive())
+    assert server.started
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:

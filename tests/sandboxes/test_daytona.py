@@ -17,7 +17,8 @@ from openenv.errors import SandboxGone, SandboxUnavailable, SandboxUnsupported
 from openenv.providers.inventory import take_inventory
 from openenv.sandboxes import DaytonaSandboxes, Limits, Mount, SandboxHandle, SandboxSnapshot, SandboxSpec, backend
 from openenv.sandboxes.checks import CHECKS, CheckBench, ContractCheck, NotOffered
-from servers import running_server, wait_for
+from servers import running_server
+from waiting import wait_until
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -105,7 +106,7 @@ def test_nothing_of_a_command_is_left_inside(double: Any, daytona: DaytonaSandbo
         for _ in range(3):
             box.exec("echo x")
         inside = double.listed[box.sandbox_id].box
-        wait_for(lambda: inside.run("ls -d /tmp/.openenv-*").stdout == b"")
+        wait_until(lambda: inside.run("ls -d /tmp/.openenv-*").stdout == b"")
 
 
 def test_a_long_script_and_its_bytes_arrive_as_they_are(daytona: DaytonaSandboxes) -> None:

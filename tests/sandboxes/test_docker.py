@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from openenv.sandboxes import DockerSandboxes, Limits, Mount, Sandbox, SandboxSp
 from openenv.sandboxes.checks import CHECKS, CheckBench, ContractCheck, NotOffered
 from openenv.sandboxes.container_cli import ContainerCli, find_engine
 from openenv.sandboxes.shell import ShellSandbox
+from waiting import wait_until
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -145,10 +145,7 @@ def test_the_containers_of_a_dead_owner_are_swept_and_those_of_a_living_one_neve
 @pytest.mark.slow
 def test_a_container_ends_by_itself_when_its_owner_is_dead(docker_host: str, engine: ContainerCli) -> None:
     name = killed_owner(docker_host, 2)
-    deadline = time.monotonic() + 30
-    while engine.run("inspect", name).returncode == 0:
-        assert time.monotonic() < deadline, "it lives on"
-        time.sleep(0.1)
+    wait_until(lambda: engine.run("inspect", name).returncode != 0, 30, "it lives on")
 
 
 WITHOUT_RIGHTS = """

@@ -15,6 +15,8 @@ import pytest
 from openenv.sandboxes import exposed_ports as relay_module
 from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.exposed_ports import Relay
+from slow_steps import take
+from waiting import holds_for, wait_until
 
 Talk = Callable[[socket.socket], None]
 
@@ -83,7 +85,7 @@ def test_bytes_go_both_ways(connect: Callable[[Talk], Callable[[], socket.socket
 def test_an_answer_comes_after_the_question_was_closed(connect: Callable[[Talk], Callable[[], socket.socket]]) -> None:
     def answer(connection: socket.socket) -> None:
         question = read_all(connection)
-        time.sleep(0.05)
+        take(0.05)
         connection.sendall(question[::-1])
 
     client = connect(answer)()
@@ -305,7 +307,7 @@ def test_one_sandbox_with_many_connections_keeps_no_other_out(tmp_path: Path, mo
             assert all(is_answered(neighbour()) for _ in range(2))
         for client in held:
             client.close()
-        assert wait_until(lambda: is_answered(greedy()))
+        wait_until(lambda: is_answered(greedy()))
 
 
 def test_a_burst_beyond_the_limit_waits_for_its_turn(tmp_path: Path) -> None:
@@ -326,9 +328,8 @@ def test_connections_are_accepted_no_faster_than_a_host_can_bear(
         connect = served.listener()
         for _ in range(40):
             connect().close()
-        assert wait_until(lambda: served.accepted == 10)
-        time.sleep(0.2)
-        assert served.accepted == 10
+        wait_until(lambda: served.accepted == 10)
+        holds_for(0.2, lambda: served.accepted == 10)
         assert is_answered(served.listener()())
 
 
@@ -339,13 +340,4 @@ def test_refused_connections_leave_no_descriptors(tmp_path: Path, monkeypatch: p
         greedy = served.listener()
         held = [greedy() for _ in range(100)]
         assert sum(map(is_answered, held)) == 1
-    assert wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from openenv.sandboxes import exposed_ports as relay_module
 from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.exposed_ports import StdioTunnel, relay_source
 from openenv.sandboxes.exposed_ports_inside import CUT, DATA, HEAD, OPEN
+from waiting import wait_until
 
 
 @pytest.fixture
@@ -168,10 +168,7 @@ def test_no_connection_is_opened_twice(echo: Path) -> None:
     tunnel = StdioTunnel(echo)
     before = threading.active_count()
     tunnel.received("stdout", HEAD.pack(OPEN, 1, 0) + HEAD.pack(OPEN, 1, 0))
-    deadline = time.monotonic() + 20
-    while threading.active_count() > before:
-        assert time.monotonic() < deadline, "a connection was left behind"
-        time.sleep(0.01)
+    wait_until(lambda: threading.active_count() <= before, 20, "a connection was left behind")
 
 
 def test_a_tunnel_opens_no_more_connections_than_its_quota_allows(echo: Path) -> None:
@@ -187,10 +184,7 @@ def test_a_tunnel_opens_no_more_connections_than_its_quota_allows(echo: Path) ->
     assert next(neighbour.frames()) == HEAD.pack(DATA, 1, 5) + b"HELLO"
     tunnel.close()
     neighbour.close()
-    deadline = time.monotonic() + 20
-    while quota.held(tunnel) or quota.held(neighbour):
-        assert time.monotonic() < deadline, "places are not given back"
-        time.sleep(0.01)
+    wait_until(lambda: not (quota.held(tunnel) or quota.held(neighbour)), 20, "places are not given back")
 
 
 def test_a_tunnel_opens_connections_no_faster_than_a_host_can_bear(

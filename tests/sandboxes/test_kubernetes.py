@@ -9,12 +9,13 @@ import hashlib
 import json
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from waiting import wait_until
 
 pytest.importorskip("lightkube")
 pytest.importorskip("kubernetes_validate")
@@ -94,10 +95,7 @@ def test_commands_files_and_ends(
         double.kill_pod(box.sandbox_id)
         with pytest.raises(SandboxGone, match="its pod was deleted"):
             box.exec("echo on")
-    deadline = time.monotonic() + 20
-    while double.objects("Pod"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not double.objects("Pod"), 20)
 
 
 @pytest.mark.slow

@@ -10,23 +10,16 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import openenv
 from openenv.errors import SandboxGone
 from openenv.sandboxes import LocalSandboxes, Sandbox
+from waiting import holds_for, wait_until
 
 SOURCE = str(Path(openenv.__file__).parents[1])
 Open = Callable[..., Sandbox]
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.01)
 
 
 def host_pids(word: str) -> list[int]:
@@ -45,7 +38,7 @@ def host_pids(word: str) -> list[int]:
 def owner(code: str, *arguments: str) -> subprocess.Popen[str]:
     """Start a process that owns a sandbox `box`, prints a line, and goes on with `code`."""
     program = f"""
-import os, sys, time
+import os, signal, sys
 from openenv.sandboxes import LocalSandboxes, SandboxSpec
 backend = LocalSandboxes()
 box = backend.open(SandboxSpec(timeout_s=float(sys.argv[1])))
@@ -75,11 +68,11 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 
 def test_a_sandbox_ends_when_its_owner_is_killed_and_the_next_one_sweeps_up(local: LocalSandboxes) -> None:
-    process = owner("time.sleep(600)", "600", "76543.1")
-    wait_for(lambda: len(host_pids("sleep\x0076543.1")) == 2)
+    process = owner("signal.pause()", "600", "76543.1")
+    wait_until(lambda: len(host_pids("sleep\x0076543.1")) == 2)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    wait_for(lambda: not host_pids("76543.1"))
+    wait_until(lambda: not host_pids("76543.1"))
     assert any(f"_{process.pid}_" in name for name in local.abandoned())
     other = LocalSandboxes()
     with other.open():
@@ -102,10 +95,10 @@ def test_a_sweep_leaves_the_sandboxes_of_living_owners_alone(local: LocalSandbox
 
 
 def test_a_sandbox_ends_in_time_although_its_owner_hangs(local: LocalSandboxes) -> None:
-    process = owner("time.sleep(600)", "2", "76543.3")
+    process = owner("signal.pause()", "2", "76543.3")
     try:
         process.send_signal(signal.SIGSTOP)
-        wait_for(lambda: not host_pids("sleep\x0076543.3"))
+        wait_until(lambda: not host_pids("sleep\x0076543.3"))
     finally:
         process.send_signal(signal.SIGCONT)
         finish(process)
@@ -114,7 +107,7 @@ def test_a_sandbox_ends_in_time_although_its_owner_hangs(local: LocalSandboxes) 
 def test_a_sandbox_ends_with_an_owner_that_never_closed_it(local: LocalSandboxes) -> None:
     process = owner("sys.exit(0)", "600", "76543.4")
     process.communicate(timeout=30)
-    wait_for(lambda: not host_pids("76543.4"))
+    wait_until(lambda: not host_pids("76543.4"))
     assert not any(f"_{process.pid}_" in name for name in local.abandoned())
 
 
@@ -122,10 +115,10 @@ def test_a_child_that_its_owner_forked_does_not_keep_it_alive(local: LocalSandbo
     code = """
         child = os.fork()
         if child == 0:
-            time.sleep(30)
+            signal.pause()
             os._exit(0)
         print(child, flush=True)
-        time.sleep(600)
+        signal.pause()
     """
     process = owner(code, "600", "76543.5")
     assert process.stdout is not None
@@ -133,7 +126,7 @@ def test_a_child_that_its_owner_forked_does_not_keep_it_alive(local: LocalSandbo
     try:
         process.kill()
         process.wait()
-        wait_for(lambda: not host_pids("sleep\x0076543.5"))
+        wait_until(lambda: not host_pids("sleep\x0076543.5"))
         assert Path(f"/proc/{child}").exists()
     finally:
         os.kill(child, signal.SIGKILL)
@@ -162,18 +155,17 @@ def test_a_sandbox_outlives_the_thread_that_opened_it(open_local: Open) -> None:
     thread = threading.Thread(target=lambda: opened.append(open_local()))
     thread.start()
     thread.join()
-    time.sleep(0.2)
-    assert opened[0].exec("echo here").stdout == "here\n"
+    holds_for(0.2, lambda: opened[0].exec("echo here").stdout == "here\n")
 
 
 def test_a_sandbox_without_references_is_freed(bubblewrap: str) -> None:
     backend = LocalSandboxes()
     box = backend.open()
     box.start_bg(["sleep", "76543.6"])
-    wait_for(lambda: bool(host_pids("76543.6")))
+    wait_until(lambda: bool(host_pids("76543.6")))
     del box
     gc.collect()
-    wait_for(lambda: not host_pids("76543.6"))
+    wait_until(lambda: not host_pids("76543.6"))
     assert backend.leftovers() == []
 
 
@@ -189,7 +181,7 @@ if os.fork() == 0:
         time.sleep(float(sys.argv[1]))
     os._exit(0)
 os.kill(parent, {signal})
-time.sleep(60)
+signal.pause()
 """
 
 
@@ -198,7 +190,7 @@ def test_killing_the_supervisor_ends_the_whole_command(box: Sandbox) -> None:
     other = box.start_bg("sleep 76543.8; exit 5")
     result = box.exec(["python3", "-c", code, "76543.7"], timeout=30)
     assert result.exit_code == 137
-    wait_for(lambda: not host_pids("76543.7"))
+    wait_until(lambda: not host_pids("76543.7"))
     assert host_pids("76543.8"), "another command died as well"
     other.kill()
 
@@ -215,19 +207,19 @@ for turn in range(20):
             time.sleep(float(sys.argv[1]))
         os._exit(0)
 os.kill(parent, signal.SIGKILL)
-time.sleep(60)
+signal.pause()
 """
     for turn in range(10):
         word = f"86543.{turn}"
         box.exec(["python3", "-c", code, word], timeout=30)
-        wait_for(lambda word=word: not host_pids(word))
+        wait_until(lambda word=word: not host_pids(word))
 
 
 def test_stopping_the_supervisor_does_not_help_against_the_time_limit(box: Sandbox) -> None:
     code = MURDER.format(signal="signal.SIGSTOP")
     result = box.exec(["python3", "-c", code, "76543.9"], timeout=1)
     assert result.timed_out
-    wait_for(lambda: not host_pids("76543.9"))
+    wait_until(lambda: not host_pids("76543.9"))
 
 
 def test_a_command_that_starts_processes_all_the_time_is_killed_without_delay(box: Sandbox) -> None:

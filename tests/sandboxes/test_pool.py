@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 
 from openenv.errors import SandboxError, SandboxGone
 from openenv.sandboxes import LocalSandboxes, ProcessSandboxes, Sandbox, SandboxPool, SandboxSpec
+from slow_steps import take
+from waiting import wait_until
 
 
 class Counting(ProcessSandboxes):
@@ -37,13 +37,6 @@ def is_gone(box: Sandbox) -> bool:
     except SandboxGone:
         return True
     return False
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.005)
 
 
 def test_sandboxes_are_ready_before_they_are_needed() -> None:
@@ -83,7 +76,7 @@ def test_many_threads_get_sandboxes_of_their_own() -> None:
         with pool.lease() as box:
             seen.append(box)
             box.write_text("who", str(number))
-            time.sleep(0.01)
+            take(0.01)
             assert box.read_text("who") == str(number)
 
     with SandboxPool(backend, size=4) as pool, concurrent.futures.ThreadPoolExecutor(16) as threads:
@@ -111,7 +104,7 @@ def test_a_sandbox_that_was_ready_for_too_long_is_replaced() -> None:
         now[0] += 61
         with pool.lease() as box:
             assert box is not backend.opened[0]
-        wait_for(lambda: is_gone(backend.opened[0]))
+        wait_until(lambda: is_gone(backend.opened[0]))
 
 
 def test_time_spent_waiting_is_not_taken_from_the_lease() -> None:
@@ -155,7 +148,7 @@ def test_closing_frees_what_waits_and_what_is_in_use() -> None:
     with pytest.raises(SandboxError, match="closed"), pool.lease():
         pass
     pool.close()
-    wait_for(lambda: not set(threading.enumerate()) - before)
+    wait_until(lambda: not set(threading.enumerate()) - before)
 
 
 def test_a_pool_keeps_at_least_one() -> None:

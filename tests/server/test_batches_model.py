@@ -11,7 +11,6 @@ import itertools
 import os
 import random
 import threading
-import time
 import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from openenv.protocol.codec import JSON, MSGPACK, Codec
 from openenv.server.app import create_fastapi_app
 from openenv.server.telemetry.watched_calls import CallWatch
 from openenv.types import Action, Observation, State
+from slow_steps import take
 
 SOON = 60.0
 AHEAD = 10  # unanswered requests of a session at most: fewer than replies are kept
@@ -74,7 +74,7 @@ class Tallying(Environment[Tally, Total, State]):
         with self.lock:
             self.seen[action.token] += 1
         if action.pause_s:
-            time.sleep(action.pause_s)
+            take(action.pause_s)
         match action.raises:
             case "error":
                 raise ValueError(action.token)

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-import httpx2
 import pytest
 
 import http_calls
@@ -17,6 +16,7 @@ from openenv import GenericEnvClient
 from openenv.errors import OpenEnvError, SessionLost
 from openenv.providers.server_process import PortReservation
 from openenv.server.options import ServerOptions
+from waiting import wait_until, wait_until_healthy
 
 Start = Callable[..., "Served"]
 
@@ -44,15 +44,8 @@ def start() -> Iterator[Start]:
         process = subprocess.Popen([sys.executable, "-m", *words, "--port", port], env=environ)
         running.append(process)
         served = Served(process, f"http://127.0.0.1:{port}")
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                assert served.ready() == 200
-                break
-            except httpx2.TransportError:
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+        wait_until_healthy(served.url, process)
+        assert served.ready() == 200
         reservation.release()
         return served
 
@@ -68,10 +61,7 @@ def test_sessions_finish_and_new_ones_are_refused(start: Start, with_uvicorn: bo
     with GenericEnvClient(served.url).sync() as client:
         client.reset(seed=1)
         served.process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 20
-        while served.ready() != 503:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: served.ready() == 503, 20)
         for _ in range(3):
             client.step({"move": "right"})
         client.reset(seed=2)

@@ -28,7 +28,8 @@ from openenv.server.access import AccessPolicy
 from openenv.server.app import HTTPEnvServer, create_app, new_application
 from openenv.server.sessions import lifetime
 from openenv.server.sessions.lifetime import SessionLimits
-from servers import RunningServer, wait_for
+from servers import RunningServer
+from waiting import holds_for_async, wait_until, wait_until_async
 
 RUNNERS = ("thread", "inline")
 
@@ -71,7 +72,7 @@ def test_forks_go_on_as_their_parent_does(
     assert len({one.resume_token for one in (env, *forks)}) == 4
     for one in forks:
         one.close()
-    wait_for(lambda: server.manager.active == 1)
+    wait_until(lambda: server.manager.active == 1)
 
 
 def test_forks_are_awaited_too(start: Callable[..., Any]) -> None:
@@ -96,7 +97,7 @@ def test_a_fork_outlives_its_parent_and_can_be_forked(start: Callable[..., Any],
         env.reset(seed=3)
         go(env, 1)
         (child,) = env.fork()
-    wait_for(lambda: server.manager.active == 1)
+    wait_until(lambda: server.manager.active == 1)
     (grandchild,) = child.fork(1)
     assert go(grandchild, 2, 3) == go(child, 2, 3)
     child.close()
@@ -156,10 +157,10 @@ def test_restored_environments_are_closed(start: Callable[..., Any], client: Cal
     env.reset(seed=3)
     snapshot = env.snapshot()
     env.restore(snapshot)
-    wait_for(lambda: Closing.closed == 1)
+    wait_until(lambda: Closing.closed == 1)
     snapshot.close()
     env.close()
-    wait_for(lambda: Closing.closed == 3)
+    wait_until(lambda: Closing.closed == 3)
 
 
 @pytest.mark.parametrize("wait_s", [None, 0.3])
@@ -171,7 +172,7 @@ def test_either_all_forks_are_made_or_none(
     env.reset(seed=3)
     with pytest.raises(SessionCapacityError):
         env.fork(3)
-    wait_for(lambda: server.manager.active == 1)
+    wait_until(lambda: server.manager.active == 1)
     assert [go(one, 1) for one in env.fork(2)] == [go(env, 1)] * 2
 
 
@@ -198,8 +199,7 @@ def test_a_fork_waits_for_the_step_that_runs(start: Callable[..., Any]) -> None:
             await asyncio.to_thread(gated.entered.wait, 30)
             (session,) = server.manager.sessions()  # calls of one client take turns anyhow
             fork = asyncio.run_coroutine_threadsafe(server.manager.fork(session, 1, kind=session.kind), session.loop)
-            await asyncio.sleep(0.1)
-            assert not fork.done()
+            await holds_for_async(0.1, lambda: not fork.done())
             gated.gate.set()
             after = (await step).observation["at"]
             (copied,) = await asyncio.wrap_future(fork)
@@ -219,7 +219,7 @@ def test_a_parent_that_is_closed_takes_the_forks_that_wait_with_it(start: Callab
             await asyncio.to_thread(gated.entered.wait, 30)
             (session,) = server.manager.sessions()
             fork = asyncio.run_coroutine_threadsafe(server.manager.fork(session, 2, kind=session.kind), session.loop)
-            await asyncio.sleep(0.1)
+            await holds_for_async(0.1, lambda: not fork.done())
             session.close("closed by a test")
             gated.gate.set()
             await step  # it had begun
@@ -228,7 +228,7 @@ def test_a_parent_that_is_closed_takes_the_forks_that_wait_with_it(start: Callab
             return error
 
     assert asyncio.run(play()).code == "SESSION_CLOSED"  # type: ignore[attr-defined]
-    wait_for(lambda: server.manager.active == 0)
+    wait_until(lambda: server.manager.active == 0)
 
 
 def test_a_fork_that_is_cancelled_while_it_waits_leaves_nothing(start: Callable[..., Any]) -> None:
@@ -239,18 +239,17 @@ def test_a_fork_that_is_cancelled_while_it_waits_leaves_nothing(start: Callable[
             await env.reset(seed=3)
             await other.reset()
             forking = asyncio.create_task(env.fork(1))
-            while not server.manager.queue:  # noqa: ASYNC110 - it is in another thread
-                await asyncio.sleep(0.005)
+            await wait_until_async(lambda: server.manager.queue)
             forking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await forking
-            await asyncio.to_thread(wait_for, lambda: not server.manager.queue)
+            await asyncio.to_thread(wait_until, lambda: not server.manager.queue)
             assert server.manager.active <= 2
             with pytest.raises(SessionLost):  # as after every request that was interrupted
                 await env.step({"by": 1})
 
     asyncio.run(play())
-    wait_for(lambda: server.manager.active == 0)
+    wait_until(lambda: server.manager.active == 0)
 
 
 def test_a_fork_that_does_not_come_in_time_loses_the_episode(
@@ -269,7 +268,7 @@ def test_a_fork_that_does_not_come_in_time_loses_the_episode(
         with in_a_hurry(env, 0.2), pytest.raises(RequestTimeout):
             env.fork(1)
         gated.gate.set()
-    wait_for(lambda: server.manager.active == 0)
+    wait_until(lambda: server.manager.active == 0)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +284,7 @@ def test_what_cannot_be_forked_says_so_and_goes_on(
     with pytest.raises(NotForkable, match=why):
         env.fork(2)
     assert go(env, 2)[0][0] == 2
-    wait_for(lambda: server.manager.active == 1)
+    wait_until(lambda: server.manager.active == 1)
 
 
 def test_the_texts_of_environments_are_kept_from_clients_where_that_is_asked_for(
@@ -381,7 +380,7 @@ def test_forks_that_no_client_attaches_to_are_freed(start: Callable[..., Any], m
         ask(peer, type="reset", id=1, data={"seed": 3})
         assert len(ask(peer, type="fork", id=2, data={"n": 3})["data"]["sessions"]) == 3
         assert server.manager.active == 4
-        wait_for(lambda: server.manager.active == 1)
+        wait_until(lambda: server.manager.active == 1)
 
 
 def ask(peer: Any, **message: Any) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from openenv.protocol.frames import masked_frame, masked_text_frame
+from waiting import wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -155,9 +156,7 @@ class Neighbour:
 
     def stop(self) -> float:
         count = len(self._lines)
-        deadline = time.monotonic() + 60
-        while len(self._lines) == count and self._process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: len(self._lines) > count or self._process.poll() is not None, 60)
         failed = self._process.poll() is not None
         self._process.kill()
         self._process.wait()

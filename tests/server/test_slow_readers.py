@@ -10,7 +10,7 @@ import json
 import re
 import socket
 import threading
-import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -24,6 +24,7 @@ from openenv.server import slow_clients
 from openenv.server.app import HTTPEnvServer, new_application
 from openenv.server.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
+from waiting import wait_until
 
 KEY = bytes(4)
 LARGE = "x" * 100_000
@@ -240,13 +241,14 @@ def is_served(server: Any, dial: Dial) -> bool:
 
 def settled(server: Any, count: Callable[[], int]) -> int:
     """Wait until a count has stopped to grow."""
-    last, same = -1, 0
-    while same < 20:
-        server.wait_for(lambda: True)
-        time.sleep(0.02)
-        same = same + 1 if count() == last else 0
-        last = count()
-    return last
+    counts: deque[int] = deque(maxlen=20)
+
+    def is_settled() -> bool:
+        counts.append(count())
+        return len(counts) == counts.maxlen and len(set(counts)) == 1
+
+    wait_until(is_settled, every_s=0.02)
+    return counts[-1]
 
 
 def test_large_replies_that_nobody_reads_are_not_made(server: Any, dial: Dial) -> None:

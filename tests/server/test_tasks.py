@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, ClassVar
 
@@ -16,6 +14,7 @@ import http_calls
 from environments import Idle
 from openenv.server.app import create_app
 from openenv.types import Action, Observation
+from slow_steps import take, take_async
 
 
 class Item(BaseModel):
@@ -111,12 +110,12 @@ class Lazy(Idle):
 
     def list_tasks(self, split: str) -> Iterator[Any]:
         for number in range(3):
-            time.sleep(0.02)
+            take(0.02)
             yield self._task(number)
 
     async def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> AsyncIterator[Any]:
         for number in range(3):
-            await asyncio.sleep(0.02)
+            await take_async(0.02)
             yield self._task(number)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +19,7 @@ from openenv.server.app import create_app
 from openenv.types import Observation
 from servers import RunningServer
 from turn_environments import TalkingEnv, talking_app
+from waiting import wait_until
 
 Serve = Callable[..., RunningServer]
 
@@ -209,10 +209,14 @@ def test_a_client_that_does_not_read_makes_the_agent_wait(serve: Serve, fast: bo
     with talk(serve(talking_app(make, fast=fast)), max_queue=1) as connection:
         hear(connection)
         connection.send(json.dumps({"type": "message", "content": "flood 30000"}))
-        before, seen = -1, 0
-        while seen != before:  # until no more is sent
-            time.sleep(0.3)
-            before, seen = seen, len(made[0].trajectory)
+        counts = [0]
+
+        def is_no_more_sent() -> bool:
+            counts.append(len(made[0].trajectory))
+            return 0 < counts[-2] == counts[-1]
+
+        wait_until(is_no_more_sent, every_s=0.3)
+        seen = counts[-1]
         assert 0 < seen < 30000
         count = 0
         while hear(connection)["type"] != "turn_complete":

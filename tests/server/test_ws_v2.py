@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from environments import Add, Counter, Sum
 from openenv.protocol.codec import MSGPACK
 from openenv.server.app import HTTPEnvServer, create_fastapi_app, new_application
 from openenv.server.sessions.lifetime import SessionLimits
+from slow_steps import take_async
 
 JSON = "openenv.v2.json"
 PACKED = "openenv.v2.msgpack"
@@ -25,7 +25,7 @@ class Slow(Counter):
     """A coroutine, which can be cancelled."""
 
     async def step_async(self, action: Add, timeout_s: float | None = None, **kwargs: Any) -> Sum:
-        await asyncio.sleep(action.pause_s)
+        await take_async(action.pause_s)
         return super().step(Add(amount=action.amount))
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
         threading.Thread(target=accept, args=(listening, answer), daemon=True).start()
         (folder / f"{name}.new").rename(folder / name)
     while True:
-        time.sleep(3600)
+        signal.pause()
 
 
 def accept(listening: socket.socket, answer: Any) -> None:

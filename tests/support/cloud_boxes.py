@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from servers import wait_for
+from waiting import wait_until
 
 FOLDERS = {"app": "/app", "tmp": "/tmp", "control": "/control", "home": "/home/user"}
 USER = 1000
@@ -62,7 +62,7 @@ class Box:
         )
         self.end = TlsEnd(self.folder / "control" / "port", tls)
         try:
-            wait_for(lambda: (self.folder / "control" / "exec").exists() or self._process.poll() is not None)
+            wait_until(lambda: (self.folder / "control" / "exec").exists() or self._process.poll() is not None)
             assert self.is_alive, "bubblewrap did not start the sandbox"
         except BaseException:
             self.close()

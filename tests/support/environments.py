@@ -7,7 +7,6 @@ test module a class of its own, whose gates and records no other module touches.
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any, ClassVar, TypeVar
 
 from fastmcp import FastMCP
@@ -15,6 +14,7 @@ from fastmcp import FastMCP
 from openenv.env.environment import Environment
 from openenv.env.mcp_environment import MCPEnvironment
 from openenv.types import Action, Observation, State
+from slow_steps import take
 
 GATE_TIMEOUT_S = 30.0
 EnvT = TypeVar("EnvT", bound=type[Any])
@@ -82,7 +82,7 @@ class Counter(Environment[Add, Sum, State]):
         if action.wait:
             self.entered.set()
             assert self.gate.wait(GATE_TIMEOUT_S)
-        time.sleep(action.pause_s)
+        take(action.pause_s)
         if action.fail:
             raise ValueError("asked to fail")
         self.total += action.amount
@@ -131,7 +131,7 @@ class Button(Environment[Push, Pushed, State]):
         return Pushed()
 
     def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Pushed:
-        time.sleep(action.pause_s)
+        take(action.pause_s)
         self.count += action.force
         if action.fail:
             raise ValueError("broken")

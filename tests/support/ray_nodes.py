@@ -9,8 +9,7 @@ import contextlib
 import os
 import signal
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +113,3 @@ def processes_with(text: str) -> list[int]:
             if entry.name.isdigit() and text.encode() in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
     return [pid for pid in found if pid != os.getpid()]
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Wait until a condition holds, or fail."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.1)

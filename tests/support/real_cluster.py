@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,8 @@ from lightkube.resources.core_v1 import Namespace, Pod, Secret, Service, Service
 from lightkube.resources.networking_v1 import Ingress, NetworkPolicy
 from lightkube.resources.rbac_authorization_v1 import Role, RoleBinding
 
+from waiting import wait_until
+
 T = TypeVar("T")
 KINDS = (Pod, Service, Secret, Deployment, ReplicaSet, Ingress, NetworkPolicy)
 IGNORE_POLICIES = {"openenv-test/network-policies": "ignored"}
@@ -28,10 +29,8 @@ IGNORE_POLICIES = {"openenv-test/network-policies": "ignored"}
 
 def until(look: Callable[[], T | None], within_s: float = 60.0, *, what: str = "it") -> T:
     """Wait until `look` returns something true, and return that."""
-    deadline = time.monotonic() + within_s
-    while not (answer := look()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {within_s:g} s"
-        time.sleep(0.1)
+    answer = wait_until(look, within_s, f"{what} did not happen", every_s=0.1)
+    assert answer is not None
     return answer
 
 

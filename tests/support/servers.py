@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import uvicorn
 
 from openenv.server.fast import frame_socket
 from openenv.server.run import ServeOptions, uvicorn_settings
+from waiting import wait_until
 
 LOOK_S = 0.01
 CLOSE_TIMEOUT_S = frame_socket.CLOSE_TIMEOUT_S
@@ -66,16 +66,7 @@ class RunningServer:
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
         """Wait until a condition holds, or fail."""
-        wait_for(condition, timeout_s)
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait until a condition holds, or fail."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError("the condition did not come true in time")
-        time.sleep(0.005)
+        wait_until(condition, timeout_s)
 
 
 @contextlib.contextmanager
@@ -90,7 +81,7 @@ def running_server(app: Any, *, port: int = 0, **settings: Any) -> Iterator[Runn
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])), name="test-server", daemon=True)
     thread.start()
     try:
-        wait_for(lambda: server.started or not thread.is_alive())
+        wait_until(lambda: server.started or not thread.is_alive())
         assert server.started, "the server did not start"
         yield RunningServer(f"http://127.0.0.1:{port}", port, app, server)
     finally:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-import time
 import urllib.request
 from typing import Any
 
@@ -89,7 +89,7 @@ def answer(message: str, count: int) -> tuple[str, bool]:
         os._exit(int(rest))
     if verb == "hang":
         emit("text_output", text="thinking")
-        time.sleep(600)
+        signal.pause()
     if verb == "flood":
         for number in range(int(rest)):
             emit("text_output", text=f"{number} {'x' * 1000}")

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from urllib.request import urlopen
 
 import openenv
 from openenv import GenericEnvClient
+from waiting import wait_until
 
 APP = Path(__file__).resolve().parent / "counting_app.py"
 PATIENCE_S = 60.0
@@ -59,11 +59,7 @@ class WorkersServer:
 
     def wait_for(self, condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
         """Wait until a condition holds, or fail with what the server has printed."""
-        deadline = time.monotonic() + patience_s
-        while not (value := condition()):
-            assert time.monotonic() < deadline, self.output
-            time.sleep(0.05)
-        return value
+        return wait_until(condition, patience_s, lambda: self.output, every_s=0.05)
 
     @property
     def url(self) -> str:

@@ -19,6 +19,7 @@ from openenv.rollout.store.store import RolloutStore
 from openenv.testing import Script, ScriptedCall, ScriptedModel, StatusFailure, Turn, serve
 from openenv.train import SampleGroup, play
 from openenv.types import Action, Observation
+from waiting import holds_for_async
 
 
 class Word(Action):
@@ -220,7 +221,7 @@ def test_while_paused_no_call_is_made(guess: str) -> None:
             model = Model(**server.model())
             async with play(guess, model, [1], samples=1) as stream:
                 stream.pause()
-                await asyncio.sleep(0.2)
+                await holds_for_async(0.2, lambda: not server.played())
                 before = len(server.played())
                 stream.resume()
                 assert [group.rewards async for group in stream] == [[1.0]]

@@ -19,6 +19,7 @@ from openenv.sandboxes import LocalSandboxes
 from openenv.sandboxes.base import Sandbox, Sandboxes, SandboxSpec
 from openenv.testing import Script, ScriptedModel, StatusFailure, Turn
 from openenv.train import Curriculum, RolloutStream, SampleGroup, rollouts
+from waiting import holds_for_async
 
 T = TypeVar("T")
 SETUP = "cat /proc/sys/kernel/random/uuid > token"
@@ -186,8 +187,7 @@ def test_an_update_of_weights_waits_for_calls_and_calls_for_it(local: Sandboxes)
 
     async def before_the_first_call(stream: RolloutStream, server: ScriptedModel) -> None:
         async with stream.paused():
-            await asyncio.sleep(0.5)
-            assert server.played() == []
+            await holds_for_async(0.5, lambda: server.played() == [])
             server.set_header("x-policy-version", "2")
             stream.policy_version = 2
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +17,8 @@ from urllib.parse import quote
 
 import httpx2
 import pytest
+
+from waiting import wait_until
 
 pytest.importorskip("inspect_ai", reason="it has an environment of its own: make test-inspect")
 
@@ -68,15 +70,14 @@ def inspect_view(folder: Path) -> Iterator[httpx2.Client]:
     headers = {"X-Inspect-View-Request": "true"}
     try:
         with httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=30, trust_env=False) as client:
-            deadline = time.monotonic() + 60
-            while True:
-                try:
-                    client.get("/")
-                    break
-                except httpx2.HTTPError:
-                    assert process.poll() is None, "inspect view ended"
-                    assert time.monotonic() < deadline, "inspect view does not answer"
-                    time.sleep(0.2)
+
+            def answers() -> bool:
+                assert process.poll() is None, "inspect view ended"
+                with contextlib.suppress(httpx2.HTTPError):
+                    return client.get("/").status_code > 0
+                return False
+
+            wait_until(answers, 60, "inspect view does not answer", every_s=0.2)
             yield client
     finally:
         process.terminate()

@@ -7,12 +7,13 @@ import contextlib
 import json
 import math
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from slow_steps import take
 
 pytest.importorskip("inspect_ai", reason="it has an environment of its own: make test-inspect")
 
@@ -236,7 +237,7 @@ def test_a_server_that_does_not_answer_in_time_earns_no_score(tmp_path: Path) ->
 
 class Slow(Guess):
     def step(self, action: Word, timeout_s: float | None = None, **kwargs: Any) -> Hint:
-        time.sleep(4)
+        take(4)
         return Hint(reward=1.0, done=True)
 
 
@@ -316,7 +317,7 @@ def test_at_a_limit_of_inspect_the_agent_ends_and_its_work_counts(tmp_path: Path
 def test_a_time_limit_of_inspect_ends_an_episode_with_its_reward(guess: str, tmp_path: Path) -> None:
     async def answer(messages: list[Any]) -> str:
         if len(messages) > 2:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         return "no"
 
     log = evaluate(served_env(guess), mock(answer), tmp_path, time_limit=2)

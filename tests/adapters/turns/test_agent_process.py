@@ -12,7 +12,7 @@ import pytest
 
 from openenv.adapters.turns import HarnessProcess
 from openenv.errors import HarnessNotRunningError, HarnessStartupError
-from servers import wait_for
+from waiting import holds_for_async, wait_until, wait_until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -81,11 +81,11 @@ async def test_a_start_that_fails_says_why_and_leaves_nothing(
 
 async def test_stop_ends_children_and_what_ignores_sigterm(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys, time\n"
+        "import os, signal, sys\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "child = os.fork()\n"
         "if child: print(child, flush=True)\n"
-        "time.sleep(600)"
+        "while True: signal.pause()"
     )
     process = python(code, terminate_grace_s=0.1)
     pids: list[str] = []
@@ -96,14 +96,14 @@ async def test_stop_ends_children_and_what_ignores_sigterm(tmp_path: Path) -> No
 
     await process.start(ready)
     await process.stop()
-    wait_for(lambda: is_gone(int(pids[0])))
+    wait_until(lambda: is_gone(int(pids[0])))
 
 
 async def test_children_that_outlive_the_process_are_ended_by_stop() -> None:
     code = (
-        "import os, time\n"
+        "import os, signal\n"
         "child = os.fork()\n"
-        "if not child: os.close(1); os.close(2); time.sleep(600)\n"
+        "if not child: os.close(1); os.close(2); signal.pause()\n"
         "print(child, flush=True)"
     )
     process = python(code)
@@ -112,19 +112,18 @@ async def test_children_that_outlive_the_process_are_ended_by_stop() -> None:
     assert await process.read_line(10) is None
     assert not is_gone(child)
     await process.stop()
-    wait_for(lambda: is_gone(child))
+    wait_until(lambda: is_gone(child))
 
 
 async def test_a_cancelled_start_ends_the_process(tmp_path: Path) -> None:
     path = tmp_path / "pid"
-    code = f"import os, time; open({str(path)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    code = f"import os, signal; open({str(path)!r}, 'w').write(str(os.getpid())); signal.pause()"
     starting = asyncio.ensure_future(python(code).start(lambda line: False))
-    while not path.exists() or not path.read_text():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await wait_until_async(lambda: path.exists() and path.read_text())
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    wait_for(lambda: is_gone(int(path.read_text())))
+    wait_until(lambda: is_gone(int(path.read_text())))
 
 
 async def test_the_last_lines_of_standard_error_are_kept() -> None:
@@ -139,8 +138,7 @@ async def test_the_last_lines_of_standard_error_are_kept() -> None:
 async def test_an_agent_that_prints_faster_than_it_is_read_waits() -> None:
     process = python("import sys\nfor n in range(20000): print(n)\nprint('end', flush=True)")
     await process.start()
-    await asyncio.sleep(0.3)
-    assert process._lines.qsize() <= 4096
+    await holds_for_async(0.3, lambda: process._lines.qsize() <= 4096)
     last = ""
     while (line := await process.read_line(10)) is not None:
         last = line

@@ -51,7 +51,7 @@ async def test_a_program_need_not_read_its_input(tmp_path: Path) -> None:
 
 
 async def test_an_agent_that_never_reads_is_ended_all_the_same(tmp_path: Path) -> None:
-    config = command("import time; time.sleep(600)", folder=tmp_path, session_timeout_s=0.5)
+    config = command("import signal; signal.pause()", folder=tmp_path, session_timeout_s=0.5)
     [turn] = await turns(CommandAdapter(config), "x" * 1_000_000)
     assert turn.metadata["error_type"] == "turn_timeout"
 

@@ -24,8 +24,9 @@ from openenv.env.rubrics.rubric import Rubric
 from openenv.errors import HarnessError, HarnessNotRunningError, HarnessStartupError
 from openenv.protocol.tool_messages import CallToolAction, ListToolsAction, Tool
 from openenv.types import Action, Observation
-from servers import wait_for
+from slow_steps import take_async
 from turn_environments import TalkingEnv, talking_adapter
+from waiting import wait_until, wait_until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +65,7 @@ class Logged(AgenticHarnessAdapter):
             if isinstance(item, BaseException):
                 raise item
             if isinstance(item, float):
-                await asyncio.sleep(item)
+                await take_async(item)
             else:
                 yield HarnessEvent.model_validate(item)
 
@@ -96,9 +97,7 @@ async def test_a_conversation_with_a_process() -> None:
     assert env.state.step_count == 1
     process = env.adapter._process
     env.close()
-    await asyncio.sleep(0)
-    while process.is_running():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await wait_until_async(lambda: not process.is_running())
     with pytest.raises(HarnessError, match="closed"):
         await env.reset_async()
 
@@ -161,7 +160,7 @@ async def test_a_dead_agent_is_noticed_before_the_turn() -> None:
     env = TalkingEnv()
     await env.reset_async()
     env.adapter._process._process.kill()
-    wait_for(lambda: not env.adapter._process.is_running())
+    wait_until(lambda: not env.adapter._process.is_running())
     turn = await env.step_async(HarnessAction(message="echo x"))
     assert (turn.reward, turn.metadata["error"]) == (None, "harness process is not running")
 
@@ -190,8 +189,7 @@ async def test_a_cancelled_turn_stops_the_agent() -> None:
     await env.reset_async()
     process = env.adapter._process
     turn = asyncio.ensure_future(env.step_async(HarnessAction(message="hang")))
-    while len(env.trajectory) < 1:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await wait_until_async(lambda: len(env.trajectory) >= 1)
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn
@@ -226,7 +224,7 @@ async def test_an_agent_that_cannot_be_stopped_is_given_up(
     class Endless(Logged):
         async def stop(self) -> None:
             if self.log:
-                await asyncio.sleep(600)
+                await asyncio.Event().wait()
 
     class Failing(Logged):
         async def stop(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from openenv import AsyncVectorEnv, VectorEnv
 from openenv.errors import ClientModeError, ConnectFailed, RequestTimeout, SlotsFailed
+from waiting import holds_for_async, wait_until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -35,9 +36,7 @@ async def test_the_loop_runs_on_while_slots_are_waited_for(adder: Any, adder_cls
     async with AsyncVectorEnv(adder.url, 2) as env:
         await env.reset()
         step = asyncio.ensure_future(env.step([FINE, {"wait": "gate"}]))
-        for _ in range(20):
-            await asyncio.sleep(0.01)
-        assert not step.done()
+        await holds_for_async(0.2, lambda: not step.done())
         adder_cls.gates["gate"].set()
         assert (await step).ok.all()
 
@@ -108,7 +107,7 @@ async def test_closing_ends_a_wait_and_all_sessions(adder: Any, adder_cls: Any) 
     env: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(adder.url, 2)
     await env.reset()
     step = asyncio.ensure_future(env.step([FINE, {"wait": "gate"}]))
-    await asyncio.sleep(0.1)
+    await holds_for_async(0.1, lambda: not step.done())
     await asyncio.wait_for(env.close(), 10)
     with pytest.raises(RequestTimeout, match="closed"):
         await step
@@ -124,11 +123,7 @@ async def test_a_server_that_is_not_there_leaves_no_thread_behind() -> None:
     with pytest.raises(ConnectFailed):
         async with AsyncVectorEnv("http://127.0.0.1:9", 2, retry_refused_s=0):
             raise AssertionError("unreachable")
-    for _ in range(200):
-        if set(threading.enumerate()) <= before:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("a thread is left")
+    await wait_until_async(lambda: set(threading.enumerate()) <= before, message="a thread is left")
 
 
 def test_it_has_every_operation_of_the_blocking_one() -> None:

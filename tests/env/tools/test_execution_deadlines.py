@@ -12,6 +12,7 @@ import pytest
 
 from openenv.env.tools import execution as module
 from openenv.env.tools.execution import PERIOD_S, BackgroundLoop, Watchdog
+from waiting import holds_for, wait_until
 
 SOON = 30.0
 
@@ -20,13 +21,6 @@ SOON = 30.0
 def dog() -> Watchdog:
     """A watchdog with a loop of its own."""
     return Watchdog(BackgroundLoop("test-watchdog"))
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = SOON) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return condition()
 
 
 def test_a_block_that_takes_too_long_calls_back(dog: Watchdog) -> None:
@@ -41,15 +35,14 @@ def test_a_block_that_ends_in_time_is_not(dog: Watchdog) -> None:
     late: list[int] = []
     with dog.limit(0.5, lambda: late.append(1)):
         pass
-    time.sleep(0.5 + 4 * PERIOD_S)
-    assert late == []
+    holds_for(0.5 + 4 * PERIOD_S, lambda: late == [])
 
 
 def test_the_callback_comes_once(dog: Watchdog) -> None:
     late: list[int] = []
     with dog.limit(0.0, lambda: late.append(1)):
-        assert wait_for(lambda: bool(late))
-        time.sleep(4 * PERIOD_S)
+        wait_until(lambda: late)
+        holds_for(4 * PERIOD_S, lambda: late == [1])
     assert late == [1]
 
 
@@ -58,8 +51,7 @@ def test_a_block_that_raises_lifts_its_limit(dog: Watchdog) -> None:
     with pytest.raises(ValueError, match="x"):
         with dog.limit(0.5, lambda: late.append(1)):
             raise ValueError("x")
-    time.sleep(0.5 + 4 * PERIOD_S)
-    assert late == []
+    holds_for(0.5 + 4 * PERIOD_S, lambda: late == [])
 
 
 def test_many_limits_at_once_are_each_kept(dog: Watchdog) -> None:
@@ -67,7 +59,7 @@ def test_many_limits_at_once_are_each_kept(dog: Watchdog) -> None:
     blocks = [dog.limit(0.2 if number % 2 else 60.0, lambda n=number: late.append(n)) for number in range(200)]  # type: ignore[misc]
     for block in blocks:
         block.__enter__()
-    assert wait_for(lambda: len(late) == 100)
+    wait_until(lambda: len(late) == 100)
     for block in blocks:
         block.__exit__(None, None, None)
     assert sorted(late) == list(range(1, 200, 2))
@@ -80,7 +72,7 @@ def test_it_rests_and_wakes_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
         late = threading.Event()
         with dog.limit(0.01, late.set):
             assert late.wait(SOON)
-        assert wait_for(lambda: not dog._looking)
+        wait_until(lambda: not dog._looking)
 
 
 def test_limits_set_while_it_falls_asleep_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from endless_tools import spin
 from openenv.env.tools.execution import Interrupted, Interruptible
+from slow_steps import take
 
 SOON = 30.0
 
@@ -24,11 +26,6 @@ def _quick_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def spin() -> None:
-    while True:
-        time.sleep(0.001)
-
-
 def compute() -> None:
     while True:
         pass
@@ -40,7 +37,7 @@ def stop_soon(running: Interruptible, delay_s: float = 0.05, begun: threading.Ev
     def stop() -> None:
         if begun is not None:
             begun.wait(SOON)
-        time.sleep(delay_s)
+        take(delay_s)
         running.stop()
 
     thread = threading.Thread(target=stop)
@@ -114,7 +111,7 @@ def test_stopping_twice_interrupts_once() -> None:
             spin()
         except Interrupted:
             interruptions.append(1)
-        time.sleep(0.1)
+        take(0.1)
         return "went on"
 
     threads = [stop_soon(running, begun=begun), stop_soon(running, begun=begun)]
@@ -137,7 +134,7 @@ def test_no_interruption_ever_arrives_after_the_end() -> None:
         while not over.is_set():
             if handed_over:
                 running = handed_over.pop()
-                time.sleep(other_chance.random() * 2e-4)
+                take(other_chance.random() * 2e-4)
                 running.stop()
             else:
                 time.sleep(1e-5)
@@ -179,7 +176,7 @@ def test_others_can_still_stop_after_many_interruptions() -> None:
         running = Interruptible()
         thread = stop_soon(running, 0.0)
         try:
-            running.run(lambda: time.sleep(0.0005))
+            running.run(lambda: take(0.0005))
         except Interrupted:
             pass
         finally:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +14,7 @@ from fastmcp import Context, FastMCP
 from fastmcp.dependencies import Depends
 from fastmcp.server.middleware import Middleware
 
+from endless_tools import spin
 from openenv.env.tools.source import ToolEvents, ToolRequest
 from openenv.env.tools.tool_registry import ToolRegistry
 from openenv.errors import (
@@ -24,6 +24,8 @@ from openenv.errors import (
     ToolTimeout,
     ToolTransportError,
 )
+from slow_steps import take_async
+from waiting import wait_until_async
 
 SOON = 30.0
 
@@ -31,11 +33,6 @@ SOON = 30.0
 def add(a: int, b: int = 1) -> int:
     """Add two numbers."""
     return a + b
-
-
-def spin() -> str:
-    while True:
-        time.sleep(0.005)
 
 
 async def steps(ctx: Context) -> str:
@@ -125,7 +122,7 @@ async def test_progress_and_messages_reach_the_listeners_of_the_call(server: Any
     events = ToolEvents(on_progress, lambda level, logger, data: messages.append((level, data)))
     outcome = await registry.call(ToolRequest("steps", {}, events=events))
     assert outcome.data == "done"
-    await _until(lambda: len(reports) == 2 and len(messages) == 1)
+    await wait_until_async(lambda: len(reports) == 2 and len(messages) == 1)
     assert reports == [(1, 2, "half"), (2, 2, None)]
     assert (messages[0][0], messages[0][1]["msg"]) == ("info", "hello")
 
@@ -145,11 +142,11 @@ async def test_cancelling_the_wait_cancels_an_asynchronous_tool(server: Any, reg
     server.tool(wait)
     server.tool(add)
     task = asyncio.ensure_future(registry.call(ToolRequest("wait")))
-    await _until(begun.is_set)
+    await wait_until_async(begun.is_set)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await _until(ended.is_set)
+    await wait_until_async(ended.is_set)
     assert (await registry.call(ToolRequest("add", {"a": 1}))).data == 2
 
 
@@ -159,11 +156,11 @@ async def test_cancelling_the_wait_stops_a_synchronous_tool() -> None:
     server.tool(spin)
     registry = ToolRegistry(server)
     task = asyncio.ensure_future(registry.call(ToolRequest("spin")))
-    await _until(_is_spinning)
+    await wait_until_async(_is_spinning)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await _until(lambda: not _is_spinning())
+    await wait_until_async(lambda: not _is_spinning())
 
 
 @pytest.mark.anyio
@@ -173,7 +170,7 @@ async def test_a_blocking_call_is_interrupted_from_another_thread() -> None:
     server.tool(add)
     registry = ToolRegistry(server)
     call = asyncio.create_task(asyncio.to_thread(registry.call_blocking, ToolRequest("spin")))
-    await _until(_is_spinning)
+    await wait_until_async(_is_spinning)
     registry.interrupt()
     with pytest.raises(ToolTimeout, match="spin"):
         await call
@@ -204,7 +201,7 @@ def test_a_plain_function_only_blocks_and_nothing_else_does() -> None:
 @pytest.mark.anyio
 async def test_calls_at_the_same_time_do_not_mix(server: Any, registry: ToolRegistry) -> None:
     async def twice(text: str) -> str:
-        await asyncio.sleep(0.001)
+        await take_async(0.001)
         return text * 2
 
     server.tool(twice)
@@ -278,13 +275,6 @@ async def test_a_client_is_not_opened_again_after_the_end(server: Any, registry:
     registry.close()
     with pytest.raises(ToolTransportError, match="closed"):
         await registry.ask_server(anything)
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.005)
 
 
 def _is_spinning() -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ import pytest
 
 from openenv.rollout.capture import Capture, CaptureOptions, CaptureServer
 from openenv.rollout.tasks.task import Budget, Model
+from waiting import wait_until
 
 
 def _load() -> ModuleType:
@@ -113,11 +113,4 @@ def agent(open_agent: Callable[..., Agent]) -> Agent:
 @pytest.fixture(name="wait_for")
 def _wait_for() -> Callable[..., None]:
     """Wait until a condition holds, or fail."""
-
-    def wait(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, "the condition did not come true in time"
-            time.sleep(0.005)
-
-    return wait
+    return wait_until

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 import socket
 import ssl
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -239,7 +239,7 @@ def main() -> None:
         sys.stdout.flush()
         with contextlib.suppress(KeyboardInterrupt):
             while True:
-                time.sleep(60)
+                signal.pause()
 
 
 if __name__ == "__main__":

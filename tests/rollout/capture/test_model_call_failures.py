@@ -15,6 +15,7 @@ import httpx2
 import pytest
 
 from openenv.rollout.capture import CaptureServer
+from waiting import wait_until
 
 
 def hang_up_after(agent: Any, chunks: int, **body: Any) -> list[str]:
@@ -355,10 +356,9 @@ def test_revoking_ends_a_call_whose_agent_does_not_read(
         def is_blocked() -> bool:
             nonlocal written
             before, written = written, len(engine.written)
-            time.sleep(0.1)
             return 0 < before == written
 
-        wait_for(is_blocked)
+        wait_until(is_blocked, every_s=0.1)
         agent.capture.revoke()
         assert agent.capture.stats().active == 0
     assert agent.capture.calls()[0].ended == "revoked"

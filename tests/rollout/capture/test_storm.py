@@ -26,6 +26,7 @@ import pytest
 
 import openenv
 from openenv.rollout.capture import read
+from waiting import wait_until_async
 
 HERE = Path(__file__).parent
 ENVIRON = {**os.environ, "PYTHONPATH": str(Path(openenv.__file__).parents[1])}
@@ -126,8 +127,7 @@ async def killed_storm(port: int, keys: list[str], plan: Plan, child: Any) -> No
     """Make calls, and kill the proxy when half of them were begun."""
     half = len(plan.waiting) // 2
     running = asyncio.create_task(storm(port, keys, plan, random.Random(2)))
-    while len(plan.waiting) > half and not running.done():  # noqa: ASYNC110
-        await asyncio.sleep(0.002)
+    await wait_until_async(lambda: len(plan.waiting) <= half or running.done())
     child.send_signal(signal.SIGKILL)
     await running
 

@@ -14,6 +14,7 @@ from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.server.fast import http as fast_http
 from openenv.types import Action, Observation
+from slow_steps import take
 
 Connect = Callable[[Any], socket.socket]
 
@@ -143,11 +144,10 @@ def test_the_next_request_of_a_connection_has_the_same_time(
 def test_a_request_that_takes_long_is_not_cut_off_by_the_time_for_its_head(
     serve: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import time
 
     class Slow(Idle):
         def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
-            time.sleep(2.0)
+            take(2.0)
             return Observation()
 
     monkeypatch.setattr(fast_http, "HEAD_TIMEOUT_S", 1.5)

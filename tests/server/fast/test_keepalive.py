@@ -8,6 +8,7 @@ import pytest
 
 from openenv.server.fast.frame_socket import KeepAlive
 from openenv.server.runners import loop_local
+from waiting import holds_for_async, wait_until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -39,10 +40,7 @@ class Peer:
 async def test_a_peer_that_answers_is_asked_again_and_again() -> None:
     keepalive, peer = KeepAlive(asyncio.get_running_loop(), interval_s=0.02, timeout_s=0.05), Peer(answers=True)
     keepalive.add(peer)
-    for _ in range(500):
-        if peer.pings >= 3:
-            break
-        await asyncio.sleep(0.01)
+    await wait_until_async(lambda: peer.pings >= 3)
     keepalive.discard(peer)
     assert peer.pings >= 3
     assert not peer.aborted.is_set()
@@ -59,8 +57,7 @@ async def test_a_peer_that_is_silent_is_asked_once_and_dropped() -> None:
 async def test_a_peer_that_talks_is_not_asked() -> None:
     keepalive, peer = KeepAlive(asyncio.get_running_loop(), interval_s=5, timeout_s=5), Peer(answers=False)
     keepalive.add(peer)
-    await asyncio.sleep(0.05)
-    assert peer.pings == 0
+    await holds_for_async(0.05, lambda: peer.pings == 0)
     keepalive.discard(peer)
 
 

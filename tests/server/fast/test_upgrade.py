@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from websockets.sync.client import connect
 
 from openenv.server.fast.frame_socket import take_over
 from openenv.server.fast.upgrade import UpgradeProtocol
+from waiting import wait_until
 
 HANDSHAKE = (
     "GET /some%20path?a=1 HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -69,8 +69,7 @@ def test_a_client_whose_messages_are_not_received_has_to_wait(serve: Callable[..
     async def slow(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await send({"type": "websocket.accept"})
-        while not release.is_set():  # noqa: ASYNC110 - set by another thread
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(release.wait, 60)
         while (message := await receive())["type"] == "websocket.receive":
             received.append(message["text"])
 
@@ -92,9 +91,7 @@ def test_a_client_whose_messages_are_not_received_has_to_wait(serve: Callable[..
         sending.join(30)
         assert not sending.is_alive()
         connection.close()
-    deadline = time.monotonic() + 30
-    while len(received) < len(messages) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(received) >= len(messages))
     assert received == messages
 
 

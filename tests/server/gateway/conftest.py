@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gateways import ChangingBackends, RunningGateway, counting_app
-from servers import RunningServer, wait_for
+from servers import RunningServer
+from waiting import wait_until
 
 
 @pytest.fixture
@@ -45,5 +46,5 @@ def gateway(shared: RunningGateway, servers: list[RunningServer]) -> Iterator[Ru
     shared.refresh()
     yield shared
     for server in servers:
-        wait_for(lambda server=server: server.manager.active == 0)
-    wait_for(lambda: not shared.gateway.sockets)
+        wait_until(lambda server=server: server.manager.active == 0)
+    wait_until(lambda: not shared.gateway.sockets)

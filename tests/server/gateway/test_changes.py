@@ -26,7 +26,8 @@ from openenv.server.access import AccessPolicy
 from openenv.server.gateway import backends as backends_module
 from openenv.server.gateway.backends import DnsBackends, PodBackends, backend_at
 from openenv.server.sessions.peers import new_boot
-from servers import RunningServer, running_server, wait_for
+from servers import RunningServer, running_server
+from waiting import wait_until
 
 # Answers /health, /ready and /name as a server does, and starts quickly.
 TINY = """
@@ -233,11 +234,11 @@ def test_pods_of_a_cluster_are_found_and_followed(start: Start, tmp_path: Path) 
             )
         gateway = start(source=PodBackends(address, {"app": "maze"}, 8000))
         backends = gateway.gateway.backends
-        wait_for(lambda: len(backends.admitting()) == 2)
+        wait_until(lambda: len(backends.admitting()) == 2)
         names = {one.host for one in backends.all()}
         assert http_calls.get(f"{gateway.url}/name").text in names
         double.kill_pod("maze-0")
-        wait_for(lambda: len(backends.all()) == 1)
+        wait_until(lambda: len(backends.all()) == 1)
         cluster.close()
 
 
@@ -256,7 +257,7 @@ def test_the_command_serves_until_sigterm_and_cuts_only_what_can_be_resumed(serv
         old.reset()
         new.reset()
         process.send_signal(signal.SIGTERM)
-        wait_for(lambda: sum(server.manager.is_quiet for server in servers) == 2)
+        wait_until(lambda: sum(server.manager.is_quiet for server in servers) == 2)
         assert old.step({"by": 2}).observation["total"] == 2  # it would lose its session
         old.close()
         assert process.wait(30) == 0

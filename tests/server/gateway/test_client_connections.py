@@ -13,7 +13,7 @@ import http_calls
 from gateways import ChangingBackends, RunningGateway
 from openenv.server.gateway import client_connections
 from openenv.server.gateway.client_connections import ResponseEnd
-from servers import wait_for
+from waiting import wait_until
 
 READY = b'{"active_sessions":0,"max_sessions":100}'
 
@@ -179,7 +179,7 @@ def test_a_client_that_does_not_read_stops_its_server_and_not_the_memory_of_the_
             threading.Event().wait(0.2)
             return before == seen > 0
 
-        wait_for(is_stalled)
+        wait_until(is_stalled)
         assert seen < total // 2
         held = gateway.call(unread(gateway))
         assert held < 2 * 1024 * 1024
@@ -202,7 +202,7 @@ def test_requests_sent_ahead_wait_while_their_client_does_not_read(behind: Calla
         raw.settimeout(30)
         raw.connect(("127.0.0.1", gateway.port))
         raw.sendall(b"GET /log HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
-        wait_for(lambda: answered[0] > 0)
+        wait_until(lambda: answered[0] > 0)
         threading.Event().wait(0.5)
         assert answered[0] < 15  # what fits into the buffers of the system
         received = 0
@@ -222,7 +222,7 @@ def test_a_connection_that_says_nothing_ends(
     monkeypatch.setattr(client_connections, "HEAD_TIMEOUT_S", 0.2)
     gateway = behind(never)
     assert exchange(gateway, b"") == exchange(gateway, b"GET /ws HTT") == b""
-    wait_for(lambda: not gateway.gateway.relays)
+    wait_until(lambda: not gateway.gateway.relays)
 
 
 def test_a_client_that_leaves_during_the_handshake_leaves_nothing(behind: Callable[..., RunningGateway]) -> None:
@@ -236,7 +236,7 @@ def test_a_client_that_leaves_during_the_handshake_leaves_nothing(behind: Callab
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as raw:
         upgrade = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Protocol: openenv.v2.json\r\n"
         raw.sendall(b"GET /ws HTTP/1.1\r\nHost: x\r\n" + upgrade + b"\r\n")
-        wait_for(lambda: any(one._servers for one in list(gateway.gateway.relays)))
+        wait_until(lambda: any(one._servers for one in list(gateway.gateway.relays)))
     assert gone.wait(30)
-    wait_for(lambda: not gateway.gateway.relays and not gateway.gateway.sockets)
+    wait_until(lambda: not gateway.gateway.relays and not gateway.gateway.sockets)
     assert http_calls.get(f"{gateway.url}/health").status_code == 200

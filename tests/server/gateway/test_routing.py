@@ -16,7 +16,8 @@ from gateways import RunningGateway
 from openenv import GenericEnvClient, VectorEnv
 from openenv.errors import SessionCapacityError
 from openenv.server.sessions.peers import boot_of
-from servers import RunningServer, wait_for
+from servers import RunningServer
+from waiting import wait_until
 
 NEW = {"X-OpenEnv-Session": "new"}
 
@@ -244,7 +245,7 @@ def test_the_gateway_answers_for_all_servers_together(gateway: RunningGateway, s
     with http_calls.Client(base_url=gateway.url) as http:
         assert http.get("/health").json() == {"status": "healthy"}
         names = [opened(http) for _ in range(3)]
-        wait_for(lambda: all(server.manager.active for server in servers))
+        wait_until(lambda: all(server.manager.active for server in servers))
         gateway.refresh()
         ready = http.get("/ready").json()
         assert ready == {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +10,8 @@ import pytest
 
 from openenv.server.runners import InlineRunner, Lane, ThreadRunner, make_runner
 from openenv.server.runners.thread import FAST_S, PARKED, PROOF, SLOW_S, SPREAD, CallProfile
+from slow_steps import take
+from waiting import wait_until
 
 
 class Work:
@@ -194,9 +195,7 @@ def test_a_few_threads_of_ended_sessions_are_kept_for_the_next(runner: ThreadRun
         lane.release()
     assert runner.threads == PARKED
     assert thread_of(runner.lane()) in threads
-    deadline = time.monotonic() + 30
-    while sum(thread.is_alive() for thread in threads) > PARKED and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(lambda: sum(thread.is_alive() for thread in threads) <= PARKED)
     assert sum(thread.is_alive() for thread in threads) == PARKED
 
 
@@ -235,7 +234,7 @@ def test_a_call_that_breaks_its_promise_not_to_raise_does_not_end_the_thread(run
 
 def test_close_waits_for_what_runs_and_ends_the_threads() -> None:
     runner = ThreadRunner()
-    work = Work(lambda: time.sleep(0.05))
+    work = Work(lambda: take(0.05))
     runner.lane().submit(work)
     runner.close()
     assert work.done.is_set()
@@ -286,7 +285,7 @@ def test_a_call_that_stands_for_many_counts_as_so_many_fast_ones() -> None:
     try:
         lane = runner.lane()
         for _ in range(PROOF):
-            group = Work(lambda: time.sleep(SLOW_S * 4))
+            group = Work(lambda: take(SLOW_S * 4))
             group.count = 1000
             lane.submit(group)
             assert group.done.wait(30)

@@ -13,17 +13,9 @@ from environments import Idle
 from openenv.server.sessions.lifetime import Reaper, SessionLimits
 from openenv.server.sessions.manager import SessionClocks, SessionManager
 from openenv.server.sessions.session import SessionKind
+from waiting import holds_for_async, wait_until_async
 
 pytestmark = pytest.mark.anyio
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds, or fail."""
-    for _ in range(6000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("the condition did not come true in time")
 
 
 async def test_the_reaper_looks_until_there_is_nothing_to_watch() -> None:
@@ -36,13 +28,11 @@ async def test_the_reaper_looks_until_there_is_nothing_to_watch() -> None:
     reaper = Reaper(look, period_s=0.01)
     reaper.ensure_running()
     reaper.ensure_running()
-    await until(lambda: len(looks) == 3)
-    await asyncio.sleep(0.05)
-    assert len(looks) == 3
+    await wait_until_async(lambda: len(looks) == 3)
+    await holds_for_async(0.05, lambda: len(looks) == 3)
     reaper.ensure_running()
-    await until(lambda: len(looks) == 4)
-    await asyncio.sleep(0.05)
-    assert len(looks) == 4
+    await wait_until_async(lambda: len(looks) == 4)
+    await holds_for_async(0.05, lambda: len(looks) == 4)
 
 
 async def test_a_stopped_reaper_looks_no_more() -> None:
@@ -50,8 +40,7 @@ async def test_a_stopped_reaper_looks_no_more() -> None:
     reaper = Reaper(lambda: bool(looks.append(1)) or True, period_s=0.01)
     reaper.ensure_running()
     reaper.stop()
-    await asyncio.sleep(0.05)
-    assert looks == []
+    await holds_for_async(0.05, lambda: looks == [])
 
 
 def test_the_reaper_moves_to_another_loop_when_its_own_is_closed() -> None:
@@ -60,7 +49,7 @@ def test_the_reaper_moves_to_another_loop_when_its_own_is_closed() -> None:
 
     async def arm(condition: Callable[[], bool]) -> None:
         reaper.ensure_running()
-        await until(condition)
+        await wait_until_async(condition)
 
     asyncio.run(arm(lambda: True))
     asyncio.run(arm(lambda: bool(looks)))

@@ -25,6 +25,8 @@ from openenv.server.sessions.lifetime import SessionLimits
 from openenv.server.sessions.manager import SessionClocks, SessionManager
 from openenv.server.sessions.operations import CALL
 from openenv.server.sessions.session import Session, SessionKind, SessionState
+from slow_steps import take
+from waiting import holds_for_async, wait_until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -87,13 +89,6 @@ async def managing(factory: Callable[[], Any], **limits: Any) -> AsyncIterator[S
         await manager.drain()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.002)
-
-
 async def soft_session(manager: SessionManager) -> Session:
     async with manager.borrow() as session:
         assert manager.keep_soft(session)
@@ -112,7 +107,7 @@ async def test_slots_are_counted_and_freed_when_the_environment_is_closed(env: t
         await manager.open(SOCKET)
         assert env.most == 2, "the new environment was built after the old one was closed"
         second.close()
-        await until(lambda: manager.active == 1)
+        await wait_until_async(lambda: manager.active == 1)
 
 
 async def test_a_newcomer_waits_for_a_slot_that_is_just_coming_free(env: type[Env]) -> None:
@@ -123,8 +118,7 @@ async def test_a_newcomer_waits_for_a_slot_that_is_just_coming_free(env: type[En
         await asyncio.sleep(0)
         session.close()
         newcomer = asyncio.ensure_future(manager.open(SOCKET))
-        await asyncio.sleep(0.02)
-        assert not newcomer.done()
+        await holds_for_async(0.02, lambda: not newcomer.done())
         gate.set()
         await running
         assert (await newcomer).state is SessionState.READY
@@ -154,7 +148,7 @@ async def test_a_factory_that_fails_gives_its_slot_back_and_says_why() -> None:
             assert caught.value.factory_name == "fail"
             assert caught.value.reason == "OSError: no display"
             assert isinstance(caught.value.__cause__, OSError)
-        await until(lambda: manager.active == 0)
+        await wait_until_async(lambda: manager.active == 0)
 
 
 async def test_cancelling_while_the_environment_is_built_leaves_nothing_behind(env: type[Env]) -> None:
@@ -166,13 +160,13 @@ async def test_cancelling_while_the_environment_is_built_leaves_nothing_behind(e
 
     async with managing(slow, sessions=1) as manager:
         opening = asyncio.ensure_future(manager.open(SOCKET))
-        await until(lambda: manager.active == 1)
+        await wait_until_async(lambda: manager.active == 1)
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
             await opening
         gate.set()
-        await until(lambda: manager.active == 0)
-        await until(lambda: env.alive == 0)
+        await wait_until_async(lambda: manager.active == 0)
+        await wait_until_async(lambda: env.alive == 0)
         assert (await manager.open(SOCKET)).state is SessionState.READY
 
 
@@ -180,8 +174,8 @@ async def test_a_session_closed_while_it_is_built_is_not_handed_out(env: type[En
     async with managing(env, sessions=1) as manager:
         with pytest.raises(SessionClosedError, match="client left"):
             await manager.open(SOCKET, on_reserved=lambda session: session.close("client left"))
-        await until(lambda: manager.active == 0)
-        await until(lambda: env.alive == 0)
+        await wait_until_async(lambda: manager.active == 0)
+        await wait_until_async(lambda: env.alive == 0)
 
 
 async def test_only_sessions_that_clients_address_can_be_found(env: type[Env]) -> None:
@@ -199,7 +193,7 @@ async def test_a_session_that_ended_is_remembered_as_lost(env: type[Env]) -> Non
         session.close("for a reason")
         with pytest.raises(SessionLost, match="for a reason"):
             manager.find(session.id)
-        await until(lambda: manager.active == 0)
+        await wait_until_async(lambda: manager.active == 0)
         with pytest.raises(SessionLost, match="for a reason"):
             manager.find(session.id)
 
@@ -253,18 +247,18 @@ async def test_a_borrowed_environment_is_closed_after_its_request_and_takes_no_s
         async with manager.borrow() as session:
             assert session.state is SessionState.READY
             assert manager.active == 1
-        await until(lambda: env.alive == 1)
+        await wait_until_async(lambda: env.alive == 1)
 
 
 async def test_single_requests_wait_their_turn_and_never_exceed_the_limit(env: type[Env]) -> None:
     async def one(manager: SessionManager) -> None:
         async with manager.borrow() as session:
-            await session.run(CALL, lambda _: time.sleep(0.005))
+            await session.run(CALL, lambda _: take(0.005))
 
     async with managing(env, sessions=2) as manager:
         await asyncio.gather(*(one(manager) for _ in range(12)))
         assert env.most <= 2
-        await until(lambda: env.alive == 0)
+        await wait_until_async(lambda: env.alive == 0)
 
 
 async def test_a_borrower_that_fails_still_gives_the_environment_back(env: type[Env]) -> None:
@@ -272,7 +266,7 @@ async def test_a_borrower_that_fails_still_gives_the_environment_back(env: type[
         with pytest.raises(KeyError):
             async with manager.borrow():
                 raise KeyError
-        await until(lambda: env.alive == 0)
+        await wait_until_async(lambda: env.alive == 0)
 
 
 async def test_a_kept_soft_session_holds_a_slot_and_can_be_found(env: type[Env]) -> None:
@@ -311,7 +305,7 @@ async def test_soft_sessions_are_few_and_the_oldest_is_replaced(env: type[Env]) 
         with pytest.raises(SessionLost):
             manager.find(kept[0].id)
         assert [manager.find(session.id) for session in kept[1:]] == kept[1:]
-        await until(lambda: manager.active == 2)
+        await wait_until_async(lambda: manager.active == 2)
 
 
 async def test_nothing_is_kept_softly_when_real_sessions_take_every_slot(env: type[Env]) -> None:
@@ -319,7 +313,7 @@ async def test_nothing_is_kept_softly_when_real_sessions_take_every_slot(env: ty
         await manager.open(SOCKET)
         async with manager.borrow() as session:
             assert not manager.keep_soft(session)
-        await until(lambda: session.state is SessionState.CLOSED)
+        await wait_until_async(lambda: session.state is SessionState.CLOSED)
 
 
 async def test_a_busy_soft_session_is_not_evicted_for_another_soft_one(env: type[Env]) -> None:
@@ -355,9 +349,8 @@ async def test_unused_sessions_expire_and_attached_or_running_ones_do_not(env: t
         work = asyncio.ensure_future(running.run(CALL, lambda _: gate.wait(30)))
         await asyncio.sleep(0)
         now[0] += 1
-        await until(lambda: manager.active == 3)
-        await asyncio.sleep(0.15)
-        assert manager.active == 3
+        await wait_until_async(lambda: manager.active == 3)
+        await holds_for_async(0.15, lambda: manager.active == 3)
         for gone in (unused, soft):
             with pytest.raises(SessionLost, match="expired"):
                 manager.find(gone.id)
@@ -365,13 +358,13 @@ async def test_unused_sessions_expire_and_attached_or_running_ones_do_not(env: t
         gate.set()
         await work
         now[0] += 1
-        await until(lambda: manager.active == 2)
+        await wait_until_async(lambda: manager.active == 2)
 
 
 async def test_drain_stops_admitting_lets_calls_finish_and_closes_every_environment(env: type[Env]) -> None:
     manager = SessionManager(env, SessionLimits(sessions=4, drain_s=5))
     sessions = [await manager.open(kind) for kind in (SOCKET, HTTP)]
-    work = asyncio.ensure_future(sessions[0].run(CALL, lambda _: time.sleep(0.05) or "finished"))
+    work = asyncio.ensure_future(sessions[0].run(CALL, lambda _: take(0.05) or "finished"))
     await asyncio.sleep(0)
     await manager.drain()
     assert await work == "finished"
@@ -432,7 +425,7 @@ async def test_listeners_get_every_event_and_a_broken_one_does_no_harm(env: type
         manager.listeners += [broken, events.append]
         session = await manager.open(SOCKET)
         session.close("done")
-        await until(lambda: len(events) == 3)
+        await wait_until_async(lambda: len(events) == 3)
     assert [(event.name, event.reason) for event in events] == [("opened", None), ("ready", None), ("closed", "done")]
     assert {event.session_id for event in events} == {session.id}
 
@@ -461,8 +454,8 @@ async def test_under_a_storm_of_openings_and_cancellations_no_slot_is_lost(env: 
             await asyncio.sleep(0)
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await until(lambda: manager.active == 0)
-        await until(lambda: env.alive == 0)
+        await wait_until_async(lambda: manager.active == 0)
+        await wait_until_async(lambda: env.alive == 0)
         assert env.most <= 3
 
 
@@ -483,7 +476,7 @@ async def test_a_resumable_session_is_detached_while_no_connection_holds_it(env:
         assert session.state is SessionState.DETACHED
         session.attach(second)
         session.close("closed by the client")
-        await until(lambda: session.state is SessionState.CLOSED)
+        await wait_until_async(lambda: session.state is SessionState.CLOSED)
         assert second.reasons == ["closed"]
         assert session.holder is None
 

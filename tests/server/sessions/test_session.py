@@ -13,6 +13,7 @@ from openenv.errors import SessionClosedError
 from openenv.server.runners import InlineRunner, Runner, ThreadRunner, current_dispatcher
 from openenv.server.sessions.operations import CALL, Operation, StepInput, build_operations
 from openenv.server.sessions.session import Session, SessionCallbacks, SessionKind, SessionState
+from waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -59,7 +60,7 @@ class AsyncRecorder(Recorder):
     async def step_async(self, action: Any) -> Any:
         self.entered.set()
         try:
-            await asyncio.sleep(60 if action == "forever" else 0)
+            await (asyncio.Event().wait() if action == "forever" else asyncio.sleep(0))
         except asyncio.CancelledError:
             self.cancelled = True
             raise
@@ -96,10 +97,7 @@ class World:
         return session, session.env
 
     async def until_closed(self, session: Session) -> None:
-        for _ in range(2000):
-            if self.closed:
-                break
-            await asyncio.sleep(0.005)
+        await wait_until_async(lambda: self.closed)
         assert self.closed == [session]
         assert session.state is SessionState.CLOSED
 

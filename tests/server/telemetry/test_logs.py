@@ -35,7 +35,7 @@ class Talker(Idle):
 
 class AsyncTalker(Talker):
     async def reset_async(self, **kwargs: Any) -> Observation:
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
         return self.reset(**kwargs)
 
 

@@ -31,6 +31,7 @@ from openenv.server.web.episode_files import (
     summarise,
 )
 from openenv.server.web.episode_recorder import EpisodeWriter, LiveEpisode, RawRow
+from waiting import wait_until
 
 MISSING = "20260101-000000-00000000"
 
@@ -130,10 +131,8 @@ def test_all_surfaces_are_recorded_alike(
     browser.post("/reset", {"seed": 1})  # with the cookie that this returns
     browser.post("/step", {"action": action})
 
-    deadline = time.monotonic() + 10
-    while len(found := [each for each in episodes_of(browser) if each["outcome"]]) < 3:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
+    wait_until(lambda: len([each for each in episodes_of(browser) if each["outcome"]]) >= 3, 10)
+    found = [each for each in episodes_of(browser) if each["outcome"]]
     assert {each["opened_by"] for each in found} == {"WebSocket client at 127.0.0.1", "HTTP client"}
     assert {(each["seed"], each["steps"], each["return"], each["outcome"]) for each in found} == {(1, 1, 3.0, "done")}
     steps = [next(row for row in rows_of(browser, each) if row["kind"] == "step") for each in found]
@@ -388,10 +387,7 @@ def test_a_running_step_can_be_given_up_and_the_next_comes_after_it(
     with ThreadPoolExecutor(1) as pool:
         try:
             step = pool.submit(browser.step)
-            deadline = time.monotonic() + 20
-            while not browser.post("/web/cancel").json()["cancelled"]:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            wait_until(lambda: browser.post("/web/cancel").json()["cancelled"], 20)
             answer = step.result(20)
         finally:
             slow.gate.set()
@@ -461,10 +457,8 @@ def test_a_killed_server_leaves_its_episode_to_the_next_one(tmp_path: Path, visi
         for other in others:
             other.post("/web/reset", {})
             other.step()
-        deadline = time.monotonic() + 20
-        while len(seen := episodes_of(browser)) < 5 and time.monotonic() < deadline:
-            time.sleep(0.05)  # the other worker writes when it comes to it
-        assert sorted(each["is_running"] for each in seen) == [False, True, True, True, True]
+        wait_until(lambda: len(episodes_of(browser)) == 5, 20)  # the other worker writes when it comes to it
+        assert sorted(each["is_running"] for each in episodes_of(browser)) == [False, True, True, True, True]
     finally:
         process.terminate()
         process.communicate(timeout=60)

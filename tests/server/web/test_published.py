@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 from websockets.sync.client import connect
+
+from waiting import wait_until_healthy
 
 PROGRAM = """
 from openenv.core.env_server.http_server import create_app
@@ -67,14 +68,7 @@ def served(interpreter: Any, folder: Path, port: int) -> Iterator[str]:
         process = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + 240
-        while True:
-            assert process.poll() is None, (folder / "server.log").read_text()
-            with contextlib.suppress(httpx2.HTTPError):
-                httpx2.get(f"{url}/health", trust_env=False, timeout=10)
-                break
-            assert time.monotonic() < deadline, "the server did not start"
-            time.sleep(0.1)
+        wait_until_healthy(url, process, folder / "server.log")
         yield url
     finally:
         process.terminate()

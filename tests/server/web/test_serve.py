@@ -15,6 +15,7 @@ import httpx2
 import pytest
 
 from openenv.server.app import create_app
+from waiting import wait_until
 
 ENVIRONMENT = """
 from openenv import Action, Environment, Observation, State
@@ -83,15 +84,7 @@ def start(tmp_path: Path, ours: Any, wait: Callable[..., None]) -> Iterator[Call
 @pytest.fixture
 def wait() -> Callable[..., None]:
     """Waits for a condition."""
-    import time
-
-    def until(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline, "the condition did not come true in time"
-            time.sleep(0.01)
-
-    return until
+    return lambda condition: wait_until(condition, 60)
 
 
 def has_page(served: Served) -> bool:

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -180,7 +179,7 @@ def test_the_lock_of_a_killed_process_is_free(board: Board) -> None:
     def hold() -> None:
         with board:
             is_held.set()
-            time.sleep(600)
+            signal.pause()
 
     holder = context.Process(target=hold)
     holder.start()

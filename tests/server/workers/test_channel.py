@@ -12,6 +12,7 @@ import pytest
 
 from openenv.server.workers import channel as channels
 from openenv.server.workers.channel import PeerChannel, PeerMessage, PeerMessageKind, message_pair, receive
+from waiting import wait_until_async
 
 CONNECTION = PeerMessageKind.CONNECTION
 pytestmark = pytest.mark.anyio
@@ -46,10 +47,7 @@ class Worker:
 
     async def wait(self, count: int) -> list[PeerMessage]:
         """Wait for so many messages."""
-        deadline = asyncio.get_running_loop().time() + 30
-        while len(self.messages) < count:
-            assert asyncio.get_running_loop().time() < deadline
-            await asyncio.sleep(0.001)
+        await wait_until_async(lambda: len(self.messages) >= count)
         return self.messages
 
 

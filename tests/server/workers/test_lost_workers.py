@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -17,6 +18,7 @@ import http_calls
 from openenv import GenericEnvClient, VectorEnv
 from openenv.errors import SessionLost
 from openenv.server.runners import cores, has_affinity
+from waiting import holds_for, wait_until
 from worker_servers import APP, WorkersServer
 
 Start = Callable[..., WorkersServer]
@@ -41,9 +43,9 @@ def test_a_drain_finishes_running_steps_in_all_workers_and_closes_every_environm
     url, statuses = server.url, []
     with ThreadPoolExecutor(4) as pool:
         steps = [pool.submit(client.step, {"by": 7, "sleep_s": 2.5}) for client in clients]
-        time.sleep(0.3)
+        holds_for(0.3, lambda: not any(step.done() for step in steps))  # all of them are with a worker
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
+        wait_until(lambda: http_calls.get(f"{url}/ready").status_code == 503, 2)
         for _ in range(4):
             statuses.append(http_calls.get(f"{url}/ready").status_code)
         assert [step.result(60).observation["total"] for step in steps] == [7, 7, 7, 7]
@@ -154,11 +156,13 @@ def test_workers_that_die_again_and_again_never_stop_the_others(start: Start) ->
 
     killer = threading.Thread(target=kill)
     killer.start()
-    turn, deadline = 0, time.monotonic() + 60
-    while server.output.count("was killed by signal 9") < 3 and time.monotonic() < deadline:
-        turn += 1
-        assert kept.step({"by": 1}).observation["total"] == turn
-        time.sleep(0.02)
+    turns = itertools.count(1)
+
+    def is_kept_until_three_were_killed() -> bool:
+        assert kept.step({"by": 1}).observation["total"] == next(turns)
+        return server.output.count("was killed by signal 9") >= 3
+
+    wait_until(is_kept_until_three_were_killed, 60, every_s=0.02)
     stop.set()
     killer.join()
     assert server.output.count("was killed by signal 9") >= 3

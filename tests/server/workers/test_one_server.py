@@ -12,7 +12,6 @@ import re
 import signal
 import socket
 import threading
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +26,7 @@ from openenv import GenericEnvClient, HTTPEnvClient, StepResult, VectorEnv
 from openenv.client.vector.results import VectorResult
 from openenv.errors import SessionCapacityError, SessionLost
 from openenv.server.workers.board import place_of
+from waiting import holds_for
 from worker_servers import WorkersServer
 
 NEW = {"X-OpenEnv-Session": "new"}
@@ -418,7 +418,6 @@ def test_a_session_that_is_lost_says_so_and_never_resets_silently(server: Worker
         client.step({"by": 1})
         session = http_calls.get(f"{server.url}/web/sessions").json()["sessions"][0]["session_id"]
         http_calls.delete(f"{server.url}/web/sessions/{session}")
-        time.sleep(0.05)
         with pytest.raises(SessionLost):
             client.step({"by": 1})
         assert client.reset().observation["total"] == 0
@@ -448,7 +447,7 @@ def test_a_killed_worker_loses_its_sessions_with_a_typed_error_and_no_others(ser
     steps_before = server.metric("openenv_steps_total") or 0
     with ThreadPoolExecutor(4) as pool:
         steps = [pool.submit(client.step, {"by": 1, "sleep_s": 0.6}) for client in clients]
-        time.sleep(0.3)
+        holds_for(0.3, lambda: not any(step.done() for step in steps))  # all of them are with a worker
         os.kill(killed, signal.SIGKILL)
         for pid, step in zip(pids, steps, strict=True):
             if pid == killed:
@@ -478,7 +477,7 @@ def test_a_drain_finishes_running_steps_in_all_workers(server: WorkersServer) ->
     assert len(pids) == 2
     with ThreadPoolExecutor(2) as pool:
         steps = [pool.submit(client.step, {"by": 7, "sleep_s": 1.0}) for client in clients]
-        time.sleep(0.3)
+        holds_for(0.3, lambda: not any(step.done() for step in steps))  # all of them are with a worker
         assert server.stop() == 0
         assert [step.result(60).observation["total"] for step in steps] == [7, 7]
     assert not any(is_running(pid) for pid in pids)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-import time
 
 from openenv.core.harness.capture import CaptureServer
 
@@ -13,6 +13,6 @@ if __name__ == "__main__":
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     try:
-        time.sleep(600)
+        signal.pause()
     finally:
         server.stop()

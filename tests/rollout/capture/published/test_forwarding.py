@@ -20,7 +20,7 @@ from openenv.core.harness.capture.forwarding import (
 def program(folder: Path, script: str) -> str:
     """A program that stands for `cloudflared`."""
     path = folder / "cloudflared"
-    path.write_text(f"#!{sys.executable}\nimport sys, time\n{script}\n")
+    path.write_text(f"#!{sys.executable}\nimport signal, sys\n{script}\n")
     path.chmod(0o755)
     return str(path)
 
@@ -37,7 +37,7 @@ def test_a_quick_tunnel_has_the_address_that_the_program_prints(tmp_path: Path) 
     script = (
         "print('2026 INF Requesting new quick Tunnel on trycloudflare.com...', file=sys.stderr, flush=True)\n"
         "print('2026 INF |  https://some-random-words.trycloudflare.com  |', file=sys.stderr, flush=True)\n"
-        "time.sleep(60)"
+        "signal.pause()"
     )
     binary = program(tmp_path, script)
     with CloudflareForwarder(binary=binary, startup_timeout_s=20) as forwarder:
@@ -51,12 +51,12 @@ def test_a_quick_tunnel_has_the_address_that_the_program_prints(tmp_path: Path) 
 
 
 def test_a_tunnel_of_an_account_has_its_host_name(tmp_path: Path) -> None:
-    binary = program(tmp_path, "time.sleep(60)")
+    binary = program(tmp_path, "signal.pause()")
     with CloudflareForwarder("mine", "capture.example.org", binary) as forwarder:
         assert forwarder.start(8100) == "https://capture.example.org"
 
 
-@pytest.mark.parametrize("script", ["sys.exit(1)", "time.sleep(60)", "print('no address', flush=True); time.sleep(60)"])
+@pytest.mark.parametrize("script", ["sys.exit(1)", "signal.pause()", "print('no address', flush=True); signal.pause()"])
 def test_a_program_without_an_address_is_ended(tmp_path: Path, script: str) -> None:
     forwarder = CloudflareForwarder(binary=program(tmp_path, script), startup_timeout_s=0.3)
     with pytest.raises(ForwardingError, match="did not print an address"):
@@ -84,7 +84,7 @@ def test_gradios_tunnel_is_closed_with_its_process(monkeypatch: pytest.MonkeyPat
         def __init__(self, token: str) -> None:
             self.share_token = token
             self.proc = subprocess.Popen(
-                [sys.executable, "-c", "import time; print('started', flush=True); time.sleep(60)"],
+                [sys.executable, "-c", "import signal; print('started', flush=True); signal.pause()"],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +22,7 @@ from openenv.core.harness.capture.export import export_session
 from openenv.core.harness.capture.runner import create_app
 from openenv.core.harness.capture.server import main
 from openenv.rollout.scratch import scratch_root
+from waiting import wait_until
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
 QUESTION = [{"role": "user", "content": "hi"}]
@@ -434,16 +434,18 @@ def test_sessions_that_are_not_used_make_room(engine: Any) -> None:
     with CaptureServer(llm_url=engine.url, model="m", port=0, session_ttl_s=1.5) as proxy:
         used, unused = proxy.registry.create("used"), proxy.registry.create("unused")
         agent = Caller(proxy.url, "used")
-        deadline = time.monotonic() + 30
-        while "unused" in proxy.registry.list_ids() and time.monotonic() < deadline:
+
+        def is_unused_gone() -> bool:
             assert agent.chat().status_code == 200
-            time.sleep(0.2)
+            return "unused" not in proxy.registry.list_ids()
+
+        wait_until(is_unused_gone, every_s=0.2)
         assert proxy.registry.list_ids() == ["used"]
         assert unused.graph.nodes() == []
-        while proxy.registry.list_ids() and time.monotonic() < deadline:
-            time.sleep(0.1)
-            httpx2.get(f"{proxy.url}/health", trust_env=False, verify=False)
-        assert proxy.registry.list_ids() == []
+        wait_until(
+            lambda: httpx2.get(f"{proxy.url}/health", trust_env=False, verify=False) and not proxy.registry.list_ids(),
+            every_s=0.1,
+        )
         assert used.graph.nodes()  # still there for what holds it
         assert agent.chat().status_code == 401
 

@@ -112,7 +112,7 @@ async def test_an_agent_that_hangs_up_ends_what_it_waited_for(monkeypatch: pytes
 
     async def endless() -> Response:
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         finally:
             ended.set()
         raise AssertionError

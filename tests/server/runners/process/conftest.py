@@ -6,7 +6,6 @@ import importlib.util
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +15,7 @@ import pytest
 
 from openenv import GenericEnvClient
 from openenv.server.app import create_app
+from waiting import wait_until
 
 SOON_S = 30.0
 
@@ -41,15 +41,7 @@ def envs() -> ModuleType:
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], Any]], Any]:
     """Wait until something is true, and return it."""
-
-    def wait(condition: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + SOON_S
-        while not (found := condition()):
-            assert time.monotonic() < deadline, "the condition did not come true in time"
-            time.sleep(0.01)
-        return found
-
-    return wait
+    return lambda condition: wait_until(condition, SOON_S)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from openenv.server.app import create_app
+from waiting import comes_true
 
 SUITE = Path(__file__).parents[3] / "interaction"
 WAYS = ["ws, blocking", pytest.param("http", marks=pytest.mark.slow)]
@@ -53,10 +53,7 @@ class Gate:
         self._file.touch()
 
     def wait(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
-        while not self._file.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return self._file.exists()
+        return comes_true(self._file.exists, timeout_s)
 
 
 class Counted(type):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from openenv.errors import EnvironmentFactoryError, SessionLost
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -64,8 +64,12 @@ def test_every_session_goes_on_untouched_or_is_lost_with_the_typed_error(
         player.thread.start()
     for number in range(1, KILLS + 1):
         enough = number * SESSIONS * EPISODES * STEPS // (KILLS * 3)
-        while sum(player.steps for player in players) < enough and any(p.thread.is_alive() for p in players):
-            time.sleep(0.01)
+        wait_until(
+            lambda enough=enough: (
+                sum(player.steps for player in players) >= enough or not any(p.thread.is_alive() for p in players)
+            ),
+            120,
+        )
         running = [worker.pid for worker in server.manager.runner.workers if worker.has_answered]
         if running:
             kill(chance.choice(running))
