@@ -7,7 +7,6 @@ import contextlib
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from openenv.server.app import HTTPEnvServer, create_app, new_application
 from openenv.server.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
 from slow_steps import take
+from waiting import wait_until
 
 
 @pytest.fixture
@@ -160,8 +160,7 @@ class Proxy:
         twice = Twice() if self.stutters and way == "down" else None
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                while self.is_silent and not self._ended:
-                    time.sleep(0.01)
+                wait_until(lambda: self._ended or not self.is_silent, float("inf"))
                 if self._cuts(data, sink, way):
                     self.cut()
                     return

@@ -178,6 +178,7 @@ def test_a_reply_over_the_limit_names_the_setting(parrot: Any, blocking: bool) -
         client.close()
 
 
+@pytest.mark.slow_but_for("connect", "reset")
 @pytest.mark.parametrize("method", ["connect", "reset", "state", "disconnect", "close"])
 def test_a_forgotten_await_names_the_method(parrot: Any, method: str) -> None:
     async def forget() -> None:

@@ -24,6 +24,7 @@ both = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "awai
 # -- cuts -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_for("up-awaited", "down-blocking")
 @both
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_a_cut_at_any_byte_changes_nothing(

@@ -62,6 +62,13 @@ def test_a_call_ends_when_its_time_is_up_and_the_next_one_works(make_env: Any, c
     assert call.data(env, "add", a=1) == 2
 
 
+@pytest.mark.slow_but_for(
+    "step_async-spin",
+    "step_async-spin_stubbornly",
+    "step-hang",
+    "step_async-hang_with_context",
+    "step-spin_with_context",
+)
 @pytest.mark.usefixtures("no_thread_is_left")
 @pytest.mark.parametrize("tool", ENDLESS, ids=lambda tool: tool.__name__)
 def test_a_tools_own_limit_is_kept(make_env: Any, call: Any, tool: Any) -> None:
@@ -113,6 +120,9 @@ def test_a_tool_within_its_limit_is_left_alone(make_env: Any, call: Any) -> None
     assert [call.data(env, "brief") for _ in range(3)] == ["done"] * 3
 
 
+@pytest.mark.slow_but_for(
+    "step-spin", "step-spin_stubbornly", "step_async-hang", "step-hang_with_context", "step_async-spin_with_context"
+)
 @pytest.mark.usefixtures("no_thread_is_left")
 @pytest.mark.parametrize("tool", ENDLESS, ids=lambda tool: tool.__name__)
 def test_the_limit_of_a_tool_of_one_mode_is_enforced(make_env: Any, call: Any, tool: Any) -> None:

@@ -10,7 +10,6 @@ import os
 import random
 import socket
 import struct
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ import pytest
 
 import http_calls
 from openenv.protocol.frames import masked_text_frame
+from slow_steps import take
+from waiting import wait_until
 
 SOURCE = """
 import asyncio
@@ -139,7 +140,7 @@ class Inside:
         """Look into a server."""
         with http_calls.Client(base_url=server.url, trust_env=False, headers={"Connection": "close"}) as client:
             counts = client.get("/inside").json()
-        time.sleep(0.02)  # for the connection of this very question
+        take(0.02)  # for the connection of this very question
         proc = Path("/proc") / str(server.pid)
         return cls(counts, len(os.listdir(proc / "fd")), len(os.listdir(proc / "task")))
 
@@ -151,13 +152,14 @@ class Inside:
 
 def when_quiet(server: Any, timeout_s: float = 20.0) -> Inside:
     """Wait until a server has no session left and its last connections, ours included, are gone."""
-    deadline = time.monotonic() + timeout_s
-    seen, last = Inside.of(server), None
-    while not (seen.is_quiet and seen == last):
-        assert time.monotonic() < deadline, f"something is left: {seen}"
-        time.sleep(0.1)
-        seen, last = Inside.of(server), seen
-    return seen
+    looks = [Inside.of(server)]
+
+    def is_quiet() -> bool:
+        looks.append(Inside.of(server))
+        return looks[-1].is_quiet and looks[-1] == looks[-2]
+
+    wait_until(is_quiet, timeout_s, lambda: f"something is left: {looks[-1]}", every_s=0.1)
+    return looks[-1]
 
 
 def frame(payload: bytes) -> bytes:
@@ -174,7 +176,7 @@ def one_cycle(port: int, rng: random.Random) -> str:
         try:
             go_to(sock, point, rng)
             if rng.random() < 0.5:
-                time.sleep(rng.random() * 0.005)
+                take(rng.random() * 0.005)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the server refused first: it was full, or the constructor raised
     return point
@@ -209,7 +211,7 @@ def go_to(sock: socket.socket, point: str, rng: random.Random) -> None:
     sock.recv(4096)
     sock.sendall(frame(STEP))
     if point == "unread reply":
-        time.sleep(0.006)
+        take(0.006)
     elif point == "after a step":
         sock.settimeout(0.05)
         try:

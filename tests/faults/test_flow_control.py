@@ -7,7 +7,6 @@ import json
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +22,7 @@ from openenv.server.fast.frame_socket import KeepAlive
 from openenv.server.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
 from slow_steps import take, take_async
+from waiting import holds_for
 
 
 class Move(Action):
@@ -126,7 +126,7 @@ def test_a_connection_that_dies_costs_no_other_client_its_reply(serve: Callable[
         for number, client in enumerate((dying, healthy)):
             client.send(json.dumps({"type": "step", "data": {"n": number}}))
         server.wait_for(lambda: Gated.gate is not None and server.manager.active == 2)
-        time.sleep(0.1)
+        holds_for(0.1, lambda: server.manager.active == 2)
         port = dying.local_address[1]
         connection = next(
             c for c in server.server.server_state.connections if c._transport.get_extra_info("peername")[1] == port

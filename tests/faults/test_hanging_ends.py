@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from openenv.server.sessions.manager import SessionManager
 from openenv.server.sessions.operations import CALL
 from openenv.server.sessions.session import SessionKind, SessionState
 from openenv.types import Action, Observation
-from waiting import holds_for_async, wait_until, wait_until_async
+from waiting import holds_for, holds_for_async, wait_until, wait_until_async
 
 SOURCE = Path(sys.modules["openenv"].__file__ or "").resolve().parent.parent
 SOON_S = 20.0
@@ -387,7 +386,7 @@ def test_a_second_sigterm_closes_environments_too_and_does_not_wait_for_calls(
     wait_until(lambda: httpx2.get(f"{server.url}/sessions/{busy}", trust_env=False).json()["state"] == "busy")
     server.process.send_signal(signal.SIGTERM)
     server.wait_for("running calls have")
-    time.sleep(0.7)  # at once it would be the same signal, sent twice
+    holds_for(0.7, lambda: server.process.poll() is None)  # at once it would be the same signal, sent twice
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(12) == 3, "sooner than the 15 s that calls have"
     assert "closed one" in server.log

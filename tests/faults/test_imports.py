@@ -28,10 +28,10 @@ def loaded(run_script: Any, statement: str) -> list[str]:
         "import openenv",
         "from openenv.core import GenericEnvClient",
         "from openenv import GenericEnvClient",
-        "from openenv.core.env_client import EnvClient",
+        pytest.param("from openenv.core.env_client import EnvClient", marks=pytest.mark.slow),
         "from openenv.core.env_server.types import Action, Observation, State",
         "from openenv.core.env_server.interfaces import Environment",
-        "from openenv.core.client_types import StepResult",
+        pytest.param("from openenv.core.client_types import StepResult", marks=pytest.mark.slow),
         "from openenv.core import EnvClient, SyncEnvClient, GenericAction",
     ],
 )

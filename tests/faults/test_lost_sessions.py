@@ -24,6 +24,7 @@ from openenv.errors import (
     SessionCapacityError,
     SessionLost,
 )
+from waiting import holds_for, holds_for_async
 
 Wait = Callable[..., None]
 Hurry = Callable[..., AbstractContextManager[None]]
@@ -155,7 +156,7 @@ async def test_a_server_killed_during_a_step_is_a_lost_session_for_an_awaiting_c
     await client.reset()
     await client.step({})
     waiting = asyncio.ensure_future(client.step({"sleep_s": 30}))
-    await asyncio.sleep(0.3)
+    await holds_for_async(0.3, lambda: not waiting.done())
     began = time.monotonic()
     await asyncio.to_thread(server.kill)
     with pytest.raises(SessionLost):
@@ -284,7 +285,7 @@ async def test_a_step_cancelled_in_the_queue_does_not_harm_others(serve: Any, pr
         first = asyncio.ensure_future(client.step({"number": 1}))
         await asyncio.to_thread(probe.wait_entered, "step")
         second = asyncio.ensure_future(client.step({"number": 2}))
-        await asyncio.sleep(0.05)
+        await holds_for_async(0.05, lambda: not second.done())
         second.cancel()
         probe.release("step")
         assert (await first).observation["number"] == 1
@@ -379,11 +380,7 @@ def test_an_idle_blocking_connection_answers_the_servers_pings(serve: Any, probe
     connection = BlockingConnection(parse_ws_url(f"ws://127.0.0.1:{server.port}/ws"), ConnectionOptions())
     connection.open()
     connection.exchange(b'{"type":"reset"}', 30)
-    until = time.monotonic() + 2.5
-    while time.monotonic() < until:
-        connection.keep_alive()
-        time.sleep(0.03)
-    assert connection.is_open
+    holds_for(2.5, lambda: connection.keep_alive() or connection.is_open)
     assert b'"count":1' in connection.exchange(b'{"type":"step","data":{}}', 30)
     connection.close()
 

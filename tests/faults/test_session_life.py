@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -122,9 +121,9 @@ def test_a_client_that_goes_while_it_waits_for_a_slot_leaves_nothing_behind(
     probe.wait_entered("close")
     waiting = peer(server.port)  # gets the slot as soon as the first session has closed
     waiting.send({"type": "reset"})
-    time.sleep(0.1)
+    holds_for(0.1, lambda: server.manager.active == 1)
     waiting.vanish()
-    time.sleep(0.1)
+    holds_for(0.1, lambda: server.manager.active == 1)
     probe.release("close")
     wait_for(lambda: server.manager.active == 0)
     wait_for(lambda: probe.alive == 0)

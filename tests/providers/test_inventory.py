@@ -33,9 +33,11 @@ from openenv.providers import ProcessProvider
 provider = ProcessProvider(command=sys.argv[1:])
 provider.start()
 guardian = provider._server.pid
-while not open(f"/proc/{guardian}/task/{guardian}/children").read().strip():
+def is_started():
+    children = open(f"/proc/{guardian}/task/{guardian}/children").read().split()
+    return any(sys.argv[-1] in open(f"/proc/{child}/cmdline").read() for child in children)
+while not is_started():
     time.sleep(0.01)
-time.sleep(0.3)  # it becomes the command
 os.kill(guardian, signal.SIGKILL)
 os.kill(os.getpid(), signal.SIGKILL)
 """

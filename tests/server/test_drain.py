@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -16,7 +15,7 @@ from openenv import GenericEnvClient
 from openenv.errors import OpenEnvError, SessionLost
 from openenv.providers.server_process import PortReservation
 from openenv.server.options import ServerOptions
-from waiting import wait_until, wait_until_healthy
+from waiting import holds_for, wait_until, wait_until_healthy
 
 Start = Callable[..., "Served"]
 
@@ -89,7 +88,7 @@ def test_a_second_sigterm_does_not_wait(start: Start) -> None:
     with GenericEnvClient(served.url, reconnect_timeout_s=0).sync() as client:
         client.reset(seed=1)
         served.process.send_signal(signal.SIGTERM)
-        time.sleep(1.0)
+        holds_for(1.0, lambda: served.process.poll() is None)
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(30) == 0
 

@@ -40,6 +40,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from kubernetes_schemas import problems, versions
 from openenv.sandboxes import docker as docker_backend
 from openenv.sandboxes.container_cli import ContainerCli
+from waiting import wait_until_async
 
 Object = dict[str, Any]
 BACKOFF_S = 0.3
@@ -244,11 +245,9 @@ class KubernetesDouble:
         self._changed = asyncio.Condition()
         self._stopping = asyncio.Event()
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
-        while not self._server.started:  # noqa: ASYNC110 - a plain flag of uvicorn's
-            await asyncio.sleep(0.005)
+        await wait_until_async(lambda: self._server.started)
         self._started.set()
-        while not self._server.should_exit:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        await wait_until_async(lambda: self._server.should_exit, float("inf"))
         self._stopping.set()
         async with self._changed:
             self._changed.notify_all()
@@ -1105,8 +1104,7 @@ class Kubelet:
             await self.kill()
             message = "Pod was active on the node longer than the specified deadline"
             self._change(phase="Failed", reason="DeadlineExceeded", message=message)
-            while "deletionTimestamp" not in self._item()["metadata"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+            await wait_until_async(lambda: "deletionTimestamp" in self._item()["metadata"], float("inf"))
         if "deletionTimestamp" in self._item()["metadata"]:
             await self._end()
             raise PodRemoved

@@ -14,7 +14,7 @@ import uvicorn
 
 from openenv.server.fast import frame_socket
 from openenv.server.run import ServeOptions, uvicorn_settings
-from waiting import wait_until
+from waiting import wait_until, wait_until_async
 
 LOOK_S = 0.01
 CLOSE_TIMEOUT_S = frame_socket.CLOSE_TIMEOUT_S
@@ -44,8 +44,8 @@ class PromptServer(uvicorn.Server):
 
     async def _wait_tasks_to_complete(self) -> None:
         await asyncio.sleep(LOOK_S)
-        while (self.server_state.connections or self.server_state.tasks) and not self.force_exit:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
+        state = self.server_state
+        await wait_until_async(lambda: self.force_exit or not (state.connections or state.tasks), float("inf"))
         for server in self.servers:
             await server.wait_closed()
 

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from openenv.rollout.capture import CaptureServer
-from waiting import wait_until
+from waiting import holds_for, wait_until
 
 
 def hang_up_after(agent: Any, chunks: int, **body: Any) -> list[str]:
@@ -315,9 +315,7 @@ def test_a_slow_agent_does_not_make_the_proxy_hold_the_whole_stream(
     )
     request = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     with agent.client.stream("POST", "/chat/completions", json=request, headers=agent.headers) as response:
-        time.sleep(0.3)
-        written = len(engine.written)
-        assert written < 250
+        holds_for(0.3, lambda: len(engine.written) < 250)
         assert sum(len(chunk) for chunk in response.iter_bytes()) > 15_000_000
     wait_for(lambda: agent.capture.stats().active == 0)
     assert agent.capture.calls()[0].ended == "complete"

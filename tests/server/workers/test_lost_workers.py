@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -96,7 +95,7 @@ def test_the_time_to_finish_ends_and_a_second_sigterm_ends_it_at_once(start: Sta
     client.reset()
     server.process.send_signal(signal.SIGTERM)
     server.wait_for(lambda: http_calls.get(f"{server.url}/ready").status_code == 503)
-    time.sleep(0.6)  # sooner, it is taken for the same signal
+    holds_for(0.6, lambda: server.process.poll() is None)  # sooner, it is taken for the same signal
     assert server.stop() == 0
     with pytest.raises(SessionLost):
         client.step({"by": 1})

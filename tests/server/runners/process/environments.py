@@ -146,8 +146,8 @@ class Perilous(Environment[Do, Saw, Inside]):
 
     def close(self) -> None:
         die(self.dies_in_close)
-        while self.hangs_in_close:
-            time.sleep(0.1)
+        if self.hangs_in_close:
+            threading.Event().wait()
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
