@@ -142,6 +142,10 @@ def unknown_settings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings.Settings, "cover", lambda *args: False)
 
 
+def new_libraries_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups.Texts, "mentions", lambda *args: True)
+
+
 def settings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worktree_guard.WorktreeGuard, "covers", lambda *args, **options: False)
     monkeypatch.setattr(worktree_guard.Patterns, "cover", lambda *args, **options: False)
@@ -256,6 +260,7 @@ MUTATIONS = (
     Mutation("a skip by a value", skips_are_not_seen, "skip-by-value/none"),
     Mutation("the names of star imports", star_imports_bind_builtins, "skip-by-value/exported"),
     Mutation("the reward of a missing answer", a_missing_reward_is_no_verdict, "missing-answer/nan", "dodge"),
+    Mutation("new libraries in the setup's environment", new_libraries_are_kept, "virtual-environment/new-library"),
     Mutation("settings are the setup's", settings_are_kept, "pytest-settings/pytest.ini-collect-only"),
     Mutation("the endpoint is asked", the_endpoint_is_not_asked, "endpoint-blamed/status-500", "dodge"),
     Mutation("the truncated are verified", the_truncated_are_not_verified, "exit-of-the-agent/hangs", "dodge"),
