@@ -16,6 +16,8 @@ from openenv.server.app import create_app
 from openenv.types import Action, Observation
 from slow_steps import take, take_async
 
+JSON_BODY = {"content-type": "application/json"}
+
 
 class Item(BaseModel):
     name: str
@@ -82,6 +84,25 @@ def test_a_wrong_index_is_400_and_a_wrong_body_422(tasks: httpx2.Client) -> None
     assert tasks.post("/Shop/task", json={"split": "train", "index": 99}).status_code == 400
     assert tasks.post("/Shop/task", json={"split": "train"}).status_code == 422
     assert tasks.post("/Shop/tasks", json={"split": "train", "extra": 1}).status_code == 422
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity", "-Infinity", "1.5", '"x"'])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("task", '{"split": "train", "index": N}'),
+        ("task_range", '{"split": "train", "start": N, "stop": 2}'),
+        ("task_range", '{"split": "train", "start": 0, "stop": N}'),
+        ("tasks", '{"split": N}'),
+        ("num_tasks", '{"split": "train", "more": N}'),
+    ],
+)
+def test_a_number_that_is_not_finite_is_a_wrong_body(tasks: httpx2.Client, path: str, body: str, number: str) -> None:
+    if number == '"x"' and path == "tasks":
+        pytest.skip("that is a split")
+    answer = tasks.post(f"/Shop/{path}", content=body.replace("N", number), headers=JSON_BODY)
+    assert answer.status_code == 422, answer.text
+    assert isinstance(answer.json()["detail"], list)
 
 
 @pytest.mark.parametrize("env_cls", [Idle, Partial])

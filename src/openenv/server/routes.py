@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Body, FastAPI, HTTPException
 from fastapi.encoders import jsonable_encoder
+from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
@@ -24,6 +25,7 @@ from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
 
 from openenv._lazy import load_package_version
 from openenv.errors import SessionCapacityError
+from openenv.protocol.json_values import encode
 from openenv.types import (
     EnvironmentMetadata,
     GetTaskRangeRequest,
@@ -103,6 +105,9 @@ class AdmittingRoute(APIRoute):
                 return await handler(request)
             except SessionCapacityError as exc:
                 return JSONResponse(described(exc), 503, headers={"retry-after": "1"})
+            except RequestValidationError as exc:
+                # FastAPI's own handler fails for an input that JSON cannot express: `1e400`, which is read as infinity.
+                return Response(encode({"detail": exc.errors()}), 422, media_type="application/json")
 
         return handle
 
