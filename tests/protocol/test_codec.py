@@ -20,12 +20,13 @@ from pydantic import BaseModel
 from openenv.protocol.binary_values import has_arrays, observation_message, state_message, without_arrays
 from openenv.protocol.codec import (
     JSON,
+    MAX_MESSAGE_BYTES,
     MSGPACK,
     SUBPROTOCOLS,
     Codec,
     choose,
 )
-from openenv.protocol.json_values import serialize_observation
+from openenv.protocol.json_values import ValueLimit, serialize_observation
 from openenv.types import Observation, State
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -371,3 +372,16 @@ def test_random_subtrees_survive_compression(codec: Codec) -> None:
     message = {"rows": [{"n": at, "t": "x" * at} for at in range(200)]}
     small, binary = codec.compressed(codec.encode(message), 0)
     assert codec.decode(small, binary=binary) == message
+
+
+@pytest.mark.parametrize("codec", [JSON, MSGPACK], ids=repr)
+def test_a_clients_compressed_message_may_not_expand_without_limit(codec: Any) -> None:
+    message = {"type": "step", "data": "0" * 20_000_000}
+    plain = codec.encode(message)
+    bomb = codec._mark + zlib.compress(plain)
+    limit = ValueLimit.within(MAX_MESSAGE_BYTES)
+    with pytest.raises(ValueError, match="holds more than"):
+        codec.decode(bomb, binary=True, limit=limit)
+    assert codec.decode(bomb, binary=True) == message  # a server's message: clients trust their server
+    small = codec.encode({"type": "step", "data": "0" * 900_000})
+    assert codec.decode(codec.compressed(small, 1000).data, binary=True, limit=limit)["type"] == "step"
