@@ -290,6 +290,20 @@ def agent_tokens(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
 _observer = Setting("OPENENV_OBSERVER_TOKEN", _items, "servers", "tokens for observers: they can only read", "none")
 
 
+_observers_see_episodes = Setting(
+    "OPENENV_OBSERVER_EPISODES",
+    _is_true,
+    "servers",
+    "`true`, `1` or `yes` lets observers read recorded episodes",
+    "off",
+)
+
+
+def observers_see_episodes(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether observers may read recorded episodes."""
+    return bool(_observers_see_episodes(environ))
+
+
 def observer_tokens(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return the tokens that can only read."""
     return _tokens(_observer, environ)

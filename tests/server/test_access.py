@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 
 from environments import Shelf
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
-from openenv.server.access import AccessPolicy, Role, may
+from openenv.server.access import AccessPolicy, Area, Role, may
 from openenv.server.app import HTTPEnvServer, create_app
 from openenv.server.web.web_page import add_page
 from openenv.types import Action, Observation
@@ -72,9 +72,9 @@ TABLE: dict[tuple[str, str], set[str]] = {
     ("GET", "/web/metadata"): LOOKING,
     ("GET", "/web/state"): LOOKING,
     ("GET", "/web/sessions"): LOOKING,
-    ("GET", "/web/episodes"): LOOKING,
-    ("GET", "/web/episodes/{episode_id}"): LOOKING,
-    ("GET", "/web/episodes/{episode_id}/download"): LOOKING,
+    ("GET", "/web/episodes"): CONTROL,
+    ("GET", "/web/episodes/{episode_id}"): CONTROL,
+    ("GET", "/web/episodes/{episode_id}/download"): CONTROL,
     ("GET", "/web/sessions/{session_id}/watch"): CONTROL,
     ("WS", "/ws/ui"): LOOKING,
     ("POST", "/web/reset"): CONTROL,
@@ -425,3 +425,25 @@ async def test_a_real_mcp_client_calls_tools_with_an_agents_token_and_not_withou
         with pytest.raises(Exception, match=r"401|403|Unauthorized|Forbidden|token"):
             async with refused:
                 await refused.list_tools()
+
+
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_recorded_episodes_are_for_orchestrators_and_for_observers_if_the_policy_says_so(
+    serve: Callable[..., Any], is_allowed: bool
+) -> None:
+    server = serve(shelf_app(AccessPolicy(**TOKENS, observers_see_episodes=is_allowed)))
+    readers = {"orchestrator", "observer"} if is_allowed else {"orchestrator"}
+    for caller in CALLERS:
+        for path in ("/web/episodes", "/web/episodes/none", "/web/episodes/none/download"):
+            answer = httpx2.get(
+                server.url + path, headers=bearer(caller) if caller != "nobody" else {}, trust_env=False
+            )
+            expected = {200, 404} if caller in readers else {401, 403}
+            assert answer.status_code in expected, (caller, path, answer.status_code)
+
+
+def test_the_setting_lets_observers_read_recorded_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, is_allowed in (("", False), ("0", False), ("1", True), ("true", True)):
+        monkeypatch.setenv("OPENENV_OBSERVER_EPISODES", value)
+        assert AccessPolicy.from_settings().admits(Role.OBSERVER, Area.RECORDINGS) is is_allowed
+    assert not AccessPolicy.from_settings().admits(Role.AGENT, Area.RECORDINGS)

@@ -71,6 +71,7 @@ class Area(Enum):
     OPEN = "open"
     ANY_ROLE = "any role"
     LOOK = "look"
+    RECORDINGS = "recordings"
     TOOLS = "tools"
     CONTROL = "control"
 
@@ -84,6 +85,7 @@ _ENTRY: Mapping[Area, frozenset[Role]] = {
     Area.OPEN: frozenset(Role),
     Area.ANY_ROLE: frozenset(Role),
     Area.LOOK: frozenset({Role.ORCHESTRATOR, Role.OBSERVER}),
+    Area.RECORDINGS: frozenset({Role.ORCHESTRATOR}),  # and observers, if the policy says so
     Area.TOOLS: frozenset({Role.ORCHESTRATOR, Role.AGENT}),
     Area.CONTROL: frozenset({Role.ORCHESTRATOR}),
 }
@@ -92,7 +94,8 @@ _LOOKED_AT = frozenset({"/metadata", "/schema", "/metrics", "/state", "/sessions
 # The page itself holds no secrets, and a visitor without a token must find the form that takes one.
 _PAGE = frozenset({"/", "/web", "/web/", "/web/static/{file}", "/web/login", "/web/logout"})
 _LOOKED_AT_ON_PAGE = frozenset({"/web/page", "/web/metadata", "/web/state", "/web/sessions"})
-_STORED = ("/web/rollouts", "/web/episodes")
+_STORED = "/web/rollouts"
+_RECORDED = "/web/episodes"  # has all actions and observations, which may contain solutions
 _REQUESTS: Mapping[Role, frozenset[str]] = {
     Role.AGENT: frozenset({"open", "mcp", "close", "batch", "cancel", "ping"}),
     Role.OBSERVER: frozenset({"state", "ping"}),
@@ -116,6 +119,8 @@ def area_of(path: str, methods: Iterable[str] | None) -> Area:
         return Area.CONTROL
     if path in _PROBED:
         return Area.OPEN
+    if path.startswith(_RECORDED):
+        return Area.RECORDINGS
     is_seen = path in _LOOKED_AT or path in _LOOKED_AT_ON_PAGE or path.startswith(_STORED)
     return Area.LOOK if is_seen else Area.CONTROL
 
@@ -163,6 +168,7 @@ class AccessPolicy:
         orchestrator: Tokens that may do everything; one or several.
         agent: Tokens that may call tools.
         observer: Tokens that may read.
+        observers_see_episodes: Whether observers may read recorded episodes, with all actions and observations.
 
     Raises:
         ValueError: A token is empty, cannot be sent in a header, or has two roles.
@@ -174,7 +180,9 @@ class AccessPolicy:
         orchestrator: str | Iterable[str] = (),
         agent: str | Iterable[str] = (),
         observer: str | Iterable[str] = (),
+        observers_see_episodes: bool = False,
     ) -> None:
+        self._observers_see_episodes = observers_see_episodes
         by_role = {Role.ORCHESTRATOR: orchestrator, Role.AGENT: agent, Role.OBSERVER: observer}
         self._tokens: dict[bytes, Role] = {}
         self._page_keys: dict[bytes, Role] = {}
@@ -192,11 +200,12 @@ class AccessPolicy:
 
     @classmethod
     def from_settings(cls) -> AccessPolicy:
-        """Return the policy from `OPENENV_TOKEN`, `OPENENV_AGENT_TOKEN` and `OPENENV_OBSERVER_TOKEN`."""
+        """Return the policy from `OPENENV_TOKEN` and related variables."""
         return cls(
             orchestrator=settings.orchestrator_tokens(),
             agent=settings.agent_tokens(),
             observer=settings.observer_tokens(),
+            observers_see_episodes=settings.observers_see_episodes(),
         )
 
     def __repr__(self) -> str:
@@ -211,6 +220,12 @@ class AccessPolicy:
     def has(self, role: Role) -> bool:
         """Return whether some token has a role."""
         return role in self._tokens.values()
+
+    def admits(self, role: Role, area: Area) -> bool:
+        """Return whether a role may enter an area."""
+        if area is Area.RECORDINGS and role is Role.OBSERVER:
+            return self._observers_see_episodes
+        return role in area.roles
 
     def role(self, token: str) -> Role | None:
         """Return the role of a token, or None for an unknown one, in constant time."""
@@ -450,7 +465,7 @@ class Guard:
             if self._area is Area.ANY_ROLE:
                 text += " In a browser, add ?token=TOKEN to the address."
             return Refusal(401, UNAUTHORIZED, text, headers=[(_CHALLENGE, challenge)])
-        if role not in self._area.roles:
+        if not self._access.admits(role, self._area):
             text = f"The role {role.value!r} of this token does not allow this."
             challenge = b'Bearer error="insufficient_scope"'
             return Refusal(403, FORBIDDEN, text, role, [(_CHALLENGE, challenge)])

@@ -194,7 +194,7 @@ def test_an_unknown_name_never_reaches_the_disk(recorded: Callable[..., Any], vi
     assert browser.get("/web/episodes?limit=many").status_code == 422
 
 
-def test_observers_may_look_at_episodes_and_only_orchestrators_watch(
+def test_only_orchestrators_read_episodes_and_watch_unless_the_policy_admits_observers(
     recorded: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
     server = recorded(access=AccessPolicy(orchestrator="boss-token", observer="eye-token", agent="tool-token"))
@@ -203,10 +203,15 @@ def test_observers_may_look_at_episodes_and_only_orchestrators_watch(
     [session] = boss.get("/web/sessions").json()["sessions"]
     watch = f"/web/sessions/{session['session_id']}/watch"
     assert boss.get(watch).status_code == 200
-    assert visit(server.url, token="eye-token").get("/web/episodes").status_code == 200
+    for path in ("/web/episodes", "/web/episodes/none", "/web/episodes/none/download"):
+        assert visit(server.url, token="eye-token").get(path).status_code == 403
     assert visit(server.url, token="eye-token").get(watch).status_code == 403
     assert visit(server.url, token="tool-token").get("/web/episodes").status_code == 403
     assert visit(server.url).get("/web/episodes").status_code == 401
+    policy = AccessPolicy(orchestrator="boss-token", observer="eye-token", observers_see_episodes=True)
+    eye = visit(recorded(access=policy).url, token="eye-token")
+    assert eye.get("/web/episodes").status_code == 200
+    assert eye.get("/web/episodes/none/download").status_code == 404
 
 
 def test_a_session_that_is_not_recorded_can_be_watched(
@@ -358,6 +363,27 @@ def test_a_writer_that_is_behind_drops_rows_and_never_blocks(tmp_path: Path, mon
     writer.close()
     assert (files.summary(summary.id).is_whole, files.summary(summary.id).reason) == (False, "closed")
     assert 0 < files.summary(summary.id).steps < 5000
+
+
+def test_recording_stops_when_an_episode_exceeds_its_limit_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = EpisodeFiles(tmp_path, most=10, most_bytes=40_000)
+    writer = EpisodeWriter(files, frozenset, time.time, redacts=False)
+    summary = EpisodeSummary(new_id(time.time()))
+    episode = LiveEpisode(summary, True)
+    sizes = (1_000, 4_000, 50_000_000, 100, 4_000)  # one row alone may exceed the limit; nothing follows it
+    for n, size in enumerate(sizes):
+        result = b'{"observation":{"text":"%s"},"reward":1.0,"done":false}' % (b"x" * size)
+        writer.put(RawRow(episode, "step", n, b'{"action":{}}', result, None, 0.0, 0.0))
+    writer.put(RawRow(episode, "end", 0, "closed", None, None, 0.0, 0.0))
+    writer.close()
+    rows = files.rows(summary.id)
+    assert [row["n"] for row in rows if row["kind"] == "step"] == [0, 1]
+    stored = files.summary(summary.id)
+    assert (stored.is_whole, stored.reason) == (False, "closed")
+    assert files.path(summary.id).stat().st_size < 10_500
+    assert len([one for one in caplog.records if "recording stops at row 2" in one.getMessage()]) == 1
 
 
 def test_an_episode_that_was_deleted_meanwhile_is_not_made_again_without_its_head(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 _MOST_WAITING: Final = 20_000  # unwritten rows
 _MOST_WAITING_BYTES: Final = 64 * 1024 * 1024
 _MOST_EPISODE_BYTES: Final = 64 * 1024 * 1024
+_EPISODES_IN_FOLDER: Final = 4  # a single episode must not push all others out
 _MOST_TRACEBACK: Final = 20_000
 _BATCH: Final = 500
 _GATHER_S: Final = 0.05  # rows within this time are written together
@@ -101,6 +102,7 @@ class LiveEpisode:
     has_begun: bool = False
     is_on_disk: bool = False
     is_lost: bool = False
+    is_full: bool = False
     size: int = 0
     last: dict[str, Any] | None = None
     picture: str | None = None
@@ -420,6 +422,7 @@ class EpisodeWriter:
         self._running = running
         self._now = now
         self._redacts = redacts
+        self._most_episode_bytes = min(_MOST_EPISODE_BYTES, max(1, files.most_bytes // _EPISODES_IN_FOLDER))
         self._queue: deque[RawRow | threading.Event] = deque()
         self._waiting_bytes = 0
         self._signal = threading.Event()
@@ -528,13 +531,19 @@ class EpisodeWriter:
                 episode.picture = row["html"]
             else:
                 episode.last, episode.picture = row, None
-        if not episode.is_kept or episode.is_lost:
-            return
-        if episode.size > _MOST_EPISODE_BYTES and raw.kind != "end":
-            summary.is_whole = False
+        if not episode.is_kept or episode.is_lost or (episode.is_full and raw.kind != "end"):
             return
         episode.has_begun = episode.has_begun or raw.kind in ("step", "call") or "error" in row
         line = encode(row) + b"\n"
+        if raw.kind != "end" and episode.size + len(line) > self._most_episode_bytes:
+            episode.is_full, summary.is_whole = True, False
+            logger.warning(
+                "episode %s: recording stops at row %d, because the file would exceed %d bytes; the episode goes on",
+                summary.id,
+                raw.n,
+                self._most_episode_bytes,
+            )
+            return
         episode.size += len(line)
         episode.lines.append(line)
         if episode.has_begun:
