@@ -6,6 +6,8 @@ A server's schema becomes source code here, so names contain only letters and di
 from __future__ import annotations
 
 import io
+import keyword
+import math
 import textwrap
 import tokenize
 from pathlib import Path
@@ -62,20 +64,21 @@ def client(
     """
     from openenv.client.network import ConnectionOptions, with_token  # other commands need no client
     from openenv.client.schema_client import ask
-    from openenv.client.schema_models import SchemaUnreadable, class_name, read_models
+    from openenv.client.schema_models import SchemaUnreadable, build_types, class_name, read_models
 
     options = ConnectionOptions(headers=with_token(None, token))
     try:
         described = ask(url, "/metadata", options)
         models = read_models(ask(url, "/schema", options))
+        build_types(models)  # a module that cannot be imported is not written
     except (OpenEnvError, SchemaUnreadable, ValueError) as exc:
         raise failure(exc) from None
     title = str(described.get("name") or "environment")
     stem = title.removesuffix("_env").removesuffix("Env").removesuffix("Environment") or title
-    if name is not None and not name.isidentifier():
+    if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
         raise typer.BadParameter(f"{name!r} is not a class name", param_hint="--name")
     chosen = name or f"{class_name(stem)}Env"
-    while chosen in models.models:
+    while chosen in models.models or chosen == "EnvClient":
         chosen = f"{chosen}Client"
     text = module_source(models, chosen, title)
     if output is not None and str(output) == "-":
@@ -259,6 +262,8 @@ def _value(value: Any) -> str:
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_value(key)}: {_value(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
     return repr(value)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +20,10 @@ from .flows import Flow, RunBlocking
 from .hooks import ModelParser, model_parser
 from .network import NO_SERVER, ConnectionOptions, http_url, parse_ws_url, socket_url
 from .schema_models import ModelTypes, SchemaUnreadable, build_types, read_models
+
+_MOST_BYTES = 16 * 1024 * 1024
+_TOTAL_S = 30.0
+"""Limits of a reply: its size, and the time of its body if the connection's time limit is shorter."""
 
 
 def connect(base_url: str, **options: Any) -> SchemaEnvClient:
@@ -138,15 +144,23 @@ def ask(base_url: str, path: str, options: ConnectionOptions) -> Mapping[str, An
     url = http_url(base_url) + path
     is_local = parse_ws_url(socket_url(base_url)).is_local
     timeout_s = options.connect_timeout_s
+    deadline = time.monotonic() + max(_TOTAL_S, timeout_s)
+    body = bytearray()
+    headers = dict(options.headers)
     try:
-        reply = httpx2.get(url, headers=dict(options.headers), timeout=timeout_s, trust_env=not is_local)
+        with httpx2.stream("GET", url, headers=headers, timeout=timeout_s, trust_env=not is_local) as reply:
+            for piece in reply.iter_bytes():
+                body += piece
+                if len(body) > _MOST_BYTES or time.monotonic() > deadline:
+                    raise ProtocolError(f"GET {url}: the reply is larger than {_MOST_BYTES} bytes, or too slow")
     except httpx2.HTTPError as exc:
         raise ConnectFailed(f"GET {url}: {type(exc).__name__}: {message_of(exc)}. {NO_SERVER}") from exc
     if reply.status_code in (401, 403):
         raise AccessDenied(f"GET {url} requires another token: token=..., or OPENENV_TOKEN")
     try:
-        data = reply.raise_for_status().json()
-    except (httpx2.HTTPError, ValueError) as exc:
+        reply.raise_for_status()
+        data = json.loads(body)
+    except (httpx2.HTTPError, ValueError, RecursionError) as exc:
         raise ProtocolError(
             f"GET {url} was answered {reply.status_code}, without JSON: is this an environment?"
         ) from exc

@@ -10,6 +10,7 @@ import builtins
 import datetime
 import importlib.util
 import keyword
+import math
 import re
 import uuid
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ForwardRef, Literal, Union
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
+from pydantic.errors import PydanticUserError
 from pydantic_core import SchemaError
 
 from openenv.protocol.schema import ARRAY_KEY
@@ -24,6 +26,27 @@ from openenv.types import Action, Observation, State
 
 BASES: dict[str, type[BaseModel]] = {"Action": Action, "Observation": Observation, "State": State}
 _DEEPEST = 32
+_MOST_NODES, _MOST_MODELS, _MOST_ALTERNATIVES = 5_000, 500, 200
+"""Limits on the schemas of a server: types, models, and the alternatives of one type."""
+_LONGEST = 2**31
+_DTYPES = frozenset(
+    [
+        "bool_",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
+)
 _PLAIN: dict[str, type[Any]] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": type(None)}
 _FORMATS: dict[str, type[Any]] = {
     "date-time": datetime.datetime,
@@ -130,8 +153,15 @@ def read_models(schemas: Mapping[str, Any]) -> SchemaModels:
     """Read the reply to `GET /schema`.
 
     Raises:
-        SchemaUnreadable: It is none.
+        SchemaUnreadable: It is none, or larger than the limits.
     """
+    try:
+        return _read_models(schemas)
+    except (AttributeError, KeyError, RecursionError, TypeError) as exc:  # a server may send anything
+        raise SchemaUnreadable(f"a part has another type than JSON schema gives it: {exc}") from exc
+
+
+def _read_models(schemas: Mapping[str, Any]) -> SchemaModels:
     reader = _Reader()
     action = reader.document(schemas, "action", "Action")
     observation = reader.document(schemas, "observation", "Observation")
@@ -140,7 +170,23 @@ def read_models(schemas: Mapping[str, Any]) -> SchemaModels:
         of_reset = reader.document(schemas, "reset_observation", "Observation")
         if of_reset != observation:
             observation = TypeSpec("union", parts=(observation, of_reset))
-    return SchemaModels(action, observation, reader.document(schemas, "state", "State"), reader.models)
+    state = reader.document(schemas, "state", "State")
+    return SchemaModels(
+        action, observation, state, {name: _apart(model, reader.models) for name, model in reader.models.items()}
+    )
+
+
+def _apart(model: ModelSpec, models: Mapping[str, ModelSpec]) -> ModelSpec:
+    """Rename fields that have the name of a model: `Inner: Inner = None` would hide the class from the annotation."""
+    taken = {one.name for one in model.fields}.union(models)
+    fields = []
+    for one in model.fields:
+        name = one.name
+        while name in models or (name != one.name and name in taken):
+            name = f"{name}_"
+        fields.append(replace(one, name=name))
+        taken.add(name)
+    return replace(model, fields=tuple(fields))
 
 
 class _Reader:
@@ -150,6 +196,8 @@ class _Reader:
         self.models: dict[str, ModelSpec] = {}
         self._root: Mapping[str, Any] = {}
         self._names: dict[str, str] = {}  # of this document: reference to name of model
+        self._nodes = 0
+        self._nested = 0
 
     def document(self, schemas: Mapping[str, Any], key: str, base: str) -> TypeSpec:
         schema = schemas.get(key)
@@ -171,6 +219,15 @@ class _Reader:
         return target
 
     def _model(self, schema: Mapping[str, Any], title: str, base: str | None, reference: str = "") -> TypeSpec:
+        if self._nested >= _DEEPEST or len(self.models) >= _MOST_MODELS:
+            raise SchemaUnreadable(f"models are nested more than {_DEEPEST} deep, or there are over {_MOST_MODELS}")
+        self._nested += 1
+        try:
+            return self._read_model(schema, title, base, reference)
+        finally:
+            self._nested -= 1
+
+    def _read_model(self, schema: Mapping[str, Any], title: str, base: str | None, reference: str) -> TypeSpec:
         properties = schema.get("properties") or {}
         inherited = frozenset(BASES[base].model_fields) if base is not None else frozenset[str]()
         # A class that has all fields of a base is taken for a subclass of it; servers of openenv 0.10 know fewer.
@@ -228,13 +285,17 @@ class _Reader:
         return FieldSpec(field_name(wire), wire, kind, is_required, default, is_unknown, description)
 
     def _type(self, schema: Any, name: str, depth: int) -> TypeSpec:
-        if not isinstance(schema, Mapping) or depth > _DEEPEST:
-            return ANY
+        self._nodes += 1
+        if self._nodes > _MOST_NODES:  # references that branch (`anyOf: [A, A]`) double with each level
+            raise SchemaUnreadable(f"there are more than {_MOST_NODES} types")
+        return self._read_type(schema, name, depth) if isinstance(schema, Mapping) and depth <= _DEEPEST else ANY
+
+    def _read_type(self, schema: Mapping[str, Any], name: str, depth: int) -> TypeSpec:
         if isinstance(reference := schema.get("$ref"), str):
             return self._referred(reference, depth)
         if ARRAY_KEY in schema:
             dtype = schema[ARRAY_KEY]
-            return TypeSpec("array", dtype=dtype if isinstance(dtype, str) and dtype.isidentifier() else None)
+            return TypeSpec("array", dtype=dtype if isinstance(dtype, str) and dtype in _DTYPES else None)
         choices = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(choices, list) and choices:
             return _literal(choices)
@@ -283,7 +344,10 @@ def _is_simple(kind: TypeSpec) -> bool:
 
 def _literal(choices: list[Any]) -> TypeSpec:
     # Of `1` and `true`, which Python takes for equal, a `Literal` keeps one.
-    if all(isinstance(one, (str, int, bool, type(None))) for one in choices) and len(set(choices)) == len(choices):
+    is_plain = all(isinstance(one, (str, int, bool, type(None))) for one in choices)
+    # pydantic takes no half of a surrogate pair.
+    has_surrogates = any(isinstance(one, str) and re.search("[\ud800-\udfff]", one) for one in choices)
+    if is_plain and not has_surrogates and len(set(choices)) == len(choices):
         return TypeSpec("literal", values=tuple(choices))
     return ANY
 
@@ -292,6 +356,8 @@ def _union(parts: list[TypeSpec]) -> TypeSpec:
     flat: list[TypeSpec] = []
     for part in parts:
         flat += [one for one in (part.parts if part.kind == "union" else (part,)) if one not in flat]
+        if len(flat) > _MOST_ALTERNATIVES:
+            return ANY
     if ANY in flat:
         return ANY
     return flat[0] if len(flat) == 1 else TypeSpec("union", parts=tuple(flat))
@@ -303,9 +369,11 @@ def _limits(schema: Mapping[str, Any], python: type[Any]) -> tuple[tuple[str, An
         value = schema.get(key)
         if key == "pattern" and isinstance(value, str) and python is str and _is_pattern(value):
             limits[name] = value
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             is_length = name.endswith("length")
-            if (is_length and python in (str, bytes, list)) or (not is_length and python in (int, float)):
+            if is_length and python in (str, bytes, list):
+                limits.update({name: int(value)} if 0 <= value < _LONGEST and value == int(value) else {})
+            elif not is_length and python in (int, float) and (name != "multiple_of" or value > 0):
                 limits[name] = value
     return tuple(limits.items())
 
@@ -352,7 +420,18 @@ class ModelTypes:
 
 
 def build_types(models: SchemaModels) -> ModelTypes:
-    """Make classes of specifications."""
+    """Make classes of specifications.
+
+    Raises:
+        SchemaUnreadable: pydantic refuses them.
+    """
+    try:
+        return _build_types(models)
+    except (AttributeError, NameError, PydanticUserError, RecursionError, SchemaError, TypeError, ValueError) as exc:
+        raise SchemaUnreadable(f"they make no valid models: {exc}") from exc
+
+
+def _build_types(models: SchemaModels) -> ModelTypes:
     made: dict[str, type[BaseModel]] = dict(BASES)
     for spec in models.models.values():
         made[spec.name] = _build(spec)
