@@ -1,4 +1,4 @@
-"""What a gateway checks before it relays a request, and the fields that it adds to the request's head.
+"""Checks requests before a gateway relays them, and adds fields to their heads.
 
 Servers check origins, hosts and tokens themselves, and the gateway passes `Host`, `Origin`, `Authorization` and cookies
 on unchanged. It repeats the checks because a server behind it cannot see which address the client has used: a page may

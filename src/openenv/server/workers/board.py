@@ -218,7 +218,7 @@ class Board:
         self._cells[self._at(index, _HUNG)] = is_hung
 
     def hung(self) -> list[int]:
-        """Return the workers whose heartbeat has stopped."""
+        """Return the workers marked as hung."""
         return [index for index in range(self.workers) if self.is_hung(index)]
 
     def _admits(self, index: int) -> bool:
@@ -523,7 +523,7 @@ class SharedPeers(Peers):
 
     @property
     def hung_processes(self) -> int:  # type: ignore[override]
-        """The number of workers whose heartbeat has stopped."""
+        """The number of workers marked as hung."""
         return len(self.board.hung())
 
     @property

@@ -84,7 +84,7 @@ class WorkerHandle:
         return f"worker {self.place.index} (process {self.process.pid})"
 
     def kill(self) -> None:
-        """Kill the process and those that it has started: a hung child must not outlive its worker."""
+        """Kill the process and its children: a hung child must not outlive its worker."""
         pid = self.process.pid
         with contextlib.suppress(OSError):
             if self.process.poll() is None and os.getpgid(pid) == pid:
@@ -266,7 +266,7 @@ class Supervisor:
     # -- heartbeats -----------------------------------------------------------------------------------------------
 
     def _check_heartbeats(self, now: float) -> None:
-        """Mark workers whose heartbeat has stopped, and kill those that stay silent."""
+        """Mark silent workers as hung, and kill them if they stay silent."""
         # If this process slept longer than planned, so did the workers, perhaps: the machine was suspended or starved.
         late_s = now - self._checked_at - self._tick_s
         self._checked_at = now

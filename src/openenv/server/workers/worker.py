@@ -179,7 +179,7 @@ class ServerWorker:
         self.board.set_state(self.index, SERVING)
 
     def _beat(self) -> None:
-        """Write a heartbeat. On the loop: a loop that is blocked serves nobody, whatever other threads do."""
+        """Write a heartbeat. On the loop: a blocked loop serves nobody, even if other threads run."""
         self.board.beat(self.index)
         self._heart = asyncio.get_running_loop().call_later(self._beat_s, self._beat)
 
