@@ -16,7 +16,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -611,7 +611,7 @@ class SessionRoutes:
             return
         info = self._manager.info(session_id)
         assert info is not None
-        shown = {**info.model_dump(), "state": session.state.value, "episode": asdict(session.episode)}
+        shown = {**info.model_dump(), "state": session.state.value, "episode": session.episode.fields()}
         await answer(send, 200, shown)
 
     async def close(self, scope: Scope, receive: Receive, send: Send) -> None:

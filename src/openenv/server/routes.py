@@ -84,6 +84,8 @@ class EpisodeView(BaseModel):
     reward: float | None
     total_reward: float
     done: bool
+    error: str | None = None
+    """Present if the last rewards cannot be trusted: `NON_FINITE_REWARD`."""
 
 
 class SessionView(SessionInfo):

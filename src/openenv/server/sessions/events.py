@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
 
 EventName = Literal["opened", "ready", "failed", "abandoned", "closed", "error"]
 
@@ -54,6 +54,13 @@ class EpisodeStats:
     done: bool = False
     error: str | None = None
     """The code of the error that made the episode's reward worthless, such as NON_FINITE_REWARD."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields for a reply; `error` only if there is one."""
+        values = asdict(self)
+        if self.error is None:
+            del values["error"]
+        return values
 
     def fail(self, code: str) -> None:
         """Count a step without a usable reward."""
