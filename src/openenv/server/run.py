@@ -321,6 +321,10 @@ def log_config(options: ServeOptions) -> dict[str, Any]:
     level = options.log_level.upper()
     ours = {"handlers": ["default"], "level": level, "propagate": False}
     config = {**LOGGING_CONFIG, "loggers": {**LOGGING_CONFIG["loggers"], "openenv": ours}}
+    config["filters"] = {"secrets": {"()": "openenv.server.telemetry.logs.RedactSecrets"}}
+    config["handlers"] = {
+        name: {**handler, "filters": ["secrets"]} for name, handler in LOGGING_CONFIG["handlers"].items()
+    }
     if options.log_format == "json":
         # Format all lines, including the environment's: the reader is a program that expects only JSON.
         as_json = {"()": "openenv.server.telemetry.logs.JsonFormatter"}
