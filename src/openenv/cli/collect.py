@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from openenv.rollout.run.collect import CollectResult, EpisodeRecord, RolloutSerializer
     from openenv.train.served_session import EnvFamily
 
+# scripted needs no model and no key: a first test of a new environment costs nothing.
 _PROVIDERS = ("scripted", "openai", "anthropic")
+# For language models only. A reply without a tool call earns no reward.
 _SYSTEM_PROMPT = (
     "You act in an environment through tools. Read the last observation and call one tool with valid arguments; "
     "go on until the episode is over."
 )
+# A wrong key or a dead server fails each episode after its retries; stop instead of trying all of them.
 _FAILURES_IN_A_ROW = 5
 
 
@@ -61,9 +64,11 @@ class TeacherFlags:
     def check(self) -> None:
         """Raise for options that do not fit together."""
         check_choice("--provider", self.provider, _PROVIDERS)
+        # --llm-endpoint alone means an endpoint with OpenAI's API, whatever --provider says (except anthropic).
         is_model = self.llm_endpoint is not None or self.provider != "scripted"
         if is_model and not self.model:
             raise typer.BadParameter("name the model: --model NAME", param_hint="--model")
+        # Without this check, `--model NAME` alone would silently collect episodes of the scripted teacher.
         if not is_model and (self.model or self.system_prompt):
             hint = "--model" if self.model else "--system-prompt"
             raise typer.BadParameter("needs --provider openai or anthropic, or --llm-endpoint URL", param_hint=hint)
@@ -82,9 +87,11 @@ class TeacherFlags:
         from openenv.client.llm_client import AnthropicClient, OpenAIClient, create_llm_client
 
         assert self.model is not None
+        # The provider's variable first, then API_KEY. Options have no key: other users can read a command line.
         provider_key = settings.anthropic_api_key if self.provider == "anthropic" else settings.openai_api_key
         key = provider_key() or settings.any_api_key()
         options: dict[str, Any] = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        # Servers of one's own often need no key, so a missing one is only an error for the public providers.
         if self.llm_endpoint is not None:
             kind = AnthropicClient if self.provider == "anthropic" else OpenAIClient
             return kind(self.llm_endpoint, self.llm_port, self.model, api_key=key, **options)
@@ -106,6 +113,7 @@ class UploadFlags:
 
     def check(self) -> None:
         """Raise before the first episode if the upload would fail after the last one."""
+        # Hours of episodes come before the upload, so mistakes in its options are found first.
         if self.push_to_hub is None:
             if self.private or self.commit_message:
                 hint = "--private" if self.private else "--commit-message"
@@ -114,6 +122,7 @@ class UploadFlags:
         try:
             from huggingface_hub.errors import HFValidationError
             from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+        # huggingface_hub is an extra.
         except ImportError:
             raise failure("--push-to-hub needs huggingface_hub: pip install 'openenv[hub]'") from None
         try:
@@ -129,10 +138,12 @@ class UploadFlags:
             return
         try:
             url = push_to_hf_hub(folder, self.push_to_hub, private=self.private, commit_message=self.commit_message)
+        # Every episode was dropped or failed, so there is no results.jsonl.
         except FileNotFoundError:
             raise failure("no episode to upload") from None
         except Exception as exc:  # the Hub's client and the network raise many types; the episodes are safe
             reason = printable(message_of(exc)).splitlines()[0]
+            # Running it again collects nothing new (resume) and repeats the upload.
             raise failure(
                 f"the upload failed: {reason}. The episodes are in {folder}; run the same command again"
             ) from exc
@@ -204,13 +215,27 @@ def collect(flags: CollectFlags) -> None:
       openenv collect maze --base-url http://localhost:8000 -o episodes -n 100 \\
           --provider anthropic --model NAME -H me/maze-episodes
     """
+    # This process plays; the environment is a server that runs already:
+    #
+    #   teacher (scripted, or a model endpoint)
+    #      │ ▲
+    #      ▼ │  tool calls, observations
+    #   collect ──sessions──> server of the environment
+    #      │
+    #      ├──> FOLDER/results.jsonl    one line per episode, appended when it ends
+    #      ├──> FOLDER/metadata.json    the settings, without secrets
+    #      └──> dataset on the Hub      with -H REPO, after the last episode
     flags.check()
     job = _Job(flags, _address(flags.env, flags.base_url), _json_object("--dataset-config", flags.dataset_config))
+    # `openspiel` without a game, or `maze:small`: only two families have variants.
     try:
+        # Batch systems send SIGTERM at the time limit: sessions are closed, and complete episodes are in the file.
         with tidy_on_sigterm(), _plain_warnings():
             result = job.run()
+    # A server that is not reachable, a missing key, a results.jsonl with an invalid line, a folder without permission.
     except (OpenEnvError, ValueError, OSError) as exc:
         raise failure(printable(message_of(exc))) from None
+    # Upload also after failures: the collected episodes are complete, and the exit code reports the failed ones.
     _print(result, flags.output_dir)
     flags.upload.push(flags.output_dir)
     if result.num_failed:
@@ -236,16 +261,30 @@ class _Job:
             family = env_family(flags.env, self.config)
         except ValueError as exc:
             raise typer.BadParameter(str(exc), param_hint="ENV") from None
+        # Before the server is asked: a missing key is found without a session.
         model_step = teacher.model_step()
+        # Connects once to read the tools, so a wrong address fails before the folder changes.
         factory = ServedSessionFactory(self.address, family, {} if flags.token is None else {"token": flags.token})
         tasks = self._tasks(family)
         folder = RolloutSerializer(flags.output_dir)
         metadata = self._metadata()
         if flags.resume:
             _warn_of_mixture(folder, metadata)
+        # The first lines of the output:
+        #
+        #   server       http://localhost:8000, tools: look, move
+        #   teacher      anthropic/NAME
         names = ", ".join(printable(tool.name) for tool in factory.tools)
         typer.echo(f"server       {_public(self.address)}, tools: {names}")
+        # The result on standard output, which scripts may read; advice goes to standard error:
+        #
+        #   collected=98 skipped=0 dropped=1 failed=1
+        #   avg_reward=0.910 success_rate=88%
+        #   episodes     episodes
+        #
+        # skipped: the folder had them; dropped: a reward below 0; failed: no reward after all retries.
         typer.echo(f"teacher      {teacher.label}" + (f"/{teacher.model}" if teacher.model else ""))
+        # After the warning, which compares with the metadata of the last run.
         folder.write_metadata(metadata)
         runner = CollectRunner(
             session_factory=factory,
@@ -303,9 +342,11 @@ class _Job:
                 with TaskClient(self.address, token=self.flags.token) as client:
                     tasks = list(client.split(split))
             except NotImplementedError:
+                # The server runs, but its environment declares no tasks.
                 raise ValueError(f"{_public(self.address)} has no task catalogue; leave out --split") from None
             if not tasks or not all(isinstance(task, Mapping) for task in tasks):
                 raise ValueError(f"the tasks of split {split!r} are missing or are not arguments of reset")
+            # More episodes than tasks repeat the tasks; the runner takes only as many as it needs.
             return itertools.cycle(tasks)
         if seed is not None:
             return ({"seed": number} for number in itertools.count(seed))
@@ -319,6 +360,7 @@ def _print(result: CollectResult, output_dir: Path) -> None:
     )
     if result.num_rewarded:
         typer.echo(f"avg_reward={result.avg_reward:.3f} success_rate={result.success_rate:.0%}")
+    # The text of the runner's error; the usual reason is a model that answers without a tool call.
     if any("did not produce an environment reward" in reason for reason in result.failures.values()):
         typer.echo("The teacher called no tool with a reward. To keep these episodes, use --unrewarded.", err=True)
     if result.num_left:
@@ -332,6 +374,7 @@ def _address(env: str, base_url: str | None) -> str:
     """Return the server's address: --base-url, or ENV if that is a URL."""
     if base_url is not None:
         return base_url
+    # http://localhost:8000 is an address, maze and openspiel:chess are names.
     if "://" in env:
         return env
     raise typer.BadParameter(
@@ -347,6 +390,7 @@ def _json_object(option: str, text: str | None) -> dict[str, Any] | None:
         value = json.loads(text)
     except ValueError as exc:
         raise typer.BadParameter(f"is not valid JSON: {exc}", param_hint=option) from None
+    # `--dataset-config 3` is valid JSON, but reset takes keyword arguments.
     if not isinstance(value, dict):
         raise typer.BadParameter('must be a JSON object, such as {"min_terms": 2}', param_hint=option)
     return value
@@ -359,6 +403,7 @@ def _is_no_loss(record: EpisodeRecord) -> bool:
 
 def _public(url: str) -> str:
     """Return an address without its user and password: metadata is uploaded."""
+    # https://user:password@host/path becomes https://host/path.
     parts = urlsplit(url)
     if "@" not in parts.netloc:
         return url
@@ -368,6 +413,7 @@ def _public(url: str) -> str:
 def _warn_of_mixture(folder: RolloutSerializer, metadata: Mapping[str, Any]) -> None:
     """Warn if the folder contains episodes of another environment or teacher: the dataset would mix both."""
     before = folder.read_metadata()
+    # A new folder, or one whose episodes were moved away.
     if not before or not folder.results_path.exists():
         return
     for key in ("env", "provider", "model"):
@@ -383,6 +429,7 @@ def _warn_of_mixture(folder: RolloutSerializer, metadata: Mapping[str, Any]) -> 
 def _plain_warnings() -> Iterator[None]:
     """Print warnings as plain lines, without a position in our code."""
     with warnings.catch_warnings():
+        # Python shows a repeated warning only once per place; each failed episode must be visible.
         warnings.simplefilter("always", RuntimeWarning)
         warnings.showwarning = lambda message, *_, **__: typer.echo(f"Warning: {message}", err=True)
         yield

@@ -25,8 +25,11 @@ Deploy an environment permanently, on a Kubernetes cluster.
   openenv deploy k8s registry/maze:2 --replicas 3 --apply
 """
 )
+# The gauge that servers report at /metrics; an adapter such as prometheus-adapter offers it to the autoscaler.
 METRIC = "openenv_session_slots_used"
+# The autoscaler adds pods when their slots are used to this share on average.
 _FILL = 0.75
+# The watch reports pods at once; the Deployment's counts and the deadline are read at least this often.
 _LOOK_S = 1.0
 # API versions for older clusters; they have the same fields as far as we use them.
 _OLDER = {"policy/v1": "policy/v1beta1", "autoscaling/v2": "autoscaling/v2beta2"}
@@ -71,6 +74,7 @@ class PodFlags:
         """
         from openenv.providers.kubernetes_objects import ServerPods
 
+        # --env wins over openenv.yaml, and --max-sessions over both.
         variables = {**package.variables, **name_values("--env", self.env)}
         if max_sessions is not None:
             variables["OPENENV_MAX_SESSIONS"] = str(max_sessions)
@@ -81,6 +85,7 @@ class PodFlags:
             return ServerPods(
                 image=package.image,
                 container_port=port,
+                # Tokens belong in --secret: plain variables are readable in the printed manifests.
                 plain_variables=variables,
                 secrets=self.secret,
                 cpu_request=self.cpu,
@@ -96,6 +101,7 @@ class PodFlags:
                 ready_path=self.ready_path,
                 drain_s=drain_s,
             )
+        # `ServerPods` checks its fields; the text names the wrong one.
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
 
@@ -128,6 +134,10 @@ class NetworkFlags:
 
     def clients(self) -> list[dict[str, Any]]:
         """Return the allowed clients, as in `ingress.from` of a NetworkPolicy."""
+        # --allow-from app=trainer --allow-namespace rl becomes
+        #
+        #   - podSelector: {matchLabels: {app: trainer}}
+        #   - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: rl}}
         labels = name_values("--allow-from", self.allow_from)
         pods: list[dict[str, Any]] = [{"podSelector": {"matchLabels": {name: value}}} for name, value in labels.items()]
         others = [
@@ -169,6 +179,7 @@ class DeployFlags:
     def check(self) -> None:
         """Raise for options that do not fit together."""
         self.network.check()
+        # The remaining checks concern the autoscaler.
         if self.max_replicas is None:
             return
         if self.max_sessions is None:
@@ -194,6 +205,14 @@ def k8s(flags: DeployFlags) -> None:
     pod accepts no new sessions and ends after its last session, or after --drain-timeout. The autoscaler needs an
     adapter that offers openenv_session_slots_used as a custom metric. Build and push the image first: openenv build.
     """
+    # What --apply does:
+    #
+    #   manifests ──apply──> cluster ──creates──> new pods ──ready──> old pods end after their last session
+    #       │                                        │
+    #       └── order: Service, NetworkPolicy,       └── `_await_rollout` follows them and fails early
+    #           PodDisruptionBudget, Deployment
+    #
+    # Without --apply the same manifests are printed for `kubectl apply -f -` or a repository.
     flags.check()
     if flags.network.ingress_host is not None and max(flags.replicas, flags.max_replicas or 0) > 1:
         typer.secho(
@@ -207,6 +226,7 @@ def k8s(flags: DeployFlags) -> None:
     if not flags.apply:
         _print(manifests, flags.cluster.namespace)
         return
+    # Leaves the applied objects in place; only the watch is closed.
     with tidy_on_sigterm():
         _apply(manifests, name, flags.cluster, flags.timeout)
 
@@ -215,6 +235,7 @@ def _manifests(flags: DeployFlags, name: str, package: _Package) -> list[Manifes
     """Return the manifests, in the order in which to apply them; the Service is the first."""
     from openenv.providers.kubernetes_objects import IngressRoute, ServerManifests
 
+    # The NetworkPolicy comes before the Deployment, so no pod runs without it.
     network = flags.network
     pods = flags.pods.pods(package, max_sessions=flags.max_sessions, drain_s=flags.drain_timeout)
     server = ServerManifests(name=name, pods=pods, replicas=flags.replicas)
@@ -253,7 +274,9 @@ def _package(target: str, registry: str | None) -> _Package:
             raise failure(f"{target} is a folder without an openenv.yaml; name a package or an image")
         if registry is not None:
             raise typer.BadParameter("this is for a package; put it into the image's name", param_hint="--registry")
+        # registry.example.org:5000/team/Maze_env:2@sha256:... gives maze_env, and then maze-env.
         base = target.rpartition("/")[2].partition("@")[0].partition(":")[0].lower()
+        # Names of Services are DNS labels: lower-case letters, digits and hyphens, beginning with a letter.
         name = re.sub(r"[^a-z0-9]+", "-", base).strip("-")[:50].strip("-")
         if not name[:1].isalpha():
             raise failure(f"the image {target!r} gives no valid name; set --name")
@@ -264,9 +287,11 @@ def _package(target: str, registry: str | None) -> _Package:
         manifest = read_manifest(folder / "openenv.yaml")
     except (ManifestError, OSError) as error:
         raise failure(f"{folder / 'openenv.yaml'} cannot be read: {error}") from error
+    # maze_env becomes maze, as in `openenv build`, so the default image names of both commands agree.
     stem = str(manifest.get("name") or folder.resolve().name)
     stem = (stem.removesuffix("_env").strip("_") or stem).lower()
     image = f"{registry.rstrip('/') + '/' if registry else ''}openenv-{stem}:{manifest.get('version') or 'latest'}"
+    # On standard error, because the manifests on standard output are often piped.
     typer.echo(f"Image: {image}. Build and push it: openenv build {target} -t {image} && docker push {image}", err=True)
     variables = {str(key): str(value) for key, value in (manifest.get("variables") or {}).items()}
     return _Package(stem.replace("_", "-"), image, int(manifest.get("port") or 8000), variables)
@@ -275,6 +300,7 @@ def _package(target: str, registry: str | None) -> _Package:
 def _print(manifests: Sequence[Manifest], namespace: str | None) -> None:
     import yaml
 
+    # Printed manifests carry --namespace; otherwise kubectl's current one applies.
     for manifest in manifests:
         if namespace is not None:
             manifest["metadata"]["namespace"] = namespace
@@ -286,8 +312,18 @@ def _apply(manifests: Sequence[Manifest], name: str, chosen: ClusterFlags, timeo
     from openenv.errors import ProviderError, ProviderUnavailable
     from openenv.sandboxes.cluster import Cluster, PodWatch
 
+    # The output of --apply:
+    #
+    #   applied Service maze
+    #   applied NetworkPolicy maze
+    #   applied PodDisruptionBudget maze
+    #   applied Deployment maze
+    #   0 of 3 pods have this version, 0 are ready
+    #   3 of 3 pods have this version, 3 are ready
+    #   maze runs in namespace default.
     try:
         cluster = Cluster(chosen.address(), error=ProviderError, unavailable=ProviderUnavailable)
+        # The watch starts before the change, so that no early failure of a new pod is missed.
         with PodWatch(cluster, {"app.kubernetes.io/instance": name}) as watch:
             # Pods from before: an old pod that fails says nothing about the new version.
             watch.wait(lambda pods: True, 30.0)
@@ -314,14 +350,17 @@ def _await_rollout(cluster: Cluster, watch: PodWatch, name: str, before: set[str
     shown = ""
     while True:
         deployment: Any = read_deployment(cluster, name)
+        # A quota or an admission rule creates no pod at all, so the watch would stay silent until the deadline.
         raise_if_refused(deployment)
         status, wanted = deployment.status, deployment.spec.replicas if deployment.spec.replicas is not None else 1
         updated, ready = (status and status.updatedReplicas) or 0, (status and status.availableReplicas) or 0
         # Until the controller has seen our change, the counts describe the version before.
         current = status is not None and (status.observedGeneration or 0) >= (deployment.metadata.generation or 0)
+        # Done means: all pods are of this version, all are ready, and no pod of the old version remains.
         if current and updated >= wanted and ready >= wanted and (status.replicas or 0) <= updated:
             return
         line = f"{updated} of {wanted} pods have this version, {ready} are ready"
+        # Print changes only; CI logs would otherwise get a line per second.
         if line != shown:
             typer.echo(line)
             shown = line
@@ -330,6 +369,7 @@ def _await_rollout(cluster: Cluster, watch: PodWatch, name: str, before: set[str
             if pod.problem is not None and not pod.problem.may_pass:
                 raise pod_failure(cluster, pod)
         if time.monotonic() > deadline:
+            # At the deadline, a problem that might have passed is the best explanation.
             stuck = next((pod for pod in new if pod.problem is not None), None)
             if stuck is not None:
                 raise pod_failure(cluster, stuck)

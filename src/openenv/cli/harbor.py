@@ -18,6 +18,17 @@ from openenv.errors import OpenEnvError, message_of
 from .command import HelpCommand, check_choice, command_group, failure
 from .options import flags_class, options_of
 
+# Processes of `rollout`, for each task in turn, and of `serve`, for each call of run_rollout:
+#
+#   this process                         sandbox (Docker container or pod)
+#   ┌───────────────────────────┐        ┌────────────────────────────┐
+#   │ capture server (a thread) │ <───── │ agent, with the proxy's URL │
+#   └────────────┬──────────────┘        │ verifier of the task        │
+#                ▼                       └────────────────────────────┘
+#          model endpoint
+#
+# Sandboxes know the proxy's address only, never the endpoint's key. With --expose gradio or cloudflare, the proxy gets
+# a public address, for sandboxes on other machines.
 _EXAMPLES = """
 Run Harbor's task folders with token capture, serve them, and check what this machine can run.
 
@@ -62,6 +73,8 @@ class EndpointFlags:
     ] = None
 
 
+# None keeps a default that depends on the place: this machine, another address, or a Space
+# (`HarborPermissions.of`).
 @flags_class
 class VisitorFlags:
     """Options of what callers of a server may do, for `serve` and `push`."""
@@ -126,6 +139,8 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except (OpenEnvError, OSError, ValueError, IndexError, ImportError, RuntimeError) as exc:
+        # OSError: a taken port, an unreadable file. ValueError: an unknown dataset. IndexError: a task number beyond
+        # the dataset. ImportError: a missing extra. RuntimeError: the endpoint does not answer.
         raise failure(message_of(exc)) from exc
 
 
@@ -154,6 +169,7 @@ def info(flags: InfoFlags) -> None:
 
     endpoint = flags.endpoint
     with _failures():
+        # `require_llm=False`: a summary must also appear if the endpoint is down; that is what the user wants to see.
         found = prepare(
             llm_url=endpoint.llm_url,
             model=endpoint.model,
@@ -164,6 +180,16 @@ def info(flags: InfoFlags) -> None:
             api_key=endpoint.api_key,
             auth_header=endpoint.auth_header,
         )
+    # The text has one section per part:
+    #
+    #   llm       qwen3-8b  [TRAIN]
+    #   sandboxes 1 of 2 usable
+    #     [ok]  docker
+    #     [--]  kubernetes   no cluster is configured
+    #   datasets  1 with 12 tasks
+    #     [ok]  tasks  12 tasks
+    #
+    # TRAIN: the endpoint returns tokens and log-probabilities. EVAL ONLY: text only.
     typer.echo(json.dumps(found.to_dict(), indent=2) if flags.as_json else found.render(verbose=flags.verbose))
 
 
@@ -213,6 +239,7 @@ def rollout(flags: RolloutFlags) -> None:
 
     endpoint = flags.endpoint
     with _failures():
+        # --task-index counts within one dataset, so several datasets would be ambiguous.
         if len(endpoint.dataset) != 1:
             raise ValueError("give exactly one --dataset")
         # Published runners keep a sandbox for debugging; ours closes it after storing its files.
@@ -240,10 +267,16 @@ def rollout(flags: RolloutFlags) -> None:
                 report=lambda line: typer.echo(line, err=True),
             )
         )
+        # Before the table: a closed pipe (`| head`) must not cost the file.
         if flags.out is not None:
             flags.out.write_text(json.dumps([result.model_dump() for result in results], indent=2))
+    # One line per task, with tabs for `cut` and spreadsheets:
+    #
+    #   hello-world  1  oe-hello-world-1a2b3c4d
+    #   fix-tests    -  oe-fix-tests-5e6f7a8b      the rollout has no reward
     for result in results:
         typer.echo(f"{result.task_name}\t{'-' if result.reward is None else f'{result.reward:g}'}\t{result.trial_name}")
+    # A reward of 0 is a result and exits with 0; only a failed rollout exits with 1.
     if not all(result.ok for result in results):
         raise typer.Exit(1)
 
@@ -293,6 +326,7 @@ def serve(flags: HarborServeFlags) -> None:
 
     endpoint, visitors = flags.endpoint, flags.visitors
     visitors.check()
+    # `openenv harbor push` gives a Space its datasets as a variable.
     datasets = endpoint.dataset or list(settings.harbor_datasets())
     with _failures():
         if not datasets:
@@ -310,6 +344,7 @@ def serve(flags: HarborServeFlags) -> None:
             auth_header=endpoint.auth_header,
             max_output_tokens=flags.max_output_tokens,
             options=HarborPermissions.of(
+                # Permissions that are risky for others, such as private URLs, are on by default only on loopback.
                 is_local=is_loopback(flags.host),
                 shares_endpoint=visitors.share_endpoint,
                 takes_endpoints=visitors.visitor_endpoints,
@@ -346,6 +381,7 @@ class HarborPushFlags:
     def check(self) -> None:
         """Raise for options that the Space does not support, with the alternative."""
         self.visitors.check()
+        # These options exist so that published scripts get this advice instead of "No such option".
         if self.bucket not in (None, "none") or self.public_bucket is not None:
             raise ValueError(
                 "the Space uses no bucket: leave --bucket and --public-bucket out; it downloads its datasets itself"
@@ -374,6 +410,7 @@ def push(flags: HarborPushFlags) -> None:
 
     endpoint, visitors = flags.endpoint, flags.visitors
     with _failures():
+        # Inside `_failures`, because `check` raises ValueError.
         flags.check()
         assert flags.repo_id is not None
         switches = {
@@ -398,6 +435,7 @@ def push(flags: HarborPushFlags) -> None:
             api_key=endpoint.api_key or settings.llm_api_key(),
             env_file=None if endpoint.env_file is None else Path(endpoint.env_file),
         )
+        # The plan names secrets without their values, so that it can be pasted into an issue.
         if flags.dry_run:
             typer.echo(plan.describe())
             return

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from openenv.train.groups import EpisodeSample, SampleGroup
 
 
+# `openenv play` starts no process. The model and the environment are servers elsewhere:
+#
+#   environment server(s) <──sessions── play ──model calls──> capture proxy (in this process) ──> model endpoint
+#                                         │                        │
+#                                         │                        └─ records tokens and log-probabilities
+#                                         └──> --store FOLDER, for openenv rollouts ls, show and export
 @flags_class
 class PlayFlags:
     """Options of `openenv play`."""
@@ -62,6 +68,7 @@ def play(flags: PlayFlags) -> None:
       openenv play http://localhost:8000 --base-url http://localhost:8001/v1 \\
           --model NAME -n 64 --concurrency 64 --system "Find the way out."
     """
+    # `ModelFlags` allows an absent model for agents that need none; here both options are required.
     for option, value in (("--base-url", flags.model.base_url), ("--model", flags.model.model)):
         if value is None:
             raise typer.BadParameter("give the model that plays", param_hint=option)
@@ -70,10 +77,13 @@ def play(flags: PlayFlags) -> None:
         assert endpoint is not None
         with _open_store(flags.store) as store:
             played = asyncio.run(_play(flags, endpoint, store))
+    # No server at the URL, a refused token, an endpoint without an answer; ValueError: options of the model that do not
+    # fit together.
     except (OpenEnvError, ValueError) as exc:
         raise failure(exc) from None
     if not flags.as_json:
         _print_summary(played)
+    # For scripts: a missing reward means that the infrastructure failed, never that the model played badly.
     if any(sample.reward is None for sample in played):
         raise typer.Exit(1)
 
@@ -97,13 +107,16 @@ async def _play(flags: PlayFlags, model: Model, store: RolloutStore | None) -> l
 
     from openenv.train.episodes import play as play_episodes
 
+    # -n 64 --samples 4 plays 256 episodes: 4 from each of 64 starts, which form a group.
     count = flags.episodes * flags.samples
     played: list[EpisodeSample] = []
+    # Standard error, so that `--json > episodes.jsonl` contains only JSON.
     console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("mean reward {task.fields[mean]}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=count, mean="-")
 
+        # Called once per start, when its last sample is over; failed groups come through `on_failed`.
         def show(group: SampleGroup) -> None:
             played.extend(group.samples)
             if flags.as_json:
@@ -112,12 +125,14 @@ async def _play(flags: PlayFlags, model: Model, store: RolloutStore | None) -> l
             rewards = [sample.reward for sample in played if sample.reward is not None]
             progress.update(bar, completed=len(played), mean=f"{fmean(rewards):.3f}" if rewards else "-")
 
+        # Each start is the seed of a reset, so that two runs with the same --seed compare the same episodes.
         starts = range(flags.seed, flags.seed + flags.episodes)
         async with play_episodes(
             flags.url,
             model,
             starts,
             samples=flags.samples,
+            # No more sessions than episodes: each one takes a slot of the server.
             concurrency=min(flags.concurrency, count),
             system=flags.system,
             max_turns=flags.max_turns,
@@ -129,12 +144,17 @@ async def _play(flags: PlayFlags, model: Model, store: RolloutStore | None) -> l
             try:
                 async for group in stream:
                     show(group)
+            # Every episode failed with all its retries.
             except RolloutError:
                 if not played:  # otherwise the summary shows the failure
                     raise
     return played
 
 
+# A line of `--json`:
+#
+#   {"episode": "...", "start": 1, "sample": 0, "status": "ok", "reason": null, "reward": 1.0, "turns": 5,
+#    "tokens": 212, "wall_s": 3.21}
 def _row(sample: EpisodeSample) -> dict[str, Any]:
     outcome = sample.outcome
     return {
@@ -151,11 +171,17 @@ def _row(sample: EpisodeSample) -> dict[str, Any]:
 
 
 def _print_summary(played: Sequence[EpisodeSample]) -> None:
+    # The summary:
+    #
+    #   mean reward  0.625 ± 0.518 (from 0 to 1)
+    #   episodes     8, 4.2 replies each; 1 truncated
+    #   failed       1 without a reward; the last reason: ...
     rewards = [sample.reward for sample in played if sample.reward is not None]
     failed = [sample for sample in played if sample.reward is None]
     truncated = sum(sample.outcome.status == "truncated" for sample in played)
     turns = fmean(len(sample.outcome.turns) for sample in played)
     if rewards:
+        # A standard deviation needs two values.
         spread = f" ± {stdev(rewards):.3f}" if len(rewards) > 1 else ""
         typer.echo(f"mean reward  {fmean(rewards):.3f}{spread} (from {min(rewards):g} to {max(rewards):g})")
     typer.echo(f"episodes     {len(played)}, {turns:.1f} replies each; {truncated} truncated")

@@ -25,11 +25,17 @@ if TYPE_CHECKING:
     from openenv.server.app import HTTPEnvServer
     from openenv.server.loading import ManifestSettings
     from openenv.server.options import ServerOverrides
-    from openenv.server.run import HeartbeatOptions
+    from openenv.server.run import HeartbeatOptions, ServeOptions
 
 _OptionT = TypeVar("_OptionT")
 
 
+# The groups below mirror the panels of `openenv serve --help`. None means that the user said nothing; then the value
+# comes from the first place that has one:
+#
+#   option  >  variable (OPENENV_...)  >  openenv.yaml  >  the application's own argument  >  the default
+#
+# `_overrides` and `_unless_set` implement this order.
 @flags_class
 class SessionFlags:
     """Options of sessions; None leaves a decision to the variables, `openenv.yaml` and the application."""
@@ -244,22 +250,62 @@ def serve(flags: ServeFlags) -> None:
 
       openenv serve my_env.py --host 0.0.0.0
     """
+    # The processes of a server:
+    #
+    #   openenv serve               this process loads the application and serves
+    #
+    #   openenv serve --workers 4   this process (supervisor) ──> worker ──> worker ──> worker ──> worker
+    #                               owns the port, restarts dead workers, sees no request
+    #
+    #   openenv serve --reload      this process (watches the sources) ──> one serving process, restarted after a change
+    #
+    # `Introduction` runs in the process that knows the application and the actual port.
     gc.disable()  # nothing is garbage while everything loads; `run` turns it on again
+    # Before the first import of `openenv.server`, which imports FastAPI.
     import_fastapi()
     from openenv.server.loading import enter_folder, manifest_settings  # servers load only for this command
-    from openenv.server.run import AccessOptions, ServeOptions, serve_reloading
     from openenv.server.run import serve as run
+    from openenv.server.run import serve_reloading
 
+    # All contradictions are found before the target loads: loading runs the user's code and may take seconds.
     flags.check()
-    access = flags.access
+    # Order: read the manifest, resolve relative paths of options, then enter the target's folder. Afterwards a
+    # relative --record-dir would mean another folder.
     with target_failures():
         manifest = manifest_settings(flags.target)
         overrides = _overrides(flags, manifest)
         target = enter_folder(flags.target)
+    # On standard error, as all messages here: standard output belongs to the environment.
     for note in manifest.notes:
         typer.secho(f"Note: {note}", fg="yellow", err=True)
+    options = _serve_options(flags, manifest, overrides)
+    introduction = Introduction(
+        target,
+        options.host,
+        options.port,
+        options.access.spare_token,
+        options.log_level,
+        options.log_format,
+        watches=flags.reload,
+        workers=options.workers,
+    )
+    try:
+        with target_failures():
+            # Blocks until Ctrl-C or SIGTERM. `target_failures` prints a traceback of the target's code in full.
+            (serve_reloading if flags.reload else run)(target, options, introduction)
+    finally:
+        # `run` turns it on before it serves; this line is for targets that fail to load.
+        gc.enable()
+
+
+def _serve_options(flags: ServeFlags, manifest: ManifestSettings, overrides: ServerOverrides) -> ServeOptions:
+    """Merge options, variables and manifest; raise for values that do not fit together."""
+    from openenv.server.run import AccessOptions, ServeOptions
+
     runner = _unless_set(flags.sessions.runner, settings.runner_name, manifest.runner) or settings.runner_name()
+    # Checked after merging: the value may come from OPENENV_RUNNER or openenv.yaml.
     check_choice("--runner", runner, ("auto", "thread", "inline", "process"))
+    # These options would otherwise be ignored silently by the thread runner.
     if (flags.sessions.env_processes or flags.sessions.sessions_per_process) and runner != "process":
         raise typer.BadParameter("these need --runner process", param_hint="--env-processes, --sessions-per-process")
     log_format = flags.log_format or settings.log_format() or "text"
@@ -267,30 +313,22 @@ def serve(flags: ServeFlags) -> None:
     workers = _worker_count(_unless_set(flags.workers, settings.workers, manifest.workers))
     if flags.reload and workers > 1:
         raise typer.BadParameter("--reload serves with one process", param_hint="--workers")
+    # Needs the final number of workers and the final runner.
     if flags.pin_workers:
         _check_pinning(workers, runner)
-    spare = access.spare_token(flags.host)
-    port = manifest.port if flags.port is None else flags.port
-    options = ServeOptions(
+    access = flags.access
+    return ServeOptions(
         flags.host,
-        port,
+        manifest.port if flags.port is None else flags.port,
         flags.log_level,
         log_format,
         web=_has_page(flags.web),
         workers=workers,
         pin_workers=flags.pin_workers,
         heartbeat=_heartbeat(flags, workers),
-        access=AccessOptions(access.token, access.agent_token, access.observer_token, spare),
+        access=AccessOptions(access.token, access.agent_token, access.observer_token, access.spare_token(flags.host)),
         server=overrides,
     )
-    introduction = Introduction(
-        target, flags.host, port, spare, flags.log_level, log_format, watches=flags.reload, workers=workers
-    )
-    try:
-        with target_failures():
-            (serve_reloading if flags.reload else run)(target, options, introduction)
-    finally:
-        gc.enable()
 
 
 def _overrides(flags: ServeFlags, manifest: ManifestSettings) -> ServerOverrides:
@@ -345,12 +383,19 @@ class Introduction:
         from openenv.server.access import Role
         from openenv.server.run import environment_server
 
+        # None for an application that `create_app` did not make; it gets a banner without sessions and token.
         server = environment_server(app)
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # programs on this machine use it
         place = f"[{host}]:{actual}" if ":" in host else f"{host}:{actual}"
+        # If OPENENV_TOKEN or the application set another token, printing the spare one would mislead.
         accepted = self.spare is not None and server is not None and server.access.role(self.spare) is Role.ORCHESTRATOR
         token = self.spare if accepted else None
         is_silent = self.log_level in ("critical", "error", "warning")
+        # What is printed, by level and format:
+        #
+        #   --log-level info, text     the banner
+        #   --log-format json          only `token: ...`: a frame of box characters would not be JSON either
+        #   --log-level warning        `http://127.0.0.1:41233` with --port 0, which scripts read, and `token: ...`
         if not is_silent and self.log_format != "json":
             self._show_banner(app, server, place, token)
             return
@@ -367,6 +412,16 @@ class Introduction:
 
         from openenv.types import ServerMode
 
+        # The banner:
+        #
+        #   ╭────────────── maze_env is served ──────────────╮
+        #   │  Web page   http://127.0.0.1:8000/web          │
+        #   │  WebSocket  ws://127.0.0.1:8000/ws             │
+        #   │  ...                                           │
+        #   ╰───────────────── Ctrl-C stops ─────────────────╯
+        #   Try it:
+        #   from openenv import GenericEnvClient
+        #   with GenericEnvClient("http://127.0.0.1:8000").sync() as env: print(env.reset())
         is_open = server is None or server.access.is_open
         has_page = any(getattr(route, "path", None) == "/web" for route in getattr(app, "routes", ()))
         table = Table.grid(padding=(0, 2))
@@ -377,6 +432,7 @@ class Introduction:
         table.add_row("WebSocket", f"ws://{place}/ws")
         table.add_row("HTTP", f"http://{place}")
         table.add_row("MCP", f"http://{place}/mcp")
+        # Browsers cannot send a header from the address bar, so the page of a protected server takes a query parameter.
         table.add_row("API docs", f"http://{place}/docs{'' if is_open else '?token=TOKEN'}")
         if server is not None:
             table.add_row("Sessions", f"up to {server.max_concurrent_envs}, {server.manager.runner.name} runner")
@@ -384,10 +440,12 @@ class Introduction:
             table.add_row("Workers", f"{self.workers} processes, which share the sessions")
         if self.watches:
             table.add_row("Sources", "are watched; a change restarts the server")
+        # The token itself only if it was created now; a configured one stays out of logs.
         if not is_open:
             table.add_row("Token", token or "as configured")
         elif not is_loopback(self.host):
             table.add_row("Network", f"[yellow]{escape(self.host)}: open to others, without authentication[/]")
+        # Standard error: standard output may be piped, and belongs to the environment.
         console = Console(stderr=True)
         name = self.target if server is None else server.service.env_name
         console.print(Panel(table, title=f"[bold]{escape(name)}[/] is served", subtitle="Ctrl-C stops", expand=False))
@@ -414,8 +472,14 @@ def _leave_on_second_interrupt(app: Any) -> None:
     """
     from openenv.server.run import environment_server
 
+    # Signals of a server in the foreground:
+    #
+    #   first Ctrl-C     uvicorn's handler: refuse new sessions, finish calls, close environments
+    #   second Ctrl-C    `leave`: name the sessions with open environments, exit with 130 at once
     server = environment_server(app)
     stop = signal.getsignal(signal.SIGINT)
+    # `SIG_IGN` and `SIG_DFL` are not callable: a shell starts background jobs with SIGINT ignored. Only the main thread
+    # can set handlers.
     if not callable(stop) or threading.current_thread() is not threading.main_thread():
         return
 
@@ -423,6 +487,7 @@ def _leave_on_second_interrupt(app: Any) -> None:
         sessions = [] if server is None else [session.id for session in server.manager.slots.all()]
         if sessions:
             sys.stderr.write(f"Not closed: the environments of the sessions {', '.join(sessions)}\n")
+        # `os._exit` skips the interpreter's flush at exit.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(128 + signum)
@@ -443,12 +508,14 @@ def import_fastapi() -> None:
     """
     if "fastapi" in sys.modules:
         return
+    # pydantic reads this dictionary whenever a model class without its own setting is created.
     config: dict[str, Any]
     try:
         from pydantic._internal._config import config_defaults as config  # type: ignore[assignment]
     except ImportError:  # another pydantic: the models are built at once, as usual
         config = {"defer_build": False}
     before, config["defer_build"] = config["defer_build"], True
+    # FastAPI falls back to a plain text field if the import fails. Only hide the module if nobody imported it before.
     hidden = {"email_validator"} - sys.modules.keys()
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]  # its import fails, as if it were not installed
@@ -469,11 +536,13 @@ def _worker_count(option: str | None) -> int:
     """Return the number of server processes, from the option or `OPENENV_WORKERS`."""
     from openenv.server.runners import cores
 
+    # The message names the option or the variable, whichever the user has to correct.
     text, source = (option, "--workers") if option is not None else (settings.workers() or "1", "OPENENV_WORKERS")
     if text.strip().lower() == "auto":
         return cores()
     try:
         count = int(text)
+    # Fails below with the same message as 0 and negative numbers.
     except ValueError:
         count = 0
     if count < 1:
@@ -500,8 +569,10 @@ def _check_pinning(workers: int, runner: str | None) -> None:
     """Refuse `--pin-workers` if it would slow the server down or have no effect."""
     from openenv.server.runners import cores, has_affinity
 
+    # Not every system has calls to pin a process; ignoring the option would invalidate a benchmark.
     if not has_affinity():
         raise typer.BadParameter("this system cannot pin processes to cores", param_hint="--pin-workers")
+    # One worker has nothing to be pinned beside, and two workers on one core would wait for each other.
     if not 1 < workers <= cores():
         raise typer.BadParameter(f"needs --workers from 2 to {cores()}, one per core", param_hint="--pin-workers")
     if runner == "process":
@@ -512,6 +583,7 @@ def _check_pinning(workers: int, runner: str | None) -> None:
 
 def _has_page(web: bool | None) -> bool:
     """Return whether to serve the page; the variable also stops applications that add the page themselves."""
+    # A published application may add the page in its own code, by this variable; the option must win over it.
     if web is False:
         settings.export({"ENABLE_WEB_INTERFACE": "false"})
     return web if web is not None else settings.web_interface_setting() is not False
@@ -522,7 +594,12 @@ def _notes(server: HTTPEnvServer) -> Iterator[str]:
     from openenv.env.binding import declared_action, declared_concurrency, shared_attributes
     from openenv.types import Action
 
+    # Printed below the banner, for example:
+    #
+    #   Note: one session at a time, the web page's included: Maze does not set SUPPORTS_CONCURRENT_SESSIONS = True
+    #   Note: actions have no fields: declare them with Maze(Environment[MyAction, MyObservation, State])
     env_cls = server.manager.env_cls
+    # A factory function instead of a class: there is nothing to inspect.
     if env_cls is None:
         return
     name = env_cls.__name__

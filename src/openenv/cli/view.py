@@ -61,17 +61,26 @@ def view(
     from openenv.server.loading import TargetError
     from openenv.server.run import bound_socket
 
+    # This process only reads the stores; rollouts run in other processes:
+    #
+    #   openenv rollouts run ──writes──> store (folder) <──reads── openenv view ──HTTP──> browser
     if no_token and token:
         raise typer.BadParameter("it contradicts --token", param_hint="--no-token")
+    # Fails for a mistyped folder before a port is bound.
     folders = _folders(stores)
+    # Transcripts may contain secrets, so an address that others can reach gets a token by default.
     spare = secrets.token_urlsafe(24) if not is_loopback(host) and not no_token and not token else None
     access = _access(token, spare)
     try:
+        # Bound here and not by uvicorn, because with --port 0 the printed address needs the actual port.
         listener = bound_socket(host, port)
+    # The port is taken, or the address does not belong to this machine; the text says which option to change.
     except TargetError as exc:
         raise failure(exc) from None
     listener.listen(128)  # before the address is shown
     place = _address(listener)
+    # Browsers never send the part after # to a server, so the token stays out of access logs. If OPENENV_TOKEN is set,
+    # the spare token is not in use.
     shown = f"#token={spare}" if spare is not None and not settings.orchestrator_tokens() else ""
     typer.echo(f"Rollouts of {', '.join(folders)}", err=True)
     typer.echo(f"http://{place}/web/{shown}", err=True)
@@ -79,7 +88,9 @@ def view(
         typer.secho(f"{host}: open to others, without authentication", fg="yellow", err=True)
     if open_browser:
         webbrowser.open(f"http://{place}/web/{shown}")
+    # A connection that a browser keeps open must not delay Ctrl-C by more than 2 s.
     config = uvicorn.Config(viewer_app(folders, access), log_level="warning", timeout_graceful_shutdown=2)
+    # Ctrl-C is the normal end, so the exit code is 0.
     with listener, contextlib.suppress(KeyboardInterrupt), tidy_on_sigterm():
         uvicorn.Server(config).run(sockets=[listener])
 
@@ -95,6 +106,7 @@ def _folders(stores: list[Path]) -> dict[str, Path]:
             require_store(folder)
         except StoreError as exc:
             raise failure(exc) from None
+    # A page title and link per store; the paths as the user wrote them.
     return {str(folder): folder for folder in chosen}
 
 
@@ -102,10 +114,13 @@ def _access(token: str | None, spare: str | None) -> AccessPolicy:
     from openenv.server.access import AccessPolicy
 
     try:
+        # --token replaces the orchestrator's token; observers' tokens of the settings still work.
         if token:
             return AccessPolicy(orchestrator=token, observer=settings.observer_tokens())
+        # Configured tokens win over the spare one.
         own = AccessPolicy.from_settings()
         return AccessPolicy(orchestrator=spare) if own.is_open and spare is not None else own
+    # Two roles with the same token, or a token with characters that headers cannot carry.
     except ValueError as exc:
         raise failure(exc) from None
 
@@ -113,5 +128,6 @@ def _access(token: str | None, spare: str | None) -> AccessPolicy:
 def _address(listener: socket.socket) -> str:
     """Return the page's address for a browser on this machine."""
     host, port = listener.getsockname()[:2]
+    # Nobody can open 0.0.0.0 in a browser. IPv6 addresses need brackets: http://[::1]:8600.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

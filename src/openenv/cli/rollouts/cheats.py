@@ -47,6 +47,7 @@ def cheats(flags: CheatFlags) -> None:
     """
     from openenv.testing import run_cheats
 
+    # ValueError: an unknown cheat or family; SandboxError: the backend cannot run here.
     with one_line_failures():
         chosen = _chosen_cheats(flags.name, flags.family, quick=flags.quick)
         if flags.show_list:
@@ -73,6 +74,7 @@ def _chosen_cheats(names: list[str], families: list[str], *, quick: bool) -> lis
     unknown |= set(families) - {cheat.family for cheat in everything}
     if unknown:
         raise ValueError(f"unknown cheat {', '.join(sorted(unknown))}; --list prints all")
+    # An explicit choice wins over --quick.
     if names or families:
         return [cheat for cheat in everything if cheat.name in names or cheat.family in families]
     return [cheat for cheat in everything if cheat.quick or not quick]
@@ -100,6 +102,7 @@ def _cheat_progress(count: int, *, visible: bool) -> Iterator[Callable[[CheatRes
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
+    # `transient`: the bar disappears, and the table of results stays.
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not (visible and console.is_terminal)) as bar:
         task = bar.add_task("", total=count)
@@ -110,6 +113,12 @@ def _print_cheats(report: CheatReport) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    # Sample:
+    #
+    #   FAMILY           CHEATS  WINS  DODGES
+    #   shadowed-module       6     0       0
+    #   win    fake-pytest: ok, reward 1; it ...
+    #   0 wins and 1 dodges in 42 cheats on local.
     families: dict[str, list[CheatResult]] = {}
     for result in report.results:
         families.setdefault(result.family, []).append(result)
@@ -125,9 +134,11 @@ def _print_cheats(report: CheatReport) -> None:
             earned = result.breach or f"{result.status}, reward {reward_text(result.reward)}"
             why = f" ({result.reason})" if result.reason and result.kind == "dodge" else ""
             typer.echo(f"{typer.style(title[:-1], fg='red'):6} {result.name}: {earned}{why}; it {result.what}")
+    # The harness itself is broken: the task's solution earns nothing, or doing nothing earns everything.
     for task in report.unfit:
         earned = f"doing nothing {reward_text(report.idle[task])}, its solution {reward_text(report.solved[task])}"
         typer.echo(f"The task {task} proves nothing here: {earned}.")
+    # Sample: `3 left out: there is no gcc in the sandbox.` A cheat that did not run proves nothing.
     for reason in sorted(set(report.skipped.values())):
         count = sum(each == reason for each in report.skipped.values())
         typer.echo(f"{count} left out: {reason}.")

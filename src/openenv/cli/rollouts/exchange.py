@@ -15,6 +15,11 @@ from .selection import SelectionFlags, Store, open_store
 if TYPE_CHECKING:
     from openenv.rollout.store.exports import Format
 
+# The rows of each format:
+#
+#   jsonl     one rollout per line, for any program
+#   parquet   one training sequence per row; a rollout may have several
+#   inspect   one sample per rollout, for `inspect view`
 FORMATS = ("jsonl", "parquet", "inspect")
 
 
@@ -65,7 +70,9 @@ def export(flags: ExportFlags) -> None:
     from openenv.rollout.store.exports import export_rollouts
 
     target = flags.target
+    # --to wins over the ending, so that `export rollouts.txt --to jsonl` works.
     kind = flags.to or {".parquet": "parquet", ".eval": "inspect"}.get(target.suffix, "jsonl")
+    # The option would have no effect; silence would look like a successful export with messages.
     if flags.messages and kind != "jsonl":
         raise failure(f"--messages is for JSONL; {kind} stores messages in its own form")
 
@@ -99,6 +106,7 @@ def import_logs(
     module = _inspect_logs()
     with open_store(store, create=True) as opened:
         for log in logs:
+            # Sample: `logs/a.eval: 12 rollouts added, 3 known already`.
             done = module.import_inspect_log(log, opened, scorer=scorer)
             skipped = f", {done.known} known already" if done.known else ""
             typer.echo(f"{log}: {done.added} rollout{'' if done.added == 1 else 's'} added{skipped}")
@@ -108,6 +116,7 @@ def _inspect_logs() -> ModuleType:
     """Return the module for Inspect's logs; inspect-ai is an extra."""
     try:
         from openenv.adapters.inspect import logs as inspect_logs
+    # The error names the command that installs the extra.
     except ModuleNotFoundError as exc:
         raise failure(str(exc)) from exc
     return inspect_logs

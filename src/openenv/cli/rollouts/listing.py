@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from openenv.rollout.store.rollout_index import Grouping, RolloutRow, RolloutStats
 
+# The words of --by, and the columns of the index that they mean.
 _GROUPINGS: Final[dict[str, Grouping]] = {
     "task": "task_id",
     "group": "group",
@@ -63,6 +64,7 @@ def list_rollouts(flags: ListFlags) -> None:
         rows = store.find(flags.selection.filter(store), limit=flags.limit)
         interrupted = store.interrupted()
         if flags.as_json:
+            # `interrupted` contains IDs only: their engine ended before an outcome was stored.
             document = {"rollouts": [_row_document(row) for row in rows], "interrupted": interrupted}
             typer.echo(json.dumps(document, indent=2))
             return
@@ -104,6 +106,7 @@ def show_stats(flags: StatsFlags) -> None:
     with open_store(flags.store) as store:
         where = flags.selection.filter(store)
         figures = store.stats(where, by=_GROUPINGS[flags.by])
+        # The line `all` is computed from all rollouts and not from the group lines: a mean of means would be wrong.
         whole = store.stats(where)
     if flags.as_json:
         total = _stats_document(whole[0]) if whole else None
@@ -119,6 +122,12 @@ def _rows_table(rows: list[RolloutRow], now: float) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    # Sample:
+    #
+    #   ID        TASK           AGENT     STATUS  REWARD  TRUST   TURNS  SECONDS   AGE
+    #   3f2a91c0  binary_search  opencode  ok           1  judged      7     41.2  3 min
+    #
+    # TRUST is how far the reward can be trusted; TURNS counts model calls.
     table = Table(box=None, pad_edge=False)
     table.add_column("ID", no_wrap=True, min_width=max(len(row.rollout_id) for row in rows))  # users copy it
     for column in ("TASK", "AGENT", "STATUS"):
@@ -130,6 +139,7 @@ def _rows_table(rows: list[RolloutRow], now: float) -> Table:
     table.add_column("AGE", justify="right", no_wrap=True, min_width=len("119 min"))
     for row in rows:
         age = _age(now - row.stored_at)
+        # `Text`: rich would read brackets in a string, such as a task's name, as styles.
         status = Text(row.status, style="green" if row.status == "ok" else "yellow")
         numbers = (
             reward_text(row.reward, row.reason and row.reason[:40]),
@@ -137,12 +147,13 @@ def _rows_table(rows: list[RolloutRow], now: float) -> Table:
             str(row.turns),
             f"{row.wall_s:.1f}",
         )
-        table.add_row(row.rollout_id, printable(row.task_id), printable(row.agent), status, *numbers, age)
+        table.add_row(row.rollout_id, Text(printable(row.task_id)), Text(printable(row.agent)), status, *numbers, age)
     return table
 
 
 def _age(seconds: float) -> str:
     """Write an age in one unit: 45 s, 12 min, 3 h, 5 d."""
+    # The limits keep at least two digits of precision: 119 s, then 2 min; 119 min, then 2 h; 47 h, then 2 d.
     for limit, unit, word in ((120, 1, "s"), (7200, 60, "min"), (48 * 3600, 3600, "h")):
         if seconds < limit:
             return f"{max(0, int(seconds / unit))} {word}"
@@ -151,16 +162,24 @@ def _age(seconds: float) -> str:
 
 def _stats_table(by: str, figures: list[RolloutStats], whole: RolloutStats | None) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
+    # Sample:
+    #
+    #   TASK           ROLLOUTS         PASS   95 %     REWARD  SPREAD  TURNS  TOKENS  SECONDS
+    #   binary_search  16 (15 scored)  86.7%  62%-96%   0.867  ±0.352    6.1    1840     38.0
+    #
+    # Only scored rollouts count in PASS, 95 %, REWARD and SPREAD.
     table = Table(box=None, pad_edge=False)
     table.add_column(by.upper(), no_wrap=True)
     for column in ("ROLLOUTS", "PASS", "95 %", "REWARD", "SPREAD", "TURNS", "TOKENS", "SECONDS"):
         table.add_column(column, justify="right", no_wrap=True)
+    # With one group, the line `all` would repeat it.
     for each in [*figures, *([] if whole is None else [whole])]:
         name = "all" if each is whole else printable(each.name) or "-"
         rate, interval = each.pass_rate, each.interval
         table.add_row(
-            name,
+            Text(name),
             str(each.rollouts) if each.scored == each.rollouts else f"{each.rollouts} ({each.scored} scored)",
             "-" if rate is None else f"{rate:.1%}",
             "-" if interval is None else f"{interval[0]:.0%}-{interval[1]:.0%}",

@@ -31,6 +31,13 @@ if TYPE_CHECKING:
     from openenv.rollout.tasks.trust_levels import Trust
 
 
+# One command, many rollouts:
+#
+#   rollouts run ──> run_many ──> engine ──> sandbox: setup, agent ──model calls──> capture proxy ──> endpoint
+#        │            (threads,                │
+#        │             or --ray workers)       └──> verifier: reward ──> store ──> openenv rollouts show, view
+#        │
+#        └── progress on standard error, outcomes on standard output
 @flags_class
 class RunFlags:
     """Options of `openenv rollouts run`."""
@@ -100,10 +107,14 @@ def run(flags: RunFlags) -> None:
     from openenv.rollout.run.batch import run_many
     from openenv.rollout.tasks.task_folders import load_tasks
 
+    # Everything that can be wrong with the command line is found in this block, before the store is created.
     with one_line_failures():
+        # One list: `run_many` schedules it, and `_countdown` needs its length.
         tasks = [each for path in flags.tasks for task in load_tasks(path) for each in _repeated(task, flags.repeat)]
+        # Only backends with containers can start a task's image.
         sandbox = flags.sandbox or ("docker" if any(task.image is not None for task in tasks) else "local")
         endpoint = flags.model.endpoint()
+        # Agents without a dialect, such as noop and oracle, make no model calls.
         needs_model = driver(flags.agent).dialect is not None
         if endpoint is None and needs_model:
             raise ValueError(f"{flags.agent} needs a model: give its endpoint with --base-url and its id with --model")
@@ -120,15 +131,18 @@ def run(flags: RunFlags) -> None:
             model=endpoint,
             store=store,
             min_trust=cast("Trust | None", flags.min_trust),
+            # One at a time here by default; None lets a cluster run one per free CPU.
             concurrency=flags.concurrency or (1 if cluster is None else None),
             on=cluster,
             share_setup=not flags.no_share_setup,
             on_progress=_print_progress,
             on_outcome=_countdown(len(tasks)),
+            # The first rollout of an agent may download it, which takes a while.
             on_install=lambda message: typer.echo(message, err=True),
         )
         print_outcomes(outcomes, as_json=flags.as_json)
         # A failed verifier may still leave a reward from the checks before it; then the rollout counts.
+        # env_failed, sandbox_failed and grader_failed. policy_failed has a reward, so it does not count here.
         if any(outcome.status.endswith("_failed") and outcome.reward is None for outcome in outcomes):
             raise typer.Exit(1)
 
@@ -136,12 +150,16 @@ def run(flags: RunFlags) -> None:
 def _repeated(task: Task, count: int) -> list[Task]:
     """Return a task `count` times; the repetitions form a group, unless the task names one."""
     if count > 1 and "group" not in task.metadata:
+        # A group is one unit for training algorithms that compare samples of the same task.
         group = f"{task.task_id or 'task'}-{secrets.token_hex(4)}"
         task = task.model_copy(update={"metadata": {**task.metadata, "group": group}})
     return [task] * count
 
 
 def _print_progress(event: Progress) -> None:
+    # Sample:
+    #
+    #   3f2a91c0    12.4 s  agent    turn 3
     line = f"{event.rollout_id} {event.elapsed_s:7.1f} s  {event.phase:8} {event.message}"
     typer.echo(printable(line), err=True)
 
@@ -152,6 +170,7 @@ def _countdown(count: int) -> Callable[[int, Outcome], None]:
 
     def show(number: int, outcome: Outcome) -> None:
         if count > 1:
+            # Sample: `3f2a91c0 2 of 8 done: ok, reward 1`. A single rollout needs no count.
             line = f"{next(done)} of {count} done: {outcome.status}, reward {reward_text(outcome.reward)}"
             typer.echo(f"{outcome.rollout_id} {line}", err=True)
 

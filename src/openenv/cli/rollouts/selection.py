@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 STATUSES = ("ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled")
 TRUSTS = ("shared", "isolated", "judged")
 TASKS_HELP = "Task files, YAML or JSON; folders of them; or harbor:FOLDER for Harbor's tasks."
+# Without a terminal, rich would assume 80 columns and cut the cells.
 _PIPED_WIDTH = 400
+# m is a minute, as in `sleep 5m`; months do not exist here.
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 Store = Annotated[
@@ -49,6 +51,7 @@ Verdict = Annotated[
 ]
 
 
+# A callback of Typer: a wrong value ends the command with exit code 2 and the list of choices, before a store opens.
 def checked_trust(trust: str | None) -> str | None:
     """Refuse an unknown level of trust."""
     check_choice("--min-trust", trust, TRUSTS)
@@ -99,6 +102,7 @@ class SelectionFlags:
             agent=self.agent,
             model=self.model,
             group=self.group,
+            # Resolved once, so that all rows of one command are compared with the same time.
             since=None if self.since is None else _time_of(self.since, now=time.time()),
             min_trust=cast("Trust | None", self.min_trust),
             verdict=store.resolve_verdict(self.verdict),
@@ -106,6 +110,7 @@ class SelectionFlags:
 
     def described(self) -> str:
         """Return the filters that are set, for the message about an empty list: `, status 'ok', agent 'noop'`."""
+        # Sample: `No rollouts in runs, status 'ok', since '2h'.` The user sees which filter was too strict.
         filters = {name: getattr(self, name) for name in ("status", "task", "agent", "model", "group", "since")}
         filters |= {"min. trust": self.min_trust, "verdict": None if self.verdict == "first" else self.verdict}
         return "".join(f", {name} {value!r}" for name, value in filters.items() if value is not None)
@@ -117,10 +122,12 @@ def _time_of(text: str, now: float) -> float:
     Raises:
         BadParameter: The text is neither.
     """
+    # 2h, 1.5d: a number and one letter. Anything else is read as a date: 2026-11-16, 2026-11-16T08:30.
     number, unit = text[:-1], text[-1:]
     if unit in _UNITS and number.replace(".", "", 1).isdigit():
         return now - float(number) * _UNITS[unit]
     try:
+        # A date without a zone means local time, as the user's clock shows it.
         return datetime.fromisoformat(text).astimezone().timestamp()
     except ValueError:
         raise typer.BadParameter(
@@ -134,6 +141,7 @@ def open_store(store: Path | None, *, create: bool = False) -> Iterator[RolloutS
     """Open the store; only `run` and `import` create one, because a mistyped path is not an empty store."""
     from openenv.rollout.store.store import RolloutStore
 
+    # The failures inside the block count as well, such as an ambiguous prefix of an ID.
     with one_line_failures(), RolloutStore(store or settings.rollout_store(), create=create) as opened:
         yield opened
 
@@ -143,10 +151,12 @@ def one_line_failures() -> Iterator[None]:
     """End the command with one line if our errors are raised."""
     try:
         yield
+    # ValueError: a malformed task file or contradicting options. Other exceptions are bugs and reach `main`.
     except (OpenEnvError, ValueError) as exc:
         raise failure(exc) from None
 
 
+# `-` is not 0: without a reward the rollout does not count in any mean.
 def reward_text(reward: float | None, reason: str | None = None) -> str:
     """Write a reward; without one, write `-` and the reason."""
     if reward is not None:
@@ -169,6 +179,10 @@ def print_outcomes(outcomes: list[Outcome], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([outcome.model_dump(mode="json") for outcome in outcomes], indent=2))
         return
+    # Sample:
+    #
+    #   3f2a91c0  ok  reward 1
+    #   77b0d4e1  sandbox_failed  reward -  (setup: ...)
     for outcome in outcomes:
         why = f"  ({outcome.phase}: {outcome.reason})" if outcome.reason else ""
         typer.echo(printable(f"{outcome.rollout_id}  {outcome.status}  reward {reward_text(outcome.reward)}{why}"))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from openenv.rollout.store.store import Record, RolloutStore
     from openenv.rollout.tasks.commands import CommandResult
 
+# `_part_lines` shows the first lines of a message, `_show_command` the last lines of an output, where errors stand.
 _LINES = 12
 _OUTPUT_LINES = 20
 _COLORS = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}
@@ -51,6 +52,18 @@ def show_rollout(
     """
     with open_store(store) as opened:
         chosen = opened.get(rollout_id, verdict=verdict)
+        # Sample of the output:
+        #
+        #   rollout   3f2a91c0
+        #   task      binary_search
+        #   agent     opencode, model qwen3-8b, sandbox local
+        #   status    ok
+        #   reward    1 (judged)
+        #   seconds   setup 0.3, agent 38.1, verify 1.2
+        #   verify    [0] python3 -m pytest -q
+        #   turn 1: 212 tokens in 3.10 s, tool_calls
+        #   assistant write {"path": "search.py", ...}
+        #   changes   ...
         others = [record for record in opened.history(chosen.rollout_id) if record.record_id != chosen.record_id]
         history = [chosen, *reversed(others)]
         if as_json:
@@ -78,6 +91,7 @@ def _show_outcome(history: list[Record]) -> None:
     _line("agent", f"{outcome.agent}, model {outcome.model or '-'}, sandbox {outcome.sandbox}")
     why = f" in {outcome.phase}: {outcome.reason}" if outcome.reason and outcome.status != "ok" else ""
     _line("status", f"{outcome.status}{why}")
+    # The verdict's name appears only if the reward is not the rollout's first one.
     later = "" if history[0].kind == "rollout" else f", verdict {history[0].verdict}"
     _line(
         "reward",
@@ -87,6 +101,7 @@ def _show_outcome(history: list[Record]) -> None:
     for title, results in (("setup", outcome.setup_results), ("verify", outcome.verify_results)):
         for result in results:
             _show_command(title, result)
+    # Older and newer verdicts of the same work tree, for comparison.
     for record in history[1:]:
         when = datetime.fromtimestamp(record.stored_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         _line(
@@ -101,6 +116,7 @@ def _show_work(store: RolloutStore, record: Record, *, tokens: bool, full: bool)
     from openenv.rollout.store.exports import recording
 
     captured, outcome = recording(store, record), record.outcome
+    # Rollouts without a capture proxy, and stores without the recording, still have figures per turn.
     if captured is not None:
         _show_transcript(transcript(captured), tokens=tokens, full=full)
     else:
@@ -121,6 +137,10 @@ def _line(title: str, text: str) -> None:
 
 
 def _show_command(title: str, result: CommandResult) -> None:
+    # A judged check has two commands in two sandboxes: the agent's code runs in one, the judge in the other.
+    #
+    #   run       [0] ./a.out
+    #   judge     [0] grep -q 9 "$OUTPUT/stdout"
     if result.run is not None:
         _show_command("run", result.run)
         title = "judge"
@@ -139,6 +159,7 @@ def _show_command(title: str, result: CommandResult) -> None:
 def _show_transcript(transcript: Transcript, *, tokens: bool, full: bool) -> None:
     """Print every model call: the new messages of the request, and the reply."""
     for turn in transcript.turns:
+        # Sample: `turn 3: 41 tokens in 0.52 s, stop, retry, mean log-probability -0.113`.
         facts = [
             f"{turn.sampled_tokens} tokens in {turn.latency_s:.2f} s",
             turn.finish_reason or "no end",
@@ -162,6 +183,10 @@ def _show_transcript(transcript: Transcript, *, tokens: bool, full: bool) -> Non
 
 def _show_message(message: TranscriptMessage, *, full: bool) -> None:
     title = typer.style(f"{printable(message.role)[:9]:9}", fg=_COLORS.get(message.role))
+    # The role stands in the first line only:
+    #
+    #   assistant thinks: The user wants a square.
+    #             write {"path": "square.py"}
     for part in message.parts:
         for line in _part_lines(part, full=full):
             typer.echo(f"{title} {line}")
@@ -177,6 +202,7 @@ def _part_lines(part: TranscriptPart, *, full: bool) -> Iterator[str]:
     lines = text.split("\n")
     shown = lines if full else lines[:_LINES]
     for number, line in enumerate(shown):
+        # A line of minified code or base64 can have thousands of characters.
         yield f"{name if number == 0 else ''}{printable(line if full else line[:400])}"
     if len(lines) > len(shown):
         yield typer.style(f"... {len(lines) - len(shown)} more lines", dim=True)
@@ -186,6 +212,7 @@ def _show_tokens(tokens: list[TranscriptToken]) -> None:
     """Print tokens: likely ones green, unlikely ones red, tokens without a loss dimmed."""
     pieces = []
     for token in tokens:
+        # A token may be half of a UTF-8 character and have no text; then its ID stands for it.
         text = printable(token.text.replace("\n", "⏎")) or f"<{token.token_id}>"
         pieces.append(typer.style(text, fg=_heat(token.logprob), dim=not token.is_trained))
     typer.echo("tokens    " + typer.style("│", dim=True).join(pieces))
@@ -194,6 +221,7 @@ def _show_tokens(tokens: list[TranscriptToken]) -> None:
 def _heat(logprob: float | None) -> str | None:
     if logprob is None:
         return None
+    # Log-probabilities are natural logarithms: -0.105 is 90 %.
     chance = math.exp(logprob)
     if chance > 0.9:
         return "green"
@@ -206,6 +234,7 @@ def _show_changes(changes: TreeChanges, *, full: bool) -> None:
         typer.echo(f"changes   {printable(changes.note)}")
     for file in changes.files:
         typer.secho(f"{file.change:9} {printable(file.path)} +{file.added} -{file.removed}", bold=True)
+        # A diff also has context lines, so its limit is higher than a message's.
         shown = file.lines if full else file.lines[: 3 * _LINES]
         for line in shown:
             typer.secho(f"          {line.mark} {printable(line.text)}", fg=_MARKS.get(line.mark))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from openenv.rollout.tasks.trust_levels import Trust
     from openenv.rollout.verify.lint import TrustReading
 
+# Green: the agent's code cannot influence the decision. Yellow: it can. Red stays for failures.
 _COLORS = {"judged": "green", "isolated": "cyan", "shared": "yellow"}
 
 
@@ -63,14 +64,17 @@ def verify_again(flags: ReverifyFlags) -> None:
     from openenv.rollout.tasks.task import load_task, parse_check
 
     with open_store(flags.store) as store:
+        # The checks come from --verify, else from the task file, else from the stored task.
         task = None if flags.task is None else load_task(flags.task)
         checks = [parse_check(text) for text in flags.line] or None
+        # One name for all rollouts of this call, so that `--verdict NAME` selects the whole new series.
         verdict = flags.name or secrets.token_hex(4)
         outcomes = [
             reverify(store, rollout_id, lines=checks, task=task, verdict=verdict, sandbox=flags.sandbox)
             for rollout_id in flags.rollout_ids
         ]
         print_outcomes(outcomes, as_json=flags.as_json)
+        # On standard error: with --json, standard output contains only JSON.
         typer.echo(f"Stored as the verdict {verdict}; report it with --verdict {verdict}.", err=True)
 
 
@@ -117,6 +121,7 @@ def lint(
     else:
         for task, each in zip(loaded, readings, strict=True):
             _print_lint(task, each)
+    # After everything was printed: the user sees all weak checks of all tasks at once, and CI gets exit code 1.
     for task, each in zip(loaded, readings, strict=True):
         minimum = cast("Trust | None", min_trust) or task.min_trust
         if minimum is not None and not all(reaches(reading.trust, minimum) for reading in each):
@@ -129,6 +134,17 @@ def _print_lint(task: Task, readings: tuple[TrustReading, ...]) -> None:
     from openenv.rollout.tasks.trust_levels import weakest
     from openenv.rollout.verify.lint import ADVICE
 
+    # Sample:
+    #
+    #   maze: shared
+    #     1  isolated   grep -qx 42 answer.txt
+    #     2  shared     python3 -m pytest -q
+    #                   ...the reason...
+    #                   as a check:
+    #                     - run: ...
+    #                       judge: ...
+    #
+    # A task is as trustworthy as its weakest check.
     trust = weakest(reading.trust for reading in readings)
     label = "no checks" if trust is None else typer.style(trust, fg=_COLORS[trust])
     typer.echo(f"{printable(task.task_id or 'task')}: {label}")
@@ -138,10 +154,12 @@ def _print_lint(task: Task, readings: tuple[TrustReading, ...]) -> None:
         if reading.trust != "shared":
             continue
         typer.echo(f"                {printable(reading.reason)}")
+        # Only plain lines can be rewritten; a JSON check was written by hand and gets no general advice.
         if reading.suggestion is None:
             if isinstance(reading.check, str):
                 typer.echo(f"                {ADVICE}")
             continue
+        # A large width, because YAML would break a long command into several lines.
         lines = yaml.safe_dump(dict(reading.suggestion), sort_keys=False, width=10_000, allow_unicode=True)
         typer.echo("                as a check:")
         for index, text in enumerate(lines.splitlines()):
