@@ -15,6 +15,13 @@ from openenv.sandboxes.descriptors import raise_file_limit
 
 from .command import HelpCommand, HelpGroup
 
+# How a command is found, so that `openenv ps` loads one module of this package:
+#
+#   openenv ps ──> metadata of this package: openenv.commands / ps ──> import openenv.cli.ps
+#                  │ no such name
+#                  └──> metadata of all packages ──> a command of another package
+#                       │ no such name
+#                       └──> every command is imported, and Typer reports the mistake
 GROUP = "openenv.commands"
 """The entry-point group of commands: each is a function, or a Typer group. Other packages may add theirs."""
 
@@ -43,6 +50,7 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
 
     While a shell completes a command line, a variable contains the words so far.
     """
+    # Completion: `openenv rollouts <TAB>` runs `openenv` without arguments, and the words are in variables.
     arguments = settings.completion_words() or arguments
     app = typer.Typer(
         name="openenv",
@@ -53,8 +61,10 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},  # sub-commands inherit it
     )
+    # Without a callback, an app with a single loaded command would run it without its name.
     app.callback(invoke_without_command=True)(_root)
     for name, command in _commands(arguments).items():
+        # `rollouts`, `harbor`, `deploy`, `skills`, `sandboxes` and `catalog` are groups.
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
@@ -71,6 +81,7 @@ def _commands(arguments: Sequence[str]) -> dict[str, Any]:
         from .doctor import doctor
 
         return {"doctor": doctor}
+    # LookupError: a mistyped name. With all commands loaded, Typer reports the mistake.
     with contextlib.suppress(LookupError):
         return {name: load_plugin(GROUP, name) for name in arguments[:1] if not name.startswith("-")} or _all_commands()
     return _all_commands()
@@ -84,6 +95,7 @@ def _all_commands() -> dict[str, Any]:
             commands[name] = load()
         except Exception as exc:  # another package's import: it must not take our commands away
             print(f"Note: the command {name!r} cannot be loaded: {exc}", file=sys.stderr)
+    # A checkout on the path without an installation has no entry points.
     if not commands:
         raise RuntimeError("no commands are registered: install openenv again (pip install --force-reinstall openenv)")
     return commands
@@ -99,6 +111,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Show the versio
 
 def __getattr__(name: str) -> typer.Typer:
     """Build `app`, the whole command line, for code that imports it; the program itself loads one command only."""
+    # A module attribute would be built at import, which would load every command for each call of the program.
     if name == "app":
         return build()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -106,6 +119,12 @@ def __getattr__(name: str) -> typer.Typer:
 
 def main() -> int:
     """Run the command line; Ctrl-C exits with 130, any failure with 1 and one line on stderr."""
+    # Exit codes, for scripts:
+    #
+    #   0    success          2    a wrong option or argument (Typer)
+    #   1    a failure        130  Ctrl-C          143  SIGTERM, in commands with `tidy_on_sigterm`
+    #
+    # Single commands add more, such as `openenv validate`.
     if sys.argv[1:2] != ["doctor"]:  # `doctor` reports the limit that other programs get
         raise_file_limit()
     try:
@@ -118,6 +137,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("Interrupted", file=sys.stderr)
         return 130
+    # The boundary of the program: one line instead of a traceback.
     except Exception as exc:
         print(f"Error: {exc}", file=sys.stderr)
         return 1

@@ -30,10 +30,13 @@ if TYPE_CHECKING:
     from openenv.sandboxes.container_cli import ContainerCli
     from openenv.server.folders import FolderApp
 
+# The advice if no engine is installed.
 _INSTALL = "apt-get install -y docker.io"
+# Large or machine-dependent: a .venv of this machine would not run in the image.
 _NOT_COPIED = frozenset({".git", ".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", "node_modules"})
 _DOCKERFILES = ("server/Dockerfile", "Dockerfile")
 _VENDORED = "openenv"
+# The package's folder in the image is /app/env, and the copy of openenv lies in it.
 _IN_IMAGE = f"/app/env/{_VENDORED}"
 # A requirement of ours in any spelling: openenv, openenv-core[core]>=0.2, openenv @ git+https://...
 _REQUIREMENT = r"openenv(?:[-_]core)?\s*(?P<extras>\[[^\]]*\])?\s*(?:[<>=!~@][^\"'\n]*)?"
@@ -41,18 +44,22 @@ _REQUIREMENT = r"openenv(?:[-_]core)?\s*(?P<extras>\[[^\]]*\])?\s*(?:[<>=!~@][^\
 _QUOTED = re.compile(rf"""(?P<quote>["']){_REQUIREMENT}(?P=quote)""")
 # In requirements.txt: a whole line.
 _BARE = re.compile(rf"(?m)^{_REQUIREMENT}$")
+# Every FROM line, because each stage of a Dockerfile begins with an empty file system: FROM python:3.12-slim AS build
 _FROM = re.compile(r"(?mi)^FROM\s.*$")
 # Any registry's, with any tag: ghcr.io/huggingface/openenv-base:latest. In a FROM line, or an argument for one.
 _BASE = re.compile(
     r"(?mi)^(?P<head>(?:FROM\s+(?:--platform=\S+\s+)?|ARG\s+\w+=)[\"']?)(?:[\w.:-]+/)*openenv-base(?:[:@][\w.:-]+)?"
     r"(?=[\"'\s]|$)"
 )
+# RUN pip install uv && \
+#     pip install openenv
 _RUN = re.compile(r"(?mi)^RUN\s(?:.*\\\n)*.*$")  # with the lines that continue it
 # In a RUN instruction: pip install openenv[core]>=0.2, with or without quotes.
 _INSTALLED = re.compile(
     r"""(?<=\s)(?P<quote>["']?)openenv(?:[-_]core)?(?P<extras>\[[^\]\s]*\])?(?:[<>=!~][^\s"']*)?(?P=quote)(?=\s|$)"""
 )
 _BASE_FROM = "python:3.12-slim"
+# The stand-in for the published openenv-base: Python, curl, git, this package and uv.
 _BASE_RECIPE = f"""\
 FROM {_BASE_FROM}
 RUN apt-get update && apt-get install -y --no-install-recommends curl git && rm -rf /var/lib/apt/lists/*
@@ -61,6 +68,7 @@ RUN pip install --no-cache-dir /opt/{_VENDORED} uv
 WORKDIR /app
 EXPOSE 8000
 """
+# For a package without a Dockerfile. Without --no-token, a server on 0.0.0.0 would create a token at each start.
 _RECIPE = """\
 FROM openenv-base
 WORKDIR {place}
@@ -72,6 +80,10 @@ CMD ["python", "-m", "openenv", "serve", "{place}", "--host", "0.0.0.0", "--port
 _REQUIREMENTS = "openenv-requirements.txt"
 # The first part of an import: `outer` of `from outer.inner import Env`.
 _IMPORTED = re.compile(r"(?m)^\s*(?:from|import)\s+([A-Za-z_]\w*)\.")
+# dependencies = [
+#     "openenv>=0.2",
+#     'numpy',
+# ]
 _ARRAY = re.compile(r"(?ms)^dependencies\s*=\s*\[(.*?)\]\s*$")
 _STRING = re.compile(r"""(["'])([^\n]*?)\1""")
 
@@ -130,11 +142,23 @@ def build(flags: BuildFlags) -> None:
     If the Dockerfile starts FROM openenv-base, of any registry, an image of this version replaces it. That image is
     built once, from python:3.12-slim; --base-image names another one.
     """
+    # From a package to an image:
+    #
+    #   package ──copy──> temporary folder ──rewrite──> docker build ──> image openenv-NAME
+    #                        │                │
+    #                        │                ├─ FROM openenv-base becomes an image of this version (`_own_base`)
+    #                        │                └─ requirements of openenv become the copy beside it (`_vendor`)
+    #                        └─ without .git, .venv, caches, sockets and pipes
+    #
+    # The user's files never change.
     app = _app(flags.env_path)
     name = _name(app)
+    # Only checks the form; the words go to the engine unchanged.
     name_values("--build-arg", flags.build_arg)
     stem = name.removesuffix("_env").strip("_") or name
+    # Image names have lower-case letters, digits and . _ - only: `My Maze_env` becomes openenv-my-maze.
     tag = flags.tag or f"openenv-{re.sub(r'[^a-z0-9._-]+', '-', stem.lower()).strip('._-') or 'env'}"
+    # The temporary copy and the engine's process end with this command.
     with tidy_on_sigterm():
         engine = container_engine()
         try:
@@ -147,6 +171,7 @@ def build(flags: BuildFlags) -> None:
                     no_cache=flags.no_cache,
                     base_image=flags.base_image,
                 )
+        # A missing Dockerfile or context; a full disk or an unreadable file while copying.
         except (StagingError, OSError) as error:
             raise failure(error) from error
     typer.secho(f"Built {tag}.", fg="green")
@@ -178,6 +203,7 @@ def _app(folder: Path) -> FolderApp:
 
     try:
         return find_app(folder)
+    # The folder has no application that can be served.
     except FolderError as error:
         raise failure(f"{folder} is not an environment package: {error}") from error
     except (ManifestError, OSError) as error:
@@ -195,6 +221,7 @@ def container_engine() -> ContainerCli:
     from openenv.errors import SandboxError
     from openenv.sandboxes.container_cli import find_engine
 
+    # Two different mistakes need different advice: not installed, and installed but not running.
     if shutil.which("docker") is None and shutil.which("podman") is None:
         raise failure(f"images are built by docker or podman, and neither is installed: {_INSTALL}")
     try:
@@ -206,6 +233,7 @@ def container_engine() -> ContainerCli:
 def _own_base(engine: ContainerCli) -> str:
     """Return an image with this package that may stand for `openenv-base`; builds it if the engine has none."""
     with tempfile.TemporaryDirectory(prefix="openenv-base-", ignore_cleanup_errors=True) as home:
+        # The tag contains a digest of the sources: after an upgrade or an edit the old image no longer matches.
         copy_openenv(Path(home, _VENDORED))
         tag = f"openenv-base:{_digest(Path(home, _VENDORED))}"
         if not engine.has_image(tag):
@@ -219,16 +247,19 @@ def _digest(folder: Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     digest = hashlib.sha256()
     for path in files:
+        # The zero bytes separate names and contents, so that moving bytes between files changes the digest.
         digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 
 
 def run_engine(engine: ContainerCli, *arguments: str) -> None:
     """Run the engine with our standard output, or end the command; the engine ends when this command ends."""
+    # `subprocess.run` kills its child on an exception; here the engine gets 10 s to end by itself.
     process = subprocess.Popen(engine.argv(*arguments), stdin=subprocess.DEVNULL)
     try:
         code = process.wait()
     finally:
+        # Ctrl-C or SIGTERM arrived while the engine worked.
         if process.poll() is None:
             process.terminate()
             try:
@@ -277,15 +308,18 @@ def staged(folder: Path, *, context: Path | None = None, dockerfile: Path | None
         raise StagingError(f"folder not found: {context or folder}")
     recipe = _recipe(folder, dockerfile)
     with tempfile.TemporaryDirectory(prefix="openenv-build-", ignore_cleanup_errors=True) as home:
+        # The folder's name, because `build_image` prints it.
         copy = Path(home, source.name or "context")
         shutil.copytree(source, copy, symlinks=True, ignore=_excluded)
         if recipe is None:
             target = _write_recipe(copy, source)
+        # The Dockerfile lies in the context, so its copy can be rewritten in place.
         elif recipe.is_relative_to(source):
             target = copy / recipe.relative_to(source)
         else:
             target = Path(home, "Dockerfile")
             shutil.copyfile(recipe, target)
+        # With --context the user chooses the files, so nothing is added to them.
         repository = None if context is not None else _repository(source)
         package = Staged(copy, target, "standalone" if repository is None else "in-repo")
         if repository is not None or (recipe is not None and context is None and package.needs_base):
@@ -295,6 +329,7 @@ def staged(folder: Path, *, context: Path | None = None, dockerfile: Path | None
 
 def _recipe(folder: Path, chosen: Path | None) -> Path | None:
     """Find the Dockerfile; None for a folder that has none."""
+    # A relative --dockerfile is first a path from the current folder, then one in the package.
     places = [folder / name for name in _DOCKERFILES] if chosen is None else [chosen, folder / chosen]
     for path in places:
         if path.is_file():
@@ -306,6 +341,7 @@ def _recipe(folder: Path, chosen: Path | None) -> Path | None:
 
 def _write_recipe(copy: Path, source: Path) -> Path:
     """Write a Dockerfile that installs the package's requirements and serves it."""
+    # Requirements of openenv are left out: openenv-base contains this version, and pip would replace it.
     texts = [copy / name for name in ("requirements.txt", "server/requirements.txt")]
     lines = [line for path in texts if path.is_file() for line in path.read_text(encoding="utf-8").splitlines()]
     lines += _dependencies(copy / "pyproject.toml")
@@ -324,6 +360,7 @@ def _place_in_image(folder: Path, copy: Path) -> str:
     """
     from openenv.server.folders import ABOVE
 
+    # envs/outer/inner with `from outer.inner import Env` must lie at /app/outer/inner, so that /app is the import root.
     code = "\n".join(
         path.read_text(encoding="utf-8", errors="replace") for path in copy.rglob("*.py") if path.is_file()
     )
@@ -357,6 +394,7 @@ def _is_special(place: str, name: str) -> bool:
 def _repository(folder: Path) -> Path | None:
     """Return the checkout of this project if the package lies in its `envs/`."""
     for parent in folder.parents:
+        # A file in worktrees and submodules, a folder in clones: `exists` covers both.
         if (parent / ".git").exists():
             is_ours = (parent / "src" / "openenv").is_dir() and (parent / "pyproject.toml").is_file()
             return parent if is_ours and folder.is_relative_to(parent / "envs") else None
@@ -365,6 +403,7 @@ def _repository(folder: Path) -> Path | None:
 
 def _vendor(copy: Path, dockerfile: Path, repository: Path | None) -> None:
     """Copy `openenv` beside the package, from a checkout or this installation, and require the copy."""
+    # "openenv[core]>=0.2" becomes "openenv[core] @ file:///app/env/openenv".
     copy_openenv(copy / _VENDORED, repository)
     requirement = rf"openenv\g<extras> @ file://{_IN_IMAGE}"
     _rewrite(copy / "pyproject.toml", _QUOTED, rf"\g<quote>{requirement}\g<quote>")
@@ -381,11 +420,13 @@ def _vendor(copy: Path, dockerfile: Path, repository: Path | None) -> None:
 def _install_ours(command: re.Match[str]) -> str:
     """Make an instruction that installs `openenv`, or `openenv-core`, install the copy."""
     text = command.group()
+    # `RUN pip install "openenv-core[core]>=0.2"` becomes `RUN pip install "/app/env/openenv[core]"`.
     return _INSTALLED.sub(rf"\g<quote>{_IN_IMAGE}\g<extras>\g<quote>", text) if "install" in text else text
 
 
 def copy_openenv(target: Path, checkout: Path | None = None) -> None:
     """Copy the sources of a checkout, or of this package, to a folder that pip can install."""
+    # An editable installation runs from a checkout; its sources are complete and have a pyproject.toml.
     package = Path(__file__).resolve().parents[1]
     if checkout is None and package.parent.name == "src" and (package.parents[1] / "pyproject.toml").is_file():
         checkout = package.parents[1]
@@ -402,10 +443,12 @@ def copy_openenv(target: Path, checkout: Path | None = None) -> None:
 
 def _installed_project() -> str:
     """Write the `pyproject.toml` of the installed package from its metadata."""
+    # A wheel has no pyproject.toml, but its metadata has every field that pip needs.
     installed = metadata.distribution("openenv")
     plain: list[str] = []
     extras: dict[str, list[str]] = {}
     for requirement in installed.requires or []:
+        # `pyarrow>=15; extra == "parquet"` belongs to the extra parquet.
         text, _, extra = requirement.partition("; extra ==")
         (extras.setdefault(extra.strip(" '\""), []) if extra else plain).append(text)
     # Commands, sandboxes and other parts are found by entry points, so the copy must register them as well.

@@ -31,6 +31,7 @@ def catalog_failures() -> Iterator[None]:
 
     try:
         yield
+    # A file that is not a catalogue, an incomplete one, an unknown identifier.
     except CatalogError as error:
         raise failure(printable(error)) from None
 
@@ -74,12 +75,15 @@ def build(flags: CatalogFlags) -> None:
             revision=flags.revision,
             root=flags.root,
         )
+        # Also written if it is incomplete, so that its issues can be read by a program.
         write_catalog(snapshot, flags.output)
+    # Sample: `12 records, snapshot ..., complete=true`.
     is_complete = str(snapshot.complete).lower()
     typer.echo(f"{len(snapshot.entries)} records, snapshot {snapshot.digest}, complete={is_complete}", err=True)
     for issue in snapshot.issues:
         colour = "red" if issue.severity == "error" else "yellow"
         typer.secho(f"{issue.severity}: {printable(issue.path)}: {printable(issue.message)}", fg=colour, err=True)
+    # Exit code 1 stops a publishing job before it uploads the file.
     if not snapshot.complete:
         raise typer.Exit(1)
 

@@ -22,9 +22,12 @@ from .command import failure
 if TYPE_CHECKING:
     from openenv.client.schema_models import FieldSpec, ModelSpec, SchemaModels, TypeSpec
 
+# In the first line of a written file; without --force only files with it are replaced.
 _MARK = "Written by `openenv client`"
+# Columns of the written source, the default of common formatters.
 _WIDTH = 88
 _INDENT = "    "
+# The names that a module may need, by the module to import them from.
 _EXPORTS = {
     "typing": ("Annotated", "Any", "Literal"),
     "numpy.typing": ("NDArray",),
@@ -66,6 +69,10 @@ def client(
     from openenv.client.schema_client import ask
     from openenv.client.schema_models import SchemaUnreadable, build_types, class_name, read_models
 
+    # From a schema to source code:
+    #
+    #   server ──/metadata──> name of the environment
+    #          ──/schema────> JSON Schema ──read_models──> ModelSpec, FieldSpec ──> maze_client.py
     options = ConnectionOptions(headers=with_token(None, token))
     try:
         described = ask(url, "/metadata", options)
@@ -74,6 +81,7 @@ def client(
     except (OpenEnvError, SchemaUnreadable, ValueError) as exc:
         raise failure(exc) from None
     title = str(described.get("name") or "environment")
+    # maze_env, MazeEnv and MazeEnvironment all become MazeEnv; an environment called `_env` keeps its name.
     stem = title.removesuffix("_env").removesuffix("Env").removesuffix("Environment") or title
     if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
         raise typer.BadParameter(f"{name!r} is not a class name", param_hint="--name")
@@ -85,6 +93,7 @@ def client(
         typer.echo(text, nl=False)
         return
     path = output or Path(f"{_snake(class_name(stem))}_client.py")
+    # A file with other content may be the user's own code.
     if path.exists() and not force and _MARK not in path.read_text(encoding="utf-8", errors="replace"):
         raise failure(f"{path} exists and was not written by this command; choose another with -o, or use --force")
     try:
@@ -103,8 +112,22 @@ def module_source(models: SchemaModels, client_name: str, title: str) -> str:
         title: The environment's name, for texts.
     """
     classes = [_class_source(model) for model in models.models.values()]
+    # The written module:
+    #
+    #   """Written by `openenv client` for maze_env: changes are lost."""
+    #
+    #   from __future__ import annotations
+    #
+    #   from openenv import Action, EnvClient, Observation, State
+    #
+    #   class Move(Action):
+    #       to: int
+    #
+    #   class MazeEnv(EnvClient[Move, View, State]):
+    #       """Steps a served maze_env environment."""
     parameters = ", ".join(_root(spec) for spec in (models.action, models.observation, models.state))
     head = f"class {client_name}(EnvClient[{parameters}]):"
+    # Broken in the way of formatters: first the bases in a line, then one parameter per line.
     if len(head) > _WIDTH:
         inner = f"EnvClient[{parameters}]"
         if len(inner) + 4 > _WIDTH:
@@ -120,6 +143,7 @@ def module_source(models: SchemaModels, client_name: str, title: str) -> str:
 
 def _imports(body: str) -> str:
     """Return a module's imports, sorted as linters expect."""
+    # Imports follow from the body: `np` in a docstring must not import numpy.
     tokens = tokenize.generate_tokens(io.StringIO(body).readline)
     names = {token.string for token in tokens if token.type == tokenize.NAME}  # names in texts do not count
     standard = [f"import {module}" for module in ("datetime", "uuid") if module in names]
@@ -127,6 +151,7 @@ def _imports(body: str) -> str:
     for module, exports in _EXPORTS.items():
         if used := [name for name in exports if name in names]:
             (standard if module == "typing" else others).append(f"from {module} import {', '.join(used)}")
+    # Three groups with an empty line between: future, standard library, third parties.
     groups = [["from __future__ import annotations"], standard, others]
     return "\n\n".join("\n".join(group) for group in groups if group) + "\n"
 
@@ -145,6 +170,7 @@ def _class_source(model: ModelSpec) -> str:
 
 def _config(model: ModelSpec) -> list[str]:
     config = []
+    # Action and Observation forbid unknown fields, other base classes do not. Only the difference is written.
     forbids = model.base in ("Action", "Observation")
     if model.allows_extra and forbids:
         config.append('extra="allow"')
@@ -165,6 +191,7 @@ def _holds(spec: TypeSpec, kind: str) -> bool:
 
 def _field_source(field: FieldSpec) -> str:
     options: list[str] = []
+    # The order in `Field(...)`: default, limits, alias, description.
     if not field.is_required:
         options.append(_default(field.default))
     options += [f"{name}={_value(value)}" for name, value in field.type.limits]
@@ -178,6 +205,7 @@ def _field_source(field: FieldSpec) -> str:
     head = f"{_INDENT}{field.name}: {kind}"
     if not options:
         return _fitting(head, field)
+    # `steps: int = 0` instead of `steps: int = Field(default=0)`.
     if len(options) == 1 and options[0].startswith("default="):
         return _fitting(f"{head} = {options[0].removeprefix('default=')}", field)
     return _call(f"{head} = Field", options)
@@ -185,6 +213,18 @@ def _field_source(field: FieldSpec) -> str:
 
 def _call(function: str, arguments: list[str]) -> str:
     """Return a call on one line; if too long, with all arguments on the next line, or with one argument per line."""
+    # Three forms, the first that fits:
+    #
+    #   to: int = Field(ge=0, le=3)
+    #
+    #   to: int = Field(
+    #       ge=0, le=3, description="..."
+    #   )
+    #
+    #   to: int = Field(
+    #       ge=0,
+    #       le=3,
+    #   )
     line = f"{function}({', '.join(arguments)})"
     if len(line) <= _WIDTH:
         return line
@@ -198,6 +238,7 @@ def _fitting(line: str, field: FieldSpec) -> str:
     if len(line) <= _WIDTH or field.type.kind != "literal":
         return line
     choices = ",\n".join(f"{_INDENT * 2}{_value(one)}" for one in field.type.values)
+    # The text behind the type: `Literal["up", "down"] = "up"`.
     default = line.partition("] = ")[2]
     tail = f" = {default}" if default else ""
     return f"{_INDENT}{field.name}: Literal[\n{choices},\n{_INDENT}]{tail}"
@@ -207,6 +248,7 @@ def _long(option: str) -> str:
     """Return an argument on one line; a long text on several."""
     line = f"{_INDENT * 2}{option}"
     name, _, value = option.partition("=")
+    # Plus 1 for the comma.
     if len(line) + 1 <= _WIDTH or name != "description":
         return line
     room = _WIDTH - 3 * len(_INDENT) - 2
@@ -219,6 +261,7 @@ def _long(option: str) -> str:
 
 
 def _default(value: Any) -> str:
+    # A mutable default needs a factory.
     if value in ([], {}) and isinstance(value, (list, dict)):
         return f"default_factory={type(value).__name__}"
     return f"default_factory=lambda: {_value(value)}" if isinstance(value, (list, dict)) else f"default={_value(value)}"
@@ -234,6 +277,7 @@ def _type(spec: TypeSpec, *, with_limits: bool = True) -> str:
     if spec.kind == "plain":
         assert spec.python is not None
         module = "" if spec.python.__module__ == "builtins" else f"{spec.python.__module__}."
+        # datetime.datetime is written with its module, str without.
         text = "None" if spec.python is type(None) else f"{module}{spec.python.__name__}"
     elif spec.kind == "union":
         text = " | ".join(parts)
@@ -256,6 +300,7 @@ def _type(spec: TypeSpec, *, with_limits: bool = True) -> str:
 def _value(value: Any) -> str:
     """Return the source of a JSON value."""
     if isinstance(value, str):
+        # The quote that needs fewer escapes, as formatters choose it.
         quote = "'" if value.count('"') > value.count("'") else '"'
         return quote + "".join(_escaped(character, quote) for character in value) + quote
     if isinstance(value, list):
@@ -275,6 +320,7 @@ def _escaped(character: str, quote: str) -> str:
 
 def _docstring(text: str, indent: str = _INDENT) -> str:
     """Return a docstring in short lines, without quotes, backslashes and control characters."""
+    # A docstring from a server must not end early: `"""` and a backslash at its end are replaced.
     plain = "".join(one if one.isprintable() else " " for one in text.replace("\\", "/").replace('"', "'"))
     lines = textwrap.wrap(" ".join(plain.split()), _WIDTH - len(indent) - 3) or [""]
     if len(lines) == 1 and len(lines[0]) + 6 + len(indent) <= _WIDTH:

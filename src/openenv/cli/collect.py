@@ -64,7 +64,7 @@ class TeacherFlags:
     def check(self) -> None:
         """Raise for options that do not fit together."""
         check_choice("--provider", self.provider, _PROVIDERS)
-        # --llm-endpoint alone means an endpoint with OpenAI's API, whatever --provider says (except anthropic).
+        # --llm-endpoint alone is enough: except with --provider anthropic, it means an endpoint with OpenAI's API.
         is_model = self.llm_endpoint is not None or self.provider != "scripted"
         if is_model and not self.model:
             raise typer.BadParameter("name the model: --model NAME", param_hint="--model")
@@ -91,7 +91,7 @@ class TeacherFlags:
         provider_key = settings.anthropic_api_key if self.provider == "anthropic" else settings.openai_api_key
         key = provider_key() or settings.any_api_key()
         options: dict[str, Any] = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        # Servers of one's own often need no key, so a missing one is only an error for the public providers.
+        # An endpoint given by URL may need no key; the public providers always do.
         if self.llm_endpoint is not None:
             kind = AnthropicClient if self.provider == "anthropic" else OpenAIClient
             return kind(self.llm_endpoint, self.llm_port, self.model, api_key=key, **options)
@@ -138,7 +138,7 @@ class UploadFlags:
             return
         try:
             url = push_to_hf_hub(folder, self.push_to_hub, private=self.private, commit_message=self.commit_message)
-        # Every episode was dropped or failed, so there is no results.jsonl.
+        # Every episode was dropped or failed, and results.jsonl was never written.
         except FileNotFoundError:
             raise failure("no episode to upload") from None
         except Exception as exc:  # the Hub's client and the network raise many types; the episodes are safe
@@ -360,7 +360,7 @@ def _print(result: CollectResult, output_dir: Path) -> None:
     )
     if result.num_rewarded:
         typer.echo(f"avg_reward={result.avg_reward:.3f} success_rate={result.success_rate:.0%}")
-    # The text of the runner's error; the usual reason is a model that answers without a tool call.
+    # This text comes from the runner; the usual reason is a model that answers without a tool call.
     if any("did not produce an environment reward" in reason for reason in result.failures.values()):
         typer.echo("The teacher called no tool with a reward. To keep these episodes, use --unrewarded.", err=True)
     if result.num_left:
@@ -413,7 +413,7 @@ def _public(url: str) -> str:
 def _warn_of_mixture(folder: RolloutSerializer, metadata: Mapping[str, Any]) -> None:
     """Warn if the folder contains episodes of another environment or teacher: the dataset would mix both."""
     before = folder.read_metadata()
-    # A new folder, or one whose episodes were moved away.
+    # A new folder, or an old one after --no-resume.
     if not before or not folder.results_path.exists():
         return
     for key in ("env", "provider", "model"):

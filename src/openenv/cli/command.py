@@ -20,12 +20,15 @@ from typer.core import TyperCommand, TyperGroup
 
 from openenv import settings
 
+# The widest help text, in columns.
 _WIDEST = 100
+# Labels above this width, such as `--share-endpoint, --no-share-endpoint`, stand alone in a line.
 _LABELS = 26
 _GAP = 2
 _OPTIONS = "Options"
 
 
+# Typer's help draws boxes with rich. Plain text is easy to copy and to search.
 class _PlainHelp:
     """Writes the help with `_help`."""
 
@@ -49,12 +52,24 @@ def command_group(help_text: str) -> typer.Typer:
 
 
 def _help(command: Any, ctx: Any) -> str:
+    # The layout:
+    #
+    #   Usage: openenv gc [OPTIONS]
+    #
+    #   Remove leftover servers and sandboxes: ...
+    #
+    #     openenv gc --dry-run                 <- an indented paragraph stays as it is
+    #
+    #   Options:
+    #     --only PLACE      docker, podman, ...
+    #     --dry-run         Print the leftovers and remove nothing.
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     parameters = [one for one in command.get_params(ctx) if not getattr(one, "hidden", False)]
     arguments = [one for one in parameters if one.param_type_name == "argument"]
     usage = ["[OPTIONS]", *usage_of(arguments)]
     sections: dict[str, list[tuple[str, str]]] = {}
     for one in arguments:
+        # Sections appear in the order of their first row: arguments, commands, options, then the panels.
         sections.setdefault("Arguments", []).append((_metavar(one), _explanation(one)))
     if commands := getattr(command, "commands", None):
         usage.append("COMMAND")
@@ -81,6 +96,7 @@ def _heading(text: str) -> str:
 
 
 def _paragraphs(text: str, width: int) -> Iterable[str]:
+    # An empty line separates paragraphs; a paragraph that begins with a blank is an example.
     for paragraph in re.split(r"\n\s*\n", text.strip("\n")):
         if paragraph.startswith(" "):
             yield paragraph
@@ -99,6 +115,7 @@ def _metavar(parameter: Any) -> str:
 
 
 def _label(option: Any) -> str:
+    # The long form first: `--port, -p PORT`.
     names = ", ".join([*sorted(option.opts, key=len, reverse=True), *option.secondary_opts])
     return names if option.is_flag else f"{names} {_metavar(option)}"
 
@@ -107,8 +124,10 @@ def _explanation(parameter: Any) -> str:
     """Return a parameter's help, with its default in brackets unless that is empty or a flag."""
     text = parameter.help or ""
     default = parameter.default
+    # None, "" and empty lists would say nothing to the user.
     if parameter.required or default is None or isinstance(default, bool) or default in ("", (), []):
         return text
+    # 600.0 is shown as 600.
     value = f"{default:g}" if isinstance(default, float) else str(default)
     return f"{text} [{value}]"
 
@@ -121,14 +140,17 @@ def _column(labels: Iterable[str]) -> int:
 def _table(rows: Iterable[tuple[str, str]], column: int, width: int) -> str:
     lines = []
     for label, text in rows:
+        # Words with hyphens are often option names, which must stay in one piece.
         wrapped = textwrap.wrap(text, max(20, width - column), break_on_hyphens=False)
         head = " " * _GAP + label
+        # Otherwise the explanation begins in the next line.
         if len(head) + _GAP <= column and wrapped:
             head = f"{head:<{column}}{wrapped.pop(0)}"
         lines += [head, *(" " * column + line for line in wrapped)]
     return "\n".join(lines)
 
 
+# printable("\x1b[31mred\r") is `\x1b[31mred\r`, with visible backslashes.
 def printable(text: object) -> str:
     """Return untrusted text with escapes for control characters: `\\x1b`, `\\r`, `\\u202e`.
 
@@ -159,6 +181,7 @@ def failure(reason: object, code: int = 1) -> typer.Exit:
 def check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> None:
     """Raise if an option's value is not one of its choices."""
     if value is not None and value not in choices:
+        # Exit code 2: `Error: Invalid value for --mode: 'x' is not one of simulation, production`.
         raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}", param_hint=option)
 
 
@@ -166,6 +189,7 @@ def name_values(option: str, words: Iterable[str]) -> dict[str, str]:
     """Return the names and values of a repeated option NAME=VALUE."""
     values = {}
     for word in words:
+        # Only the first = separates: `--env URL=http://host/?a=b`. An empty value is allowed, a missing = is not.
         name, sign, value = word.partition("=")
         if not name.strip() or not sign:
             raise typer.BadParameter(f"{word!r} is not NAME=VALUE", param_hint=option)
@@ -186,7 +210,9 @@ def secret_values(option: str, words: Iterable[str]) -> dict[str, str]:
                 "a value has no name; write NAME=VALUE, or the NAME of a variable", param_hint=option
             )
         try:
+            # `--secret API_KEY` reads the variable, so that the secret is neither in the shell's history nor in `ps`.
             values[name.strip()] = value if sign else settings.secret(word)
+        # `from None`: the original error would quote the argument.
         except ValueError:
             raise typer.BadParameter(
                 "an argument is neither NAME=VALUE nor the name of an environment variable", param_hint=option
@@ -202,6 +228,7 @@ def target_failures() -> Iterator[None]:
     try:
         yield
     except TargetError as exc:
+        # TargetFailed: the user's code raised, so its traceback helps. TargetError alone: a missing file or attribute.
         if isinstance(exc, TargetFailed):
             typer.echo(exc.report(), err=True)
         raise failure(exc) from None
@@ -212,6 +239,7 @@ def tidy_on_sigterm() -> Iterator[None]:
     """Let SIGTERM end the block like Ctrl-C: context managers exit, and the exit code is 143."""
 
     def leave(signum: int, frame: FrameType | None) -> NoReturn:
+        # 143 for SIGTERM: the shell's convention for a program that a signal ended.
         raise SystemExit(128 + signum)
 
     try:

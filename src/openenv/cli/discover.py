@@ -40,6 +40,7 @@ def discover(
     filters: dict[str, str] = {}
     for word in filter:
         name, sign, value = word.partition("=")
+        # The same name twice would silently replace the first filter.
         if not name or not sign or name in filters:
             raise failure(f"--filter {printable(word)}: filters are NAME=VALUE, each name once")
         filters[name] = value
@@ -47,6 +48,7 @@ def discover(
         snapshot = load_catalog(catalog)
         matches = search_catalog(snapshot, query, filters=filters, limit=limit)
     if as_json:
+        # Whole entries of the catalogue, each with its score for this query.
         results = [
             {**match.entry.model_dump(mode="json", by_alias=True, exclude_none=True), "score": match.score}
             for match in matches
@@ -58,11 +60,18 @@ def discover(
         typer.echo("\n".join(_lines(match.entry)))
     if not matches:
         typer.echo(f"None of {len(snapshot.entries)} environments matches.")
+    # On standard error: nothing here was verified, and the output may be piped.
     typer.echo("These are declarations. Read the code before you run it.", err=True)
 
 
 def _lines(entry: DiscoveryEntry) -> list[str]:
     card = entry.data
+    # Sample:
+    #
+    #   Maze: Find the way out.
+    #     source: https://github.com/me/envs.git
+    #     path: envs/maze_env
+    #     ...
     lines = [
         f"{entry.display_name}: {card.description}",
         f"  source: {card.source.uri}",

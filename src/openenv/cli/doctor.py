@@ -30,6 +30,7 @@ from .command import check_choice
 
 _COLOURS = {"ok": "green", "missing": "red", "note": "yellow"}
 _PURPOSES = {"serve": "servers and clients", "rollouts": "rollouts"}
+# Columns of name and state; `_shown` wraps the explanation beside them.
 _NAME = 16
 _STATE = 9
 
@@ -48,8 +49,17 @@ def doctor(
     one kind of sandbox and one agent. Nothing is installed or changed; one sandbox is started and closed.
     """
     check_choice("--for", purpose, ("serve", "rollouts"))
+    # Sample:
+    #
+    #   To let agents work on tasks
+    #     ok       local sandbox   bubblewrap 0.8.0, as root, started in 170 ms
+    #     missing  containers      The docker engine does not answer ...
+    #                              > systemctl start docker
+    #
+    #   Everything is there for rollouts.
     findings: list[Diagnosis] = []
     area = None
+    # Printed one by one: starting a sandbox and asking an engine take seconds.
     for finding in examine():
         findings.append(finding)
         if as_json:
@@ -58,6 +68,7 @@ def doctor(
             area = finding.area
             typer.secho(AREAS[area], bold=True)
         typer.echo(_shown(finding, is_needed=finding.area in ("serve", purpose)))
+    # Exit code 1 lets an image's build or a CI job stop early.
     missing = missing_for(findings, "rollouts" if purpose == "rollouts" else "serve")
     if as_json:
         shown = {"ok": not missing, "for": purpose, "missing": missing, "findings": [asdict(one) for one in findings]}
@@ -75,8 +86,10 @@ def _shown(finding: Diagnosis, *, is_needed: bool) -> str:
     begin = " " * (_STATE + _NAME + 2)
     width = max(20, min(shutil.get_terminal_size().columns, 120) - len(begin))
     first, *rest = textwrap.wrap(finding.text, width, break_long_words=False, break_on_hyphens=False) or [""]
+    # Red only for things that the chosen purpose needs.
     colour = "yellow" if finding.state == "missing" and not is_needed else _COLOURS[finding.state]
     head = f"  {typer.style(f'{finding.state:<{_STATE}}', fg=colour)}{finding.name:<{_NAME}}{first}"
+    # A separate line without wrapping, so that a terminal selects the whole command.
     advice = [f"{begin}> {finding.advice}"] if finding.advice else []
     return "\n".join([head, *(begin + line for line in rest), *advice])
 
@@ -89,6 +102,7 @@ AREAS: dict[Area, str] = {
     "rollouts": "To let agents work on tasks",
     "extras": "Extras",
 }
+# Name of the extra: (a module that it installs, its purpose). A test compares the names with pyproject.toml.
 EXTRAS = {
     "numpy": ("numpy", "arrays in observations"),
     "images": ("PIL", "images in observations"),
@@ -131,6 +145,7 @@ def examine() -> Iterator[Diagnosis]:
     yield _diagnosed("rollouts", "local sandbox", _local_sandbox)
     yield _diagnosed("rollouts", "control groups", _control_groups)
     yield _diagnosed("rollouts", "containers", _containers)
+    # opencode can be fetched if npm works, so its check needs npm's result.
     npm = _npm()
     yield npm
     yield _opencode(has_npm=npm.state == "ok")
@@ -140,6 +155,10 @@ def examine() -> Iterator[Diagnosis]:
 
 def missing_for(findings: list[Diagnosis], area: Area) -> list[str]:
     """Return the missing prerequisites for a purpose; one kind of sandbox and one agent are enough."""
+    # One of each is enough:
+    #
+    #   sandbox   (local sandbox and control groups)  or  containers
+    #   agent     opencode  or  npm, which fetches it
     here = {one.name for one in findings if one.state == "ok"}
     unneeded = set()
     if "containers" in here:
@@ -157,6 +176,7 @@ def _diagnosed(area: Area, name: str, check: Callable[[], str]) -> Diagnosis:
     try:
         return Diagnosis(area, name, "ok", check())
     except (OpenEnvError, OSError, subprocess.SubprocessError) as exc:
+        # Our errors have the form "PROBLEM. Install it with: COMMAND"; the command becomes the advice.
         text, _, advice = " ".join(message_of(exc).split()).partition(" Install it")
         if not advice:
             text, _, advice = text.partition(" Start it")
@@ -171,9 +191,11 @@ def _packages() -> Diagnosis:
     try:
         requirements = metadata.requires("openenv") or []
         version = metadata.version("openenv")
+    # A checkout on PYTHONPATH has no metadata, and so no list of requirements to compare.
     except metadata.PackageNotFoundError:
         return Diagnosis("serve", "packages", "note", "openenv is not installed, but used from its sources")
     own = [Requirement(line) for line in requirements]
+    # Markers with extras are false here, so requirements of extras are left out.
     names = [one for one in own if one.marker is None or one.marker.evaluate({"extra": ""})]
     problems = [problem for one in names if (problem := _problem(one))]
     if problems:
@@ -188,11 +210,13 @@ def _problem(requirement: Requirement) -> str | None:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         return f"{name} is not installed"
+    # Pre-releases count: pip installs them only on request, so the user has chosen one.
     return None if specifier.contains(version, prereleases=True) else f"{name} {version} is not {specifier}"
 
 
 def _loopback() -> Diagnosis:
     try:
+        # In a new network namespace the loopback interface is down.
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
             socket.create_connection(server.getsockname(), timeout=5) as client,
@@ -209,9 +233,11 @@ def _loopback() -> Diagnosis:
 def _port() -> Diagnosis:
     try:
         with socket.socket() as probe:
+            # As the server does: a port in TIME_WAIT is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", _PORT))
     except OSError:
+        # Only a note: --port 0 works without it.
         return Diagnosis("serve", f"port {_PORT}", "note", "taken by another program", "openenv serve --port 0")
     return Diagnosis("serve", f"port {_PORT}", "ok", "free")
 
@@ -234,6 +260,7 @@ def _local_sandbox() -> str:
 
     version = ".".join(map(str, find_bubblewrap()[1]))
     began = time.monotonic()
+    # A real start: user namespaces may be switched off although bubblewrap is installed.
     with LocalSandboxes(require_cgroup=False).open() as sandbox:
         sandbox.exec(["true"], timeout=_TRY_S)
     spent = (time.monotonic() - began) * 1000
@@ -255,6 +282,7 @@ def _containers() -> str:
 
 def _npm() -> Diagnosis:
     program = shutil.which("npm")
+    # opencode is an npm package.
     if program is None:
         return Diagnosis("rollouts", "npm", "missing", "agents are fetched with it", "apt-get install -y npm")
     return _diagnosed("rollouts", "npm", lambda: f"{_version_of(program)}, {program}")
@@ -262,6 +290,7 @@ def _npm() -> Diagnosis:
 
 def _version_of(program: str) -> str:
     result = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_TRY_S, check=False)
+    # For example npm without a working node.
     if result.returncode != 0:
         raise OSError(f"{program} does not run: {(result.stderr or result.stdout).strip()[:200]}")
     return result.stdout.strip()
@@ -281,6 +310,7 @@ def _opencode(*, has_npm: bool) -> Diagnosis:
 def _extra(extra: str, module: str, purpose: str) -> Diagnosis:
     try:
         is_missing = importlib.util.find_spec(module) is None
+    # find_spec("azure.containerapps.sandbox") imports the packages around it, and raises if one is missing.
     except ModuleNotFoundError:  # the package that it is in
         is_missing = True
     if is_missing:

@@ -43,10 +43,12 @@ def fork(
     from openenv.packaging.auto.hub import repo_of
     from openenv.packaging.hub.spaces import HubError, Spaces, SpaceSettings, check_repo_id
 
+    # Accepts openenv/echo_env and https://huggingface.co/spaces/openenv/echo_env.
     try:
         source = repo_of(source_space)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="SOURCE") from error
+    # A name without an owner, such as echo_env.
     if source is None:
         raise typer.BadParameter(f"{source_space!r} is not a Space; write OWNER/NAME", param_hint="SOURCE")
     try:
@@ -60,6 +62,7 @@ def fork(
     try:
         typer.echo(f"Copying {source}", err=True)
         page = Spaces().fork(source, repo_id, settings)
+    # For example no login, or no permission in the namespace. The text may come from the Hub, so it is escaped.
     except HubError as error:
         raise failure(printable(error)) from error
     typer.secho(f"Space: {page}", fg="green")

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from openenv.server.gateway.guard import GatewayGuard
 
 
+#   clients ──> openenv gateway ──┬──> server a
+#                                 ├──> server b
+#                                 └──> server c
+#
+# The servers come from one source: a fixed list, a host name with several addresses, or the pods of a cluster.
 @flags_class
 class GatewayFlags:
     """Options of `openenv gateway`."""
@@ -69,14 +74,17 @@ class GatewayFlags:
         """
         from openenv.server.gateway.backends import DnsBackends, ListedBackends, PodBackends, backend_at
 
+        # None or two sources: in both cases the user's intention is unclear.
         if (bool(self.servers), self.dns is not None, self.pods is not None).count(True) != 1:
             raise typer.BadParameter("name the servers in one way: by their URLs, by --dns, or by --pods")
         if self.pods is not None:
+            # `app=maze,stage=test` as in kubectl, but only with = : an empty key or value is refused.
             labels = dict(part.strip().partition("=")[::2] for part in self.pods.split(","))
             if not all(key and value for key, value in labels.items()):
                 raise ValueError(f"--pods must be KEY=VALUE,KEY=VALUE, not {self.pods!r}")
             return PodBackends(self.cluster.address(), labels, self.pod_port)
         if self.dns is not None:
+            # Checks host and port in the same way as an address from the command line.
             name = backend_at(f"http://{self.dns}")
             return DnsBackends(name.host, name.port)
         return ListedBackends([backend_at(url).url for url in self.servers])
@@ -119,10 +127,12 @@ def gateway(flags: GatewayFlags) -> None:
 
     check_choice("--log-level", flags.log_level, ("error", "warning", "info", "debug"))
     logging.basicConfig(level=flags.log_level.upper(), format="%(levelname)s: %(message)s")
+    # HTTP libraries log every request to a server at level INFO.
     for chatty in ("httpx2", "httpcore2"):
         logging.getLogger(chatty).setLevel("WARNING")
 
     def announce(gateway: Gateway, actual: int) -> None:
+        # The actual port, because of --port 0.
         place = f"[{flags.host}]:{actual}" if ":" in flags.host else f"{flags.host}:{actual}"
         count = len(gateway.backends.admitting())
         typer.echo(f"Gateway at http://{place} for {source}; {count} accept sessions now. Ctrl-C stops.", err=True)
@@ -134,5 +144,6 @@ def gateway(flags: GatewayFlags) -> None:
         spare = flags.access.spare_token(flags.host)
         guard = flags.guard(spare)
         serve_gateway(source, GatewayOptions(flags.host, flags.port, flags.drain_timeout, guard), announce)
+    # OSError: the port is taken. RuntimeError: no cluster is configured. ValueError: a malformed address.
     except (OSError, RuntimeError, ValueError) as exc:
         raise failure(exc) from None

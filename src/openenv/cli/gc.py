@@ -33,17 +33,20 @@ def gc(flags: GcFlags) -> None:
     some could not be removed.
     """
     inventory = flags.places.inventory()
+    # A place that does not answer may have leftovers that this run cannot remove.
     for note in inventory.notes:
         typer.secho(f"Note: {printable(note)}", fg="yellow", err=True)
     leftovers = [one for one in inventory.items if one.is_leftover]
     failed = 0
     for one in leftovers:
         name = f"{one.place} {one.use} {printable(one.name)} ({age(one.created) or 'unknown age'})"
+        # Sample: `would remove docker server openenv-a (2 h)`.
         if flags.dry_run:
             typer.echo(f"would remove {name}")
             continue
         try:
             one.remove()
+        # The engine or the cluster refused. Continue with the other leftovers.
         except (RuntimeError, OSError) as error:
             failed += 1
             typer.secho(f"{name} is still there: {printable(message_of(error))}", fg="red", err=True)
@@ -51,5 +54,6 @@ def gc(flags: GcFlags) -> None:
             typer.echo(f"removed {name}")
     if not leftovers:
         typer.echo("No leftovers.")
+    # Exit code 1, so that a cron job reports it.
     if failed:
         raise failure(f"{failed} of {len(leftovers)} could not be removed")

@@ -169,7 +169,7 @@ def info(flags: InfoFlags) -> None:
 
     endpoint = flags.endpoint
     with _failures():
-        # `require_llm=False`: a summary must also appear if the endpoint is down; that is what the user wants to see.
+        # `require_llm=False`: the summary also reports an endpoint that is down.
         found = prepare(
             llm_url=endpoint.llm_url,
             model=endpoint.model,

@@ -41,6 +41,7 @@ def import_env(
     from .importers import DEFAULT_IMPORTERS, ImporterRegistry, ImportProblem
     from .importers.base import secrets_in
 
+    # Resolved, because the name of `.` or `..` is needed for the package.
     source = source.resolve()
     if not source.is_dir() and not (source.is_file() and source.suffix == ".py"):
         raise typer.BadParameter(f"not a folder or Python file: {source}", param_hint="SOURCE")
@@ -51,9 +52,11 @@ def import_env(
             source, source_type=source_type, env_class=env_class
         )
         importer.generate(source=source, destination=folder, env_name=package, detected=environment)
+    # No or several environments, an invalid name, a folder with files: all are corrected on the command line.
     except (ImportProblem, ScaffoldError) as error:
         raise typer.BadParameter(printable(error)) from None
     typer.echo(f"Made {folder} of {environment.qualified_name} ({environment.source_type}).")
+    # The environment may need one of these files at run time.
     if left_out := secrets_in(source):
         typer.secho(
             f"Not copied, because they may hold secrets: {printable(', '.join(left_out))}", fg="yellow", err=True
@@ -70,6 +73,7 @@ def _package_name(name: str | None, source: Path) -> str:
     """Return the package's name: `--name`, or one derived from the source's name."""
     if name is not None:
         return Names.of(name).package
+    # my-maze gives my_maze; 2048 gives nothing.
     better = corrected(source.stem if source.is_file() else source.name)
     if better is None:
         raise ScaffoldError(f"{source.name!r} is not a valid package name; set --name")

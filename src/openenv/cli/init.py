@@ -16,11 +16,13 @@ from pathlib import Path
 
 import typer
 
+# Seconds for `uv lock`, which may download metadata from an index.
 _LOCK_S = 60.0
 _TEMPLATE = Path(__file__).parent / "template"
 SUFFIX = ".tmpl"  # so that nothing takes a template for source code, and no packager drops a hidden file
 # Names of ours, and of the modules inside every package: a package of that name would hide them.
 _TAKEN = frozenset({"openenv", "openenv_core", "client", "models", "server", "tests"})
+# Emoji and colours of a Space's card, chosen by the name, so that a repeated init gives the same files.
 _LOOKS = (("🎲", "blue", "green"), ("🧭", "indigo", "purple"), ("🧩", "yellow", "red"), ("🛰️", "gray", "blue"))
 
 
@@ -38,6 +40,9 @@ def init(
     NAME is the name of the Python package; its folder is made in the current one, or in --output-dir. Then edit
     models.py and server/NAME_environment.py. The command offers a correction for an invalid name.
     """
+    #   NAME ──check──> names of parts ──> template/*.tmpl ──placeholders──> NAME/ ──uv lock──> next commands
+    #
+    # `openenv import` uses the same writer with more templates (`Variant`).
     try:
         name = _agreed_name(name)
         names = Names.of(name)
@@ -46,6 +51,7 @@ def init(
     except ScaffoldError as error:
         raise typer.BadParameter(str(error), param_hint="NAME") from None
     typer.echo(f"Made {folder} with {len(written)} files.")
+    # A package without a lock works, so this is never an error.
     warning = _lock(folder)
     if warning:
         typer.secho(f"No uv.lock: {warning}", fg="yellow", err=True)
@@ -64,6 +70,7 @@ def _agreed_name(name: str) -> str:
         better = corrected(name)
         if better is None:
             raise
+        # A script must not wait for an answer, so without a terminal the correction is only printed.
         if _is_terminal() and typer.confirm(f"{error}. Make {better} instead?", default=True):
             return better
         raise ScaffoldError(f"{error}. Try: openenv init {better}") from None
@@ -75,8 +82,10 @@ def _is_terminal() -> bool:
 
 def corrected(name: str) -> str | None:
     """Return a name like this one that a package can have: `My Maze` is `my_maze`; None if none is valid."""
+    # MyMaze, my-maze and "My Maze" all become my_maze.
     words = re.findall(r"[a-z0-9]+", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower())
     stem = "_".join(words).lstrip("0123456789_")
+    # `json` is a module of Python, json_env is free.
     for better in (stem, f"{stem}_env") if stem else ():
         try:
             return Names.of(better).package
@@ -99,6 +108,7 @@ def _lock(folder: Path) -> str | None:
             errors="replace",
             timeout=_LOCK_S,
             check=False,
+            # uv must not wait for input.
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
@@ -106,6 +116,7 @@ def _lock(folder: Path) -> str | None:
     except OSError as error:
         return f"`uv lock` cannot be run ({error}). That does no harm."
     if result.returncode != 0:
+        # uv's last line has the reason.
         lines = (result.stderr or result.stdout).strip().splitlines()
         return (
             f"`uv lock` failed ({lines[-1].strip() if lines else result.returncode}). That does no harm; run it later."
@@ -116,6 +127,7 @@ def _lock(folder: Path) -> str | None:
 def _show_next(package: str, prefix: str, folder: Path) -> None:
     """Print three commands that can be copied as they are."""
     place = shlex.quote(str(folder))
+    # The folder above the package is its import root.
     parent = os.path.relpath(folder.parent)
     inside = "" if parent == "." else f"cd {shlex.quote(str(folder.parent))} && "
     client = (
@@ -150,6 +162,7 @@ class Names:
         Raises:
             ScaffoldError: It cannot be the name of a package.
         """
+        # isascii, because the name also becomes part of an image's name; a name of underscores only has no words.
         if not name.isidentifier() or not name.isascii() or not name.strip("_"):
             raise ScaffoldError(f"{name!r} is not a package name; use letters, digits and _, such as maze_env")
         if keyword.iskeyword(name) or name in sys.stdlib_module_names or name in _TAKEN:
@@ -159,6 +172,7 @@ class Names:
     @property
     def stem(self) -> str:
         """The name without `_env`."""
+        # maze_env: stem maze, prefix Maze, title Maze. word_count_env: word_count, WordCount, Word Count.
         return self.package.removesuffix("_env").strip("_") or self.package.strip("_")
 
     @property
@@ -173,6 +187,7 @@ class Names:
 
     def placeholders(self) -> dict[str, str]:
         """Return the placeholders of the template and their values."""
+        # crc32, because `hash` of a text differs between processes.
         emoji, first, second = _LOOKS[zlib.crc32(self.package.encode()) % len(_LOOKS)]
         return {
             "__ENV_NAME__": self.package,
@@ -211,8 +226,10 @@ def write_package(names: Names, folder: Path, variant: Variant = Variant()) -> l
     """
     if folder.exists() and not folder.is_dir():
         raise ScaffoldError(f"{folder} is a file; choose another name, or another place with --output-dir")
+    # Never merge with files that exist: their authors would lose changes.
     if folder.exists() and any(folder.iterdir()):
         raise ScaffoldError(f"{folder} is not empty; choose another name, or another place with --output-dir")
+    # Remembered before the first write, so that a failure also removes the parents that were made.
     new_folder = _missing_top(folder)
     values = {**names.placeholders(), **variant.values}
     try:
@@ -230,8 +247,10 @@ def write_package(names: Names, folder: Path, variant: Variant = Variant()) -> l
 def _files(names: Names, variant: Variant) -> dict[Path, Path]:
     """Return each path in the package and its template."""
     files: dict[Path, Path] = {}
+    # Later folders replace files of earlier ones, because the path in the package is the key.
     for folder in (_TEMPLATE, *variant.templates):
         for template in sorted(folder.rglob(f"*{SUFFIX}")):
+            # dot.gitignore.tmpl becomes .gitignore, NAME_environment.py.tmpl becomes maze_env_environment.py.
             name = template.name.removesuffix(SUFFIX).replace("dot.", ".").replace("NAME", names.package)
             place = template.relative_to(folder).with_name(name)
             if place.as_posix() not in variant.without:
@@ -240,6 +259,7 @@ def _files(names: Names, variant: Variant) -> dict[Path, Path]:
 
 
 def _write(values: Mapping[str, str], template: Path, path: Path) -> Path:
+    # A checkout may have CRLF; packages always have LF.
     text = template.read_text(encoding="utf-8").replace("\r\n", "\n")
     for placeholder, value in values.items():
         text = text.replace(placeholder, value)
@@ -259,6 +279,7 @@ def _undo(folder: Path, new_folder: Path | None) -> None:
     if new_folder is not None:
         shutil.rmtree(new_folder, ignore_errors=True)
         return
+    # The folder was empty before, so everything in it is ours.
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)

@@ -31,6 +31,11 @@ def mcp(
 
     Agents that speak HTTP connect to `/mcp` of a running `openenv serve` instead.
     """
+    #   desktop agent ──starts──> openenv mcp
+    #        │                        │
+    #        └── stdin: requests ────>│ one session of the environment
+    #        <── stdout: replies ─────┘
+    #            stderr: logs, and everything that the environment prints
     from openenv.server.app import parse_mode  # servers load only for this command
     from openenv.server.loading import TargetError, enter_folder, load_app
     from openenv.server.mcp.stdio import serve_stdio
@@ -38,6 +43,7 @@ def mcp(
 
     check_choice("--mode", mode, ("simulation", "production"))
     check_choice("--log-level", log_level, ("critical", "error", "warning", "info", "debug"))
+    # `basicConfig` writes to standard error; a log line on standard output would break the protocol.
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     with target_failures():
         server = environment_server(load_app(enter_folder(target)))
@@ -45,4 +51,5 @@ def mcp(
             raise TargetError(f"{target} was not made by create_app, so its environment is unknown")
         server.service.mode = parse_mode(mode)
         serve_stdio(server.service)
+        # Exits with a failure if an environment could not be closed, as `openenv serve` does.
         check_closed(server.manager)

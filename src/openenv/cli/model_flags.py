@@ -43,16 +43,19 @@ class ModelFlags:
 
         from openenv.rollout.tasks.task import Model
 
+        # Agents such as noop need no model, so neither option is an error.
         if self.base_url is None and self.model is None:
             return None
         if self.base_url is None or self.model is None:
             raise ValueError("--base-url and --model go together")
         fields: dict[str, object] = {"base_url": self.base_url, "name": self.model}
+        # Without a key, `Model` has a placeholder, which endpoints without authentication ignore.
         api_key = self.api_key or settings.model_key()
         if api_key is not None:
             fields["api_key"] = api_key
         if self.sampling is not None:
             try:
+                # Parsed here, so that a shell-quoting mistake is reported with its position.
                 fields["sampling"] = json.loads(self.sampling)
             except ValueError as exc:
                 raise ValueError(f"--sampling is not JSON: {exc}") from None

@@ -38,6 +38,8 @@ _FlagsT = TypeVar("_FlagsT")
 _ResultT = TypeVar("_ResultT")
 
 
+# Type checkers treat a class below `@flags_class` as a frozen dataclass with keyword-only fields, although at run time
+# nothing freezes it.
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def flags_class(cls: type[_FlagsT]) -> type[_FlagsT]:
     """Make a class a dataclass of options: immutable, with keyword arguments only.
@@ -76,6 +78,13 @@ class AccessFlags:
         bool, typer.Option("--no-token", help="Never create a token, not even for an address that others can reach.")
     ] = False
 
+    # When a token is created, for `serve` and `gateway`:
+    #
+    #   host             token options          created
+    #   127.0.0.1        none                   no: only this machine can connect
+    #   127.0.0.1        agent or observer      yes: without it, strangers could do more than these roles
+    #   0.0.0.0, others  none                   yes, and printed
+    #   any              --token, --no-token    no
     def spare_token(self, host: str) -> str | None:
         """Create an orchestrator's token if the server needs one and the options have none.
 
@@ -123,6 +132,11 @@ def options_of(flags: type[_FlagsT]) -> Callable[[Callable[[_FlagsT], _ResultT]]
     Args:
         flags: A dataclass with fields `Annotated[TYPE, typer.Option(...)]`, or groups of them.
     """
+    # From fields to a command line and back:
+    #
+    #   class ServeFlags:           the signature             values              the function's object
+    #       target: str       ──>   (target, token)   ──>     {"token": "x"} ──>  ServeFlags(
+    #       access: AccessFlags     groups are flattened                              ".", AccessFlags("x"))
     parameters = list(_parameters(flags))
 
     def decorate(function: Callable[[_FlagsT], _ResultT]) -> Callable[..., _ResultT]:
@@ -141,12 +155,14 @@ def options_of(flags: type[_FlagsT]) -> Callable[[Callable[[_FlagsT], _ResultT]]
 def _parameters(flags: type, panel: str | None = None) -> Iterator[inspect.Parameter]:
     """Yield a keyword-only parameter for each option, in the order of the fields, groups in their place."""
     for option, kind, declaration in _fields(flags):
+        # A group without a title takes the panel of the group around it.
         if _is_group(kind):
             yield from _parameters(kind, declaration.title if isinstance(declaration, Panel) else panel)
             continue
         if panel is not None and declaration.rich_help_panel is None:
             declaration = copy.copy(declaration)  # another command may list the same group without a title
             declaration.rich_help_panel = panel
+        # `inspect.Signature` refuses a name that two groups of a command declare.
         yield inspect.Parameter(
             option.name,
             inspect.Parameter.KEYWORD_ONLY,
@@ -161,6 +177,7 @@ def _instance(flags: type[_FlagsT], values: Mapping[str, Any]) -> _FlagsT:
     for option, kind, _ in _fields(cast("Hashable", flags)):
         if _is_group(kind):
             arguments[option.name] = _instance(kind, values)
+        # Python callers may leave options out; then the dataclass fills in the default.
         elif option.name in values:
             arguments[option.name] = values[option.name]
     return flags(**arguments)
@@ -191,5 +208,6 @@ def _default(option: Field[Any]) -> Any:
     if option.default is not MISSING:
         return option.default
     if option.default_factory is not MISSING:
+        # A new list: two commands must not share a default.
         return option.default_factory()
     return inspect.Parameter.empty

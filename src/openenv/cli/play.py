@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from openenv.train.groups import EpisodeSample, SampleGroup
 
 
-# `openenv play` starts no process. The model and the environment are servers elsewhere:
+# `openenv play` starts no process. The model and the environment run already:
 #
 #   environment server(s) <──sessions── play ──model calls──> capture proxy (in this process) ──> model endpoint
 #                                         │                        │

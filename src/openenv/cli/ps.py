@@ -15,6 +15,7 @@ from .options import ClusterFlags, flags_class, options_of
 if TYPE_CHECKING:
     from openenv.providers.inventory import InventoryItem, ResourceInventory
 
+# Columns for a command or an image; the other columns must fit beside it.
 _WIDEST = 60
 
 
@@ -33,6 +34,7 @@ class InventoryFlags:
         """Return the resources in the chosen places."""
         from openenv.providers.inventory import PLACES, take_inventory
 
+        # Exit code 2 for a mistyped place, instead of an empty table that looks as if nothing ran.
         for place in self.only:
             check_choice("--only", place, PLACES)
         places = tuple(place for place in PLACES if not self.only or place in self.only)
@@ -63,6 +65,7 @@ def ps(flags: PsFlags) -> None:
     a leftover; `openenv gc` removes it. Processes of other users are not listed.
     """
     inventory = flags.places.inventory()
+    # Notes are part of the JSON: an empty list with a note does not prove that nothing runs.
     if flags.as_json:
         items = [_as_json(one) for one in inventory.items]
         typer.echo(json.dumps({"items": items, "notes": inventory.notes}, indent=2))
@@ -78,6 +81,11 @@ def show(inventory: ResourceInventory) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    # Sample (leftovers are red):
+    #
+    #   place   use      name       what        address                age    owner
+    #   docker  server   openenv-a  maze:1      http://127.0.0.1:4123  3 min  8123
+    #   local   sandbox  638e11x27  bubblewrap                         2 h    7001, dead (leftover)
     console = Console(highlight=False)
     if inventory.items:
         table = Table("place", "use", "name", "what", "address", "age", "owner", box=None, pad_edge=False)
@@ -85,17 +93,20 @@ def show(inventory: ResourceInventory) -> None:
             cells = (one.place, one.use, one.name, _short(one.what), one.address, age(one.created), owner_of(one))
             table.add_row(*(Text(printable(cell), style="red" if one.is_leftover else "") for cell in cells))
         console.print(table)
+    # For example: a container engine or a cluster that does not answer.
     for note in inventory.notes:
         console.print(f"Note: {printable(note)}", style="yellow", markup=False)
 
 
 def owner_of(item: InventoryItem) -> str:
     """Return the owner as text."""
+    # Nothing names its owner, so only an expired time limit makes it a leftover.
     if item.owner is None:
         text = "unknown"
     elif item.owner.is_dead():
         text = f"{item.owner.pid}, dead"
     else:
+        # A PID of another machine would be confused with a local one.
         text = str(item.owner.pid) if item.owner.is_here else "another machine"
     return f"{text} (leftover)" if item.is_leftover else text
 
@@ -104,6 +115,7 @@ def age(created: datetime | None) -> str:
     """Write an age in one unit; empty if the creation time is unknown."""
     if created is None:
         return ""
+    # A cluster's clock may be ahead of ours; an age is never negative.
     seconds = max(0.0, (datetime.now(timezone.utc) - created).total_seconds())
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:

@@ -27,6 +27,9 @@ def command_exports(
         sources: Name of the command to the module that defines it.
         app: The command or group that `app` runs; None if the published module has no `app`.
     """
+    # Each module ends with:
+    #
+    #   __getattr__, __dir__, __all__ = command_exports(__name__, {"build": "openenv.cli.build"}, app="build")
     names = [*sources, *(["app"] if app is not None else [])]
 
     def __getattr__(name: str) -> Any:
@@ -36,6 +39,7 @@ def command_exports(
         value = getattr(import_module(sources[command]), command)
         if name == "app" and not isinstance(value, typer.Typer):  # a group is a Typer already
             value = _command_line(value)
+        # The next access finds the attribute itself and does not call `__getattr__` again.
         setattr(sys.modules[module_name], name, value)
         return value
 

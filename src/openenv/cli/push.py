@@ -60,6 +60,7 @@ class SpaceFlags:
 
     def check(self, registry: str | None) -> None:
         """Raise for options that have no effect with `--registry` or `--create-pr`."""
+        # Options of the Space itself, which a pull request cannot change.
         settings = {
             "--private": self.private,
             "--hardware": self.hardware,
@@ -67,6 +68,7 @@ class SpaceFlags:
             "--env-var": self.env_var,
             "--secret": self.secret,
         }
+        # Options of the uploaded files, which an image has no use for.
         files = {
             "--repo-id": self.repo_id,
             "--create-pr": self.create_pr,
@@ -125,9 +127,17 @@ def push(flags: PushFlags) -> None:
     Space. Log in first, with `hf auth login` or HF_TOKEN. Needs pip install 'openenv[hub]'; a registry needs Docker
     or Podman instead.
     """
+    # Three targets:
+    #
+    #   package ──copy──> Space             the Hub builds the Dockerfile and runs it
+    #              │
+    #              ├────> pull request      with --create-pr: files only, no settings
+    #              │
+    #              └────> docker build ──> docker push    with --registry: this machine builds
     page = flags.page
     flags.space.check(flags.registry)
     package = _package(flags.directory)
+    # Neither an image nor a pull request can carry variables, so the user has to set them at the target.
     if package.variables and (flags.registry is not None or flags.space.create_pr):
         _note("only a push to a Space sets the variables of openenv.yaml; set them where the image runs")
     if flags.registry is not None:
@@ -145,6 +155,7 @@ def _push_space(package: SpacePackage, flags: PushFlags, page: bool | None) -> N
     options = flags.space
     variables = {**package.variables, **name_values("--env-var", options.env_var)}
     settings = SpaceSettings(options.private, options.hardware, variables, secret_values("--secret", options.secret))
+    # Order: read the patterns, log in, copy, upload. A mistake on this machine is reported before the Hub is asked.
     try:
         ignore = _ignore_lines(package.folder, options.exclude)
         spaces = Spaces()
@@ -157,8 +168,10 @@ def _push_space(package: SpacePackage, flags: PushFlags, page: bool | None) -> N
                 typer.secho(f"Pull request: {request or 'none, because no file differs'}", fg="green")
             else:
                 _deploy(spaces, target, upload, settings, options.count)
+    # Exit code 2: the package itself has a mistake.
     except PackageStructureError as error:
         raise typer.BadParameter(printable(error)) from error
+    # Exit code 1: the Hub refused or did not answer.
     except HubError as error:
         raise failure(printable(error)) from error
 
@@ -175,9 +188,11 @@ def _deploy(spaces: Spaces, target: str, upload: Upload, settings: SpaceSettings
         try:
             pages.append(spaces.deploy(name, upload, settings))
         except HubError as error:
+            # Instances that were deployed stay; the user must know them to delete or to complete them.
             if count > 1:
                 typer.echo(f"{len(pages)} of {count} instances deployed: {', '.join(pages) or 'none'}", err=True)
             raise failure(printable(error)) from error
+        # Names only: values of secrets never appear in logs.
         for kind, values in (("variable", settings.variables), ("secret", settings.secrets)):
             for key in values:
                 typer.echo(f"Set {kind} {key} on {name}", err=True)
@@ -197,6 +212,7 @@ def _push_image(package: SpacePackage, registry: str, base_image: str | None, pa
         engine = container_engine()
         try:
             with staged(package.folder) as copy:
+                # The copy is edited, so the package's own Dockerfile stays as it is.
                 edit_file(copy.dockerfile, lambda text: docker_file(text, base_image=base_image, interface=page))
                 build_image(engine, copy, tag, build_args=[f"ENV_NAME={package.name.removesuffix('_env')}"])
         except (StagingError, OSError, ValueError) as error:
@@ -211,6 +227,7 @@ def _package(folder: Path) -> SpacePackage:
 
     if not folder.is_dir():
         hint = ""
+        # `openenv push me/maze`: the argument is a folder, but this one looks like a Space.
         if re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):
             hint = f". Did you mean the Space: openenv push --repo-id {folder}?"
         raise typer.BadParameter(f"folder {folder} does not exist{hint}", param_hint="FOLDER")
@@ -236,6 +253,7 @@ def _check_repo_id(repo_id: str) -> None:
 
 def _name_on_hub(name: str) -> str:
     """Return a package's name in characters that the Hub allows."""
+    # "my maze!" becomes my-maze.
     return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.")
 
 
@@ -246,6 +264,7 @@ def _ignore_lines(folder: Path, exclude: Path | None) -> list[str]:
     if exclude is None:
         return []
     path = folder / exclude
+    # If both exist, the file in the package wins.
     return read_ignore_file(path if path.is_file() else exclude)
 
 

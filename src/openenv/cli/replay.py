@@ -64,7 +64,7 @@ def replay(
       openenv replay episode.jsonl http://localhost:8000
       openenv replay episode.jsonl http://localhost:8000 --ignore observation.clock
     """
-    # Where an episode comes from and goes to:
+    # The way of an episode:
     #
     #   openenv serve ──records──> episode.jsonl ──> openenv replay ──reset, step──> another server (a new version)
     #                                                     │  <──────replies──────────┘
@@ -186,7 +186,7 @@ class Comparison(NamedTuple):
         #
         #   recorded   now      result
         #   reply      reply    every value below observation, reward and done
-        #   error      error    the same, whatever the texts are
+        #   error      error    the same, also with different texts
         #   reply      error    a difference: recorded None, now ...
         #   error      reply    a difference: recorded ..., now None
         recorded, failed = row.get("error"), now.get("error")

@@ -25,6 +25,7 @@ _UNSAFE = "i_know_there_is_no_isolation"
 _Name = TypeVar("_Name", str, "str | None")
 
 
+# `--sandbox my_backend:MySandboxes`: an installed program has its script's folder on the path and not the current one.
 def import_from_here(name: _Name) -> _Name:
     """Let a backend written as `module:Class` be imported from the current folder."""
     if name is not None and ":" in name and str(Path.cwd()) not in sys.path:
@@ -57,8 +58,15 @@ def ls() -> None:
     from openenv.sandboxes.base import BACKENDS
 
     console = Console()
+    # Sample:
+    #
+    #   backend  runs here   start   features, or missing
+    #   docker   no                  The docker engine does not answer ...
+    #   local    yes         170 ms  ...
+    #   process  on request          no isolation: ...
     table = Table("backend", "runs here", "start", "features, or missing", box=None, pad_edge=False)
     for name in plugin_names(BACKENDS):
+        # Starting a container or a pod may take seconds.
         with console.status(f"trying {name}"):
             table.add_row(name, *_try_backend(name))
     console.print(table)
@@ -99,18 +107,22 @@ def check(
             if result.status == "failed" or not failed:
                 _print(console, result)
 
+        # Results are printed one by one, because a complete check takes a while.
         self_check(chosen, report=show, only=only)
     counts = {name: sum(result.status == name for result in results) for name in _MARKS}
     tally = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     console.print(f"{chosen.name}: {tally or 'no such check'}, in {time.monotonic() - started:.1f} s")
+    # After all checks: sandboxes, processes or files of the backend that nothing removed.
     leftovers = chosen.leftovers()
     for name in leftovers:
         console.print(f"[red]left behind:[/] {name}")
+    # No result means that --only matches no check: a mistyped prefix must not pass in CI.
     if counts["failed"] or leftovers or not results:
         raise typer.Exit(1)
 
 
 def _print(console: Console, result: CheckResult) -> None:
+    # Short durations are noise.
     seconds = f" [dim]{result.duration_s:.1f} s[/]" if result.duration_s >= 0.5 else ""
     console.print(f"{_MARKS[result.status]} {result.id:<24} {result.says}{seconds}")
     if result.detail:
@@ -126,10 +138,12 @@ def _escaped(text: str) -> str:
 
 def _try_backend(name: str) -> tuple[str, str, str]:
     """Start a sandbox; return whether that works, the time, and the features or the missing prerequisite."""
+    # It has no isolation, so it is never started without the user's explicit argument.
     if name == "process":
         return "on request", "", f"no isolation: backend('process', {_UNSAFE}=True)"
     try:
         chosen = _backend(name)
+        # Prerequisites first, because their error has advice; then a real start, because prerequisites prove little.
         chosen.check()
         started = time.monotonic()
         with chosen.open() as sandbox:

@@ -391,7 +391,7 @@ class Introduction:
         accepted = self.spare is not None and server is not None and server.access.role(self.spare) is Role.ORCHESTRATOR
         token = self.spare if accepted else None
         is_silent = self.log_level in ("critical", "error", "warning")
-        # What is printed, by level and format:
+        # The output by level and format:
         #
         #   --log-level info, text     the banner
         #   --log-format json          only `token: ...`: a frame of box characters would not be JSON either
@@ -536,7 +536,7 @@ def _worker_count(option: str | None) -> int:
     """Return the number of server processes, from the option or `OPENENV_WORKERS`."""
     from openenv.server.runners import cores
 
-    # The message names the option or the variable, whichever the user has to correct.
+    # The message names the option or the variable that the user has to correct.
     text, source = (option, "--workers") if option is not None else (settings.workers() or "1", "OPENENV_WORKERS")
     if text.strip().lower() == "auto":
         return cores()

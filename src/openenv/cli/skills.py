@@ -17,8 +17,13 @@ import typer
 from .command import HelpCommand, command_group, failure, first_sentence, usage_of
 from .options import flags_class, options_of
 
+# The folder's name has to be the name in the front matter of SKILL.md.
 SKILL = "openenv-cli"
 AGENTS = ("claude", "codex", "cursor", "opencode")
+# One copy, and links from the agents' folders:
+#
+#   .agents/skills/openenv-cli/SKILL.md
+#   .claude/skills/openenv-cli -> ../../.agents/skills/openenv-cli
 _SHARED = Path(".agents/skills")
 _HOME_FOLDERS = {"opencode": Path(".config/opencode/skills")}
 """The agents' folders in the home folder, if they differ from the folders in a project."""
@@ -75,6 +80,7 @@ An environment in one file, `guess.py`; serve it with `openenv serve guess.py`:
 
 {commands}"""
 
+# A test runs this example; keep it complete.
 _EXAMPLE = '''\
 from openenv import Action, Environment, Observation, State
 
@@ -164,6 +170,7 @@ def skills_add(flags: SkillFlags) -> None:
         for agent, is_on in zip(AGENTS, (flags.claude, flags.codex, flags.cursor, flags.opencode), strict=True)
         if is_on
     ]
+    # --dest names one folder, the other options name several.
     if flags.dest is not None and (chosen or flags.global_):
         raise failure("--dest cannot be combined with --claude, --codex, --cursor, --opencode or --global")
     base = Path.home() if flags.global_ else Path.cwd()
@@ -173,6 +180,7 @@ def skills_add(flags: SkillFlags) -> None:
         # Check all paths before the first write, so that a refusal changes nothing.
         for path in (folder, *links):
             _check_free(path, force=flags.force)
+        # With --force: replace the link itself and leave its target alone.
         if folder.is_symlink():
             folder.unlink()
         folder.mkdir(parents=True, exist_ok=True)
@@ -181,11 +189,13 @@ def skills_add(flags: SkillFlags) -> None:
         for link in links:
             _link(link, folder)
             typer.echo(f"linked {link}")
+    # No permission, or a file in the place of a folder.
     except OSError as exc:
         raise failure(exc) from None
 
 
 def _agent_folder(agent: str, *, is_global: bool) -> Path:
+    # .claude/skills in a project, and the same below the home folder, with exceptions.
     inside = Path(f".{agent}/skills")
     return _HOME_FOLDERS.get(agent, inside) if is_global else inside
 
@@ -196,6 +206,7 @@ def _check_free(path: Path, *, force: bool) -> None:
         return
     if not force:
         raise failure(f"{path} exists already; replace it with --force")
+    # --force replaces our file, never files that a person added beside it.
     if path.is_dir() and not path.is_symlink() and {one.name for one in path.iterdir()} - {"SKILL.md"}:
         raise failure(f"{path} contains files that this command did not write; move them away first")
 
@@ -217,6 +228,7 @@ def skill_text() -> str:
 
     from .__main__ import build
 
+    # All commands, also of other packages.
     root = typer.main.get_command(build())
     commands = "\n".join(_sections(root, ("openenv",)))
     return _GUIDE.format(version=openenv.__version__, example=_EXAMPLE, commands=commands)
@@ -225,6 +237,7 @@ def skill_text() -> str:
 def _sections(group: Any, path: tuple[str, ...]) -> Iterator[str]:
     """Yield a section for each command: usage, first sentence, examples and the names of its options."""
     for name, command in group.commands.items():
+        # A group becomes a heading, and its commands follow with their complete names.
         if hasattr(command, "commands"):
             yield f"### {' '.join((*path, name))}\n\n{first_sentence(command.help or '')}\n"
             yield from _sections(command, (*path, name))
@@ -235,7 +248,19 @@ def _sections(group: Any, path: tuple[str, ...]) -> Iterator[str]:
 def _section(command: Any, path: tuple[str, ...]) -> str:
     parameters = [one for one in command.params if not getattr(one, "hidden", False)]
     usage = usage_of(one for one in parameters if one.param_type_name == "argument")
+    # The long form: `--port` of `--port, -p`.
     options = [max(one.opts, key=len) for one in parameters if one.param_type_name == "option"]
+    # Sample:
+    #
+    #   ### `openenv gc`
+    #
+    #   Remove leftover servers and sandboxes: ...
+    #
+    #   ```
+    #   openenv gc --dry-run
+    #   ```
+    #
+    #   Options: `--only`, `--dry-run`
     parts = [f"### `{' '.join((*path, *usage))}`", first_sentence(command.help or "")]
     examples = [
         textwrap.dedent(paragraph).strip("\n")

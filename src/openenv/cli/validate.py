@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from openenv.packaging.validate.container import DockerValidationProvider
     from openenv.packaging.validate.report import CheckOutcome, ValidationReport
 
+# Each level contains the ones before it:
+#
+#   static     reads files                       runs nothing
+#   runtime    serves and plays the package      runs the package's code
+#   semantic   judges the meaning of its parts   needs the levels before
 _LEVELS = ("static", "runtime", "semantic")
 _POLICIES = ("v1", "v2")
 _PROVIDERS = ("process", "docker")
@@ -91,6 +96,7 @@ class ValidateFlags:
 
     def check(self) -> None:
         """End the command if options contradict each other (1) or a choice does not exist (3)."""
+        # Scripts distinguish contradicting options (1) from a choice that does not exist (3).
         if self.server is not None:
             if self.server == self.target and self.url is not None:
                 raise failure("give one URL, not two", 1)
@@ -133,13 +139,20 @@ def validate(flags: ValidateFlags) -> None:
     from openenv.packaging.validate.manifest import SignatureError, UnsupportedPackageError
     from openenv.packaging.validate.policy import PolicyError  # all of this loads only for this command
 
+    # Two ways:
+    #
+    #   a package   files ──> server in a process or container ──> episodes ──> report, verdict
+    #   a URL       requests to a running server ──────────────────────────────> report, verdict
     flags.check()
     try:
         passed = _check_package(flags) if flags.server is None else _check_server(flags, flags.server)
+    # The target is not a package, or a kind of package that cannot be validated.
     except (SignatureError, UnsupportedPackageError) as error:
         raise failure(error, 2) from error
+    # The rules could not be loaded, which says nothing about the package.
     except PolicyError as error:
         raise failure(error, 3) from error
+    # A fault on our side of the check, such as a report file without permission; never reported as a failed package.
     except (OSError, ValueError, RuntimeError) as error:
         raise failure(f"the checks could not run: {type(error).__name__}: {message_of(error)}", 3) from error
     if not passed:
@@ -151,6 +164,7 @@ def _check_server(flags: ValidateFlags, url: str) -> bool:
     from openenv.packaging.validate.checks_server import check_running
 
     display = _Display.of(flags)
+    # Results are printed while the checks run: an endpoint that hangs is visible as the last line.
     report = check_running(
         url,
         timeout_s=flags.timeout,
@@ -197,6 +211,7 @@ def _deliver(report: dict[str, Any], flags: ValidateFlags) -> None:
     """Write the report to the file of `--output` and, with `--json`, to standard output."""
     text = json.dumps(report, indent=2, ensure_ascii=False)
     if flags.output is not None:
+        # A script may name a folder of reports that does not exist yet.
         flags.output.parent.mkdir(parents=True, exist_ok=True)
         flags.output.write_text(text + "\n", encoding="utf-8", newline="\n")
     if flags.as_json:
@@ -224,6 +239,12 @@ class _Display:
         self._console = console
         self._verbose = verbose
         self._rules = RULE
+        # One width for all lines, from the longest ID:
+        #
+        #   ✓ static.manifest                openenv.yaml says what the environment promises
+        #   ✗ runtime.startup                it can be served
+        #       ...the evidence...
+        #       fix: ...the advice...
         self._width = max(len(check_id) for check_id in RULE)
 
     @classmethod
@@ -237,6 +258,7 @@ class _Display:
         """Print the result of a check of a package."""
         rule = self._rules.get(result.check_id)  # None for a grader of another package
         kind: str = result.status.value
+        # A rule of severity `warn` lowers the verdict to `warn` and does not fail the package.
         if kind == "fail" and rule is not None and rule.severity.value == "warn":
             kind = "warn"
         if not result.applies:
@@ -246,6 +268,7 @@ class _Display:
 
     def criterion(self, one: Criterion) -> None:
         """Print the result of a check of a running server."""
+        # Required endpoints decide the verdict; other criteria only warn.
         kind = "pass"
         if not one.passed:
             kind = "fail" if one.required else "warn"
@@ -255,10 +278,12 @@ class _Display:
         """Print the verdict on a package."""
         words = {"pass": "passed", "fail": "failed", "error": "could not run", "skip": "skipped"}
         counts = {name: sum(one.status.value == name and one.applies for one in report.results) for name in words}
+        # Sample: `31 passed, 0 failed, 2 skipped, 3 not applicable in 8.4 s. Verdict: pass`.
         tally = ", ".join(f"{counts[name]} {words[name]}" for name in counts if counts[name] or name == "fail")
         if aside := sum(not one.applies for one in report.results):
             tally += f", {aside} not applicable"
         note = ""
+        # Nothing failed, but --skip-build or a missing engine left checks out.
         if report.verdict.value == "warn" and not counts["fail"] and not counts["error"]:
             note = "; no check failed, but skipped checks prove nothing"
         verdict = _VERDICTS[report.verdict.value]
@@ -278,6 +303,7 @@ class _Display:
         from rich.markup import escape
 
         self._console.print(f"{_MARKS[kind]} {name:<{self._width}}  {says}", soft_wrap=True)
+        # Evidence of a passed check is noise, except with --verbose.
         if kind in ("pass", "n/a") and not self._verbose:
             return
         for text in evidence:

@@ -6,6 +6,7 @@ from .base import DetectedEnvironment, EnvironmentImporter, ImporterRegistry, Im
 from .ors import ORSImporter
 from .verifiers import VerifiersImporter
 
+# Add an importer here: a class with `source_type`, `detect` and `generate`, and a folder of templates.
 DEFAULT_IMPORTERS: list[EnvironmentImporter] = [ORSImporter(), VerifiersImporter()]
 """In order of precedence."""
 

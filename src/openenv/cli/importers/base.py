@@ -19,6 +19,11 @@ from typing import Protocol, runtime_checkable
 
 from ..init import Names, Variant, write_package
 
+# The result of an import:
+#
+#   gsm8k_env/
+#     openenv.yaml, server/, ...        from template/, templates/common and templates/KIND
+#     vendor/gsm8k/                     the source, copied without secrets
 VENDOR = "vendor"
 _TEMPLATES = Path(__file__).parent / "templates"
 _NOT_CODE = frozenset(
@@ -33,10 +38,14 @@ _SECRET = (
     *("secrets.*", "*_secret.*", "*_secrets.*", ".pypirc"),
 )
 _BINARY = ("*.pyc", "*.pyo", "*.pyd", "*.so", "*.dll", "*.dylib")
+# The text of the table [project], up to the next table: `[project.scripts]` or `[tool.ruff]`.
 _PROJECT = re.compile(r"(?ms)^\[project\]\s*$(.*?)(?=^\[[\w.\"-]+\]\s*$|\Z)")
+# dependencies = [
 _DEPENDENCIES = re.compile(r"(?m)^dependencies\s*=\s*\[")
 _PLAIN_MODULE = re.compile(r"[\w-]+")  # `import_module` takes `Sum-Game`
 _PLAIN_FOLDER = re.compile(r"[\w. -]+")
+# numpy, numpy>=1.26, openreward[all] @ git+https://..., pytest; python_version < "3.12"
+# Not: -r other.txt, ./folder
 _REQUIREMENT = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^\]]*\])?\s*([<>=!~;@ ].*)?$")
 
 
@@ -101,6 +110,7 @@ class ImporterRegistry:
         self, source: Path, source_type: str | None = None
     ) -> list[tuple[EnvironmentImporter, DetectedEnvironment]]:
         """Return the environments in a source tree, each with its importer."""
+        # Without --type every importer looks: a tree may contain environments of both kinds.
         importers = self._importers.values() if source_type is None else [self.get(source_type)]
         return [(importer, one) for importer in importers for one in importer.detect(source)]
 
@@ -118,12 +128,14 @@ class ImporterRegistry:
             raise ImportProblem(f"found no environment of {kinds} in {source}")
         names = {one.qualified_name: (importer, one) for importer, one in matches}
         if env_class is not None:
+            # --env-class takes `Maze` or `pkg.module:Maze`.
             chosen = [name for name, (_, one) in names.items() if env_class in (name, one.class_name)]
             if not chosen:
                 near = difflib.get_close_matches(env_class, [*names, *(one.class_name for _, one in matches)], 1)
                 hint = f"; did you mean {near[0]}?" if near else f": there are {', '.join(names)}"
                 raise ImportProblem(f"no environment {env_class} in {source}{hint}")
             names = {name: names[name] for name in chosen}
+        # The message lists module:class, which can be copied into --env-class.
         if len(names) > 1:
             raise ImportProblem(f"choose one of several environments with --env-class: {', '.join(names)}")
         return next(iter(names.values()))
@@ -193,6 +205,7 @@ def _is_secret(path: Path) -> bool:
 def _files_of(source: Path) -> Iterator[Path]:
     """Yield the files of a tree that are code or data; links may lead out of it, so they are not followed."""
     for place, folders, files in os.walk(source):
+        # Changing the list in place keeps `os.walk` out of these folders; sorting makes copies reproducible.
         folders[:] = sorted(name for name in folders if name not in _NOT_CODE and not name.endswith(".egg-info"))
         folders[:] = [name for name in folders if not Path(place, name).is_symlink()]
         for name in sorted(files):
@@ -209,6 +222,7 @@ def collect_source_dependencies(source: Path) -> list[str]:
     for name in ("requirements.txt", "server/requirements.txt"):
         if (folder / name).is_file():
             lines += (folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
+    # requirements.txt may have comments behind a requirement; a # without a blank belongs to an address.
     return merged_requirements(line.split(" #")[0].strip() for line in lines)
 
 
@@ -220,6 +234,7 @@ def _project_dependencies(text: str) -> list[str]:
         return []
     rest = table.group(1)[start.end() :]
     for end in (match.end() for match in re.finditer(r"\]", rest)):  # a text may have brackets: extras
+        # Cut too early, `["a[b` is not valid Python; try the next bracket.
         with contextlib.suppress(SyntaxError, ValueError):
             return [str(one) for one in ast.literal_eval("[" + rest[:end])]
     raise ImportProblem("the dependencies in pyproject.toml cannot be read: write a list of strings")
@@ -231,6 +246,7 @@ def merged_requirements(lines: Iterator[str] | list[str]) -> list[str]:
     for line in map(str.strip, lines):
         match = _REQUIREMENT.match(line) if line.isprintable() else None
         if match is not None and not line.startswith("#"):
+            # numpy and NumPy are one package, as are a_b, a-b and a.b.
             requirements.setdefault(re.sub(r"[-_.]+", "-", match.group(1)).lower(), line)
     return [*requirements.values()]
 
@@ -263,6 +279,7 @@ def write_import(
         vendored = base.name
     _check_names(detected, place)
     needs = merged_requirements([*collect_source_dependencies(source), *requirements])
+    # The package's own template requires openenv and its server; an older pin of the source would conflict.
     needs = [one for one in needs if not re.match(r"(?i)(openenv([-_]core)?|uvicorn)\b(?![-_])", one)]
 
     def finish(folder: Path) -> None:

@@ -9,6 +9,11 @@ from .base import DetectedEnvironment, iter_python_files, module_path, parse, wr
 
 _DISTRIBUTIONS = {"ors": "ors-sdk", "openreward": "openreward", "openrewardstandard": "openrewardstandard"}
 """The modules that have the base class, and the package on PyPI of each."""
+# Matches in source code:
+#
+#   from ors import Environment            class Maze(Environment): ...
+#   import openreward as o                 class Maze(o.environments.Environment[Config]): ...
+#   class Hard(Maze): ...                  a class on another one of the same module
 _BASE = "Environment"
 
 
@@ -57,6 +62,7 @@ def ors_classes(tree: ast.Module) -> list[ast.ClassDef]:
         if alias.name == _BASE
     }
     classes = []
+    # Top level only, in order: a base class stands above the classes on it.
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and any(_is_base(base, bases, modules) for base in node.bases):
             classes.append(node)
@@ -75,6 +81,7 @@ def _is_tool(decorator: ast.expr) -> bool:
     function: ast.expr = decorator
     if isinstance(decorator, ast.Call):
         function = decorator.func
+        # `@tool(shared=False)`
         if any(one.arg == "shared" and getattr(one.value, "value", True) is False for one in decorator.keywords):
             return False
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", None)
@@ -91,6 +98,7 @@ def _ors_modules(tree: ast.Module) -> dict[str, str]:
                 if root in _DISTRIBUTIONS:
                     names[alias.asname or root] = root
         elif isinstance(node, ast.ImportFrom) and (package := _ors_root(node)) is not None:
+            # The key contains a blank, so it never matches a name such as `ors` in `ors.Environment`.
             names.setdefault(f"from {package}", package)
     return names
 
@@ -102,6 +110,7 @@ def _ors_root(node: ast.ImportFrom) -> str | None:
 
 
 def _is_base(base: ast.expr, bases: set[str], modules: dict[str, str]) -> bool:
+    # `Environment[Config]` counts as `Environment`.
     if isinstance(base, ast.Subscript):
         base = base.value
     if isinstance(base, ast.Name):

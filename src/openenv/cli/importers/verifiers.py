@@ -8,6 +8,7 @@ from pathlib import Path
 from .base import DetectedEnvironment, ImportProblem, iter_python_files, module_path, parse, write_import
 
 _REQUIREMENT = "verifiers>=0.4"
+# The function by which environments before 0.4 were loaded.
 _LOADER = "load_environment"
 
 
@@ -19,6 +20,10 @@ class VerifiersImporter:
     def detect(self, source: Path) -> list[DetectedEnvironment]:
         """Return the tasksets of a source tree, and the loaders of environments from before 0.4."""
         trees = {path: tree for path in iter_python_files(source) if (tree := parse(path)) is not None}
+        # The exporting module counts, not the defining one:
+        #
+        #   maze/tasks.py       class MazeTasks(Taskset)
+        #   maze/__init__.py    from .tasks import MazeTasks; __all__ = ["MazeTasks"]     <- this module is loaded
         tasksets = {name for tree in trees.values() if _imports_verifiers(tree) for name in _tasksets(tree)}
         exports = {path: [name for name in _exported(tree) if name in tasksets] for path, tree in trees.items()}
         environments = []
@@ -29,6 +34,7 @@ class VerifiersImporter:
                 environments += [self._detected(source, path, name) for name in names]
         if environments:
             return environments
+        # Only without tasksets: `generate` then explains the migration instead of "found no environment".
         return [
             self._detected(source, path, _LOADER)
             for path, tree in trees.items()
@@ -68,6 +74,7 @@ def _imports_verifiers(tree: ast.Module) -> bool:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and not node.level:
             names = [node.module or ""]
+        # verifiers, verifiers.v1
         if any(name.partition(".")[0] == "verifiers" for name in names):
             return True
     return False
@@ -90,6 +97,7 @@ def _exported(tree: ast.Module) -> list[str]:
         if isinstance(node, ast.Assign) and any(getattr(target, "id", None) == "__all__" for target in node.targets):
             try:
                 return [str(name) for name in ast.literal_eval(node.value)]
+            # `__all__` is computed, for example `[*base.__all__]`; the code is not run, so its names stay unknown.
             except (ValueError, TypeError):
                 return []
     return []
