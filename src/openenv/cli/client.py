@@ -36,6 +36,10 @@ _EXPORTS = {
 }
 
 
+# From a schema to source code:
+#
+#   server ──/metadata──> name of the environment
+#          ──/schema────> JSON Schema ──read_models──> ModelSpec, FieldSpec ──> maze_client.py
 def client(
     url: str = typer.Argument(..., metavar="URL", help="The running server."),
     output: Path | None = typer.Option(
@@ -69,10 +73,6 @@ def client(
     from openenv.client.schema_client import ask
     from openenv.client.schema_models import SchemaUnreadable, build_types, class_name, read_models
 
-    # From a schema to source code:
-    #
-    #   server ──/metadata──> name of the environment
-    #          ──/schema────> JSON Schema ──read_models──> ModelSpec, FieldSpec ──> maze_client.py
     options = ConnectionOptions(headers=with_token(None, token))
     try:
         described = ask(url, "/metadata", options)
@@ -93,7 +93,6 @@ def client(
         typer.echo(text, nl=False)
         return
     path = output or Path(f"{_snake(class_name(stem))}_client.py")
-    # A file with other content may be the user's own code.
     if path.exists() and not force and _MARK not in path.read_text(encoding="utf-8", errors="replace"):
         raise failure(f"{path} exists and was not written by this command; choose another with -o, or use --force")
     try:

@@ -38,6 +38,17 @@ class Difference(NamedTuple):
         return f"{self.where}: recorded {_short(self.recorded)}, now {_short(self.now)}"
 
 
+# The way of an episode:
+#
+#   openenv serve ──records──> episode.jsonl ──> openenv replay ──reset, step──> another server (a new version)
+#                                                     │  <──────replies──────────┘
+#                                                     └──> differences, exit code 0 or 1
+#
+# Without a server, it lists the steps and stops, which needs no environment on this machine:
+#
+#       reset  {'seed': 7}  reward None
+#      step 1  {'amount': 2}  reward 1.0
+#      step 2  {'fail': True}  failed: ValueError: asked to fail
 def replay(
     file: Path = typer.Argument(
         ...,
@@ -64,11 +75,6 @@ def replay(
       openenv replay episode.jsonl http://localhost:8000
       openenv replay episode.jsonl http://localhost:8000 --ignore observation.clock
     """
-    # The way of an episode:
-    #
-    #   openenv serve ──records──> episode.jsonl ──> openenv replay ──reset, step──> another server (a new version)
-    #                                                     │  <──────replies──────────┘
-    #                                                     └──> differences, exit code 0 or 1
     from openenv.server.web.episode_files import summarise
 
     rows = _rows_of(file)
@@ -77,11 +83,6 @@ def replay(
         f"{printable(summary.env)}: {summary.steps} steps, {summary.errors} failed, return {summary.total:g}, "
         f"seed {_short(summary.seed)}"
     )
-    # Without a server, list the steps and stop: useful to look into a file on a machine without the environment.
-    #
-    #       reset  {'seed': 7}  reward None
-    #      step 1  {'amount': 2}  reward 1.0
-    #      step 2  {'fail': True}  failed: ValueError: asked to fail
     if url is None:
         for row in rows:
             if row["kind"] in ("reset", "step", "call"):

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from openenv.server.access import AccessPolicy
 
 
+# This process only reads the stores; rollouts run in other processes:
+#
+#   openenv rollouts run ──writes──> store (folder) <──reads── openenv view ──HTTP──> browser
 def view(
     stores: list[Path] = typer.Argument(
         None,
@@ -61,12 +64,8 @@ def view(
     from openenv.server.loading import TargetError
     from openenv.server.run import bound_socket
 
-    # This process only reads the stores; rollouts run in other processes:
-    #
-    #   openenv rollouts run ──writes──> store (folder) <──reads── openenv view ──HTTP──> browser
     if no_token and token:
         raise typer.BadParameter("it contradicts --token", param_hint="--no-token")
-    # Fails for a mistyped folder before a port is bound.
     folders = _folders(stores)
     # Transcripts may contain secrets, so an address that others can reach gets a token by default.
     spare = secrets.token_urlsafe(24) if not is_loopback(host) and not no_token and not token else None
@@ -74,7 +73,6 @@ def view(
     try:
         # Bound here and not by uvicorn, because with --port 0 the printed address needs the actual port.
         listener = bound_socket(host, port)
-    # The port is taken, or the address does not belong to this machine; the text says which option to change.
     except TargetError as exc:
         raise failure(exc) from None
     listener.listen(128)  # before the address is shown
@@ -88,9 +86,7 @@ def view(
         typer.secho(f"{host}: open to others, without authentication", fg="yellow", err=True)
     if open_browser:
         webbrowser.open(f"http://{place}/web/{shown}")
-    # A connection that a browser keeps open must not delay Ctrl-C by more than 2 s.
     config = uvicorn.Config(viewer_app(folders, access), log_level="warning", timeout_graceful_shutdown=2)
-    # Ctrl-C is the normal end, so the exit code is 0.
     with listener, contextlib.suppress(KeyboardInterrupt), tidy_on_sigterm():
         uvicorn.Server(config).run(sockets=[listener])
 

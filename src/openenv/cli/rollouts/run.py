@@ -109,9 +109,7 @@ def run(flags: RunFlags) -> None:
 
     # Everything that can be wrong with the command line is found in this block, before the store is created.
     with one_line_failures():
-        # One list: `run_many` schedules it, and `_countdown` needs its length.
         tasks = [each for path in flags.tasks for task in load_tasks(path) for each in _repeated(task, flags.repeat)]
-        # Only backends with containers can start a task's image.
         sandbox = flags.sandbox or ("docker" if any(task.image is not None for task in tasks) else "local")
         endpoint = flags.model.endpoint()
         # Agents without a dialect, such as noop and oracle, make no model calls.
@@ -137,7 +135,6 @@ def run(flags: RunFlags) -> None:
             share_setup=not flags.no_share_setup,
             on_progress=_print_progress,
             on_outcome=_countdown(len(tasks)),
-            # The first rollout of an agent may download it, which takes a while.
             on_install=lambda message: typer.echo(message, err=True),
         )
         print_outcomes(outcomes, as_json=flags.as_json)
