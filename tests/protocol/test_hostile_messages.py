@@ -156,7 +156,8 @@ def test_a_message_of_very_many_values_is_refused_before_one_is_built(item: byte
     for payload, binary in ((raw, False), (zlib.compress(raw), True)):
         tracemalloc.start()
         try:
-            with pytest.raises(TooManyValues):
+            # The ratio of a compressed message may refuse it before its values are counted.
+            with pytest.raises(ValueError if binary else TooManyValues, match="more than"):
                 JSON.decode(payload, binary=binary, limit=limit)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
