@@ -108,7 +108,7 @@ def test_an_environment_of_turns_is_served_too() -> None:
 
 
 def test_what_is_no_such_environment_is_refused(tug: str) -> None:
-    with pytest.raises(TypeError, match="no environment"):
+    with pytest.raises(TypeError, match="is not a PettingZoo environment"):
         pettingzoo_environment(dict)
 
 
