@@ -67,7 +67,7 @@ def said(episode: Any) -> list[tuple[str, str]]:
 
 def test_a_served_environment_is_a_taskset(guess: str) -> None:
     with talker("no") as model:
-        episodes = evaluate({"taskset": {"id": "openenv.train.trainers.verifiers", "url": guess, "seeds": 2}}, model)
+        episodes = evaluate({"taskset": {"id": "openenv_taskset", "url": guess, "seeds": 2}}, model)
     assert [episode.ok for episode in episodes] == [True, True]
     assert [episode.traces[0].reward for episode in episodes] == [0.75, 0.75]
     assert said(episodes[1]) == [
@@ -80,7 +80,7 @@ def test_a_served_environment_is_a_taskset(guess: str) -> None:
 
 def test_a_failure_is_an_error_and_no_reward(guess: str) -> None:
     with talker("no", "crash") as model:
-        (episode,) = evaluate({"taskset": {"id": "openenv.train.trainers.verifiers", "url": guess}}, model)
+        (episode,) = evaluate({"taskset": {"id": "openenv_taskset", "url": guess}}, model)
     assert not episode.ok
     assert "broken" in episode.errors[0].message
     assert all("openenv_reward" not in trace.rewards for trace in episode.traces)

@@ -1,6 +1,6 @@
 """verifiers: served environments as a taskset, also for prime-rl. Needs verifiers (0.4 or newer).
 
-The module's name is the taskset's ID: `--env.taskset.id openenv.train.trainers.verifiers` with
+The taskset's ID is `openenv_taskset`: `--env.taskset.id openenv_taskset` with
 `--env.taskset.url http://localhost:8000`.
 `openenv.adapters.verifiers` does the opposite: it serves environments written for verifiers.
 """
