@@ -13,6 +13,8 @@ from math import isfinite, sqrt
 from typing import Any, Literal
 
 from openenv.rollout import capture
+from openenv.rollout.capture.export import token_counts
+from openenv.rollout.capture.training_trace import TokenCounts
 from openenv.rollout.store.outcome import Outcome
 from openenv.rollout.tasks.task import Task
 
@@ -49,6 +51,11 @@ class EpisodeSample:
     def trainable(self) -> list[capture.Sequence]:
         """The sequences for training; empty if the sample has no reward."""
         return [] if self.reward is None else [sequence for sequence in self.sequences if sequence.trainable]
+
+    def tokens(self) -> TokenCounts:
+        """Return the numbers of sampled, trained and excluded tokens."""
+        counts = token_counts(self.outcome.turns, self.sequences)
+        return counts if self.reward is not None else counts.without("no_reward")
 
     @property
     def policy_versions(self) -> set[str]:

@@ -42,6 +42,7 @@ from openenv.client.rewards import RewardHistory
 from openenv.errors import RolloutError, SessionCapacityError, message_of
 from openenv.protocol.backoff import Backoff
 from openenv.rollout.capture import CaptureServer
+from openenv.rollout.capture.training_trace import TokenCounts
 from openenv.rollout.store.outcome import Status
 from openenv.rollout.tasks.task import Model, Sampling
 
@@ -127,6 +128,8 @@ class StreamCounts:
     """Total time that the episodes of `play` waited for the environment."""
     model_s: float = 0.0
     """Total time that the episodes of `play` waited for the model."""
+    tokens: TokenCounts = field(default_factory=TokenCounts)
+    """Sampled tokens of finished samples, those to train on, and the others by reason."""
 
 
 @dataclass(slots=True)
@@ -454,6 +457,7 @@ class GroupStream(ABC, Generic[ItemT]):
             self.counts.surplus += 1
             return
         self.counts.episodes += 1
+        self.counts.tokens.add(sample.tokens())
         self._has_reward |= sample.reward is not None
         if sample.reward is not None and sample.is_rewarded:
             self.rewards.gives_rewards = True

@@ -135,6 +135,120 @@ def test_a_prompt_with_other_ids_for_the_same_text_is_not_linked(talk: Conversat
     assert codes == ["multiple_roots", "per_turn_capture_only"]
 
 
+class MessageTalk:
+    """Makes calls with real messages at an engine whose prompt IDs are given for each call."""
+
+    def __init__(self, agent: Any, engine: Any, fake: Any) -> None:
+        self.agent, self.engine, self.fake = agent, engine, fake
+
+    def ask(self, messages: list[Any], prompt: list[int], sampled: list[int], answer: dict[str, Any]) -> None:
+        """Make one call; the answer is a message without its role."""
+        entries = [{"token": str(token), "logprob": -0.1} for token in sampled]
+        choice = {"index": 0, "message": {"role": "assistant", **answer}, "finish_reason": "stop"}
+        choice |= {"token_ids": sampled, "logprobs": {"content": entries}}
+        body = {"choices": [choice], "prompt_token_ids": prompt, "usage": {"completion_tokens": len(sampled)}}
+        self.engine.respond = lambda request: self.fake.Answer.json(body)
+        self.agent.chat(messages=messages, tools=TOOLS)
+
+
+def call_of(arguments: str, number: int) -> dict[str, Any]:
+    function = {"name": "write", "arguments": arguments}
+    return {"content": None, "tool_calls": [{"id": f"c{number}", "type": "function", "function": function}]}
+
+
+def result_of(number: int) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"c{number}", "content": "done"}
+
+
+@pytest.fixture
+def chat(open_agent: Any, engine: Any, fake: Any) -> MessageTalk:
+    return MessageTalk(open_agent(sampling=Sampling()), engine, fake)
+
+
+def test_an_answer_with_other_tokens_in_the_next_prompt_is_a_sequence_and_not_discarded(chat: MessageTalk) -> None:
+    messages: list[Any] = [{"role": "user", "content": "write"}]
+    chat.ask(messages, [1], [10], call_of('{"a":1}', 1))
+    messages += [{"role": "assistant", **call_of('{"a": 1}', 1)}, result_of(1)]
+    chat.ask(messages, [1, 10, 2], [11], call_of('{"b":1}', 2))  # the first answer has the same tokens
+    messages += [{"role": "assistant", **call_of('{"b": 1}', 2)}, result_of(2)]
+    chat.ask(messages, [1, 10, 2, 1111, 2], [12], call_of('{"c":1}', 3))  # the second one does not
+    messages += [{"role": "assistant", **call_of('{"c": 1}', 3)}, result_of(3)]
+    chat.ask(messages, [1, 10, 2, 1111, 2, 1212, 2], [13], {"content": "finished"})  # nor does the third
+    sequences = chat.agent.capture.sequences()
+    assert [(one.role, one.node_ids, one.n_trainable) for one in sequences] == [
+        ("agent", [1, 2], 2),
+        ("agent", [1, 3], 1),
+        ("agent", [1, 4], 1),
+    ]
+    counts = export.token_counts(chat.agent.capture.turns(), sequences)
+    assert (counts.sampled, counts.trained, counts.excluded) == (4, 4, {})
+
+
+def test_an_answer_that_the_agent_abandoned_stays_discarded(chat: MessageTalk) -> None:
+    messages: list[Any] = [{"role": "user", "content": "write"}]
+    chat.ask(messages, [1], [10], call_of('{"a":1}', 1))
+    messages += [{"role": "assistant", **call_of('{"a": 1}', 1)}, result_of(1)]
+    chat.ask(messages, [1, 10, 2], [11], call_of('{"b":1}', 2))
+    hint = {"role": "user", "content": "not like that"}
+    chat.ask([*messages, hint], [1, 10, 2, 3], [12], call_of('{"c":1}', 3))
+    messages += [hint, {"role": "assistant", **call_of('{"c": 1}', 3)}, result_of(3)]
+    chat.ask(messages, [1, 10, 2, 3, 1212, 2], [13], {"content": "finished"})
+    sequences = chat.agent.capture.sequences()
+    assert [(one.role, one.node_ids) for one in sequences] == [
+        ("agent", [1, 3]),
+        ("agent", [1, 4]),
+        ("discarded", [1, 2]),
+    ]
+    counts = export.token_counts(chat.agent.capture.turns(), sequences)
+    assert (counts.sampled, counts.trained, counts.excluded) == (4, 3, {"discarded": 1})
+
+
+def test_an_answer_that_the_agent_shortened_is_trained_on(chat: MessageTalk) -> None:
+    messages: list[Any] = [{"role": "user", "content": "write"}]
+    chat.ask(messages, [1], [10], {"content": "one"})
+    messages += [{"role": "assistant", "content": "one"}, {"role": "user", "content": "on"}]
+    chat.ask(messages, [1, 10, 2], [11], {"content": "<think>hm</think>two"})
+    messages += [{"role": "assistant", "content": "two"}, {"role": "user", "content": "on"}]
+    chat.ask(messages, [1, 10, 2, 22, 2], [12], {"content": "three"})
+    assert [(one.role, one.node_ids) for one in chat.agent.capture.sequences()] == [
+        ("agent", [1, 2]),
+        ("agent", [1, 3]),
+    ]
+
+
+def test_a_token_without_an_id_excludes_its_turn_only(chat: MessageTalk) -> None:
+    def lose_a_token(request: Any) -> Any:
+        entries = [{"token": "x", "logprob": -0.1, "id": 11}, {"token": "y", "logprob": -0.1}]
+        choice = {"index": 0, "message": {"role": "assistant", "content": "two"}, "finish_reason": "stop"}
+        body = {"choices": [{**choice, "logprobs": {"content": entries}}], "prompt_token_ids": [1, 10, 2]}
+        return chat.fake.Answer.json({**body, "usage": {"completion_tokens": 2}})
+
+    messages: list[Any] = [{"role": "user", "content": "write"}]
+    chat.ask(messages, [1], [10], {"content": "one"})
+    messages += [{"role": "assistant", "content": "one"}, {"role": "user", "content": "on"}]
+    chat.engine.respond = lose_a_token
+    chat.agent.chat(messages=messages, tools=TOOLS)
+    messages += [{"role": "assistant", "content": "two"}, {"role": "user", "content": "on"}]
+    chat.ask(messages, [1, 10, 2, 11, 99, 2], [12], {"content": "three"})
+    document = export.document(chat.agent.capture.recording())
+    (sequence,) = document["sequences"]
+    assert (sequence["node_ids"], sequence["trainable"]) == ([1, 3], True)
+    assert [token for token, bit in zip(sequence["input_ids"], sequence["loss_mask"], strict=True) if bit] == [10, 12]
+    assert document["trainable"]
+    assert document["tokens"] == {"sampled": 4, "trained": 2, "excluded": {"no_token_ids": 2}}
+
+
+def test_a_turn_with_fewer_ids_than_the_engine_counted_is_excluded_alone(chat: MessageTalk) -> None:
+    messages: list[Any] = [{"role": "user", "content": "write"}]
+    chat.ask(messages, [1], [10], {"content": "one"})
+    messages += [{"role": "assistant", "content": "one"}, {"role": "user", "content": "on"}]
+    chat.ask(messages, [1, 10, 2], [11, 12], {"content": "two"})
+    recording = chat.agent.capture.recording()
+    recording.calls[1].completion.usage["completion_tokens"] = 7  # type: ignore[index]
+    (sequence,) = export.sequences(recording)
+    assert (sequence.n_trainable, sequence.trainable, sequence.excluded) == (1, True, {"missing_tokens": 2})
+
+
 def test_calls_without_ids_are_linked_by_their_messages(agent: Any, engine: Any, fake: Any) -> None:
     def respond(request: Any) -> Any:
         message = {"role": "assistant", "content": f"answer {len(request.body['messages'])}"}

@@ -111,6 +111,7 @@ def _show_outcome(history: list[Record]) -> None:
 
 def _show_work(store: RolloutStore, record: Record, *, tokens: bool, full: bool) -> None:
     """Print the model calls and the changed files; without a recording, the figures of the record."""
+    from openenv.rollout.capture.export import sequences, token_counts, turns
     from openenv.rollout.capture.transcript import transcript
     from openenv.rollout.store.changes import compare_trees
     from openenv.rollout.store.exports import recording
@@ -119,6 +120,9 @@ def _show_work(store: RolloutStore, record: Record, *, tokens: bool, full: bool)
     # Rollouts without a capture proxy, and stores without the recording, still have figures per turn.
     if captured is not None:
         _show_transcript(transcript(captured), tokens=tokens, full=full)
+        counts = token_counts(turns(captured), sequences(captured))
+        reasons = "".join(f", {count:,} {reason}" for reason, count in sorted(counts.excluded.items()))
+        _line("sampled", f"{counts.sampled:,} tokens: {counts.trained:,} trainable{reasons}")
     else:
         for turn in outcome.turns:
             end = printable(turn.finish_reason or "no end")

@@ -1,8 +1,8 @@
 """Recordings as trainers read them: turns, training sequences, documents, JSONL and Parquet.
 
-A sampled token is trainable in one sequence at most, and on three conditions: the engine gave its ID, the engine gave
-its log-probability, and the policy chose it freely (`Call.not_trainable` is empty). Two calls give one sequence if the
-second continues the first (`graph`):
+A sampled token is trainable in one sequence at most, and on three conditions: the engine gave all IDs of the turn, the
+engine gave the token's log-probability, and the policy chose it freely (`Call.not_trainable` is empty). Two calls give
+one sequence if the second continues the first (`graph`):
 
     call 1: prompt [1 2 3], sampled [4 5]          call 2: prompt [1 2 3 4 5 6], sampled [7]
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,7 +26,17 @@ from .dialects.dialect import LOGPROBS, TOKEN_IDS
 from .encoding import Json, dumps
 from .graph import CallGraph, CallNode, build, setting_of
 from .records import Call, Recording
-from .training_trace import Finding, Role, RolloutTurn, Sequence, Severity, TraceEntry, TrainingTrace, TrainingTurn
+from .training_trace import (
+    Finding,
+    Role,
+    RolloutTurn,
+    Sequence,
+    Severity,
+    TokenCounts,
+    TraceEntry,
+    TrainingTrace,
+    TrainingTurn,
+)
 
 Level = Literal["tokens", "logprobs", "text"]
 """The capture level: IDs and log-probabilities, log-probabilities only, or neither."""
@@ -51,7 +62,9 @@ _ROWS = 256  # of one Arrow table: a row may have a million tokens
 SAMPLING_COLUMNS = ("temperature", *NEUTRAL_SAMPLING)
 """The sampling parameters of a row; empty if the calls of a sequence differ."""
 _SAMPLING = ("unasked_sampling", "unknown_sampling")
-"""Findings that concern one sequence, not the other sequences of the rollout."""
+"""Findings that exclude one sequence, not the other sequences of the rollout."""
+_TURN = ("no_prompt_ids", "no_token_ids", "missing_tokens", "id_mismatch", "positive_logprob", "no_logprobs")
+"""Findings that exclude one turn, not the other turns of its sequence."""
 
 
 def turns(recording: Recording) -> list[RolloutTurn]:
@@ -81,6 +94,24 @@ def turn(call: Call) -> RolloutTurn:
     )
 
 
+def token_counts(turns: Iterable[RolloutTurn], sequences: Iterable[Sequence]) -> TokenCounts:
+    """Return the numbers of sampled, trained and excluded tokens of a rollout.
+
+    Args:
+        turns: All calls of the rollout.
+        sequences: Its training sequences.
+    """
+    counts = TokenCounts()
+    listed: set[int] = set()
+    for item in sequences:
+        listed.update(item.node_ids)
+        counts.add(item.tokens())
+    # A call without IDs is in no sequence.
+    missing = sum(len(turn.completion_tokens) for turn in turns if turn.turn not in listed)
+    counts.add(TokenCounts(missing, 0, {"no_token_ids": missing} if missing else {}))
+    return counts
+
+
 def sequences(recording: Recording) -> list[Sequence]:
     """Return the training sequences: first the agent's, last the discarded answers."""
     return graph_sequences(build(recording.calls))
@@ -108,19 +139,25 @@ def _sequence(role: Role, leaf: CallNode, used: set[int]) -> Sequence:
     ids = [*(done.prompt_ids or ()), *(token or 0 for token in done.sampled.ids)]
     mask, logprobs = [0] * len(ids), [0.0] * len(ids)
     validation: list[Finding] = []
+    excluded: Counter[str] = Counter()
     for node in path:
-        validation += _call_findings(node.call)
+        findings = _call_findings(node.call)
+        validation += [_softened(finding) for finding in findings]
+        sampled = node.call.completion.sampled
         if node.number in used:
             continue
         used.add(node.number)
-        if node.call.not_trainable:
+        reason = _turn_exclusion(node.call, findings)
+        if reason is not None:
+            excluded[reason] += len(sampled)
             continue  # its tokens stay in `input_ids`: later calls had them in their prompts
         # The prompt of a call is a prefix of `ids`, so its length is the position of the first sampled token.
         start = len(node.call.completion.prompt_ids or ())
-        for offset, value in enumerate(node.call.completion.sampled.logprobs):
+        for offset, value in enumerate(sampled.logprobs):
             if value is not None:
                 mask[start + offset] = 1
                 logprobs[start + offset] = value
+        excluded["missing_logprobs"] += sampled.logprobs.count(None)
     return Sequence(
         role=role,
         root_id=path[0].number,
@@ -134,7 +171,20 @@ def _sequence(role: Role, leaf: CallNode, used: set[int]) -> Sequence:
         sampling=[sampling_of(node.call) for node in path],
         constraints=[node.call.constraints for node in path],
         validation=validation,
+        excluded={reason: count for reason, count in excluded.items() if count},
     )
+
+
+def _turn_exclusion(call: Call, findings: Iterable[Finding]) -> str | None:
+    """Return the reason to exclude a turn from training; None for a trainable turn."""
+    if call.not_trainable:
+        return "unasked_sampling" if call.unasked_sampling else "steered_turn"
+    return next((finding.code for finding in findings if finding.code in _TURN), None)
+
+
+def _softened(finding: Finding) -> Finding:
+    """Return a finding about one turn as a warning: its sequence can be trained on without the turn."""
+    return replace(finding, severity="WARN") if finding.code in _TURN else finding
 
 
 def sampling_of(call: Call) -> Json:
@@ -327,6 +377,7 @@ def document(recording: Recording, *, include_discarded: bool = True, include_me
             "n_trainable_sequences": sum(item.trainable for item in all_sequences),
             "n_trainable_tokens": sum(item.n_trainable for item in all_sequences if item.trainable),
         },
+        "tokens": asdict(token_counts(turns(recording), all_sequences)),
         "sequences": [item.document() for item in listed],
         "validation": [asdict(finding) for finding in findings],
         "trainable": trainable,
@@ -362,8 +413,9 @@ def rollout_findings(recording: Recording, graph: CallGraph, all_sequences: list
     is_trainable = any(item.trainable for item in all_sequences)
     # A discarded answer is in no trained sequence, so its findings do not matter.
     for finding in (each for node in graph.nodes if not node.discarded for each in _call_findings(node.call)):
-        # Wrong sampling excludes one sequence. It is fatal for the rollout only if all are excluded.
-        findings.append(replace(finding, severity="WARN") if is_trainable and finding.code in _SAMPLING else finding)
+        # Excluded turns and sequences are fatal for the rollout only if nothing else is trainable.
+        is_partial = is_trainable and finding.code in (*_SAMPLING, *_TURN)
+        findings.append(replace(finding, severity="WARN") if is_partial else finding)
     roots = [root for root in graph.roots if not root.discarded]
     # Several roots are normal: sub-agents, titles, and the conversation after a compaction.
     if len(roots) > 1:
@@ -420,7 +472,7 @@ def training_trace(recording: Recording) -> TrainingTrace:
 def _training_turn(recording: Recording, call: Call, *, is_context: bool) -> TrainingTurn:
     done, sampled = call.completion, call.completion.sampled
     prompt_ids = list(done.prompt_ids or ())
-    value = int(not call.not_trainable and not is_context)
+    value = int(_turn_exclusion(call, _call_findings(call)) is None and not is_context)
     return TrainingTurn(
         node_id=str(call.number),
         prompt_token_ids=prompt_ids,

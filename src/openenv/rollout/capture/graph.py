@@ -10,9 +10,14 @@ longest is the parent. Without token IDs, the messages are compared in the same 
     4     [9 9]                 [3]         root: a sub-agent, or a title
     5     [1 2 3 4 5 6 8 7]     [2]         continues 3, so 2 is discarded
     6     [1 2 9]               [5]         root: the agent has compacted its conversation
+    7     [1 2 3 4 5 6 8 7 22]  [6]         continues 3: the template writes the answer [2] as [22]
 
         1 --+-- 2 (discarded)       4       6
-            +-- 3 -- 5
+            +-- 3 --+-- 5
+                    +-- 7
+
+Tokens link calls, but messages decide whether an answer was used. Call 7 has the answer of call 5 in its messages, so
+call 5 is the end of its own sequence, and not discarded.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .dialects.dialect import MALFORMED
 from .encoding import dumps
@@ -39,7 +44,7 @@ class CallNode:
     parent: CallNode | None = None
     children: list[CallNode] = field(default_factory=list)
     discarded: bool = False
-    """Whether the agent continued from another answer to the same question."""
+    """Whether the agent used another answer instead."""
 
     @property
     def number(self) -> int:
@@ -197,20 +202,88 @@ def _question(node: CallNode) -> bytes:
 def _mark_discarded(nodes: list[CallNode]) -> None:
     """Mark the answers that the agent did not use.
 
-    Of several answers to one question, one is final: the last with a continuation, or else the last complete one. The
-    other answers without a continuation are discarded.
+    Of several answers to one question, one is final: the last that was used, or else the last complete one. The other
+    unused answers are discarded.
     """
     groups: dict[bytes, list[CallNode]] = {}
     for node in nodes:
         groups.setdefault(_question(node), []).append(node)
-    for group in groups.values():
-        if len(group) > 1:
-            whole = [node for node in group if node.call.ended == "complete"]
-            final = next((node for node in reversed(group) if node.children), (whole or group)[-1])
-            for node in group:
-                node.discarded = node is not final and not node.children
-    # A retry may change the question, for example by a hint. Then only the common parent shows that it is one.
-    for node in nodes:
-        siblings = node.parent.children if node.parent is not None else []
-        if not node.children and any(other.children for other in siblings):
-            node.discarded = True
+    repeated = [group for group in groups.values() if len(group) > 1]
+    forks = [node.children for node in nodes if len(node.children) > 1]
+    if not any(not node.children for group in (*repeated, *forks) for node in group):
+        return  # the usual case: each call continues the one before
+    later = {node.number: [child.number for child in node.children] for node in nodes}
+    for number, user in _used_answers(nodes):
+        later[number].append(user)
+    for group in repeated:
+        whole = [node for node in group if node.call.ended == "complete"]
+        final = next((node for node in reversed(group) if later[node.number]), (whole or group)[-1])
+        for node in group:
+            node.discarded = node is not final and not later[node.number]
+    # A retry may change the question, for example by a hint. Then only the common parent shows that it is one. The
+    # last answer of a conversation is not discarded: no call comes after it.
+    ends: dict[int, int] = {}
+    for node in sorted(nodes, key=lambda each: -each.number):
+        ends[node.number] = max((ends.get(number, number) for number in later[node.number]), default=node.number)
+    for siblings in forks:
+        latest = max((ends[node.number] for node in siblings if later[node.number]), default=0)
+        for node in siblings:
+            if not later[node.number] and latest > node.number:
+                node.discarded = True
+
+
+def _used_answers(nodes: list[CallNode]) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of a call and of a later call that has its answer in its messages.
+
+    The tokens of an answer may differ in the next prompt: the template writes the arguments of a tool call in another
+    way, or leaves out the thoughts. Agents may also shorten an answer. So an answer counts as used if the next message
+    is the assistant's and equals no other answer to the question.
+
+        call 1   [user]                        answer A
+        call 2   [user]                        answer B
+        call 3   [user, A, tool]               uses call 1
+        call 4   [user, C, tool]               C is no answer: it uses call 2, the latest, in another form
+        call 5   [user, user]                  uses none
+    """
+    talks = [talk for talk in map(_talk, nodes) if talk is not None]
+    questions: EndTable[_Talk] = EndTable()
+    for talk in talks:
+        questions.add(b"".join(talk.question), talk)
+    for talk in talks:
+        for candidates in questions.beginnings_of(b"".join(talk.question)):
+            place = len(candidates[0].question)
+            asked = [other for other in candidates if other.node.number < talk.node.number and other.answer]
+            if not asked or place == len(talk.question):
+                continue
+            same = [other for other in asked if talk.question[place : place + len(other.answer)] == other.answer]
+            edited = [other for other in asked if talk.roles[place] == other.role]
+            # Of equal answers, the one with the tokens of a later prompt was used, or else the latest.
+            linked = [other for other in same if other.node.children]
+            if linked or same or edited:
+                yield (linked or same or edited)[-1].node.number, talk.node.number
+
+
+@dataclass(slots=True)
+class _Talk:
+    """A call's messages and answer, with a digest for each message."""
+
+    node: CallNode
+    question: list[bytes]
+    roles: list[Any]
+    answer: list[bytes]
+    role: Any
+
+
+def _talk(node: CallNode) -> _Talk | None:
+    call = node.call
+    try:
+        question = call.reader.items(call.sent)
+        answer = call.reader.reply_items(call.response or {})
+    except MALFORMED:
+        return None
+    digests = [[digest(dumps(item)) for item in items] for items in (question, answer)]
+    return _Talk(node, digests[0], list(map(_role_of, question)), digests[1], _role_of(answer[0] if answer else None))
+
+
+def _role_of(item: Any) -> Any:
+    return item[0] if isinstance(item, list) and item else None

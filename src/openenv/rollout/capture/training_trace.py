@@ -77,6 +77,31 @@ class RolloutTurn(BaseModel):
 
 
 @dataclass(slots=True)
+class TokenCounts:
+    """The numbers of tokens that the policy sampled, of those to train on, and of the others by reason."""
+
+    sampled: int = 0
+    trained: int = 0
+    excluded: dict[str, int] = field(default_factory=dict)
+    """By reason: `discarded` (the agent used another answer), `no_reward`, or the code of a finding, such as
+    `missing_tokens`, `missing_logprobs`, `steered_turn`, `unasked_sampling`."""
+
+    def add(self, other: TokenCounts) -> None:
+        """Add other counts to these."""
+        self.sampled += other.sampled
+        self.trained += other.trained
+        for reason, count in other.excluded.items():
+            self.excluded[reason] = self.excluded.get(reason, 0) + count
+
+    def without(self, reason: str) -> TokenCounts:
+        """Return the counts if the tokens to train on are excluded, too."""
+        excluded = dict(self.excluded)
+        if self.trained:
+            excluded[reason] = excluded.get(reason, 0) + self.trained
+        return TokenCounts(self.sampled, 0, excluded)
+
+
+@dataclass(slots=True)
 class Sequence:
     """One path of calls as a training example: three lists of one length."""
 
@@ -95,6 +120,8 @@ class Sequence:
     constraints: list[dict[str, Any]] = field(default_factory=list)
     """The grammars and schemas that constrained each call, by parameter; empty for an unconstrained call."""
     validation: list[Finding] = field(default_factory=list)
+    excluded: dict[str, int] = field(default_factory=dict)
+    """The sampled tokens that the mask excludes, by reason. Tokens of turns in an earlier sequence do not count."""
 
     @property
     def n_turns(self) -> int:
@@ -125,6 +152,14 @@ class Sequence:
             reasons += [finding.message for finding in self.validation if finding.severity == "WARN"]
             reasons.append("it has no token of its own to train on")
         return list(dict.fromkeys(reasons))
+
+    def tokens(self) -> TokenCounts:
+        """Return the numbers of sampled, trained and excluded tokens; those of an earlier sequence do not count."""
+        counts = TokenCounts(self.n_trainable + sum(self.excluded.values()), self.n_trainable, dict(self.excluded))
+        if self.role == "discarded":
+            return counts.without("discarded")
+        fatal = next((finding.code for finding in self.validation if finding.severity == "FATAL"), None)
+        return counts if fatal is None else counts.without(fatal)
 
     @property
     def policy_version(self) -> str | None:
