@@ -33,7 +33,7 @@ from rich.text import Text
 
 from openenv.errors import AgentUnavailable, OpenEnvError, SandboxUnavailable
 from openenv.rollout import Model, Outcome, Progress, RolloutStore, RolloutTurn, Task, agent, run_rollout
-from openenv.rollout.store.outcome import Phase
+from openenv.rollout.progress import Phase
 from openenv.sandboxes import LocalSandboxes
 from openenv.settings import cache_dir, rollout_store
 from openenv.testing import ScriptedModel

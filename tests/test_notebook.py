@@ -13,7 +13,7 @@ import pytest
 from openenv import GenericEnvClient, Observation, Rubric, StepResult
 from openenv._notebook import hint_for
 from openenv.rollout.store.outcome import Outcome
-from openenv.rollout.tasks.commands import CommandResult
+from openenv.rollout.tasks.task import CommandResult
 
 
 class Scored(Rubric):

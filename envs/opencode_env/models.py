@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from openenv.core.env_server.types import State
 from openenv.rollout.capture.training_trace import RolloutTurn
-from openenv.rollout.tasks.commands import CommandResult
+from openenv.rollout.tasks.task import CommandResult
 
 __all__ = ["CommandResult", "OpenCodeState", "RolloutResult", "RolloutTurn", "TrainingSequence"]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -99,6 +100,7 @@ class UnknownPluginError(LookupError, ValueError):
     """No installed package registers the name; the message lists the registered names."""
 
 
+@cache  # of the names that exist; an unknown one raises each time
 def load_plugin(group: str, name: str, *, kind: str = "plugin") -> Any:
     """Import the object registered under a name in an entry-point group; a built-in part comes first.
 

@@ -25,7 +25,7 @@ from openenv.providers.daytona import DaytonaProvider
 from openenv.providers.hf_sandbox import HFSandboxProvider
 from openenv.providers.modal import ModalProvider
 from openenv.providers.novita import NovitaSandboxProvider
-from openenv.sandboxes.owners import ProcessOwner
+from openenv.sandboxes.host import ProcessOwner
 
 PACKAGES: list[tuple[Any, dict[str, Any], str, str]] = [
     (DaytonaProvider, {}, "daytona", "daytona"),

@@ -22,7 +22,7 @@ from openenv.providers import LocalDockerProvider, ProcessProvider
 from openenv.providers.inventory import take_inventory
 from openenv.sandboxes import LocalSandboxes
 from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli
-from openenv.sandboxes.owners import ProcessOwner
+from openenv.sandboxes.host import ProcessOwner
 from waiting import wait_until
 
 SLEEP = [sys.executable, "-S", "-c", "import signal; signal.pause()", "--port", "{port}"]

@@ -43,7 +43,7 @@ from openenv.providers.kubernetes import servers_in, sweep
 from openenv.providers.kubernetes_objects import IMAGE_ANNOTATION, ServerManifests, ServerPods, server_name
 from openenv.sandboxes import cluster as cluster_module
 from openenv.sandboxes.cluster import EXPIRES_ANNOTATION, OWNER_ANNOTATION, Cluster, ClusterAddress
-from openenv.sandboxes.owners import ProcessOwner
+from openenv.sandboxes.host import ProcessOwner
 
 # Answers /health, /ready and /name as a server does, and starts quickly.
 TINY = """

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from openenv.errors import SandboxUnavailable
-from openenv.rollout.scratch import scratch_root
 from openenv.sandboxes import LocalSandboxes
 from openenv.sandboxes.base import Sandboxes
+from openenv.sandboxes.host import scratch_root
 from waiting import wait_until
 
 

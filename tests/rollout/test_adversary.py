@@ -18,13 +18,12 @@ from openenv.errors import SandboxError
 from openenv.rollout import Budget, CaptureServer, Model, Outcome, Progress, Task, run_rollout
 from openenv.rollout.agents.builtin import Shell
 from openenv.rollout.capture.inbound import InboundLimits as InboundLimits
-from openenv.rollout.scratch import scratch_root
 from openenv.rollout.store.archives import UnusableWorktree
 from openenv.rollout.tasks.task import PROTECTED
-from openenv.rollout.verify.worktree import merge
+from openenv.rollout.verify.worktree import LinkResolver, merge
 from openenv.rollout.verify.worktree_guard import WorktreeRules
-from openenv.rollout.verify.worktree_links import LinkResolver
 from openenv.sandboxes.base import Limits, Sandboxes, SandboxSpec
+from openenv.sandboxes.host import scratch_root
 from openenv.sandboxes.local import LocalSandbox
 
 CHECK = "import pathlib\nassert pathlib.Path('answer.txt').read_text() == '42'\n"

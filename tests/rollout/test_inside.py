@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openenv.rollout.verify.inside import PlaceContent, VerifierPlace
-from openenv.rollout.verify.lookups import Texts
+from openenv.rollout.verify.cases import PlaceContent, VerifierPlace
 from openenv.rollout.verify.worktree_guard import SetupTree
 
 Run = Callable[..., str]
@@ -64,7 +63,7 @@ def run(tmp_path: Path) -> Run:
             home=str(tmp_path),
             setup=setup or SetupTree(),
             verify_files=files,
-            texts=Texts(asked=[asked], root=str(root)),
+            texts=[asked],
         )
         VerifierPlace(place, content, mounts=True)
         more = (str(tmp_path / path) for path in paths)

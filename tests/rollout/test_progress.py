@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from openenv.rollout import Agent, AgentRun, Installation, Launch, Outcome, Progress, Task, run_many, run_rollout
-from openenv.rollout.run.progress import ProgressBar
+from openenv.rollout.run.engine import ProgressBar
 from openenv.sandboxes.base import Sandbox, Sandboxes
 
 TASK = Task(instruction="x", verify=("test -f x",), solution=("touch x",))

@@ -10,7 +10,7 @@ import pytest
 
 from openenv.rollout import Check, Outcome, Task, run_rollout
 from openenv.rollout.agents import Shell
-from openenv.rollout.verify.proof import Proof, could_not_load, runs_pytest
+from openenv.rollout.verify.verify_lines import Proof, could_not_load, runs_pytest
 from openenv.sandboxes.base import Sandbox, Sandboxes, SandboxSpec
 
 TEST = "from solution import f\n\ndef test_one():\n    assert f(1) == 1\n\ndef test_two():\n    assert f(2) == 4\n"

@@ -299,7 +299,7 @@ def test_a_cancellation_reaches_every_node_and_frees_everything(
 @pytest.fixture
 def scratch_is_empty() -> Iterator[None]:
     """Workers leave no scratch folder behind."""
-    from openenv.rollout.scratch import scratch_root
+    from openenv.sandboxes.host import scratch_root
 
     before = set(scratch_root().iterdir()) if scratch_root().exists() else set()
     yield

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from openenv.rollout.scratch import scratch, sweep
+from openenv.sandboxes.host import scratch, sweep
 
 DIES = """
 import os, sys
 from pathlib import Path
-from openenv.rollout.scratch import scratch
+from openenv.sandboxes.host import scratch
 with scratch(Path(sys.argv[1])) as folder:
     (folder / "left").write_text("x")
     print(folder, flush=True)

@@ -10,7 +10,7 @@ import pytest
 
 from openenv.rollout import Task, run_rollout
 from openenv.rollout.agents.builtin import Shell
-from openenv.rollout.verify.settings import Settings
+from openenv.rollout.verify.lookups import Settings
 from openenv.sandboxes.base import Sandboxes
 
 

@@ -82,6 +82,7 @@ def test_records_of_before_trust_was_stored_are_read(store: RolloutStore) -> Non
 
 def test_an_index_of_an_older_version_is_built_again(store: RolloutStore) -> None:
     store.add(outcome("one", trust="judged"), TASK)
+    assert store.count() == 1
     store.close()
     with sqlite3.connect(store.root / "index.sqlite") as db:
         db.executescript("DROP INDEX of_first; DROP INDEX of_last; ALTER TABLE records DROP COLUMN trust;")
@@ -235,6 +236,7 @@ def test_figures_tell_tasks_apart_and_leave_out_what_has_no_reward(store: Rollou
 
 def test_the_index_is_rebuilt_from_the_shards(store: RolloutStore) -> None:
     store.add(outcome("one"), TASK)
+    assert store.count() == 1
     store.close()
     for path in store.root.glob("index.sqlite*"):
         path.unlink()

@@ -8,7 +8,7 @@ import pytest
 
 from openenv.rollout import Check, Task, Trust, run_rollout
 from openenv.rollout.agents import Shell
-from openenv.rollout.tasks.trust_levels import reaches, weakest
+from openenv.rollout.tasks.task import reaches, weakest
 from openenv.rollout.verify.trust import _DATA_MODULES, only_reads, trust_of
 from openenv.sandboxes.base import Sandboxes
 from sound_checks import FILES as SOUND_FILES

@@ -9,9 +9,9 @@ import pytest
 
 from openenv.errors import SandboxError, SandboxUnavailable
 from openenv.sandboxes import Limits
+from openenv.sandboxes.host import ProcessOwner
 from openenv.sandboxes.local import cgroups
 from openenv.sandboxes.local.cgroups import Group, Hierarchy
-from openenv.sandboxes.owners import ProcessOwner
 
 DEAD = ProcessOwner(ProcessOwner.current().place, 4_000_001, "12")
 

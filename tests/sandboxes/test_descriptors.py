@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from openenv.sandboxes.descriptors import ConnectionQuota, file_limit
+from openenv.sandboxes.host import ConnectionQuota, file_limit
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_the_pool_comes_from_the_limit_of_the_process(low_limit: None) -> None:
 def test_programs_raise_their_limit_to_the_highest_that_they_may_have() -> None:
     code = """
 import resource
-from openenv.sandboxes.descriptors import raise_file_limit
+from openenv.sandboxes.host import raise_file_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 2000))
 print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """

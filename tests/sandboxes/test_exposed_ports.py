@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from openenv.sandboxes import exposed_ports as relay_module
-from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.exposed_ports import Relay
+from openenv.sandboxes.host import ConnectionQuota
 from slow_steps import take
 from waiting import holds_for, wait_until
 

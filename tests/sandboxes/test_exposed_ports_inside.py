@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from openenv.sandboxes import exposed_ports as relay_module
-from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.exposed_ports import StdioTunnel, relay_source
 from openenv.sandboxes.exposed_ports_inside import CUT, DATA, HEAD, OPEN
+from openenv.sandboxes.host import ConnectionQuota
 from waiting import wait_until
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from openenv.sandboxes import DockerSandboxes, Limits, LocalSandboxes, Sandbox, Sandboxes, SandboxSpec
+from openenv.sandboxes.host import limit_terminals
 from openenv.sandboxes.local import bubblewrap
-from openenv.sandboxes.namespaces import limit_terminals
 
 pytestmark = pytest.mark.skipif(not bubblewrap.is_privileged(), reason="only root can set these limits")
 Open = Callable[..., Sandbox]

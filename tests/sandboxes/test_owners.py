@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from openenv.sandboxes.owners import ProcessOwner
+from openenv.sandboxes.host import ProcessOwner
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="owners are found in /proc")
 
@@ -22,7 +22,7 @@ def test_a_living_owner_is_not_dead_and_its_label_can_be_read_back() -> None:
 
 
 def test_a_process_that_is_over_is_dead_also_as_a_zombie_or_when_its_pid_is_used_again() -> None:
-    code = "from openenv.sandboxes.owners import ProcessOwner; print(ProcessOwner.current())"
+    code = "from openenv.sandboxes.host import ProcessOwner; print(ProcessOwner.current())"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     owner = ProcessOwner.parse(process.stdout.read().strip())

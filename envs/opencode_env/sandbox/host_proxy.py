@@ -15,9 +15,9 @@ from opencode_env.config import OpenCodeConfig
 from opencode_env.opencode_runtime import model_id
 from openenv.rollout.capture import Call, CaptureOptions, CaptureServer, export
 from openenv.rollout.capture.training_trace import TrainingTrace
-from openenv.rollout.scratch import scratch
 from openenv.rollout.tasks.task import Model
 from openenv.sandboxes.base import Sandbox
+from openenv.sandboxes.host import scratch
 
 
 class HostProxy:

@@ -24,7 +24,7 @@ from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.core.env_server.types import Action, EnvironmentMetadata, Observation
 from openenv.rollout import Progress
-from openenv.rollout.store.outcome import Phase
+from openenv.rollout.progress import Phase
 
 STEP_TIMEOUT_S = 900.0
 """Seconds that a step may take when it names no limit, unless its rollout may take longer by its own arguments."""

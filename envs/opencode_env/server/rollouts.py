@@ -25,9 +25,9 @@ from opencode_env.server.settings import ServerSettings
 from openenv.errors import AgentUnavailable, OpenEnvError, SandboxError
 from openenv.rollout import Check, Model, Outcome, Progress, RolloutStore, Sampling, Task, run_rollout_async
 from openenv.rollout.capture import CaptureOptions, CaptureServer, export, read
-from openenv.rollout.scratch import scratch
 from openenv.rollout.tasks.checks import expand
 from openenv.sandboxes import Sandboxes, backend
+from openenv.sandboxes.host import scratch
 from openenv.testing import Script, ScriptedModel
 from openenv.testing.scripted.agent_scripts import binary_search
 

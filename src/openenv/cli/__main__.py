@@ -11,7 +11,7 @@ import typer
 
 from openenv import settings
 from openenv._lazy import load_plugin, plugin_loaders
-from openenv.sandboxes.descriptors import raise_file_limit
+from openenv.sandboxes.host import raise_file_limit
 
 from .command import HelpCommand, HelpGroup
 

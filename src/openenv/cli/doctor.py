@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 
 from openenv import settings
 from openenv.errors import OpenEnvError, message_of
-from openenv.sandboxes.descriptors import LOW, file_limit
+from openenv.sandboxes.host import LOW, file_limit
 
 from .command import check_choice
 

@@ -36,7 +36,7 @@ from openenv.errors import ProviderError, ProviderUnavailable, ServerCommandUnkn
 from openenv.providers.dockerfiles import DockerfileSource, server_command
 from openenv.providers.health import wait_for_ready
 from openenv.providers.provider import ContainerProvider, announce_if_slow
-from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, ProcessOwner
+from openenv.sandboxes.host import CLOUD_OWNER_LABEL, ProcessOwner
 
 logger = logging.getLogger(__name__)
 

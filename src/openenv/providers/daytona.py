@@ -20,7 +20,7 @@ from openenv.providers.cloud import (
 )
 from openenv.providers.dockerfiles import DockerfileSource, strip_mounts
 from openenv.sandboxes.daytona import USE_LABEL
-from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, ProcessOwner
+from openenv.sandboxes.host import CLOUD_OWNER_LABEL, ProcessOwner
 
 if TYPE_CHECKING:
     from daytona import Image, Resources, Sandbox

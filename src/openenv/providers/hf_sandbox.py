@@ -28,7 +28,7 @@ from openenv.providers.cloud import (
     import_package,
     require_https,
 )
-from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, ProcessOwner
+from openenv.sandboxes.host import CLOUD_OWNER_LABEL, ProcessOwner
 from openenv.server.thread_server import ThreadServer
 
 if TYPE_CHECKING:

@@ -35,9 +35,9 @@ from openenv.providers.provider import provider_class
 from openenv.providers.server_process import GRACE_S, OWNER_VARIABLE
 from openenv.sandboxes.cluster import Cluster, ClusterAddress, OwnedObject
 from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli, failure_of, installed_engines
+from openenv.sandboxes.host import ProcessOwner
 from openenv.sandboxes.kubernetes import delete_sandbox, sandboxes_in
 from openenv.sandboxes.local import cgroups
-from openenv.sandboxes.owners import ProcessOwner
 
 Place = Literal[
     "docker", "podman", "swarm", "process", "local", "kubernetes", "daytona", "modal", "novita", "aca", "huggingface"

@@ -51,7 +51,7 @@ from openenv.sandboxes.cluster import (
     in_cluster,
     time_after,
 )
-from openenv.sandboxes.owners import ProcessOwner
+from openenv.sandboxes.host import ProcessOwner
 
 if TYPE_CHECKING:
     from lightkube.resources.apps_v1 import Deployment

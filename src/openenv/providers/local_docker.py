@@ -27,7 +27,7 @@ from openenv.providers.health import quoted, wait_for_ready
 from openenv.providers.provider import READY_S, ContainerProvider, announce_if_slow, refuse_unknown
 from openenv.sandboxes.base import Mount
 from openenv.sandboxes.container_cli import OWNER_LABEL, EngineName, bind_option, find_engine
-from openenv.sandboxes.owners import ProcessOwner
+from openenv.sandboxes.host import ProcessOwner
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from openenv.providers.cloud import (
     import_package,
     require_https,
 )
-from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, ProcessOwner
+from openenv.sandboxes.host import CLOUD_OWNER_LABEL, ProcessOwner
 
 if TYPE_CHECKING:
     from modal import Image, Sandbox

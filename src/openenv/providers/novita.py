@@ -21,7 +21,7 @@ from openenv.providers.cloud import (
     require_https,
 )
 from openenv.providers.dockerfiles import DockerfileSource, flatten, instructions
-from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, ProcessOwner
+from openenv.sandboxes.host import CLOUD_OWNER_LABEL, ProcessOwner
 
 if TYPE_CHECKING:
     from novita_sandbox import Sandbox

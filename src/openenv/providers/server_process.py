@@ -25,7 +25,7 @@ from openenv.errors import ProviderError, ProviderUnavailable
 from openenv.providers import guardian
 from openenv.providers.health import wait_for_ready
 from openenv.providers.provider import READY_S, RuntimeProvider, refuse_unknown
-from openenv.sandboxes.owners import ProcessOwner
+from openenv.sandboxes.host import ProcessOwner
 
 GRACE_S = 10.0
 OWNER_VARIABLE = "OPENENV_OWNER"

@@ -17,15 +17,13 @@ _EXPORTS = by_module(
         "openenv.rollout.run.reverify": "reverify",
         "openenv.rollout.verify.lint": "TrustReading read_task",
         "openenv.rollout.capture.training_trace": "RolloutTurn",
-        "openenv.rollout.store.outcome": "Outcome Progress",
-        "openenv.rollout.tasks.commands": "CommandResult",
-        "openenv.rollout.cancellation": "Cancellation",
+        "openenv.rollout.store.outcome": "Outcome",
+        "openenv.rollout.progress": "Cancellation Progress",
         "openenv.rollout.run.ray_engine": "RayEngine",
         "openenv.rollout.store.rollout_index": "RolloutFilter RolloutRow RolloutStats",
         "openenv.rollout.store.store": "RolloutStore",
-        "openenv.rollout.tasks.task": "Budget Model Sampling Task load_task",
+        "openenv.rollout.tasks.task": "Budget CommandResult Model Sampling Task Trust load_task",
         "openenv.rollout.tasks.task_folders": "load_tasks",
-        "openenv.rollout.tasks.trust_levels": "Trust",
     }
 )
 
@@ -36,10 +34,11 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.agents.base import Installation as Installation
     from openenv.rollout.agents.base import Launch as Launch
     from openenv.rollout.agents.base import agent as agent
-    from openenv.rollout.cancellation import Cancellation as Cancellation
     from openenv.rollout.capture import Capture as Capture
     from openenv.rollout.capture import CaptureServer as CaptureServer
     from openenv.rollout.capture.training_trace import RolloutTurn as RolloutTurn
+    from openenv.rollout.progress import Cancellation as Cancellation
+    from openenv.rollout.progress import Progress as Progress
     from openenv.rollout.run.batch import BatchOptions as BatchOptions
     from openenv.rollout.run.batch import run_many as run_many
     from openenv.rollout.run.batch import run_many_async as run_many_async
@@ -50,7 +49,6 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.run.ray_engine import RayEngine as RayEngine
     from openenv.rollout.run.reverify import reverify as reverify
     from openenv.rollout.store.outcome import Outcome as Outcome
-    from openenv.rollout.store.outcome import Progress as Progress
     from openenv.rollout.store.rollout_index import RolloutFilter as RolloutFilter
     from openenv.rollout.store.rollout_index import RolloutRow as RolloutRow
     from openenv.rollout.store.rollout_index import RolloutStats as RolloutStats
@@ -60,14 +58,14 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.tasks.checks import case_check as case_check
     from openenv.rollout.tasks.checks import pytest_check as pytest_check
     from openenv.rollout.tasks.checks import python_check as python_check
-    from openenv.rollout.tasks.commands import CommandResult as CommandResult
     from openenv.rollout.tasks.task import Budget as Budget
+    from openenv.rollout.tasks.task import CommandResult as CommandResult
     from openenv.rollout.tasks.task import Model as Model
     from openenv.rollout.tasks.task import Sampling as Sampling
     from openenv.rollout.tasks.task import Task as Task
+    from openenv.rollout.tasks.task import Trust as Trust
     from openenv.rollout.tasks.task import load_task as load_task
     from openenv.rollout.tasks.task_folders import load_tasks as load_tasks
-    from openenv.rollout.tasks.trust_levels import Trust as Trust
     from openenv.rollout.verify.lint import TrustReading as TrustReading
     from openenv.rollout.verify.lint import read_task as read_task
 

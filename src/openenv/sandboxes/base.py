@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from openenv._lazy import UnknownPluginError, load_plugin
 from openenv.errors import SandboxError, SandboxUnsupported
 from openenv.sandboxes import trees
-from openenv.sandboxes.owners import ProcessOwner
+from openenv.sandboxes.host import ProcessOwner
 
 HOME = "/home/user"
 WORKDIR = "/home/user/workdir"

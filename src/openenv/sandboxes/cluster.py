@@ -31,7 +31,7 @@ from urllib.parse import urlencode
 from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable, message_of
 from openenv.protocol.backoff import Backoff
-from openenv.sandboxes.owners import ProcessOwner
+from openenv.sandboxes.host import ProcessOwner
 
 if TYPE_CHECKING:
     import httpx2

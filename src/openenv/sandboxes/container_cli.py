@@ -14,7 +14,7 @@ from typing import Literal
 
 from openenv.errors import SandboxError, SandboxUnavailable
 from openenv.sandboxes.base import Mount
-from openenv.sandboxes.owners import ProcessOwner
+from openenv.sandboxes.host import ProcessOwner
 from openenv.sandboxes.shell_command import ProcessChannel
 
 EngineName = Literal["auto", "docker", "podman"]

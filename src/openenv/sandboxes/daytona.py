@@ -25,8 +25,7 @@ from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported,
 from openenv.protocol.backoff import Backoff
 from openenv.sandboxes import shell_command
 from openenv.sandboxes.base import Limits, Sandboxes, SandboxSpec, Stream, refuse_image, refuse_snapshot
-from openenv.sandboxes.descriptors import ConnectionQuota
-from openenv.sandboxes.owners import CLOUD_OWNER_LABEL, ProcessOwner
+from openenv.sandboxes.host import CLOUD_OWNER_LABEL, ConnectionQuota, ProcessOwner
 from openenv.sandboxes.remote import QueueChannel, RemoteSandbox
 from openenv.sandboxes.shell_command import Channel
 

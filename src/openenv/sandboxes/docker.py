@@ -48,11 +48,9 @@ from openenv.sandboxes.base import (
     take_snapshot,
 )
 from openenv.sandboxes.container_cli import OWNER_LABEL, ContainerCli, EngineName, bind_option, first_engine
-from openenv.sandboxes.descriptors import limit_inside
 from openenv.sandboxes.exposed_ports import Exposure, Relay
+from openenv.sandboxes.host import ProcessOwner, limit_inside, limit_terminals, listen_in
 from openenv.sandboxes.local.cgroups import limit_sockets
-from openenv.sandboxes.namespaces import limit_terminals, listen_in
-from openenv.sandboxes.owners import ProcessOwner
 from openenv.sandboxes.shell import ShellSandbox, clean_archive
 from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, ShellRun, framed, mark_kb
 

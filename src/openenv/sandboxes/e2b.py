@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 from openenv import settings
 from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported, message_of
 from openenv.sandboxes.base import Limits, Sandboxes, SandboxSpec, Stream, refuse_image, refuse_snapshot
-from openenv.sandboxes.descriptors import ConnectionQuota
+from openenv.sandboxes.host import ConnectionQuota
 from openenv.sandboxes.remote import QueueChannel, RemoteSandbox
 from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, framed
 from openenv.sandboxes.streams import slices

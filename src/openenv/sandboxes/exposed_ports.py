@@ -1,7 +1,7 @@
 """How `expose` works: connections to a port inside a sandbox reach a unix socket of the host. Two ways:
 
 1. `Relay`, if a socket that listens inside can be held outside (passed by PID 1 of a local sandbox, or opened with
-   `namespaces.listen_in`). One thread serves any number of listeners; no process of ours runs inside.
+   `host.listen_in`). One thread serves any number of listeners; no process of ours runs inside.
 
        client inside ──> listener (in the sandbox's network) ──accept──> Relay ──> unix socket of the host
 
@@ -33,8 +33,8 @@ from typing import Any, cast
 
 from openenv.sandboxes import exposed_ports_inside
 from openenv.sandboxes.base import Stream
-from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.exposed_ports_inside import CUT, HEAD, OPEN, READY, FrameTunnel
+from openenv.sandboxes.host import ConnectionQuota
 
 log = logging.getLogger("openenv.sandboxes")
 

@@ -46,8 +46,7 @@ from openenv.sandboxes.cluster import (
     PodWatch,
     time_after,
 )
-from openenv.sandboxes.descriptors import ConnectionQuota
-from openenv.sandboxes.owners import ProcessOwner
+from openenv.sandboxes.host import ConnectionQuota, ProcessOwner
 from openenv.sandboxes.shell import ShellSandbox
 from openenv.sandboxes.shell_command import READ_SCRIPT, Channel, framed
 from openenv.sandboxes.streams import slices

@@ -26,8 +26,8 @@ from openenv.errors import SandboxError, SandboxGone, SandboxTreeError, SandboxU
 from openenv.protocol.backoff import Backoff
 from openenv.sandboxes import shell_command, trees
 from openenv.sandboxes.base import MAX_TREE, TIMED_OUT, CommandSpec, ExecResult, OnOutput, Sandbox, SandboxSpec, Stream
-from openenv.sandboxes.descriptors import ConnectionQuota
 from openenv.sandboxes.exposed_ports import StdioTunnel, relay_source
+from openenv.sandboxes.host import ConnectionQuota
 from openenv.sandboxes.shell_command import Channel, Invocation, ShellRun
 from openenv.sandboxes.streams import slices
 

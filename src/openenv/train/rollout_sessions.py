@@ -17,10 +17,10 @@ from typing import Any
 
 from openenv.errors import RolloutCancelled, RolloutError
 from openenv.protocol.tool_messages import Tool
-from openenv.rollout.cancellation import Cancellation
 from openenv.rollout.capture import CaptureOptions, CaptureServer, export
 from openenv.rollout.capture import read as read_recording
 from openenv.rollout.capture.training_trace import TrainingTrace
+from openenv.rollout.progress import Cancellation
 from openenv.rollout.run.agent_sessions import (
     Message,
     ResourceSession,
@@ -29,9 +29,9 @@ from openenv.rollout.run.agent_sessions import (
     VerifyResult,
 )
 from openenv.rollout.run.engine import Engine, EngineOptions, new_rollout_id
-from openenv.rollout.scratch import scratch
 from openenv.rollout.store.outcome import Outcome
 from openenv.rollout.tasks.task import Model, Task
+from openenv.sandboxes.host import scratch
 
 _NOT_SCORED = frozenset({"env_failed", "sandbox_failed", "grader_failed", "cancelled"})
 

@@ -17,10 +17,9 @@ from pydantic import ValidationError
 from typing_extensions import Unpack
 
 from openenv.errors import RolloutError
-from openenv.rollout.cancellation import Cancellation
+from openenv.rollout.progress import Cancellation, OnProgress
 from openenv.rollout.run.batch import BatchOptions, cluster_engine, take_options
 from openenv.rollout.run.engine import Engine, EngineArguments, EngineOptions, in_thread
-from openenv.rollout.run.progress import OnProgress
 from openenv.rollout.run.shared_setup import SetupGroup, setup_key
 from openenv.rollout.tasks.task import Task
 from openenv.sandboxes.base import sweep_snapshots

@@ -18,7 +18,7 @@ from openenv import GenericEnvClient
 from openenv.errors import ProviderError, ServerDied, ServerNotReady
 from openenv.providers.cloud import CloudProvider
 from openenv.providers.inventory import take_inventory
-from openenv.sandboxes.owners import CLOUD_OWNER_LABEL
+from openenv.sandboxes.host import CLOUD_OWNER_LABEL
 from openenv.server.thread_server import ThreadServer
 from servers import running_server
 

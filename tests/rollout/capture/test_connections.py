@@ -17,7 +17,7 @@ from openenv.errors import SandboxUnavailable
 from openenv.rollout import CaptureServer, Model
 from openenv.sandboxes import LocalSandboxes, Sandboxes
 from openenv.sandboxes import exposed_ports as relay_module
-from openenv.sandboxes.descriptors import ConnectionQuota
+from openenv.sandboxes.host import ConnectionQuota
 
 QUESTION = b'{"model": "any", "messages": [{"role": "user", "content": "hi"}]}'
 

@@ -17,23 +17,18 @@ from openenv.rollout import Check, Task
 from openenv.rollout.capture import call_request, records
 from openenv.rollout.run.engine import EngineOptions
 from openenv.rollout.run.phases import ModelAccess, PhaseFailed, RolloutRun
-from openenv.rollout.tasks.commands import CommandResult
+from openenv.rollout.tasks.task import CommandResult
 from openenv.rollout.verify import (
     judged_checks,
     live_check,
     lookups,
     openenv_calls,
-    settings,
     verify_lines,
     worktree,
     worktree_guard,
-    worktree_links,
 )
-from openenv.rollout.verify.attempts import CheckCrash
-from openenv.rollout.verify.cases import ReadySandbox, VerificationCase
-from openenv.rollout.verify.inside import VerifierPlace
-from openenv.rollout.verify.proof import Evidence, Proof
-from openenv.rollout.verify.verify_lines import LineChecks
+from openenv.rollout.verify.cases import ReadySandbox, VerificationCase, VerifierPlace
+from openenv.rollout.verify.verify_lines import CheckCrash, Evidence, LineChecks, Proof
 from openenv.sandboxes.base import Sandboxes
 from openenv.sandboxes.local import bubblewrap
 from openenv.testing import Cheat, all_cheats, run_cheats
@@ -135,11 +130,11 @@ def rewards_have_no_range(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def links_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worktree_links.TreeWithoutLinks, "_keeps", lambda *args: True)
+    monkeypatch.setattr(worktree.TreeWithoutLinks, "_keeps", lambda *args: True)
 
 
 def unknown_settings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings.Settings, "cover", lambda *args: False)
+    monkeypatch.setattr(lookups.Settings, "cover", lambda *args: False)
 
 
 def new_libraries_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

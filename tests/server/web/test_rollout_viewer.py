@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from openenv.rollout import Outcome, RolloutStore, Task
-from openenv.rollout.store.outcome import Progress
+from openenv.rollout.progress import Progress
 from openenv.rollout.store.store import EventLog
 from openenv.rollout.viewer.rollout_routes import viewer_app
 from openenv.server.access import AccessPolicy

@@ -24,12 +24,11 @@ from openenv.errors import OpenEnvError, RolloutError, message_of
 from openenv.rollout.agents.base import Agent
 from openenv.rollout.agents.dialogue import AnswerRefused, Dialogue
 from openenv.rollout.agents.served_episode import EpisodeFailed, EpisodeRules, RewardRule, served_dialogue
-from openenv.rollout.cancellation import Cancellation
+from openenv.rollout.progress import Cancellation
 from openenv.rollout.run.engine import new_rollout_id, run_rollout_async
 from openenv.rollout.store.outcome import Outcome, Status
 from openenv.rollout.store.store import RolloutStore
-from openenv.rollout.tasks.task import Budget, Task, load_task
-from openenv.rollout.tasks.trust_levels import Trust
+from openenv.rollout.tasks.task import Budget, Task, Trust, load_task
 from openenv.sandboxes.base import Sandboxes
 
 from .inspect_evaluation import INSTALL

@@ -26,9 +26,9 @@ from .selection import (
 )
 
 if TYPE_CHECKING:
-    from openenv.rollout.store.outcome import Outcome, Progress
-    from openenv.rollout.tasks.task import Task
-    from openenv.rollout.tasks.trust_levels import Trust
+    from openenv.rollout.progress import Progress
+    from openenv.rollout.store.outcome import Outcome
+    from openenv.rollout.tasks.task import Task, Trust
 
 
 # One command, many rollouts:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from openenv.rollout.store.outcome import Outcome
     from openenv.rollout.store.rollout_index import RolloutFilter
     from openenv.rollout.store.store import RolloutStore
-    from openenv.rollout.tasks.trust_levels import Trust
+    from openenv.rollout.tasks.task import Trust
 
 # Copies of the names in `openenv.rollout`, because showing help must not load it; tests compare both.
 STATUSES = ("ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled")

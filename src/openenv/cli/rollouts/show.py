@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from openenv.rollout.capture.transcript import Transcript, TranscriptMessage, TranscriptPart, TranscriptToken
     from openenv.rollout.store.changes import TreeChanges
     from openenv.rollout.store.store import Record, RolloutStore
-    from openenv.rollout.tasks.commands import CommandResult
+    from openenv.rollout.tasks.task import CommandResult
 
 # `_part_lines` shows the first lines of a message, `_show_command` the last lines of an output, where errors stand.
 _LINES = 12

@@ -16,8 +16,7 @@ from ..sandboxes import Sandbox
 from .selection import TASKS_HELP, Json, Store, checked_trust, one_line_failures, open_store, print_outcomes
 
 if TYPE_CHECKING:
-    from openenv.rollout.tasks.task import Task
-    from openenv.rollout.tasks.trust_levels import Trust
+    from openenv.rollout.tasks.task import Task, Trust
     from openenv.rollout.verify.lint import TrustReading
 
 # Green: the agent's code cannot influence the decision. Yellow: it can. Red stays for failures.
@@ -107,8 +106,8 @@ def lint(
       openenv rollouts lint tasks/*.yaml
       openenv rollouts lint task.yaml --min-trust isolated --json
     """
+    from openenv.rollout.tasks.task import reaches
     from openenv.rollout.tasks.task_folders import load_tasks
-    from openenv.rollout.tasks.trust_levels import reaches
     from openenv.rollout.verify.lint import read_task
 
     with one_line_failures():
@@ -131,7 +130,7 @@ def lint(
 def _print_lint(task: Task, readings: tuple[TrustReading, ...]) -> None:
     import yaml
 
-    from openenv.rollout.tasks.trust_levels import weakest
+    from openenv.rollout.tasks.task import weakest
     from openenv.rollout.verify.lint import ADVICE
 
     # Sample:
@@ -167,7 +166,7 @@ def _print_lint(task: Task, readings: tuple[TrustReading, ...]) -> None:
 
 
 def _lint_document(task: Task, path: Path, readings: tuple[TrustReading, ...]) -> dict[str, object]:
-    from openenv.rollout.tasks.trust_levels import weakest
+    from openenv.rollout.tasks.task import weakest
 
     return {
         "task_id": task.task_id,

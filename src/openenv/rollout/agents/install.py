@@ -16,8 +16,8 @@ from pathlib import Path
 
 from openenv.errors import AgentUnavailable
 from openenv.rollout.agents.base import Installation
-from openenv.rollout.scratch import open_locked
 from openenv.sandboxes.base import Mount
+from openenv.sandboxes.host import open_locked
 
 INSIDE = "/opt/openenv/agents"
 """The folder of agents inside a sandbox."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from openenv import settings
 from openenv.errors import CaptureError
 from openenv.protocol.addresses import is_loopback
-from openenv.sandboxes.descriptors import raise_file_limit
+from openenv.sandboxes.host import raise_file_limit
 
 from .capture_server import CaptureOptions, CaptureServer
 

@@ -24,7 +24,7 @@ from .inbound import JSON_TYPE, AgentReply
 from .outbound import EndpointError, EndpointResponse
 from .records import JournalFull
 from .stream_tap import StreamTap, missing_answer, plausible_tokens, tokens_read
-from .upstream_errors import CallFailed
+from .upstream_errors import ModelCallFailed
 
 LAST_WRITE_S = 2.0
 PING_S = 10.0
@@ -52,7 +52,7 @@ class AnswerRelay:
         """Record a response, and pass it on to the agent.
 
         Raises:
-            CallFailed: The response is incomplete, invalid or too long for the budget.
+            ModelCallFailed: The response is incomplete, invalid or too long for the budget.
             JournalFull: The response could not be recorded.
         """
         call = self._call
@@ -67,7 +67,7 @@ class AnswerRelay:
         except EndpointError as exc:
             how, message = "timeout" if exc.kind == "timeout" else "broken", call.redacted(str(exc))
             call.rollout.endpoint_failed(status=response.status, kind=how, message=message)
-            raise CallFailed(how, 504 if how == "timeout" else 502, message) from None
+            raise ModelCallFailed(how, 504 if how == "timeout" else 502, message) from None
 
     async def _relay_stream(self, response: EndpointResponse) -> None:
         call, request, reply = self._call, self._call.request, self._call.reply
@@ -81,7 +81,7 @@ class AnswerRelay:
                     call.ledger.count(tap.tokens)
                     # The request's limit was within the budget, so this endpoint ignores limits.
                     if not tap.finished and call.rollout.spending.is_overdrawn():
-                        raise CallFailed("budget", 429, EXHAUSTED)
+                        raise ModelCallFailed("budget", 429, EXHAUSTED)
                     await reply.write(visible)
         finally:
             with contextlib.suppress(JournalFull):
@@ -133,13 +133,13 @@ class AnswerRelay:
             content_type = ("content-type", response.headers.get("content-type", "application/json"))
             await call.reply.send(200, raw if is_unchanged else dumps(visible), [content_type, *headers])
 
-    def _not_an_object(self, response: EndpointResponse, raw: bytes) -> CallFailed:
+    def _not_an_object(self, response: EndpointResponse, raw: bytes) -> ModelCallFailed:
         call = self._call
         message = "the endpoint's answer is not a JSON object"
         call.rollout.endpoint_failed(status=response.status, kind="garbage", message=message)
         text = call.redacted(raw.decode("utf-8", "replace"))[:2000]
         error: Json = {"message": message, "status": response.status, "text": text}
-        return CallFailed("broken", 502, message, error=error)
+        return ModelCallFailed("broken", 502, message, error=error)
 
     async def ping(self) -> None:
         """Send comments while an agent waits for a stream, and the endpoint sends the whole answer at once.
@@ -154,7 +154,7 @@ class AnswerRelay:
                     await call.reply.start(200, [EVENT_STREAM, NO_CACHE])
                 await call.reply.write(PING)
 
-    async def send_error(self, failure: CallFailed, *, is_stopped: bool) -> None:
+    async def send_error(self, failure: ModelCallFailed, *, is_stopped: bool) -> None:
         """Tell the agent why its call failed.
 
         Args:

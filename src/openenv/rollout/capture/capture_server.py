@@ -31,8 +31,8 @@ from typing_extensions import Self
 
 from openenv.errors import CaptureError
 from openenv.protocol.addresses import is_loopback
+from openenv.sandboxes.host import scratch
 
-from ..scratch import scratch
 from ..tasks.task import Budget, Model
 from . import export
 from .agent_routes import AgentRoutes

@@ -110,22 +110,3 @@ def event_bytes(data: bytes, *, name: str | None = None) -> bytes:
 
 STREAM_DONE = b"[DONE]"
 """The data of the event that ends a chat completion stream."""
-
-
-_DEEPEST = 32
-
-
-def writable(value: Any, depth: int = 0) -> Any:
-    """Return a value that can be written as JSON; agents choose file names and can make endpoints quote anything.
-
-    Characters that UTF-8 cannot encode become escapes. Values that are nested too deeply become an ellipsis.
-    """
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict | list | tuple) and depth >= _DEEPEST:
-        return "..."
-    if isinstance(value, dict):
-        return {writable(key): writable(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [writable(item, depth + 1) for item in value]
-    return value

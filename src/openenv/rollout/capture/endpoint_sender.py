@@ -9,7 +9,7 @@ Knows addresses, headers and errors of endpoints. Knows nothing of the agent: th
 #     ^  \
 #     |   +-- an error that names a parameter ----> repair the request ----+
 #     |   +-- 429, 5xx, connection refused -------> pause, at most 3 times +---> send again
-#     |   +-- any other error ------------------------------> CallFailed
+#     |   +-- any other error ------------------------------> ModelCallFailed
 #     |                                                                    |
 #     +--------------------------------------------------------------------+
 #
@@ -27,7 +27,7 @@ from ..tasks.task import Model
 from .call_parts import CallParts
 from .encoding import Json, dumps, load_object
 from .outbound import EndpointError, EndpointResponse, Endpoints
-from .upstream_errors import REFUSALS, CallFailed, error_message
+from .upstream_errors import REFUSALS, ModelCallFailed, error_message
 
 log = logging.getLogger("openenv.rollout.capture")
 
@@ -54,7 +54,7 @@ class EndpointSender:
         """Return the first response without an error.
 
         Raises:
-            CallFailed: No attempt succeeded.
+            ModelCallFailed: No attempt succeeded.
         """
         call, ledger, prepared = self._call, self._call.ledger, self._call.prepared
         while True:
@@ -86,7 +86,7 @@ class EndpointSender:
             ledger.recorder.tried(status, failure.error)
             await asyncio.sleep(pause_s)
 
-    async def look_for_outage(self, failure: CallFailed) -> None:
+    async def look_for_outage(self, failure: ModelCallFailed) -> None:
         """Note that nothing listens at the endpoint, before the agent ends: it may be back when the rollout is judged.
 
         A refused connection answers no request, so no agent can have caused it.
@@ -148,14 +148,14 @@ class EndpointSender:
                 rollout.leave_replica(base_url)  # the next attempt goes to the next replica
             raise
 
-    def _no_response(self, exc: EndpointError) -> CallFailed:
+    def _no_response(self, exc: EndpointError) -> ModelCallFailed:
         how = "timeout" if exc.kind == "timeout" else "unreachable"
         message = self._call.redacted(str(exc))
         self._call.rollout.endpoint_failed(status=None, kind=how, message=message)
         error = {"message": message, "kind": exc.kind, "status": None}
-        return CallFailed(how, 504 if how == "timeout" else 502, message, error=error)
+        return ModelCallFailed(how, 504 if how == "timeout" else 502, message, error=error)
 
-    async def _error_of(self, response: EndpointResponse) -> CallFailed:
+    async def _error_of(self, response: EndpointResponse) -> ModelCallFailed:
         """Read an error that the endpoint answered with."""
         call, status = self._call, response.status
         try:
@@ -173,8 +173,8 @@ class EndpointSender:
             error["body"] = parsed
         if status in (401, 403):  # about the real key: the agent must learn nothing about it
             message = "the endpoint does not accept the key of the capture proxy"
-            return CallFailed("failed", status, message, error=error)
-        failure = CallFailed("failed", status if 400 <= status < 600 else 502, message, error=error)
+            return ModelCallFailed("failed", status, message, error=error)
+        failure = ModelCallFailed("failed", status if 400 <= status < 600 else 502, message, error=error)
         failure.headers = call.passed_headers(response)
         if parsed is not None and call.request.bridge is None:
             failure.native_body = dumps(parsed)

@@ -27,7 +27,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from openenv.sandboxes.descriptors import ConnectionQuota
+from openenv.sandboxes.host import ConnectionQuota
 
 from .encoding import Json, dumps
 

@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self, TypedDict
 
-from .encoding import writable
+from openenv.rollout.tasks.task import writable
 
 Severity = Literal["FATAL", "WARN", "INFO"]
 FATAL, WARN, INFO = "FATAL", "WARN", "INFO"

@@ -24,9 +24,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from typing_extensions import Unpack
 
-from openenv.rollout.cancellation import Cancellation
-from openenv.rollout.run.engine import Engine, EngineArguments, EngineOptions, call_both, in_thread, new_rollout_id
-from openenv.rollout.run.progress import OnProgress, ProgressBar
+from openenv.rollout.progress import Cancellation, OnProgress
+from openenv.rollout.run.engine import (
+    Engine,
+    EngineArguments,
+    EngineOptions,
+    ProgressBar,
+    call_both,
+    in_thread,
+    new_rollout_id,
+)
 from openenv.rollout.run.shared_setup import SetupGroup, SharedSetups, setup_key
 from openenv.rollout.store.outcome import Outcome
 from openenv.rollout.tasks.task import Task

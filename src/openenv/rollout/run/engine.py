@@ -37,29 +37,26 @@ from openenv import settings
 from openenv.errors import CaptureError, RolloutError
 from openenv.rollout.agents.base import Agent, Installation
 from openenv.rollout.agents.base import agent as agent_by_name
-from openenv.rollout.cancellation import Cancellation
 from openenv.rollout.capture.training_trace import Sequence as TokenSequence
+from openenv.rollout.progress import Cancellation, OnProgress, Progress, Reporter
 from openenv.rollout.run.phases import ModelAccess, RolloutPlan, RolloutRun
-from openenv.rollout.run.progress import OnProgress, ProgressBar, Reporter
 from openenv.rollout.run.shared_setup import SetupGroup
-from openenv.rollout.scratch import scratch
-from openenv.rollout.store.outcome import Outcome
-from openenv.rollout.store.rollout_index import group_of
+from openenv.rollout.store.outcome import Outcome, group_of
 from openenv.rollout.store.store import EventLog
-from openenv.rollout.tasks.commands import sandbox_spec
-from openenv.rollout.tasks.task import Budget, Model, Task
-from openenv.rollout.tasks.trust_levels import Trust
-from openenv.rollout.verify.lint import require_trust
+from openenv.rollout.tasks.task import Budget, Model, Task, Trust, sandbox_spec
 from openenv.rollout.verify.verifier import verify
 from openenv.sandboxes.base import HOME, Sandboxes
+from openenv.sandboxes.host import scratch
 
 if TYPE_CHECKING:
-    from openenv.rollout.capture.capture_server import Capture, CaptureServer
+    from rich.console import Console
 
+    from openenv.rollout.capture.capture_server import Capture, CaptureServer
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
+_BAR_TEXT = 120
 # An ID is the name of a folder in the scratch folder, in the store and among the captured calls.
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
@@ -198,6 +195,10 @@ class Engine:
         Raises:
             TrustError: a check has a lower level; the text names the check and says how to write it.
         """
+        if self.options.min_trust is None and task.min_trust is None:
+            return
+        from openenv.rollout.verify.lint import require_trust  # most tasks require no level
+
         backends = (self._backend, self._verify_backend)
         require_trust(task, self.options.min_trust, isolated=all("isolation" in each.features for each in backends))
 
@@ -359,6 +360,62 @@ def run_rollout(
         if progress:
             bar.on_outcome(0, outcome)
         return outcome
+
+
+class ProgressBar:
+    """Shows the number of finished rollouts, their mean reward and the latest event in a terminal or a notebook.
+
+    A context manager with callbacks as methods. It shows nothing elsewhere, for example in a log file.
+
+    Args:
+        count: The number of rollouts; None if unknown.
+        console: The output; by default standard error, or the output of the notebook.
+    """
+
+    def __init__(self, count: int | None, *, console: Console | None = None) -> None:
+        from rich.console import Console  # most rollouts show no bar
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
+
+        if console is None:
+            console = Console()
+            console = console if console.is_jupyter else Console(stderr=True)
+        text = TextColumn("{task.description}", markup=False)
+        visible = console.is_terminal or console.is_jupyter
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
+        self._bar = RichProgress(*columns, console=console, disable=not visible)
+        self._task = self._bar.add_task("", total=count)
+        self._done = 0
+        self._rewards: list[float] = []
+
+    def __enter__(self) -> ProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._bar.stop()
+
+    def on_install(self, message: str) -> None:
+        """Show the installation of an agent, which can take minutes."""
+        self._describe(message)
+
+    def on_progress(self, event: Progress) -> None:
+        """Show the latest event."""
+        self._describe(f"{event.phase}: {event.message}")
+
+    def on_outcome(self, number: int, outcome: Outcome) -> None:
+        """Count a rollout."""
+        self._done += 1
+        if outcome.reward is not None:
+            self._rewards.append(outcome.reward)
+        self._describe(outcome.status)
+        self._bar.update(self._task, completed=self._done)
+
+    def _describe(self, text: str) -> None:
+        mean = f"mean reward {sum(self._rewards) / len(self._rewards):.2f}, " if self._rewards else ""
+        # An agent or an endpoint wrote some of the text: it must not contain control codes for the terminal.
+        shown = "".join(char if char.isprintable() else " " for char in text[:_BAR_TEXT])
+        self._bar.update(self._task, description=f"{mean}{shown}")
 
 
 def call_both(first: Callable[_P, None], second: Callable[_P, None] | None) -> Callable[_P, None]:

@@ -54,9 +54,8 @@ from typing import TYPE_CHECKING, Any
 
 from openenv.errors import CaptureError, RolloutCancelled, RolloutError, SandboxError, SandboxGone, SandboxTreeError
 from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch
-from openenv.rollout.cancellation import Cancellation
 from openenv.rollout.capture.training_trace import RolloutTurn
-from openenv.rollout.run.progress import Reporter
+from openenv.rollout.progress import Cancellation, Phase, Reporter
 from openenv.rollout.run.shared_setup import SetupGroup, SetupResult
 from openenv.rollout.store.archives import (
     MAX_MEMBERS,
@@ -74,15 +73,13 @@ from openenv.rollout.store.outcome import (
     Label,
     ModelUse,
     Outcome,
-    Phase,
     Status,
     is_endpoint_suspect,
     is_hopeless,
     label_of,
 )
 from openenv.rollout.store.verdict import Verdict, VerifierInput, Verify
-from openenv.rollout.tasks.commands import CommandResult, lay_files, lay_outer_files, run_line, sandbox_spec
-from openenv.rollout.tasks.task import Task
+from openenv.rollout.tasks.task import CommandResult, Task, lay_files, lay_outer_files, run_line, sandbox_spec
 from openenv.rollout.verify.worktree import Merged, merge_for
 from openenv.sandboxes.base import HOME, WORKDIR, Sandbox, Sandboxes, SandboxSnapshot, SandboxSpec, Stream
 

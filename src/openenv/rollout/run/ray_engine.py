@@ -42,7 +42,7 @@ from openenv.errors import CaptureError, RolloutCancelled, RolloutError
 from openenv.protocol.addresses import is_loopback
 from openenv.providers.ray_cluster import RayCluster
 from openenv.rollout.agents.base import agent as agent_by_name
-from openenv.rollout.cancellation import Cancellation
+from openenv.rollout.progress import Cancellation, OnProgress, Progress, Reporter
 from openenv.rollout.run.engine import (
     Engine,
     EngineOptions,
@@ -51,16 +51,13 @@ from openenv.rollout.run.engine import (
     new_rollout_id,
     require_model,
 )
-from openenv.rollout.run.progress import OnProgress, Reporter
 from openenv.rollout.run.shared_setup import SharedSetups, setup_key
-from openenv.rollout.scratch import scratch
-from openenv.rollout.store.outcome import Outcome, Progress, Status
-from openenv.rollout.store.rollout_index import group_of
+from openenv.rollout.store.outcome import Outcome, Status, group_of
 from openenv.rollout.store.store import EventLog
-from openenv.rollout.tasks.commands import sandbox_spec
-from openenv.rollout.tasks.task import Task
+from openenv.rollout.tasks.task import Task, sandbox_spec
 from openenv.rollout.verify.lint import require_trust
 from openenv.sandboxes.base import Sandboxes
+from openenv.sandboxes.host import scratch
 
 logger = logging.getLogger(__name__)
 

@@ -11,21 +11,19 @@ from typing import TypedDict
 from typing_extensions import Unpack
 
 from openenv.errors import RolloutError, StoreError
-from openenv.rollout.cancellation import Cancellation
+from openenv.rollout.progress import Cancellation, OnProgress, Reporter
 from openenv.rollout.run.engine import named_backend
-from openenv.rollout.run.progress import OnProgress, Reporter
-from openenv.rollout.scratch import scratch
 from openenv.rollout.store.archives import MAX_BYTES, UnusableWorktree
 from openenv.rollout.store.outcome import NO_CHECKS, Outcome, Status
 from openenv.rollout.store.store import Record, RolloutStore, check_verdict_name
 from openenv.rollout.store.verdict import Verdict, VerifierInput
 from openenv.rollout.tasks.checks import AS_STORED, runs_nothing
-from openenv.rollout.tasks.commands import sandbox_spec
-from openenv.rollout.tasks.task import Check, Task
+from openenv.rollout.tasks.task import Check, Task, sandbox_spec
 from openenv.rollout.verify.lint import require_trust
 from openenv.rollout.verify.verifier import verify
 from openenv.rollout.verify.worktree import merge_for
 from openenv.sandboxes.base import WORKDIR, Sandboxes
+from openenv.sandboxes.host import scratch
 
 _SCORED: frozenset[Status] = frozenset({"ok", "grader_failed", "policy_failed", "truncated"})
 """Statuses of rollouts whose agent ran, so that a new verdict may give them a reward."""

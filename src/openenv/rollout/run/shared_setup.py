@@ -20,10 +20,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from openenv.rollout.cancellation import Cancellation
+from openenv.rollout.progress import Cancellation
 from openenv.rollout.store.outcome import Label
-from openenv.rollout.tasks.commands import CommandResult
-from openenv.rollout.tasks.task import Task
+from openenv.rollout.tasks.task import CommandResult, Task
 from openenv.sandboxes.base import SandboxSnapshot, sweep_snapshots
 
 _SETUP_FIELDS = {"files", "setup", "setup_timeout_s", "limits", "image", "build", "workdir", "folders", "network"}

@@ -235,6 +235,12 @@ def copy_member(
     out.addfile(entry, source.open(member) if member.isreg() else None)
 
 
+def ancestors(name: str) -> list[str]:
+    """Return the folders above a path, the root first as an empty name."""
+    parts = name.split("/")
+    return ["/".join(parts[:end]) for end in range(len(parts))]
+
+
 def clean_name(name: str) -> str | None:
     """Return a name relative to the root, or None for the root and for names outside of it."""
     if name.startswith("/") or "\0" in name:

@@ -12,8 +12,8 @@ from pathlib import Path
 from tarfile import TarInfo
 from typing import Literal
 
-from openenv.rollout.capture.encoding import writable
 from openenv.rollout.store.archives import BROKEN_ARCHIVE, MAX_MEMBERS, Archive, UnusableWorktree
+from openenv.rollout.tasks.task import writable
 
 Change = Literal["added", "removed", "changed"]
 LineMark = Literal[" ", "+", "-", "@"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
 
 from openenv._notebook import html_table
-from openenv.rollout.capture.encoding import writable
 from openenv.rollout.capture.training_trace import RolloutTurn, Sequence
-from openenv.rollout.tasks.commands import CommandResult
-from openenv.rollout.tasks.trust_levels import Trust
+from openenv.rollout.progress import Phase
+from openenv.rollout.tasks.task import CommandResult, Trust, writable
 
 Status = Literal["ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled"]
 """- `ok`: verified.
@@ -23,9 +22,6 @@ Status = Literal["ok", "policy_failed", "truncated", "env_failed", "sandbox_fail
 - `env_failed`: setup or capture failed, or the model endpoint does not answer the host either.
 - `sandbox_failed`, `grader_failed`: the sandbox or the verifier failed, also without the agent.
 """
-
-Phase = Literal["sandbox", "setup", "agent", "collect", "verify", "store", "done"]
-"""The phases of a rollout in their order."""
 
 NO_CHECKS = "no checks"
 """The reason for a missing reward if the task has no checks."""
@@ -111,14 +107,10 @@ class Outcome(BaseModel):
         return html_table(f"Outcome {self.rollout_id}", [(name, value) for name, value in rows.items() if value != ""])
 
 
-class Progress(BaseModel):
-    """An event of a running rollout: the start of a phase, the end of a command, a model call."""
-
-    rollout_id: str
-    phase: Phase
-    message: str = ""
-    turn: int | None = None
-    elapsed_s: float = 0.0
+def group_of(*metadata: Mapping[str, Any] | None) -> str:
+    """Return the group of a rollout: `group` in its metadata, or else in the metadata of its task."""
+    named: Iterable[object] = ((each or {}).get("group") for each in metadata)
+    return next((str(group) for group in named if group is not None), "")
 
 
 _BAD_REQUESTS = frozenset({400, 413, 422})

@@ -12,13 +12,14 @@ import math
 import os
 import sqlite3
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from openenv.rollout.tasks.trust_levels import TRUSTS, Trust, reaches
+from openenv.rollout.store.outcome import group_of
+from openenv.rollout.tasks.task import TRUSTS, Trust, reaches
 
 logger = logging.getLogger(__name__)
 
@@ -241,21 +242,21 @@ class RolloutIndex:
         self._kept: dict[tuple[object, ...], list[Any]] = {}
         self._seen: dict[str, int] | None = None  # the sizes of all shards at the last read
 
-    def sync(self, shard: str | None = None) -> None:
-        """Read the new records of one shard or of all shards."""
+    def sync(self) -> None:
+        """Read the new records of all shards. Readers call it; writers only append to their shards."""
         with self._lock:
             try:
-                self._sync(shard)
+                self._sync()
             except sqlite3.DatabaseError as exc:
                 logger.warning("the index %s is rebuilt: %s", self._path, exc)
                 self._forget(in_memory=isinstance(exc, sqlite3.OperationalError))
-                self._sync(None)
+                self._sync()
 
     def rebuild(self) -> None:
         """Delete the index and read every shard again."""
         with self._lock:
             self._forget(in_memory=False)
-            self._sync(None)
+            self._sync()
 
     def find(
         self, where: RolloutFilter, *, order: Order = "newest", limit: int | None = None, offset: int = 0
@@ -325,7 +326,7 @@ class RolloutIndex:
             except sqlite3.DatabaseError as exc:  # pages of the file are damaged
                 logger.warning("the index %s is rebuilt: %s", self._path, exc)
                 self._forget(in_memory=isinstance(exc, sqlite3.OperationalError))
-                self._sync(None)
+                self._sync()
                 return self._open().execute(query, values).fetchall()
 
     def _figures(self, query: str, values: list[object]) -> list[Any]:
@@ -376,36 +377,33 @@ class RolloutIndex:
         for suffix in ("", "-wal", "-shm", "-journal"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
 
-    def _sync(self, shard: str | None) -> None:
+    def _sync(self) -> None:
         db = self._open()
-        sizes = self._sizes(shard)
-        if shard is not None or sizes != self._seen:
+        sizes = self._sizes()
+        if sizes != self._seen:
             self._kept = {}  # not `clear()`: a running query may still add an old result to the old dictionary
-            self._seen = sizes if shard is None else None
+            self._seen = sizes
         # Usually nothing has changed, and then a reader must not block writers.
-        if dict(self._positions(db, shard)) == sizes:
+        if dict(self._positions(db)) == sizes:
             return
         with db:  # commits, or rolls back after an exception
             # IMMEDIATE takes the write lock before the positions are read. Otherwise two processes would read the same
             # lines of a shard.
             db.execute("BEGIN IMMEDIATE")
-            known = dict(self._positions(db, shard))
+            known = dict(self._positions(db))
             for gone in known.keys() - sizes.keys():
                 self._drop(db, gone)
             for name, size in sorted(sizes.items()):
                 self._sync_shard(db, name, size, known.get(name, 0))
 
-    def _sizes(self, shard: str | None) -> dict[str, int]:
-        if shard is not None:
-            return {shard: (self._shards / shard).stat().st_size}
+    def _sizes(self) -> dict[str, int]:
         with os.scandir(self._shards) as entries:
             shards = [entry for entry in entries if entry.name.endswith(".jsonl")]
             # A link to a file is followed, because a store may be assembled from others. One to nothing is skipped.
             return {entry.name: entry.stat().st_size for entry in shards if entry.is_file()}
 
-    def _positions(self, db: sqlite3.Connection, shard: str | None) -> Iterator[tuple[str, int]]:
-        where, values = ("", []) if shard is None else (" WHERE name = ?", [shard])
-        yield from db.execute(f"SELECT name, bytes FROM shards{where}", values).fetchall()
+    def _positions(self, db: sqlite3.Connection) -> Iterator[tuple[str, int]]:
+        yield from db.execute("SELECT name, bytes FROM shards").fetchall()
 
     def _sync_shard(self, db: sqlite3.Connection, name: str, size: int, done: int) -> None:
         if size < done:  # another file with the same name
@@ -480,12 +478,6 @@ def _row(line: bytes, shard: str, offset: int) -> RolloutRow | None:
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OverflowError):
         logger.warning("a line of %s is not a record and is skipped", shard)
         return None
-
-
-def group_of(*metadata: Mapping[str, Any] | None) -> str:
-    """Return the group of a rollout: `group` in its metadata, or else in the metadata of its task."""
-    named: Iterable[object] = ((each or {}).get("group") for each in metadata)
-    return next((str(group) for group in named if group is not None), "")
 
 
 def _stats(row: tuple[Any, ...]) -> RolloutStats:

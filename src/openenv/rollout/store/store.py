@@ -17,8 +17,8 @@ verifying again appends another record. Any number of processes may write to one
 #   running/a41f....json                        agent, model, task of a running rollout, so that `running` is fast
 #   captures/a41f.../                           the recorded model calls
 #
-# The order of writes makes a crash harmless: files first (with a hidden name, then renamed), then the line with fsync,
-# then the index. A line counts only with its newline, so an incomplete line is never read.
+# The order of writes makes a crash harmless: files first (with a hidden name, then renamed), then the line with fsync.
+# A line counts only with its newline, so an incomplete line is never read. Readers bring the index up to date.
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from openenv.errors import StoreError
-from openenv.rollout.scratch import is_locked, open_locked
-from openenv.rollout.store.outcome import Outcome, Progress
+from openenv.rollout.progress import Progress
+from openenv.rollout.store.outcome import Outcome, group_of
 from openenv.rollout.store.rollout_index import (
     EVERY_RECORD,
     FIRST,
@@ -51,14 +51,10 @@ from openenv.rollout.store.rollout_index import (
     RolloutIndex,
     RolloutRow,
     RolloutStats,
-    group_of,
 )
 from openenv.rollout.tasks.checks import AS_STORED
 from openenv.rollout.tasks.task import Task
-
-if TYPE_CHECKING:
-    pass
-
+from openenv.sandboxes.host import is_locked, open_locked
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +75,8 @@ class ShardWriter:
         self._path = folder
         self._owner = 0
 
-    def append(self, record: dict[str, Any]) -> str:
-        """Write a line, wait until it is on the disk, and return the shard's name.
+    def append(self, record: dict[str, Any]) -> None:
+        """Write a line, and wait until it is on the disk.
 
         Raises:
             OSError: it could not be written; no part of it remains.
@@ -96,7 +92,6 @@ class ShardWriter:
             except OSError:
                 self._truncate(handle, offset)
                 raise
-            return self._path.name
 
     def close(self) -> None:
         """Close the file; a later line starts another shard."""
@@ -586,7 +581,7 @@ class RolloutStore:
             outcome=outcome,
             task=task,
         )
-        self._index.sync(self._writer.append({"format": _FORMAT, **record.model_dump(mode="json")}))
+        self._writer.append({"format": _FORMAT, **record.model_dump(mode="json")})
         return record
 
     def _unmark(self, rollout_id: str) -> None:

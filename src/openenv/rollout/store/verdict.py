@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from openenv.rollout.cancellation import Cancellation
-from openenv.rollout.tasks.commands import CommandResult
-from openenv.rollout.tasks.task import Task
-from openenv.rollout.tasks.trust_levels import Trust
+from openenv.rollout.progress import Cancellation
+from openenv.rollout.tasks.task import CommandResult, Task, Trust
 from openenv.sandboxes.base import HOME, Sandboxes
 
 

@@ -1,6 +1,6 @@
-"""`Task`, written in code or read from a file; the `Model` that the agent calls, and its `Budget`.
+"""`Task`, written in code or read from a file, and its commands; the `Model` that the agent calls, and its `Budget`.
 
-Knows values and files. Must not know sandboxes, agents or servers.
+Knows values, files, and the interface of sandboxes. Must not know agents, verdicts or servers.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping
+import posixpath
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,9 +33,25 @@ from openenv.rollout.tasks.checks import Check as Check
 from openenv.rollout.tasks.model_parameters import NEUTRAL_SAMPLING, check_trainer_parameters
 from openenv.rollout.tasks.model_parameters import Dialect as Dialect
 from openenv.rollout.tasks.model_parameters import Engine as Engine
-from openenv.rollout.tasks.trust_levels import Trust
-from openenv.sandboxes.base import HOME, Limits, check_folder
+from openenv.sandboxes.base import HOME, ExecResult, Limits, Sandbox, SandboxSpec, check_folder
 
+Trust = Literal["judged", "isolated", "shared"]
+"""How far a verdict can be trusted."""
+TRUSTS: tuple[Trust, ...] = ("shared", "isolated", "judged")
+"""From the weakest to the strongest."""
+
+
+def weakest(trusts: Iterable[Trust]) -> Trust | None:
+    """Return the weakest trust level; None for an empty list."""
+    return min(trusts, key=TRUSTS.index, default=None)
+
+
+def reaches(trust: Trust | None, minimum: Trust) -> bool:
+    """Return whether `trust` is at least `minimum`. Old records have None, which never is."""
+    return trust is not None and TRUSTS.index(trust) >= TRUSTS.index(minimum)
+
+
+_DEEPEST = 32
 Seconds = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 """A time limit: at most eleven days."""
 
@@ -68,6 +86,22 @@ def as_texts(files: Mapping[str, str | bytes]) -> Mapping[str, str]:
 def as_bytes(content: str | bytes) -> bytes:
     """Return a file's bytes."""
     return content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
+
+
+def writable(value: Any, depth: int = 0) -> Any:
+    """Return a value that can be written as JSON; agents choose file names and can make endpoints quote anything.
+
+    Characters that UTF-8 cannot encode become escapes. Values that are nested too deeply become an ellipsis.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict | list | tuple) and depth >= _DEEPEST:
+        return "..."
+    if isinstance(value, dict):
+        return {writable(key): writable(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [writable(item, depth + 1) for item in value]
+    return value
 
 
 PROTECTED = (
@@ -481,3 +515,87 @@ def _read_file(path: Path) -> str | bytes:
         return content.decode("utf-8")
     except UnicodeDecodeError:
         return content
+
+
+# ---- a task's sandbox: its specification, its files, and shell lines ----
+#
+# Setup lines, checks and solutions all run through `run_line`.
+
+MAX_OUTPUT = 256 * 1024
+"""Bytes of each output stream that a `CommandResult` keeps."""
+
+
+class CommandResult(BaseModel):
+    """The result of a setup line, a verify line or the `judge` of a check. A failed check never has exit code 0."""
+
+    cmd: str
+    exit_code: int
+    stdout: str = ""
+    stderr: str = ""
+    duration_s: float = 0.0
+    run: CommandResult | None = None
+    """The result of `Check.run`, for a judge."""
+    score: float | None = None
+    """The reward that the judge wrote, or None. A written reward counts instead of the exit code."""
+    note: str | None = None
+    """Why the check counts differently from its exit code."""
+    trust: Trust | None = None
+    """The trust level of a check; None for other commands."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRun:
+    """One run of a shell line."""
+
+    result: CommandResult
+    crash: str | None = None
+    """Why the line did not end by itself; None if it did."""
+    timed_out: bool = False
+
+
+def run_line(
+    sandbox: Sandbox, line: str, *, timeout: float, envs: Mapping[str, str] | None = None, cmd: str | None = None
+) -> CommandRun:
+    """Run a shell line in the work folder; the result shows `cmd` instead of `line` if it is set."""
+    done = sandbox.exec(line, envs=envs, cwd=sandbox.workdir, timeout=timeout, max_output=MAX_OUTPUT)
+    result = CommandResult(
+        cmd=cmd or line, exit_code=done.exit_code, stdout=done.stdout, stderr=done.stderr, duration_s=done.duration_s
+    )
+    return CommandRun(result, crash_of(done, timeout), done.timed_out)
+
+
+def crash_of(done: ExecResult, timeout: float) -> str | None:
+    """Return why a command did not end by itself, or None if it did."""
+    if done.timed_out:
+        return f"did not end within {timeout:g} s"
+    if 128 < done.exit_code <= 192:
+        return f"was ended by signal {done.exit_code - 128}"
+    return None
+
+
+def lay_files(sandbox: Sandbox, files: Mapping[str, str | bytes]) -> None:
+    """Write files, relative paths below the work folder."""
+    for path, content in files.items():
+        sandbox.write_bytes(posixpath.join(sandbox.workdir, path), as_bytes(content))
+
+
+def lay_outer_files(sandbox: Sandbox, task: Task) -> None:
+    """Write the task's files outside the home and the work folder; archives contain the others."""
+    inner = (f"{sandbox.home}/", f"{sandbox.workdir}/")
+    outer = {path: text for path, text in task.files.items() if path.startswith("/")}
+    lay_files(sandbox, {path: text for path, text in outer.items() if not posixpath.normpath(path).startswith(inner)})
+
+
+def sandbox_spec(task: Task, *, verifies: bool = False) -> SandboxSpec:
+    """Return the specification of the sandboxes of a task, or of its verifier."""
+    image, build = task.image, task.build
+    if verifies and task.verify_image is not None:
+        image, build = task.verify_image, task.verify_build
+    return SandboxSpec(
+        limits=task.limits,
+        image=image,
+        build=None if build is None else Path(build),
+        build_timeout_s=task.build_timeout_s,
+        workdir=task.workdir,
+        folders=task.folders,
+    )

@@ -25,25 +25,24 @@ import posixpath
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Literal
 
 from openenv.errors import SandboxError
-from openenv.rollout.store.archives import unpack_home
+from openenv.rollout.store.archives import ancestors, unpack_home, write_archive
 from openenv.rollout.store.verdict import VerifierInput
-from openenv.rollout.tasks.commands import MAX_OUTPUT, lay_files, lay_outer_files, sandbox_spec
-from openenv.rollout.tasks.task import Check, Task
-from openenv.rollout.verify.inside import PlaceContent, VerifierPlace
+from openenv.rollout.tasks.task import MAX_OUTPUT, Check, Task, lay_files, lay_outer_files, sandbox_spec
 from openenv.rollout.verify.lookups import Texts
-from openenv.rollout.verify.sandbox_commands import lay_files_over, processes_in, run_command
 from openenv.rollout.verify.trust import only_reads
 from openenv.rollout.verify.worktree import VerifierHome, write_home
-from openenv.rollout.verify.worktree_guard import Patterns
-from openenv.sandboxes.base import Sandbox, Sandboxes
+from openenv.rollout.verify.worktree_guard import Patterns, SetupTree
+from openenv.sandboxes.base import ExecResult, Mount, Sandbox, Sandboxes
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ class SandboxNeed:
     files: frozenset[tuple[str, str]]
     """The verifier's files in it: absolute paths and texts."""
     is_guarded: bool = False
-    """Whether Python starts in the verifier's place (`inside.py`)."""
+    """Whether Python starts in the verifier's place (`VerifierPlace`)."""
 
 
 @dataclass(slots=True)
@@ -260,7 +259,7 @@ class VerificationCase:
                 verify_files=[
                     file[len(below) :] for file, _ in self._absolute(self.task.verify_sources) if file.startswith(below)
                 ],
-                texts=Texts(asked=self.task.texts(), root=self._root),
+                texts=self.task.texts(),
             )
             self._place = VerifierPlace(self.folder / "inside", content, mounts="mounts" in self.backend.features)
         self._archives[need] = path
@@ -314,3 +313,280 @@ def _close(sandbox: Sandbox) -> None:
 
 def _relative(path: str, root: str) -> str:
     return path[len(root) + 1 :] if path.startswith(f"{root}/") else path
+
+
+# ---- the verifier's own commands in a sandbox ----
+#
+# The agent's code may have run in the same sandbox, so any output can be wrong or missing.
+#
+# script            used for
+# ----------------  --------------------------------------------------------------------------------------------
+# clear_paths.sh    remove links and odd files before the verifier's files are written over the agent's tree
+# path_kinds.sh     decide which paths of `Check.keep` can be taken out of the sandbox
+# is_plain.sh       refuse a reward file that the agent closed, or replaced by a link
+# processes.sh      find processes that outlive a verify line
+# file_states.sh    find changed verifier files (read by `verify_lines`)
+#
+# All of them run in `/bin/sh`, on images without Python as well.
+
+_DEAD_STATES = "ZX"
+"""The states of processes that have ended: zombie and dead."""
+
+
+@cache
+def _script(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text("utf-8")
+
+
+def run_script(sandbox: Sandbox, name: str, *args: str, timeout: float | None = None) -> ExecResult:
+    """Run one of the shell scripts beside this file."""
+    argv = ["/bin/sh", "-c", _script(name), "sh", *args]
+    return sandbox.exec(argv, cwd="/") if timeout is None else sandbox.exec(argv, cwd="/", timeout=timeout)
+
+
+def run_command(sandbox: Sandbox, argv: list[str]) -> str:
+    """Run a command and return its output.
+
+    Raises:
+        SandboxError: the command failed.
+    """
+    return _output(sandbox.exec(argv, cwd="/"), argv[0])
+
+
+def path_kinds(sandbox: Sandbox, paths: tuple[str, ...]) -> str:
+    """Return one letter for each path below the work folder: `f` file, `d` folder, `-` anything else.
+
+    Raises:
+        SandboxError: the script failed.
+    """
+    return _output(run_script(sandbox, "path_kinds.sh", sandbox.workdir, *paths), "path_kinds.sh")
+
+
+def _output(done: ExecResult, command: str) -> str:
+    if done.exit_code != 0:
+        raise SandboxError(f"'{command}' failed in the verifier's sandbox: {done.stderr.strip()}")
+    return done.stdout
+
+
+def is_plain(sandbox: Sandbox, file: str) -> bool:
+    """Return whether a file is writable and not reached through a link.
+
+    Links above the home are part of the image and allowed.
+    """
+    top = sandbox.home if file.startswith(f"{sandbox.home}/") else "/"
+    return run_script(sandbox, "is_plain.sh", top, posixpath.relpath(file, top), timeout=30).exit_code == 0
+
+
+def lay_files_over(sandbox: Sandbox, files: Mapping[str, str]) -> None:
+    """Write text files over the agent's tree, after removing links and odd files that are in the way.
+
+    Raises:
+        SandboxError: a path cannot be cleared.
+    """
+    targets = [posixpath.normpath(posixpath.join(sandbox.workdir, path)) for path in files]
+    if not targets:
+        return
+    below = f"{sandbox.workdir}/"
+    parents: set[str] = set()
+    for path in targets:
+        while (path := posixpath.dirname(path)).startswith(below):
+            parents.add(path)
+    done = run_script(sandbox, "clear_paths.sh", *sorted(parents), "--", *targets)
+    if done.exit_code != 0:
+        raise SandboxError(f"The verifier's files cannot be written over the work tree: {done.stderr.strip()}")
+    lay_files(sandbox, files)
+
+
+def processes_in(sandbox: Sandbox) -> set[tuple[int, int]]:
+    """Return the processes in a sandbox as (number, start time), without this command and its parents.
+
+    Raises:
+        SandboxError: the list is cut or garbled: processes hide, or leave no room for another one.
+    """
+    done = run_script(sandbox, "processes.sh", timeout=30)
+    *lines, shell = done.stdout.splitlines() or [""]
+    parents: dict[int, int] = {}
+    starts: dict[int, int] = {}
+    for line in lines:
+        # "12 (a (b) c) S 1 ...": a process chooses its name, so look for the last parenthesis
+        pid, _, rest = line.partition(" (")
+        fields = rest.rpartition(") ")[2].split()
+        if not pid.isdigit() or len(fields) < 20:
+            raise SandboxError("its processes cannot be listed")
+        if fields[0] not in _DEAD_STATES:
+            parents[int(pid)], starts[int(pid)] = int(fields[1]), int(fields[19])
+    if not shell.isdigit():
+        raise SandboxError("its processes cannot be listed")
+    chain = [int(shell)]
+    while parents.get(chain[-1], 0) > 1:
+        chain.append(parents[chain[-1]])
+    # If this shell descends from PID 1, the other children of PID 1 supervise commands; they are not commands.
+    is_supervised = parents.get(chain[-1]) == 1
+    skipped = {1, *chain} | {
+        pid for pid, parent in parents.items() if parent == int(shell) or (is_supervised and parent == 1)
+    }
+    return {(pid, start) for pid, start in starts.items() if pid not in skipped}
+
+
+def clean_environment(home: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of a check's commands; no variable points into the work tree.
+
+    PATH stays as it was for the setup and the agent, so the checks use the same Python.
+    """
+    # Git must not run commands that a repository in the work tree configures.
+    git = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null", "safe.bareRepository": "explicit"}
+    return {
+        "HOME": home,
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "GIT_CONFIG_COUNT": str(len(git)),
+        **{f"GIT_CONFIG_KEY_{number}": key for number, key in enumerate(git)},
+        **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(git.values())},
+        **(more or {"PYTHONNOUSERSITE": "1"}),
+    }
+
+
+# ---- the verifier's place: a folder with code that every Python of a check runs first ----
+#
+# It is mounted read-only if the backend can mount; otherwise it is copied into the home.
+#
+# /opt/openenv                       read-only
+#   sitecustomize.py                 found through PYTHONPATH: guards the imports (`openenv_imports`)
+#   openenv_imports.py, openenv_proof.py
+#   root                             the folders of the agent's files, one per line
+#   known                            modules of the setup in them, which may come before installed modules
+#   lib/python3.N/site-packages/     found through PYTHONUSERBASE: the same guard for a script or a Makefile that
+#     openenv.pth                    sets PYTHONPATH itself. Python without either (`-I`, `env -i`) has no guard
+#
+# The order of imports in a check's Python:
+#
+#   without the guard    work folder (agent's `json.py`!)  ->  standard library  ->  site-packages
+#   with the guard       standard library  ->  site-packages  ->  work folder
+#                        but modules in `known` come from the work folder first: the task's `app.py` is one
+
+MOUNTED_AT = "/opt/openenv"
+IN_HOME = ".openenv"
+OUTPUT = "logs/output"
+"""The folder that `$OUTPUT` names, below the home of a judge's sandbox."""
+_MODULES = ("openenv_imports.py", "openenv_proof.py")
+_MINORS = range(8, 21)
+_PATHS = re.compile(r"(?<![\w$])PYTHONPATH=(?=(\s|$)?)")
+_CODE = re.compile(r"(?:py|pyc|(?:[\w-]+\.)?so)")
+_SITECUSTOMIZE = """\
+import os
+
+import openenv_imports
+
+_place = os.path.dirname(os.path.abspath(__file__))
+openenv_imports.install(_place)
+openenv_imports.run_other_sitecustomize(_place)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceContent:
+    """The facts about a task that its place needs.
+
+    Args:
+        root: The work folder inside.
+        home: The home inside.
+        setup: The work folder after the setup.
+        verify_files: The verifier's files, relative to the work folder.
+        texts: The texts of the task. The agent may write any module that they name.
+    """
+
+    root: str
+    home: str
+    setup: SetupTree
+    verify_files: Collection[str]
+    texts: Sequence[str]
+
+
+class VerifierPlace:
+    """The files of one verification, and the way a check's commands find them.
+
+    Args:
+        folder: A folder of the host for the files; it is created.
+        content: The facts about the task.
+        mounts: Whether the backend can mount.
+    """
+
+    def __init__(self, folder: Path, content: PlaceContent, *, mounts: bool) -> None:
+        self.mounts = mounts
+        self._folder = folder
+        self._root, self._home = content.root, content.home
+        setup = content.setup
+        self._environments = sorted(name for name in setup.folders if f"{name}/pyvenv.cfg" in setup.files)
+        self._modules = local_modules(content)
+        if mounts:
+            self._write()
+
+    @property
+    def mount(self) -> tuple[Mount, ...]:
+        """The mounts of sandboxes; empty if the backend cannot mount."""
+        return (Mount(self._folder, MOUNTED_AT),) if self.mounts else ()
+
+    def lay(self, sandbox: Sandbox, archive: Path) -> None:
+        """Copy the files into a sandbox that has not mounted them, through an archive on the host."""
+        if not self.mounts:
+            files = self._files(self.path(sandbox), sandbox.workdir, sandbox.home)
+            write_archive(archive, {name: text.encode() for name, text in files.items()}, mode=0o444)
+            sandbox.unpack(archive, self.path(sandbox))
+
+    def path(self, sandbox: Sandbox) -> str:
+        """Return the folder of the files inside."""
+        return MOUNTED_AT if self.mounts else posixpath.join(sandbox.home, IN_HOME)
+
+    def environment(self, sandbox: Sandbox) -> dict[str, str]:
+        """Return the variables that lead every Python to the files."""
+        return {"PYTHONPATH": self.path(sandbox), "PYTHONUSERBASE": self.path(sandbox)}
+
+    def command(self, line: str, sandbox: Sandbox) -> str:
+        """Return the line with the place in front of every PYTHONPATH that the line sets."""
+        place = self.path(sandbox)
+        return _PATHS.sub(lambda match: f"PYTHONPATH={place}{'' if match[1] is not None else ':'}", line)
+
+    def _write(self) -> None:
+        for name, text in self._files(MOUNTED_AT, self._root, self._home).items():
+            path = self._folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, errors="surrogateescape")
+            path.chmod(0o644)
+        for folder in (self._folder, *(path for path in self._folder.rglob("*") if path.is_dir())):
+            folder.chmod(0o755)  # the sandbox has another user
+
+    def _files(self, place: str, root: str, home: str) -> Mapping[str, str]:
+        load = f"sys.path.insert(0, {place!r}); import openenv_imports; sys.path.remove({place!r})"
+        start = f"import sys; {load}; openenv_imports.install({place!r})\n"
+        source = resources.files(__package__)
+        return {
+            "sitecustomize.py": _SITECUSTOMIZE,
+            "root": "\n".join([root, f"{home}/{OUTPUT}", *self._environments]),
+            "known": "\n".join(sorted(self._modules)),
+            **{name: source.joinpath(name).read_text("utf-8") for name in _MODULES},
+            **{f"lib/python3.{minor}/site-packages/openenv.pth": start for minor in _MINORS},
+        }
+
+
+def local_modules(content: PlaceContent) -> set[str]:
+    """Return the modules that imports may find in the work folder before an installed module of that name.
+
+    Each is `folder/name`, relative to the work folder, or `*/name` for any folder.
+    """
+    setup, verify_files = content.setup, {*content.verify_files}
+    modules: set[str] = set()
+    sources = [text for text in content.texts if ".py" in text]  # the others name no module
+    if sources:
+        texts = Texts(asked=sources, root=content.root)
+        modules |= {f"*/{name}" for name in texts.modules}
+        verify_files |= texts.python_files
+    for file in (*setup.files, *verify_files):
+        folder, base = posixpath.split(file)
+        stem, _, ending = base.partition(".")
+        if _CODE.fullmatch(ending):
+            modules.add(f"{folder}/{stem}")
+    verify_folders = {above for file in verify_files for above in ancestors(file)}
+    for name in (setup.folders | verify_folders) - {""}:
+        folder, base = posixpath.split(name)
+        modules.add(f"{folder}/{base}")
+    return {name for name in modules if "\n" not in name}

@@ -24,14 +24,19 @@ from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError
 from openenv.rollout.store.archives import UnusableWorktree, files_of, worktree_limit, write_archive
-from openenv.rollout.tasks.commands import MAX_OUTPUT, CommandResult, crash_of
-from openenv.rollout.tasks.task import Check
-from openenv.rollout.verify.attempts import KILLED, REFUSED, CheckCrash, LineRun, attempt_line, lost_line, retry_lost
-from openenv.rollout.verify.cases import Source, VerificationCase
-from openenv.rollout.verify.inside import OUTPUT
+from openenv.rollout.tasks.task import MAX_OUTPUT, Check, CommandResult, crash_of
+from openenv.rollout.verify.cases import OUTPUT, Source, VerificationCase, clean_environment, path_kinds, run_command
 from openenv.rollout.verify.live_check import LiveOptions, LiveRun
 from openenv.rollout.verify.reward_file import invalid_reward, read_reward
-from openenv.rollout.verify.sandbox_commands import clean_environment, path_kinds, run_command
+from openenv.rollout.verify.verify_lines import (
+    KILLED,
+    REFUSED,
+    CheckCrash,
+    LineRun,
+    attempt_line,
+    lost_line,
+    retry_lost,
+)
 from openenv.sandboxes.base import Sandbox, Stream
 
 MAX_STREAM = 16 * 1024 * 1024

@@ -26,8 +26,7 @@ from dataclasses import dataclass
 
 from openenv.errors import TrustError
 from openenv.rollout.tasks.checks import Check
-from openenv.rollout.tasks.task import Task
-from openenv.rollout.tasks.trust_levels import Trust, reaches, weakest
+from openenv.rollout.tasks.task import Task, Trust, reaches, weakest
 from openenv.rollout.verify.trust import line_problem, trust_of
 
 Suggestion = Mapping[str, object]

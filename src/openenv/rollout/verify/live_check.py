@@ -33,7 +33,7 @@ from importlib import resources
 from pathlib import Path
 
 from openenv.errors import SandboxError
-from openenv.rollout.tasks.commands import CommandResult
+from openenv.rollout.tasks.task import CommandResult
 from openenv.sandboxes.base import BgJob, Sandbox, Stream
 
 CALLS = "openenv_calls.py"

@@ -11,7 +11,7 @@ the secret. Standard library only: this file runs on the sandbox's Python.
 #                         write mark {"begun": serial}
 #   the check             imports and runs the agent's code
 #   end of the check      write mark {"ended": serial, "secret": ..., "ok": ...}
-#   host                  a serial that began must have ended with the right secret (`proof.py`)
+#   host                  a serial that began must have ended with the right secret (`verify_lines.Proof`)
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..tasks.checks import CASES_JUDGE, JUDGE_SCRIPT, Check
-from ..tasks.task import Task
-from ..tasks.trust_levels import Trust
+from ..tasks.task import Task, Trust
 
 _SHAPES: Mapping[str, str] = {
     "cat": r"( -[AbenstTv]+)?( W)*",

@@ -18,14 +18,14 @@ again. `verify` is its only entry; the engine calls it and hands it to the phase
 #   +-------------------------------------+        +-----------------------+       +---------------------------+
 #   | baseline, merged.tar, verify_files; |        | `run`: baseline,      | data  | `judge`: baseline, all    |
 #   | Python starts in the verifier's     |        | merged.tar, the files | ----> | verify_files, $OUTPUT     |
-#   | place (`inside.py`).                |        | that `run` names      |       | (read-only).              |
+#   | place (`cases.VerifierPlace`).      |        | that `run` names      |       | (read-only).              |
 #   | The agent's code runs in the same   |        +-----------------------+       | The agent's code is never |
 #   | process tree as the check.          |          closed before `judge` starts  | here.                     |
 #   +-------------------------------------+                                        +---------------------------+
 #        |                                                                                |
 #        +---------------------> exit code, reward file, traces <-------------------------+
 #        v
-#   result per check: passed, failed, or refused with a note      (`attempts.py`, `reward_file.py`)
+#   result per check: passed, failed, or refused with a note      (`LineRun`, `reward_file.py`)
 #        v
 #   reward: the last valid reward file of a line, else the share of passed checks (a judge's score counts as its share)
 #
@@ -37,17 +37,15 @@ again. `verify` is its only entry; the engine calls it and hands it to the phase
 from __future__ import annotations
 
 from openenv.errors import SandboxError
-from openenv.rollout.scratch import scratch
 from openenv.rollout.store.verdict import Verdict, VerifierInput
-from openenv.rollout.tasks.task import Task
-from openenv.rollout.tasks.trust_levels import Trust, weakest
-from openenv.rollout.verify.attempts import CheckCrash
+from openenv.rollout.tasks.task import Task, Trust, weakest
 from openenv.rollout.verify.cases import SandboxNotStarted, VerificationCase
 from openenv.rollout.verify.judged_checks import JudgedChecks
 from openenv.rollout.verify.reward_file import reads_reward_file
 from openenv.rollout.verify.trust import trust_of
-from openenv.rollout.verify.verify_lines import LineChecks
+from openenv.rollout.verify.verify_lines import CheckCrash, LineChecks
 from openenv.sandboxes.base import Sandboxes
+from openenv.sandboxes.host import scratch
 
 
 def verify(task: Task, backend: Sandboxes, given: VerifierInput) -> Verdict:
@@ -87,7 +85,6 @@ def _run_checks(
 ) -> None:
     """Run the checks in order, until one of them crashes."""
     checks = case.task.verify
-    judged = JudgedChecks(case)
     for number, check in enumerate(checks, 1):
         label = f"check {number} of {len(checks)}: "
         case.begin(check, None if number == len(checks) else checks[number])
@@ -95,7 +92,7 @@ def _run_checks(
             if isinstance(check, str):
                 result = lines.run(check, trusts[number - 1])
             else:
-                result = judged.run(check, given.report, label)
+                result = JudgedChecks(case).run(check, given.report, label)
         except CheckCrash as exc:
             part = f"verify line {number}" if isinstance(check, str) else f"{exc.part} of check {number}"
             result, verdict.crash = exc.result, f"{part} {exc}"

@@ -7,7 +7,7 @@ Knows one `VerificationCase`. Must not know judged checks.
 #
 #   attempt      run the line in a fresh sandbox; a lost sandbox is tried once more
 #      |
-#   proof        `os._exit(0)` in the agent's module must not pass: the line proves that it reached its end (`proof.py`)
+#   proof        `os._exit(0)` in the agent's module must not pass: the line proves that it reached its end (`Proof`)
 #      |
 #   own files    the verifier's files are as before: content, and also inode and change date, which reveal files
 #      |         that were changed and put back. A line that changes its files without the agent's work too is excused
@@ -22,28 +22,100 @@ Knows one `VerificationCase`. Must not know judged checks.
 from __future__ import annotations
 
 import hashlib
+import json
 import posixpath
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
 
 from openenv.errors import SandboxError, SandboxGone
-from openenv.rollout.tasks.commands import CommandResult
-from openenv.rollout.tasks.trust_levels import Trust
-from openenv.rollout.verify.attempts import (
-    REFUSED,
-    CheckCrash,
-    FileChange,
-    LineRun,
-    attempt_line,
-    lost_line,
-    retry_lost,
+from openenv.rollout.store.archives import ancestors, write_archive
+from openenv.rollout.tasks.task import CommandResult, CommandRun, Trust, run_line
+from openenv.rollout.verify.cases import (
+    ReadySandbox,
+    Source,
+    VerificationCase,
+    clean_environment,
+    is_plain,
+    processes_in,
+    run_script,
 )
-from openenv.rollout.verify.cases import ReadySandbox, Source, VerificationCase
-from openenv.rollout.verify.lookups import ancestors
-from openenv.rollout.verify.proof import Proof, could_not_load, proves_itself, runs_pytest, with_wrapper
 from openenv.rollout.verify.reward_file import WrittenReward, invalid_reward, read_reward
-from openenv.rollout.verify.sandbox_commands import clean_environment, is_plain, processes_in, run_script
 from openenv.sandboxes.base import Sandbox
+
+# ---- one attempt at a line, and the traces that it leaves ----
+#
+# Judged checks use it as well.
+#
+# An attempt over the agent's work ends in one of three ways:
+#
+#   it ended by itself          `crash` is None: exit code, reward file and traces decide
+#   it was killed               `crash`: by a signal or the time limit. The check fails
+#   its sandbox failed          `crash` and `is_lost`: tried once more, since accidents do not happen twice. If control
+#                               attempts lose their sandboxes too, there is no verdict (`VerificationCase.is_broken`)
+
+KILLED = 137
+"""The exit code of a process that signal 9 killed."""
+REFUSED = 1
+"""The exit code in the result of a line that exited with 0 but did not pass."""
+_OUT_OF_MEMORY = "ran out of memory with its sandbox"
+
+FileChange = tuple[str, Literal["inode", "date", "content", "entries"]]
+"""The path of a verifier file or its folder, and the property that changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineRun(CommandRun):
+    """One run of a check's shell line, and its traces."""
+
+    evidence: Evidence | None = None
+    """The proof that the line reached its end, if it had to prove that."""
+    written: WrittenReward | None = None
+    """The reward file after the line."""
+    left_processes: bool = False
+    """Whether a process of the line outlived it."""
+    changes: frozenset[FileChange] = frozenset()
+    """The verifier files that changed while the line ran."""
+    is_lost: bool = False
+    """Whether its sandbox failed, which may be an accident."""
+
+
+class CheckCrash(Exception):
+    """A part of a check loses its sandbox without the agent's work too: the task has no verdict."""
+
+    def __init__(self, why: str, result: CommandResult, *, part: str = "the judge") -> None:
+        super().__init__(why)
+        self.result = result
+        self.part = part
+
+
+def attempt_line(
+    sandbox: Sandbox, line: str, *, timeout: float, envs: Mapping[str, str], cmd: str | None = None
+) -> LineRun:
+    """Run a check's line; the result shows `cmd` instead of `line` if it is set."""
+    ran = run_line(sandbox, line, timeout=timeout, envs=envs, cmd=cmd)
+    return LineRun(ran.result, ran.crash, ran.timed_out)
+
+
+def lost_line(line: str, error: Exception) -> LineRun:
+    """Return the run of a line after an error of its sandbox.
+
+    Running out of memory is never an accident: the line would do it again.
+    """
+    if isinstance(error, SandboxGone) and "memory" in error.reason:
+        return LineRun(CommandResult(cmd=line, exit_code=KILLED), _OUT_OF_MEMORY)
+    return LineRun(CommandResult(cmd=line, exit_code=KILLED), f"lost its sandbox: {error}", is_lost=True)
+
+
+def retry_lost(attempt: Callable[[], LineRun]) -> LineRun:
+    """Make an attempt, and one more if its sandbox failed."""
+    first = attempt()
+    return attempt() if first.is_lost else first
+
 
 _ESCAPED = frozenset("\\\n\r")
 """Characters that sha256sum escapes in names; files with such names are not watched."""
@@ -302,3 +374,153 @@ def _digest(sandbox: Sandbox, path: str) -> str:
         return hashlib.sha256(sandbox.read_bytes(path)).hexdigest()
     except OSError:
         return ""
+
+
+# ---- proof that a line reached its end: the half on the host (`openenv_proof.py` runs in the sandbox) ----
+#
+# Example: the line `pytest -q tests`. A test imports the agent's `solution.py`, which calls `os._exit(0)`.
+#
+#   host                                       verifier's sandbox
+#   lay:  ~/.openenv-<random>/pass-000         {"serial": 0, "secret": "8d1f...", "root": ..., "ours": [...]}
+#   run:  PYTEST_PLUGINS=openenv_proof         the plug-in, from the verifier's place, reads pass-000 and
+#         OPENENV_PROOF=~/.openenv-<random>    deletes it, with its own traces in the environment, before any test is
+#                                              imported; writes {"begun": 0} to mark-*
+#                                              solution.py ends the process: nothing writes the end
+#   read: mark-*                               {"begun": 0} without {"ended": 0, "secret": "8d1f...", "ok": true}
+#   -> exit code 0 does not count: "it was ended from within, before its own end"
+#
+# `python -c`, `python -m unittest` and scripts of the verifier run through the same module: the line becomes
+# `python -m openenv_proof SCRIPT`. A pass works once, so a line that starts pytest twice has two.
+
+_MODULE = "openenv_proof"
+_MAX_BYTES = 1024 * 1024
+_READ_S = 30.0
+_WORD = re.compile(r"(?<!import )(?<!install )(?<![\w.-])(?:pytest|py\.test)(?![\w./=-])")
+_REPEATS = re.compile(r"[$`]|\(\)|(?<![\w.-])(?:for|while|until|xargs|-exec|parallel|eval)(?![\w.-])")
+"""Shell syntax that may run a part of a line more than once."""
+_PYTHON = re.compile(
+    r"(?<![\w./-])((?:[\w.~-]*/)*python[\d.]*)(\s+)(-c(?=\s)|-m\s+unittest(?![\w.])|[\w./-]+\.py(?![\w./-]))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The proof of a line, as the host read it."""
+
+    seen: bool = False
+    """Whether a proof began. If not, the line hides its environment from the proof module."""
+    problem: str | None = None
+    """Why the line is not proven, or None if it is."""
+
+
+@dataclass(slots=True)
+class Proof:
+    """The passes for one run of one line, and the judgement of its marks.
+
+    Args:
+        line: The line.
+        home: The home inside; the proof lies beside the work folder, not in it.
+        root: The work folder inside.
+        files: The verifier's files.
+    """
+
+    line: str
+    home: str
+    root: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    _secrets: list[str] = field(default_factory=list)
+    _name: str = field(default_factory=lambda: f".openenv-{secrets.token_hex(8)}")
+
+    @property
+    def folder(self) -> str:
+        """The folder of passes and marks inside."""
+        return f"{self.home}/{self._name}"
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that lead pytest and scripts to the proof."""
+        return {"PYTEST_PLUGINS": _MODULE, "OPENENV_PROOF": self.folder}
+
+    def command(self) -> str:
+        """Return the line with a wrapper around each Python that runs a check."""
+        return with_wrapper(self.line, self.files)
+
+    def lay(self, sandbox: Sandbox, archive: Path) -> None:
+        """Copy the passes into a sandbox, through an archive on the host."""
+        places = len(_WORD.findall(self.line)) + len(_PYTHON.findall(self.line))
+        count = max(1, places) * (64 if _REPEATS.search(self.line) else 1)
+        ours = sorted(posixpath.normpath(posixpath.join(self.root, path)) for path in self.files)
+        self._secrets = [secrets.token_hex(16) for _ in range(count)]
+        files: dict[str, bytes] = {}
+        for serial, secret in enumerate(self._secrets):
+            words = {"serial": serial, "secret": secret, "root": self.root, "ours": ours}
+            files[f"pass-{serial:03}"] = json.dumps(words).encode()
+        write_archive(archive, files, mode=0o600)
+        sandbox.unpack(archive, self.folder)
+
+    def read(self, sandbox: Sandbox) -> Evidence:
+        """Read the marks in a sandbox, and judge them."""
+        find = ["find", self.folder, "-maxdepth", "1", "-type", "f", "-name", "mark-*", "-size", "-64k"]
+        done = sandbox.exec([*find, "-exec", "cat", "{}", "+"], cwd="/", timeout=_READ_S, max_output=_MAX_BYTES)
+        marks = [mark for mark in map(_parsed, done.stdout.splitlines()) if mark is not None]
+        return self.judge(marks)
+
+    def judge(self, marks: list[dict[str, object]]) -> Evidence:
+        """Judge marks: every serial that begins must end, with its own secret."""
+        begun = [mark["begun"] for mark in marks if "begun" in mark]
+        if not begun:
+            return Evidence(seen=False, problem="nothing in it proved that it came to its end")
+        ended = {serial: mark for mark in marks if (serial := self._serial(mark)) is not None}
+        for begin in begun:
+            mark = ended.get(begin) if isinstance(begin, int) else None
+            if mark is None:
+                return Evidence(seen=True, problem="it was ended from within, before its own end")
+            if mark.get("ok") is not True:
+                return Evidence(seen=True, problem=str(mark.get("why") or "it did not run its tests")[:500])
+        return Evidence(seen=True)
+
+    def _serial(self, mark: dict[str, object]) -> int | None:
+        """Return the serial of the pass that an end mark used, or None for a forged mark."""
+        serial, secret = mark.get("ended"), mark.get("secret")
+        if not isinstance(serial, int) or not 0 <= serial < len(self._secrets) or not isinstance(secret, str):
+            return None
+        return serial if secrets.compare_digest(secret.encode(), self._secrets[serial].encode()) else None
+
+
+def with_wrapper(line: str, files: Mapping[str, str]) -> str:
+    """Return the line with `-c`, unittest and scripts of the verifier wrapped in the proof module."""
+    return _PYTHON.sub(partial(_wrapped, files), line)
+
+
+def _wrapped(files: Mapping[str, str], match: re.Match[str]) -> str:
+    target = match[3]
+    if target[0] != "-":
+        path = posixpath.normpath(target)
+        texts = [
+            text for name, text in files.items() if f"/{posixpath.normpath(name)}".endswith(f"/{path.lstrip('/')}")
+        ]
+        if not texts or any(proves_itself(text) or "os._exit" in text for text in texts):
+            return match[0]
+    return f"{match[1]}{match[2]}-m {_MODULE} {target}"
+
+
+def runs_pytest(line: str) -> bool:
+    """Return whether a shell line runs pytest."""
+    return _WORD.search(line) is not None
+
+
+def proves_itself(text: str) -> bool:
+    """Return whether a script or a line begins a proof itself."""
+    return _MODULE in text
+
+
+def could_not_load(output: str) -> bool:
+    """Return whether Python failed to load the proof module: the line hides the environment from it."""
+    return _MODULE in output and ("mport" in output or "No module named" in output)
+
+
+def _parsed(line: str) -> dict[str, object] | None:
+    try:
+        mark = json.loads(line)
+    except ValueError:
+        return None
+    return mark if isinstance(mark, dict) else None

@@ -1,6 +1,6 @@
 """The guard of a work tree: which of the agent's files must not reach the verifier of one task.
 
-Knows names, patterns and texts. Must not know archives or sandboxes.
+Knows names, patterns and texts. Must not open archives, nor know sandboxes.
 """
 
 # Files that come from the baseline (the home after the setup) instead of the agent, and why:
@@ -14,12 +14,12 @@ Knows names, patterns and texts. Must not know archives or sandboxes.
 #   tests/test_it/__init__.py, tests.py Python would import it instead of `tests/test_it.py`, or of the folder `tests`
 #   random.py, app/json.py              shadows a module of Python or pytest in a folder that checks start or lie in
 #   GNUmakefile, .git/hooks             steers a tool that the checks use (`lookups.FAMILIES`), or makes git run things
-#   .proverc, uv.toml, .Rprofile        settings of a tool that no text of the task mentions (`settings.py`)
+#   .proverc, uv.toml, .Rprofile        settings of a tool that no text of the task mentions (`lookups.Settings`)
 #   .venv/bin/python, node_modules/...  programs and libraries that the setup installed
 #   pyproject.toml with [tool.pytest]   changed by the agent, and able to steer pytest
 #
 # A file that the instruction or the solution names is the agent's to write. Names cannot cover everything: in the
-# verifier's sandbox an import guard (`inside.py`) puts installed modules before the agent's.
+# verifier's sandbox an import guard (`cases.VerifierPlace`) puts installed modules before the agent's.
 #
 # `plan_guard` computes the facts about a task and its baseline once; `WorktreeGuard` is the frozen result:
 #
@@ -27,7 +27,7 @@ Knows names, patterns and texts. Must not know archives or sandboxes.
 #                   ├─> plan_guard ─> WorktreeGuard ──>   shadows(name)   drop it: Python would import it?
 #   SetupTree      ─┘                     reveals(end)    may no link lead there?
 #
-# Links are replaced by copies before the guard decides about names (`worktree_links.py`).
+# Links are replaced by copies before the guard decides about names (`worktree.TreeWithoutLinks`).
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from openenv.rollout.verify.lookups import GIT_FILES, RUNNERS, Lookups, Texts, ancestors
-from openenv.rollout.verify.settings import Settings
+from openenv.rollout.store.archives import ancestors
+from openenv.rollout.verify.lookups import GIT_FILES, RUNNERS, Lookups, Settings, Texts
 from openenv.sandboxes.base import WORKDIR
 
 _BESIDE_PYTEST = frozenset(

@@ -38,8 +38,7 @@ from ..store.changes import compare_trees
 from ..store.exports import export_rollouts, json_lines
 from ..store.rollout_index import FIRST, Grouping, Order, RolloutFilter, RolloutRow, RolloutStats
 from ..store.store import BegunRollout, Record, RolloutStore, read_events
-from ..tasks.commands import CommandResult
-from ..tasks.trust_levels import TRUSTS
+from ..tasks.task import TRUSTS, CommandResult
 
 logger = logging.getLogger(__name__)
 

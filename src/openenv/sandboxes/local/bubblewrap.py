@@ -1,4 +1,4 @@
-"""How a local sandbox is started and ended: bubblewrap's command line, its processes, and why it may not run.
+"""The processes of a local sandbox: how bubblewrap starts them, why it may not run, and the socket to PID 1 inside.
 
 The view inside:
 
@@ -24,23 +24,24 @@ import re
 import select
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path, PurePosixPath
 
-from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported
-from openenv.sandboxes import descriptors, seccomp, trees
+from openenv.errors import SandboxError, SandboxTreeError, SandboxUnavailable, SandboxUnsupported
+from openenv.sandboxes import seccomp, trees
 from openenv.sandboxes.base import SandboxSpec
 from openenv.sandboxes.exposed_ports import Exposure
+from openenv.sandboxes.host import limit_inside, limit_terminals
 from openenv.sandboxes.local.cgroups import Group
-from openenv.sandboxes.local.control import Control
-from openenv.sandboxes.namespaces import limit_terminals
 
 INSIDE = "/run/openenv"
 # With a merged /usr these are links such as /bin -> usr/bin, and links inside; otherwise they are mounted folders.
@@ -318,6 +319,141 @@ def _below(path: str, folders: tuple[str, ...]) -> bool:
     return any(path.startswith(folder + "/") for folder in folders)
 
 
+# ---- the socket to PID 1 inside (`init_process`) ----
+#
+# Every request has a channel for its replies. A reply was written inside and is not trusted: it is a kind byte, a
+# number and a text, and nothing is evaluated.
+
+_LARGE = 128 * 1024
+_REPLY = 4096
+_MARSHAL = 2  # a format that every version of Python reads
+
+
+@dataclass(frozen=True, slots=True)
+class InitReply:
+    """The reply to a request: `s`tarted, e`x`ited, `o`k or `e`rror, and its value."""
+
+    kind: str
+    value: bytes
+
+    @property
+    def number(self) -> int:
+        """Return the number at the beginning of the value."""
+        try:
+            return int(self.value.split(b" ", 1)[0])
+        except ValueError:
+            raise SandboxError("The sandbox sent an invalid reply.") from None
+
+    def raise_for_path(self, path: str) -> None:
+        """Raise the OSError of a failed file operation."""
+        if self.kind != "e":
+            return
+        text = self.value.partition(b" ")[2].decode("utf-8", "replace")
+        if self.number == 0:
+            raise SandboxTreeError(f"{path}: {text}")
+        raise OSError(self.number, os.strerror(self.number), path)
+
+
+class ReplyChannel(socket.socket):
+    """The socket on which the replies to one request arrive."""
+
+    def receive(self, timeout: float | None = None) -> InitReply | None:
+        """Return the next reply; None if the other end is gone. Raise TimeoutError if none comes in time."""
+        self.settimeout(timeout)
+        try:
+            return _parsed(self.recv(_REPLY))
+        except (TimeoutError, BlockingIOError):  # a timeout of 0 makes the socket a nonblocking one
+            raise TimeoutError("no reply in time") from None
+        except ConnectionError:
+            return None
+
+    def receive_fd(self, timeout: float) -> tuple[InitReply | None, int | None]:
+        """Return the next reply with the file descriptor that comes with it."""
+        self.settimeout(timeout)
+        data, fds, _, _ = socket.recv_fds(self, _REPLY, 1)
+        return _parsed(data), fds[0] if fds else None
+
+
+def _parsed(data: bytes) -> InitReply | None:
+    return InitReply(data[:1].decode("latin-1"), data[1:]) if data else None
+
+
+class Control:
+    """The one socket to PID 1 inside. When it closes, the sandbox ends."""
+
+    def __init__(self) -> None:
+        self._end, self.inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def configure(self, config: Mapping[str, object]) -> None:
+        """Send what PID 1 needs before it can serve."""
+        self._end.send(marshal.dumps(dict(config), _MARSHAL))
+
+    def wait_ready(self, timeout: float) -> bool:
+        """Wait until PID 1 serves; False when it ended or takes too long."""
+        self.inner.close()
+        self._end.settimeout(timeout)
+        try:
+            return self._end.recv(_REPLY) == b"ready"
+        except (TimeoutError, ConnectionError):
+            return False
+        finally:
+            self._end.settimeout(None)
+
+    def call(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> ReplyChannel:
+        """Send a request with file descriptors; return the channel of its replies.
+
+        Raises:
+            OSError: The sandbox is gone.
+        """
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        data = marshal.dumps(dict(request), _MARSHAL)
+        memory = None
+        try:
+            sent = [theirs.fileno(), *fds]
+            if len(data) > _LARGE:
+                memory = os.memfd_create("request")
+                os.write(memory, data)
+                os.lseek(memory, 0, os.SEEK_SET)
+                sent.append(memory)
+                data = b"large"
+            socket.send_fds(self._end, [data], sent)
+        except BaseException:
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+            if memory is not None:
+                os.close(memory)
+        return ReplyChannel(fileno=mine.detach())
+
+    def end_reason(self) -> str | None:
+        """Return why PID 1 ended, empty if it did not say; None while it lives."""
+        poll = select.poll()
+        try:
+            poll.register(self._end.fileno(), select.POLLIN)
+            if not poll.poll(0):
+                return None
+            return self._end.recv(_REPLY).decode("latin-1")
+        except (OSError, ValueError):
+            return ""
+
+    def abandon(self) -> None:
+        """Close this process's copy and leave the sandbox as it is."""
+        self._end.close()
+        self.inner.close()
+
+    def close(self) -> None:
+        """Close the socket: the sandbox ends if it has not yet."""
+        try:
+            self._end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._end.close()
+        self.inner.close()
+
+
+# ---- start and end ----
+
 _START_S = 30.0
 _END_S = 20.0
 _ENTER = (
@@ -343,16 +479,17 @@ class LaunchKit:
     def prepare(cls) -> LaunchKit:
         """Find the programs and compile what goes inside."""
         program, version = find_bubblewrap()
-        machine = platform.machine()
-        if not seccomp.supported(machine):
-            raise SandboxUnavailable(f"Local sandboxes have no system call filter for {machine} processors.")
-        inside = Path(__file__).parent / "init_process.py"
-        files = {
-            **copied_etc(),
-            f"{INSIDE}/init.pyc": compiled(inside),
-            f"{INSIDE}/trees.pyc": compiled(Path(trees.__file__)),
-        }
-        return cls(program, version, Interpreter.current(), seccomp.program(machine), files)
+        code, system_calls = _fixed_parts(platform.machine())
+        return cls(program, version, Interpreter.current(), system_calls, {**copied_etc(), **code})
+
+
+@cache  # a process may have a backend for each of many engines
+def _fixed_parts(machine: str) -> tuple[Mapping[str, bytes], bytes]:
+    """Return the programs inside, compiled, and the filter of system calls."""
+    if not seccomp.supported(machine):
+        raise SandboxUnavailable(f"Local sandboxes have no system call filter for {machine} processors.")
+    inside = {"init.pyc": Path(__file__).parent / "init_process.py", "trees.pyc": Path(trees.__file__)}
+    return {f"{INSIDE}/{name}": compiled(source) for name, source in inside.items()}, seccomp.program(machine)
 
 
 class Processes:
@@ -436,7 +573,7 @@ def launch(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | 
                 passed.append(fd)
                 options += words
             command = _command(kit, spec, user, options, control.inner.fileno())
-            process = _spawn(command, group, passed, errors, files=descriptors.limit_inside(spec.limits.pids))
+            process = _spawn(command, group, passed, errors, files=limit_inside(spec.limits.pids))
             os.close(info_end)  # the last copy outside: if bubblewrap ends without a word, reading `info` ends
             info_end = -1
             control.configure(_config(spec, user, limit_processes=group is None))

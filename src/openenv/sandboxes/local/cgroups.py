@@ -19,7 +19,7 @@ from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxUnavailable
 from openenv.sandboxes.base import Limits
-from openenv.sandboxes.owners import ProcessOwner
+from openenv.sandboxes.host import ProcessOwner
 
 CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000

@@ -47,11 +47,10 @@ from openenv.sandboxes.base import (
     take_snapshot,
 )
 from openenv.sandboxes.exposed_ports import Relay
+from openenv.sandboxes.host import ProcessOwner
 from openenv.sandboxes.local import bubblewrap, cgroups
-from openenv.sandboxes.local.bubblewrap import LaunchKit, Processes, SandboxUser, launch
+from openenv.sandboxes.local.bubblewrap import InitReply, LaunchKit, Processes, ReplyChannel, SandboxUser, launch
 from openenv.sandboxes.local.cgroups import Hierarchy
-from openenv.sandboxes.local.control import InitReply, ReplyChannel
-from openenv.sandboxes.owners import ProcessOwner
 from openenv.sandboxes.streams import Pipes, follow_output, run_to_end, slices
 
 with contextlib.suppress(ImportError):  # Windows does not have it, and never uses it
@@ -112,7 +111,9 @@ _SILENCE_S = 60.0
 class LocalSandbox(Sandbox):
     """A sandbox made with bubblewrap."""
 
-    def __init__(self, sandbox_id: str, spec: SandboxSpec, processes: Processes, path: str, relay: Relay) -> None:
+    def __init__(
+        self, sandbox_id: str, spec: SandboxSpec, processes: Processes, path: str, relay: Callable[[], Relay]
+    ) -> None:
         self.sandbox_id = sandbox_id
         self.home = spec.home
         self.spec = spec
@@ -238,7 +239,7 @@ class LocalSandbox(Sandbox):
             raise self._gone() or SandboxError("The sandbox did not open the port.")
         if reply.kind != "o" or fd is None:
             raise SandboxError(f"Port {port} cannot be opened inside: {os.strerror(reply.number)}.")
-        exposure = self._relay.add(sockets.socket(fileno=fd), socket)
+        exposure = self._relay().add(sockets.socket(fileno=fd), socket)
         self._processes.exposures.append(exposure)
         if (gone := self._gone()) is not None:  # another thread may have ended it in between
             exposure.close()
@@ -435,7 +436,7 @@ class LocalSandboxes(Sandboxes):
         self._owner: ProcessOwner | None = None
         self._serial = itertools.count(1)
         self._tail = secrets.token_hex(3)
-        self._relay = Relay()
+        self._relay: Relay | None = None
         self._open: weakref.WeakSet[LocalSandbox] = weakref.WeakSet()
         # Weak, because a registration lasts: it must not keep the backend alive.
         forget = weakref.WeakMethod(self._forget)
@@ -470,7 +471,9 @@ class LocalSandboxes(Sandboxes):
         if user_ids is not None:
             processes.on_end = partial(user_ids.release, uid)
         spec = replace(spec, home=user.home)
-        sandbox = LocalSandbox(f"local-{os.getpid()}-{name}", spec, processes, kit.interpreter.search_path, self._relay)
+        sandbox = LocalSandbox(
+            f"local-{os.getpid()}-{name}", spec, processes, kit.interpreter.search_path, self._shared_relay
+        )
         self._open.add(sandbox)
         if spec.from_snapshot is not None:
             spec.from_snapshot.fill(sandbox, self.name)
@@ -490,10 +493,17 @@ class LocalSandboxes(Sandboxes):
             return []
         return [name for name, owner in self._hierarchy.names() if owner.is_dead()]
 
+    def _shared_relay(self) -> Relay:
+        """Return the relay of all sandboxes; it exists as soon as one of them opens a port."""
+        with self._lock:
+            if self._relay is None:
+                self._relay = Relay()
+            return self._relay
+
     def _forget(self) -> None:
         """Close our ends in a forked child: sandboxes belong to the parent, and must end when it does."""
         self._lock = threading.Lock()
-        self._relay = Relay()
+        self._relay = None
         self._user_ids = None  # closes this process's copy of the lock file; the parent keeps the locks
         for sandbox in list(self._open):
             sandbox.abandon()

@@ -46,7 +46,7 @@ from ..slow_clients import PartialRequests, UnreadReplies
 from ..workers.protocols import WORKERS_HEADER
 from ..workers.routing import MOST_BODY_BYTES, Destination, Router, read_open
 from .backends import ANY, Backend, BackendUnavailable, UnknownBoot
-from .guard import MOST_LOGIN_BYTES, RequestRefused
+from .guard import MOST_LOGIN_BYTES, GatewayRefusal
 
 if TYPE_CHECKING:
     from .gateway import Gateway
@@ -97,9 +97,9 @@ def refusal(status: int, code: str, text: str, *, headers: str = "") -> bytes:
     return response(status, encode({"detail": text, "code": code}), headers=f"{headers}connection: close\r\n")
 
 
-def _head_too_large() -> RequestRefused:
+def _head_too_large() -> GatewayRefusal:
     text = f"A head has at most {MOST_HEAD_BYTES} bytes, in at most {MOST_FIELDS} fields."
-    return RequestRefused(431, HEAD_TOO_LARGE, text)
+    return GatewayRefusal(431, HEAD_TOO_LARGE, text)
 
 
 class ResponseEnd:
@@ -440,7 +440,7 @@ class RelayedConnection(HeldStream):
                     self.transport.close()
         except BackendUnavailable as exc:
             self._refuse(503, exc.code, str(exc))
-        except RequestRefused as exc:
+        except GatewayRefusal as exc:
             self._refuse(exc.status, exc.code, str(exc), headers=exc.headers)
         except (ConnectionError, asyncio.CancelledError):
             self.transport.close()
@@ -453,7 +453,7 @@ class RelayedConnection(HeldStream):
         role = self._gateway.guard.admit(head, self.here)
         if role is not Role.ORCHESTRATOR and self._gateway.backends.unguarded():
             text = f"Some servers behind this gateway do not check roles, so it refuses the role {role.value!r}."
-            raise RequestRefused(403, FORBIDDEN, text)
+            raise GatewayRefusal(403, FORBIDDEN, text)
         peer = self.transport.get_extra_info("peername")
         self.outgoing = self._gateway.guard.forwarded(head, str(peer[0]) if isinstance(peer, tuple) else "unknown")
 
@@ -478,14 +478,14 @@ class RelayedConnection(HeldStream):
             if len(self.held) > MOST_HEAD_BYTES:
                 raise _head_too_large()
             if self.held and not is_request(self.held):
-                raise RequestRefused(400, "BAD_REQUEST", "This is not an HTTP request.")
+                raise GatewayRefusal(400, "BAD_REQUEST", "This is not an HTTP request.")
             await self._hold()
         raw = self.held[: end + 4]
         if len(raw) > MOST_HEAD_BYTES or raw.count(b"\r\n") > MOST_FIELDS + 2:
             raise _head_too_large()
         head = read_head(raw)
         if head is None or not _PLAIN_FIELDS.fullmatch(raw) or len(_HOST.findall(raw)) > 1:
-            raise RequestRefused(400, "BAD_REQUEST", "The head of the request cannot be read.")
+            raise GatewayRefusal(400, "BAD_REQUEST", "The head of the request cannot be read.")
         return head
 
     async def _hold(self) -> None:
@@ -542,7 +542,7 @@ class RelayedConnection(HeldStream):
 
     async def _login_body(self, head: RequestHead) -> bytes:
         if head.body_bytes is None or head.body_bytes > MOST_LOGIN_BYTES:
-            raise RequestRefused(413, BODY_TOO_LARGE, f"A login has at most {MOST_LOGIN_BYTES} bytes.")
+            raise GatewayRefusal(413, BODY_TOO_LARGE, f"A login has at most {MOST_LOGIN_BYTES} bytes.")
         start, end = len(head.raw), len(head.raw) + head.body_bytes
         while len(self.held) < end:
             await self._hold()

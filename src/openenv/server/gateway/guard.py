@@ -39,7 +39,7 @@ _CLIENT_FIELDS: Final = re.compile(rb"\r\nx-forwarded-for:[^\r]*", re.IGNORECASE
 _OTHER_CLIENT_FIELDS: Final = re.compile(rb"\r\n(?:forwarded|x-real-ip):[^\r]*", re.IGNORECASE)
 
 
-class RequestRefused(Exception):
+class GatewayRefusal(Exception):
     """The gateway refuses a request.
 
     Args:
@@ -101,7 +101,7 @@ class GatewayGuard:
             here: The address at which it has arrived, as (host, port).
 
         Raises:
-            RequestRefused: It may not pass.
+            GatewayRefusal: It may not pass.
         """
         is_socket = UPGRADE.search(head.raw) is not None
         if head.method == b"OPTIONS" and _PREFLIGHT.search(head.raw):
@@ -115,7 +115,7 @@ class GatewayGuard:
         role = self.access.identify(scope_of(head, here), by_address=by_address, by_cookie=is_page_path(head.path))
         if role is None:
             text = "This gateway requires a valid token: send 'Authorization: Bearer TOKEN'."
-            raise RequestRefused(401, UNAUTHORIZED, text, headers="www-authenticate: Bearer\r\n")
+            raise GatewayRefusal(401, UNAUTHORIZED, text, headers="www-authenticate: Bearer\r\n")
         return role
 
     def _check_origin(self, head: RequestHead, here: Any, area: Area, *, is_socket: bool) -> None:
@@ -127,7 +127,7 @@ class GatewayGuard:
             reads and area is not Area.OPEN and self._origins.refuses_reader(scope)
         ):
             text = "Pages of this origin or host may not use this gateway; see OPENENV_ALLOWED_ORIGINS."
-            raise RequestRefused(403, FOREIGN_ORIGIN, text)
+            raise GatewayRefusal(403, FOREIGN_ORIGIN, text)
 
     def answers_login(self, head: RequestHead) -> bool:
         """Return whether the gateway answers a login or logout: it has tokens, which its servers may not know."""

@@ -21,7 +21,7 @@ from openenv.core.harness.capture import CaptureServer, to_trace_entries, to_tra
 from openenv.core.harness.capture.export import export_session
 from openenv.core.harness.capture.runner import create_app
 from openenv.core.harness.capture.server import main
-from openenv.rollout.scratch import scratch_root
+from openenv.sandboxes.host import scratch_root
 from waiting import wait_until
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]

@@ -15,7 +15,7 @@ from environments import Idle, Tools
 from openenv import Action, Observation
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.rollout import RolloutStore
-from openenv.rollout.store.outcome import Progress
+from openenv.rollout.progress import Progress
 from openenv.rollout.store.store import EventLog
 from openenv.rollout.viewer.rollout_routes import viewer_app
 from openenv.server.access import AccessPolicy

@@ -35,7 +35,7 @@ RESERVED = ("session_id", "upstream", "capture_level", "max_model_calls", "sampl
 """Names that a session's metadata cannot have, because they are parameters of the session."""
 
 
-class SessionRoutes(AdminRoutes):
+class CaptureSessionRoutes(AdminRoutes):
     """Answers the holder of the admin key, or any caller if the server has no admin key."""
 
     def __init__(self, server: SessionServer) -> None:

@@ -43,7 +43,7 @@ from .capture_sessions import CaptureSession, SessionRegistry
 from .detection import detect
 from .engine_client import CAPTURE_LEVELS, InferenceClient
 from .live_session import LiveSession, SessionEndpoint
-from .session_routes import SessionRoutes, read_object
+from .session_routes import CaptureSessionRoutes, read_object
 from .upstream_pool import UpstreamPool
 
 MAX_OUTPUT_TOKENS = 8192
@@ -122,7 +122,7 @@ class SessionServer(CaptureServer):
         self.inference = options.client()
         self.upstreams = UpstreamPool(default_client=self.inference, default_level=self.capture_level)
         self.instance_id = uuid.uuid4().hex
-        self._session_routes = SessionRoutes(self)
+        self._session_routes = CaptureSessionRoutes(self)
         self._admin_routes = self._session_routes
         self._agent_routes = SessionAgentRoutes(self, self._registry, self._services)
         self._live: dict[str, LiveSession] = {}  # by the session's ID
