@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import gc
 import importlib.util
 import io
 import os
@@ -33,6 +34,18 @@ PUBLISHED_VENV = Path(__file__).resolve().parents[1] / ".bench" / "published"
 PUBLISHED_REQUIREMENTS = ["openenv==0.10.0", "uvloop", "httptools"]
 IS_PUBLISHED = "from importlib.metadata import version; assert version('openenv') == '0.10.0'"
 NOT_INHERITED = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OPENENV_MODE", "ENABLE_WEB_INTERFACE"}
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without the garbage collector, and keep it away from what they are made of.
+
+    Collecting makes a million objects that all stay: searching them for garbage took half of the time.
+    """
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied
