@@ -24,6 +24,7 @@ from openenv.errors import (
 from openenv.protocol.client_sessions import error_from_frame
 from openenv.server.app import create_app
 from openenv.types import Action, Observation
+from waiting import wait_until_async
 
 
 class Number(Action):
@@ -99,7 +100,8 @@ def test_a_full_server_is_reported_plainly_with_advice(
     async def awaited() -> None:
         client = GenericEnvClient(server.url, protocol="v1")
         await client.connect()
-        await asyncio.sleep(0.1)  # the refusal comes before anything is asked
+        connection = client._driver._connection  # the refusal comes before anything is asked
+        await wait_until_async(lambda: connection.websocket.messages)
         await client.reset()
 
     with GenericEnvClient(server.url).sync() as holder:

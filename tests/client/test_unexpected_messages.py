@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -84,8 +83,8 @@ def test_a_refusal_is_reported_to_the_first_request_even_when_the_connection_is_
     if kind != "_refuse":
         return
     with GenericEnvClient(base_url=url).sync() as client:
-        time.sleep(0.2)
-        client.async_client._driver.keep_alive()
+        driver = client.async_client._driver
+        wait_until(lambda: driver.keep_alive() or driver._connection.websocket.messages)
         with pytest.raises(SessionCapacityError):
             client.step({})
         with pytest.raises(SessionLost):

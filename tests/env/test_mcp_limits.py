@@ -11,7 +11,8 @@ import pytest
 from fastmcp import Context, FastMCP
 
 from endless_tools import spin
-from slow_steps import take
+from slow_steps import take, take_async
+from waiting import wait_until_async
 
 BRIEF = 0.3
 """A limit for tools that never end."""
@@ -91,14 +92,15 @@ def test_the_shorter_of_two_limits_counts(make_env: Any, call: Any) -> None:
 
 
 def test_an_asynchronous_tool_that_will_not_be_cancelled_is_not_waited_for(make_env: Any, call: Any) -> None:
-    released = threading.Event()
+    released, ended = threading.Event(), threading.Event()
 
     async def stubborn() -> str:
         while not released.is_set():
             try:
-                await asyncio.sleep(0.01)
+                await take_async(0.01)
             except asyncio.CancelledError:
                 continue
+        ended.set()
         return "late"
 
     env = make_env(stubborn, add)
@@ -108,7 +110,7 @@ def test_an_asynchronous_tool_that_will_not_be_cancelled_is_not_waited_for(make_
     finally:
         released.set()
         if call.method == "step_async":
-            call.loop.run_until_complete(asyncio.sleep(0.05))
+            call.loop.run_until_complete(wait_until_async(ended.is_set))
 
 
 def test_a_tool_within_its_limit_is_left_alone(make_env: Any, call: Any) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from openenv.rollout.store.exports import export_rollouts
 from openenv.sandboxes import LocalSandboxes
 from openenv.testing import Script, ScriptedModel, serve
 from openenv.train import SampleGroup, play, rollouts, stream
+from slow_steps import take
 from sum_app import app
 from waiting import wait_until
 
@@ -125,7 +125,7 @@ def test_a_run_goes_on_when_what_was_killed_comes_back(
 
     def kill_and_restart() -> None:
         victim.kill()
-        time.sleep(3)  # longer than the proxy and the client try again by themselves
+        take(3)  # longer than the proxy and the client try again by themselves
         victim.start()
 
     with RolloutStore(tmp_path / "store") as store:
@@ -201,7 +201,7 @@ def test_a_killed_engine_costs_agents_in_sandboxes_no_reward(engine: Process) ->
 
     def kill_and_restart() -> None:
         engine.kill()
-        time.sleep(3)
+        take(3)
         engine.start()
 
     async def run() -> list[SampleGroup]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 from openenv import Action, Environment, Observation, State, create_app
 from openenv.env.tools.source import ToolOutcome, ToolRequest, ToolSource
+from slow_steps import take
 
 
 class Count(Action):
@@ -67,7 +67,7 @@ class Counting(Environment[Count, Counted, State]):
 
     def step(self, action: Count, timeout_s: float | None = None, **kwargs: Any) -> Counted:
         """Count on."""
-        time.sleep(action.sleep_s)
+        take(action.sleep_s)
         self._steps += 1
         self._total += action.by
         return self._counted(reward=float(action.by), padding=action.padding)

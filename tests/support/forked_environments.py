@@ -12,7 +12,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from mmap import mmap
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from pydantic import Field
 
 from openenv.env.environment import Environment
 from openenv.types import Action, Observation, State
+from slow_steps import take
 
 GATE_TIMEOUT_S = 30.0
 
@@ -93,7 +93,7 @@ class Walker(Environment[Go, Seen, State]):
 
     def pause(self) -> None:
         """Take a while."""
-        time.sleep(0.3)
+        take(0.3)
 
     def die(self) -> None:
         """End the process."""

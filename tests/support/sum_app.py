@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from typing import Any
 
 from openenv import Action, Environment, Observation, State, create_app
 from openenv.rollout import Model, RolloutStore
 from openenv.train import play
+from slow_steps import take
 
 TURNS = 3
 
@@ -44,7 +44,7 @@ class SumGame(Environment[Say, Sum, State]):
         return Sum(hint=f"Begin {seed}.")
 
     def step(self, action: Say, timeout_s: float | None = None, **kwargs: Any) -> Sum:
-        time.sleep(0.03)
+        take(0.03)
         reward = float(self._seed * 10**self._state.step_count)
         self._state.step_count += 1
         return Sum(hint=f"Step {self._state.step_count}.", reward=reward, done=self._state.step_count >= TURNS)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from openenv.env.rubrics import Gate, Rubric, RubricDict, RubricList, Sequential, WeightedSum
+from waiting import wait_until_async
 
 BOUND_S = 5.0
 
@@ -50,9 +51,10 @@ class Failing(Rubric):
 
 
 class Endless(Rubric):
-    cancelled = False
+    started = cancelled = False
 
     async def forward(self, action: Any, observation: Any) -> float:
+        self.started = True
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -162,7 +164,7 @@ def test_cancelling_a_weighted_sum_cancels_its_members() -> None:
 
     async def give_up() -> None:
         task = asyncio.ensure_future(WeightedSum([endless], [1.0]).acall("action", "observation"))
-        await asyncio.sleep(0.01)
+        await wait_until_async(lambda: endless.started)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(task, BOUND_S)
