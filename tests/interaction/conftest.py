@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from gateways import ChangingBackends, RunningGateway
 from openenv import GenericEnvClient, HTTPEnvClient, LocalEnv
 from openenv.server.app import create_app
 from openenv.types import StepResult
@@ -96,12 +97,13 @@ class Way:
     def __init__(self, name: str, serve: Callable[..., Any], stack: contextlib.ExitStack) -> None:
         self.name = name
         self.is_local = name.startswith("local")
-        self.is_http = name == "http"
+        self.is_http = name.startswith("http")
         self.publishes_null = self.is_http or "v1" in name  # for a reward that is not a finite number
         self.server: Any = None
         self._serve = serve
         self._stack = stack
         self._env: Any = None
+        self._gateway: RunningGateway | None = None
 
     def serve(self, env: Any, action_cls: Any, observation_cls: Any, sessions: int = 4) -> Way:
         """Make an environment reachable."""
@@ -116,6 +118,9 @@ class Way:
         else:
             with loops_by_uvloop():
                 self.server = self._serve(app)
+        if "gateway" in self.name:
+            self._gateway = RunningGateway(ChangingBackends([self.server.url]))
+            self._stack.callback(self._gateway.stop)
         return self
 
     def client(self) -> Any:
@@ -134,9 +139,10 @@ class Way:
         if self.is_local:
             local = LocalEnv(self._env)
             return Awaited(local) if self.name == "local, awaited" else local.sync()
+        url = (self._gateway or self.server).url
         if self.is_http:
-            return DictHTTPClient(self.server.url)
-        client = GenericEnvClient(self.server.url, protocol="v1" if "v1" in self.name else "v2")
+            return DictHTTPClient(url)
+        client = GenericEnvClient(url, protocol="v1" if "v1" in self.name else "v2")
         if "awaited" in self.name:
             return Awaited(client)
         return client if "dual" in self.name else client.sync()
@@ -152,6 +158,9 @@ WAYS = [
     "ws v1, awaited, asgi",
     "ws v1, blocking",
     "http",
+    "ws, blocking, gateway",
+    pytest.param("ws v1, blocking, gateway", marks=pytest.mark.slow),
+    "http, gateway",
     "local, awaited",
     "local, blocking",
 ]

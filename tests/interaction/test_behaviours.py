@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field
 
+from behaviours import Manifest
 from openenv.env.environment import Environment
 from openenv.errors import (
     EnvironmentFactoryError,
@@ -50,20 +50,7 @@ MANIFEST = {
     "env.slow": "a slow step delays no other session",
     "env.exit": "an environment that tries to exit does not end its server",
 }
-TESTED: set[str] = set()
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def behaviour(name: str) -> Callable[[F], F]:
-    """Register the one test of a behaviour."""
-
-    def register(function: F) -> F:
-        assert name in MANIFEST, name
-        assert name not in TESTED, name
-        TESTED.add(name)
-        return function
-
-    return register
+behaviour = Manifest(MANIFEST)
 
 
 class Do(Action):
@@ -289,7 +276,7 @@ def test_a_reset_that_fails_is_reported_and_the_next_one_works(way: Any, lab: ty
             client.reset(fail=True)
     assert fields(client.reset())["text"] == "ready"
     # Over HTTP the session that a failed reset has opened is closed: its name may not have reached the client.
-    assert lab.built == (3 if way.name == "http" else 1)
+    assert lab.built == (3 if way.is_http else 1)
 
 
 @behaviour("state.first")
@@ -487,4 +474,4 @@ def test_an_environment_that_tries_to_exit_does_not_end_its_server(way: Any, lab
 
 
 def test_every_behaviour_of_the_manifest_has_its_test() -> None:
-    assert set(MANIFEST) == TESTED
+    behaviour.check()

@@ -1,4 +1,4 @@
-"""Two workers behave as one server: whichever has accepted a connection, requests reach the one with the session.
+"""Two workers behave as one server. What a gateway does as well is in `tests/interaction/test_several_processes.py`.
 
 All tests share one server; the last two kill a worker, and end it.
 """
@@ -22,7 +22,7 @@ import pytest
 from websockets.sync.client import connect
 
 import http_calls
-from openenv import GenericEnvClient, HTTPEnvClient, StepResult, VectorEnv
+from openenv import GenericEnvClient, HTTPEnvClient, StepResult
 from openenv.client.vector.results import VectorResult
 from openenv.errors import SessionCapacityError, SessionLost
 from openenv.server.workers.board import place_of
@@ -73,106 +73,6 @@ def test_new_sessions_go_to_the_least_loaded_worker(server: WorkersServer) -> No
         close(http, *again, *(name for name in names if worker_of(name) == 1))
 
 
-def test_one_connection_carries_requests_of_sessions_in_both_workers(server: WorkersServer) -> None:
-    with http_calls.Client(base_url=server.url) as http:
-        sessions = one_of_each(http)
-        pids: dict[str, int] = {}
-        for turn in range(1, 6):
-            for name in sessions:
-                headers = {"X-OpenEnv-Session": name}
-                seen = http.post("/step", json={"action": {"by": 2}}, headers=headers).json()["observation"]
-                assert seen["total"] == 2 * turn
-                assert pids.setdefault(name, seen["pid"]) == seen["pid"]
-                assert http.get("/state", headers=headers).json()["step_count"] == turn
-        assert len(set(pids.values())) == 2
-        described = [http.get(f"/sessions/{name}").json() for name in sessions]
-        assert [one["step_count"] for one in described] == [5, 5]
-        close(http, *sessions)
-        gone = http.post("/step", json={"action": {}}, headers={"X-OpenEnv-Session": sessions[1]})
-        assert (gone.status_code, gone.json()["code"]) == (410, "SESSION_LOST")
-
-
-def test_requests_sent_ahead_on_one_connection_are_answered_in_order_by_their_own_workers(
-    server: WorkersServer,
-) -> None:
-    host, port = server.url.removeprefix("http://").split(":")
-    with http_calls.Client(base_url=server.url) as http:
-        sessions = one_of_each(http)
-        body = b'{"action":{"by":1}}'
-        requests = b"".join(
-            b"POST /step HTTP/1.1\r\nHost: x\r\nX-OpenEnv-Session: %s\r\nContent-Length: %d\r\n\r\n%s"
-            % (sessions[turn % 2].encode(), len(body), body)
-            for turn in range(6)
-        )
-        with socket.create_connection((host, int(port)), timeout=60) as raw:
-            for start in range(0, len(requests), 97):  # in pieces that end anywhere
-                raw.sendall(requests[start : start + 97])
-            received = b""
-            while received.count(b'"total":') < 6:
-                chunk = raw.recv(65536)
-                assert chunk, received
-                received += chunk
-        assert received.count(b"HTTP/1.1 200") == 6
-        totals = [json.loads(part.split(b",")[0]) for part in received.split(b'"total":')[1:]]
-        assert totals == [1, 1, 2, 2, 3, 3]
-        close(http, *sessions)
-
-
-@pytest.mark.slow
-def test_a_body_in_chunks_and_one_that_comes_late_reach_the_session(server: WorkersServer) -> None:
-    with http_calls.Client(base_url=server.url) as http:
-        sessions = one_of_each(http)
-        for name in (*sessions, *sessions):
-            pieces = iter([b'{"action":', b'{"by": 5}}'])
-            headers = {"X-OpenEnv-Session": name, "content-type": "application/json"}
-            assert http.post("/step", content=pieces, headers=headers).status_code == 200
-        large = {"action": {"by": 1}, "note": "x" * 400_000}
-        totals = [
-            http.post("/step", json=large, headers={"X-OpenEnv-Session": name}).json()["observation"]["total"]
-            for name in sessions
-        ]
-        assert totals == [11, 11]
-        close(http, *sessions)
-
-
-def test_a_client_resumes_its_session_after_a_cut_whichever_worker_gets_the_new_connection(
-    server: WorkersServer,
-) -> None:
-    clients = [server.client() for _ in range(4)]
-    try:
-        pids = [client.reset().observation["pid"] for client in clients]
-        assert Counter(Counter(pids).values()) == {2: 2}
-        for turn in range(1, 4):
-            for client, pid in zip(clients, pids, strict=True):
-                client._driver._connection._socket.shutdown(socket.SHUT_RDWR)
-                seen = client.step({"by": 1}).observation
-                assert (seen["total"], seen["pid"]) == (turn, pid)
-    finally:
-        for client in clients:
-            client.close()
-    assert (server.metric("openenv_resumes_total") or 0) >= 12
-
-
-@pytest.mark.slow
-def test_a_repeated_open_gets_the_session_that_the_first_one_opened(server: WorkersServer) -> None:
-    url = server.url.replace("http", "ws") + "/ws"
-    nonce = "n" * 32
-    names = set()
-    for _ in range(6):
-        with connect(url, subprotocols=["openenv.v2.json"], proxy=None) as peer:  # type: ignore[list-item]
-            assert peer.response is not None
-            assert peer.response.headers["x-openenv-workers"] == "2"
-            peer.send(json.dumps({"type": "open", "id": 1, "nonce": nonce}))
-            names.add(json.loads(peer.recv(timeout=60))["session"])
-            peer.socket.shutdown(socket.SHUT_RDWR)
-    assert len(names) == 1
-    with http_calls.Client(base_url=server.url) as http:
-        keyed = {opened(http, **{"Idempotency-Key": "k" * 32}) for _ in range(4)}
-        assert len(keyed) == 1
-        close(http, *keyed)
-        assert http.delete(f"/web/sessions/{names.pop()}").status_code == 200
-
-
 def test_a_socket_attaches_to_a_session_of_either_worker(server: WorkersServer) -> None:
     with http_calls.Client(base_url=server.url) as http:
         for name in one_of_each(http):
@@ -181,64 +81,6 @@ def test_a_socket_attaches_to_a_session_of_either_worker(server: WorkersServer) 
                 peer.send('{"type":"step","data":{"by":4}}')
                 assert json.loads(peer.recv(timeout=60))["data"]["observation"]["total"] == 7
             close(http, name)
-
-
-def test_mcp_sessions_of_both_eras_and_json_rpc_reach_their_worker(server: WorkersServer) -> None:
-    both = {"accept": "application/json, text/event-stream"}
-    with http_calls.Client(base_url=server.url) as http:
-
-        def call(method: str, params: dict[str, Any], **headers: str) -> httpx2.Response:
-            message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-            return http.post("/mcp", json=message, headers=headers)
-
-        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-        mcp = [call("initialize", hello, **both).headers["mcp-session-id"] for _ in range(2)]
-        rpc = [call("openenv/session/create", {}).json()["result"]["session_id"] for _ in range(2)]
-        assert {worker_of(name) for name in mcp} == {worker_of(name) for name in rpc} == {0, 1}
-        for turn in range(1, 4):
-            for name in mcp:
-                result = call("tools/call", {"name": "add", "arguments": {"by": 1}}, **both, **{"mcp-session-id": name})
-                assert result.json()["result"]["content"][0]["text"] == str(turn)
-            for name in rpc:
-                # The argument names another session: the message itself decides.
-                arguments = {"by": 1, "session_id": rpc[0]}
-                result = call("tools/call", {"name": "add", "arguments": arguments, "session_id": name})
-                assert str(turn) in json.dumps(result.json()["result"])
-        for name in mcp:
-            assert http.delete("/mcp", headers={"mcp-session-id": name}).status_code == 200
-        for name in rpc:
-            assert call("openenv/session/close", {"session_id": name}).json()["result"]["closed"]
-
-
-@pytest.mark.slow
-def test_each_visitor_of_the_page_keeps_its_worker_and_an_operator_sees_and_ends_all_sessions(
-    server: WorkersServer,
-) -> None:
-    visitors = [http_calls.Client(base_url=server.url) for _ in range(4)]
-    workers = set()
-    for visitor in visitors:
-        assert visitor.get("/web/").status_code == 200
-        workers.add(worker_of(visitor.cookies["openenv_visitor"]))
-        visitor.post("/web/reset", json={})
-    assert workers == {0, 1}
-    for turn in range(1, 4):
-        for visitor in visitors:
-            seen = visitor.post("/web/step", json={"action": {"by": 1}}).json()
-            assert seen["observation"]["total"] == turn
-    key = visitors[3].cookies["openenv_visitor"]
-    with connect(
-        f"{server.url.replace('http', 'ws')}/ws/ui", additional_headers={"cookie": f"openenv_visitor={key}"}, proxy=None
-    ) as peer:
-        assert json.loads(peer.recv(timeout=60))["episode_state"]["step_count"] == 3
-    listed = visitors[0].get("/web/sessions").json()
-    assert listed["capacity"]["active"] == len(listed["sessions"]) == 4
-    assert sum(one["is_mine"] for one in listed["sessions"]) == 1
-    for one in listed["sessions"]:
-        assert visitors[0].delete(f"/web/sessions/{one['session_id']}").status_code == 200
-    lost = visitors[3].post("/web/step", json={"action": {"by": 1}})
-    assert (lost.status_code, lost.json()["reason"]) == (410, "ended by an operator")
-    for visitor in visitors:
-        visitor.close()
 
 
 def test_limits_and_the_queue_are_those_of_the_whole_server(server: WorkersServer) -> None:
@@ -278,18 +120,6 @@ def seen_by(result: VectorResult[Any]) -> list[Any]:
     return list(result.observations)
 
 
-def test_a_vector_of_sessions_is_spread_over_the_workers(server: WorkersServer) -> None:
-    with VectorEnv[Any, Any](server.url, 8) as vector:
-        assert Counter(Counter(seen["pid"] for seen in seen_by(vector.reset())).values()) == {4: 2}
-        for turn in range(1, 4):
-            seen = seen_by(vector.step([{"by": index} for index in range(8)]))
-            assert [one["total"] for one in seen] == [turn * index for index in range(8)]
-        for shared in vector._pool.connections:
-            shared.connection._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
-        seen = seen_by(vector.step([{"by": index} for index in range(8)]))
-        assert [one["total"] for one in seen] == [4 * index for index in range(8)]
-
-
 def test_copies_stay_with_the_worker_of_their_original(server: WorkersServer) -> None:
     with http_calls.Client(base_url=server.url) as http:
         sessions, copies, tokens = one_of_each(http), [], []
@@ -313,27 +143,19 @@ def test_copies_stay_with_the_worker_of_their_original(server: WorkersServer) ->
         close(http, *sessions, *copies)
 
 
-@pytest.mark.slow
-def test_copies_of_a_slot_of_a_vector_go_on_from_where_it_is(server: WorkersServer) -> None:
-    with VectorEnv[Any, Any](server.url, 2) as vector:
-        vector.reset()
-        vector.step([{"by": 1}, {"by": 10}])
-        for slot, total in ((0, 1), (1, 10)):
-            with vector.fork(slot, 3) as copies:
-                assert {worker_of(name) for name in copies.sessions if name} == {worker_of(vector.sessions[slot] or "")}
-                assert [seen["total"] for seen in seen_by(copies.step([{"by": 5}] * 3))] == [total + 5] * 3
-        assert [seen["total"] for seen in seen_by(vector.step([{"by": 1}, {"by": 10}]))] == [2, 20]
-
-
 def test_metrics_are_those_of_the_whole_server(server: WorkersServer) -> None:
     before = server.metric("openenv_steps_total") or 0
+    resumes_before = server.metric("openenv_resumes_total") or 0
     clients = [server.client() for _ in range(2)]
     for client in clients:
         client.reset()
-        for _ in range(5):
+        for _ in range(4):
             client.step({"by": 1})
+        client._driver._connection._socket.shutdown(socket.SHUT_RDWR)
+        client.step({"by": 1})
     for _ in range(4):
         assert server.metric("openenv_steps_total") == before + 10
+        assert server.metric("openenv_resumes_total") == resumes_before + 2
         assert server.metric("openenv_session_slots_used") == 2
         assert server.metric("openenv_session_slots") == 8
         assert server.metric("openenv_workers") == 2
