@@ -19,7 +19,7 @@ TRUST = {
     "npm_slugify": "shared",
     "terminal_access_log": "isolated",
     "data_sales": "isolated",
-    "sql_orders": "isolated",
+    "sql_orders": "judged",
     "regex_versions": "isolated",
     "git_culprit": "isolated",
     "humaneval_brackets": "judged",

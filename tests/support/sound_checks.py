@@ -16,6 +16,7 @@ FILES = {
     "helper.py": "def near(a, b):\n    return abs(a - b) < 1e-6\n",
     "judge_near.py": "import sys\nfrom helper import near\nassert near(float(open(sys.argv[1]).read()), 0.5)\n",
     "expected.txt": "1\n2\n3\n",
+    "expected/a.txt": "1\n",
     "sums.sha256": "0  out.txt\n",
     "tests/test_square.py": "import pytest\nfrom square import square\n\n"
     "@pytest.mark.parametrize('n', range(5))\ndef test_square(n):\n    assert square(n) == n * n\n",

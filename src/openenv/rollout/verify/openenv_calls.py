@@ -18,6 +18,8 @@ The verifier copies this file alone into both sandboxes. Standard library only: 
 #   arguments     are copies, so the agent's code cannot change the values that the test compares with.
 #   exceptions    cross as the nearest builtin class, with their arguments.
 #
+# NaN crosses only to a test that mentions it: every comparison with it is false, so `not abs(f(x) - y) > 1e-6` passes.
+#
 # Allow, do not deny: a reference has no operator, comparison, conversion, length, truth value or iteration. Python
 # would hand the expected value to the agent's method, as in `abs(f(x) - y) < 1e-6`, and its answer would decide.
 #
@@ -343,6 +345,8 @@ class Remote:
                 self.values += 1
                 raise self._exception(answer["error"])
             value = decode(answer["value"], self._resolve)
+            if _has_nan(answer["value"]) and not _expects_nan():
+                raise CallFailed("a result contains NaN, which passes `not x > limit`; a test that expects it says 'nan'")
             self.values += not isinstance(value, RemoteObject)
             return value
         except (ValueError, TypeError, KeyError, IndexError, RecursionError) as exc:
@@ -378,6 +382,34 @@ class Remote:
         return CallFailed(f"the agent's code ended with {str(names[:1])[:100]}")
 
 
+def _has_nan(value: Any) -> bool:
+    """Return whether an encoded value, which was decoded before, contains a NaN."""
+    if not isinstance(value, list):
+        return False
+    mark, *rest = value
+    if mark in ("f", "c"):
+        return any(math.isnan(_decode_float(text)) for text in rest)
+    if mark == "n":
+        array: Any = _decode_array(*rest)
+        return array.dtype.kind in "fc" and bool((array != array).any())
+    if mark == "d":
+        return any(_has_nan(each) for pair in rest[0] for each in pair)
+    return (mark in _BY_MARK or mark == "y") and any(map(_has_nan, rest[0]))
+
+
+def _expects_nan() -> bool:
+    """Return whether the test code, which lies in the work folder, mentions NaN."""
+    root = os.path.realpath(os.curdir) + os.sep
+    texts = [*sys.argv, *getattr(sys, "orig_argv", ())]  # for `-c`
+    for module in list(sys.modules.values()):
+        file = module.__dict__.get("__file__")
+        if isinstance(file, str) and os.path.realpath(file).startswith(root) and file.endswith(".py"):
+            with open(file, encoding="utf-8", errors="replace") as source:
+                texts.append(source.read())
+    return any(_NAN.search(text) for text in texts)
+
+
+_NAN = re.compile(r"\b(is_?|equal_|allow_)?nan|isfinite", re.IGNORECASE)
 _NOT_RAISED = frozenset({"StopIteration", "StopAsyncIteration", "ExceptionGroup"})
 """The first two would silently end a loop of the test."""
 

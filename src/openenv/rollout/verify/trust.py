@@ -6,7 +6,7 @@ promise, and `openenv rollouts lint` shows the safe form of most checks. Runs no
 
 # judged     a `Check`: its judge compares data in a sandbox without the agent's code
 # isolated   a plain line that only reads the agent's files: `grep -qx 42 answer.txt`
-# shared     everything else: the agent's code may run beside the decision
+# shared     everything else: the agent's code or data may decide
 #
 #   line     step, joined by && || ; or a new line               test -s out.txt && ! grep -q TODO out.txt
 #   step     reader | reader | ...                               sort out.txt | cmp - expected.txt
@@ -14,46 +14,52 @@ promise, and `openenv rollouts lint` shows the safe form of most checks. Runs no
 #            sh FILE: a verify file with safe lines only, or     sh compare.sh
 #            python3 FILE, -c CODE, -m pytest FILE               python3 check.py (see `_PythonReader`)
 #   word     text without $, ` and \; "$OUTPUT/..." in a judge;  "$OUTPUT/stdout"
-#            "$(step)" in [ ] and test                           [ "$(wc -l < out.txt)" -eq 3 ]
+#            "$(step)" in [ ] and test; a glob as a last word    [ "$(wc -l < out.txt)" -eq 3 ]
 #
-# The agent chooses the content of its files and, for a pattern like `src/*.py`, their names. These names start with a
-# folder, so they are never options. The agent cannot choose any other word of a command.
+# The agent chooses the contents of its files, and whether they exist. So:
+#   - of two compared files, the agent must be unable to change one: cmp out.txt expected.txt (a verify file);
+#   - a negated reader needs an earlier step that reads the same file: it also passes for a missing file;
+#   - a script refuses NaN, which is neither above nor below a limit, and exits with a code that it chooses itself.
 
 from __future__ import annotations
 
 import ast
 import builtins
+import itertools
 import posixpath
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..tasks.checks import CASES_JUDGE, JUDGE_SCRIPT, Check
 from ..tasks.task import Task, Trust
+from .worktree_guard import Patterns
 
 _SHAPES: Mapping[str, str] = {
-    "cat": r"( -[AbenstTv]+)?( W)*",
-    "grep egrep fgrep": r"( -[cEFhHilLnoqrsvwxP]+| -[mABC] W| -m\d+)*( -e W)*( --)?( W)*",
-    "head tail": r"( -[nc] W| -[nc]?\d+)?( W)*",
-    "wc": r"( -[clmw]+)?( W)*",
+    "cat": r"( -[AbenstTv]+)?( [WG])*",
+    "grep egrep fgrep": r"( -[cEFhHilLnoqrsvwxP]+| -[mABC] W| -m\d+)*(( -e W)+| W)( --)?( [WG])*",
+    "head tail": r"( -[nc] W| -[nc]?\d+)?( [WG])*",
+    "wc": r"( -[clmw]+)?( [WG])*",
     "cmp": r"( -[bls]+)?( W){1,2}",
     "diff": r"( -[abBdEiNqrstuwyZ]+| --strip-trailing-cr| --brief)*( W){2}",
-    "sort": r"( -[bcdfghMnRruVz]+| -[kt] W| -[kt]\S+)*( W)*",
+    "sort": r"( -[bcdfghMnRruVz]+| -[kt] W| -[kt]\S+)*( [WG])*",
     "uniq": r"( -[cdiu]+)?( W)?",
     "comm": r"( -[123]+)?( W){2}",
     "cut": r"( -[bcdf] W| -[bcdf]\S+| -s)+( W)*",
     "tr": r"( -[cCds]+)?( W){1,2}",
     "paste rev tac nl fold od hexdump": r"( -[acdnsvxA]+)*( W)?",
-    "sha1sum sha256sum sha512sum md5sum cksum": r"( -c| --quiet| --status| --strict)*( W)*",
+    "sha1sum sha256sum sha512sum md5sum cksum": r"( -c| --quiet| --status| --strict)*( [WG])*",
     "stat readlink realpath basename dirname": r"( -[efL]| -c W)*( W)+",
-    "ls": r"( -[1aAdlR]+)?( W)*",
+    "ls": r"( -[1aAdlR]+)?( [WG])*",
     "true false :": "",
     "echo printf": r"( -n)?( W)*",
     "curl": r"( -[fsSiL]+| -[XdH] W)*( W)+",
 }
-"""Programs that execute and write nothing, with the arguments that keep it so. `W` is a word that is not an option."""
+"""Programs that execute and write nothing, with the arguments that keep it so: `W` is a word, `G` a glob."""
 _ARGUMENTS = {name: re.compile(shape) for names, shape in _SHAPES.items() for name in names.split()}
+_COMPARING = re.compile(r"cmp|diff|comm|\w+sum(?= .*-c)")
 _CONDITION = re.compile(r"!?(-[defhLnrsxz])?W|!?W(=|==|!=|-eq|-ne|-lt|-le|-gt|-ge)W")
 _PRINTS_A_NUMBER = re.compile(r"wc -[clmw]( <| -)?|grep -c[EFivwxs]*")
 _TOKENS = re.compile(
@@ -66,6 +72,12 @@ _TOKENS = re.compile(
     re.VERBOSE,
 )
 _CALLS = re.compile(r"python3 -m openenv_calls judge ([\w. ]+?)(?: --classes [\w,]+)? -- (.+)", re.DOTALL)
+_TEST_RUNNERS = re.compile(
+    r"(?<![\w./-])((py\.?test|unittest|tox|ctest|jest|mocha)(?![\w./-])|"
+    r"(make|npm|npx|yarn|cargo|go|mvn|gradle)\b[^;&|]*\b(test|check|verify)\b)"
+)
+_ALWAYS_THERE = ("$OUTPUT/stdout", "$OUTPUT/stderr", "$OUTPUT/exit_code")
+_PATH = re.compile(r"[\w./-]*\w\.[a-z]\w*")
 _MOST_NESTING = 8
 _NAME_FIELDS = ("id", "arg", "name", "asname")  # of the nodes that define a name
 
@@ -78,13 +90,19 @@ _DATA_MODULES = _words(
     "__future__ abc array base64 binascii bisect calendar cmath collections collections.abc concurrent.futures "
     "configparser contextlib copy csv dataclasses datetime decimal difflib enum fnmatch fractions functools hashlib "
     "heapq html html.parser io itertools json math numbers operator os.path pathlib random re statistics string "
-    "struct textwrap time tomllib traceback typing unicodedata urllib.parse uuid warnings xml.etree "
-    "xml.etree.ElementTree zlib"
+    "struct textwrap time traceback typing unicodedata urllib.parse uuid warnings xml.etree xml.etree.ElementTree zlib"
 )
-"""Modules of the standard library that compute, and execute nothing they read."""
+"""Modules of every Python's standard library that compute, and execute nothing they read."""
 _PARTS = {
     "os": _words("path environ getenv getcwd listdir scandir walk stat sep linesep"),
+    "os.path": _words(
+        "basename dirname exists expanduser getsize isdir isfile join normpath relpath sep split splitext"
+    ),
     "sys": _words("argv exit stdin stdout stderr version_info maxsize byteorder setrecursionlimit"),
+    "io": _words("BytesIO StringIO open"),
+    "operator": _words("add and_ eq ge gt itemgetter le lt mul ne not_ or_ sub xor"),
+    "typing": _words("Any Callable Iterable Iterator NamedTuple Optional Sequence TypedDict Union"),
+    "urllib.request": _words("Request urlopen"),
     "ast": _words("literal_eval"),
     "numpy": _words(
         "array asarray allclose isclose array_equal testing linspace arange zeros ones eye mean std sum abs max min "
@@ -99,8 +117,10 @@ _BUILTINS = _words(
     "zip __name__ __file__"
 ) | {name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException)}
 _DUNDERS = _words("__name__ __file__ __doc__ __init__ __len__ __version__")
-_WRITERS = _words("write_text write_bytes unlink rename symlink_to hardlink_to chmod")
+_WRITERS = _words("write_text write_bytes unlink rename symlink_to hardlink_to chmod touch mkdir")
 _WRITE_MODE = re.compile(r"[rbt]*[wax+][wabxrt+]*")
+_MAY_BE_NAN = re.compile(r"\bfloat\(|\b(json|Decimal|statistics|numpy)\b")
+_KNOWS_NAN = re.compile(r"isfinite|isnan|parse_constant|allclose|approx")
 
 
 class UnsafeForm(Exception):
@@ -119,32 +139,43 @@ def trust_of(check: str | Check, task: Task) -> tuple[Trust, str]:
 
 def line_problem(line: str, task: Task) -> str | None:
     """Return why a plain line is not in a safe form, or None."""
-    # A setup may leave a conftest.py, which pytest would load.
-    has_setup = bool(task.setup or task.files or task.workdir)
-    modules = _words("" if has_setup else "pytest")
-    return _problem(_LineReader(task.verify_sources, modules), line, "it")
+    return _problem(_line_reader(task), line, "it")
 
 
 def only_reads(line: str, task: Task) -> bool:
     """Return whether a plain line leaves its sandbox as it was, so that the next line may use it."""
-    reader = _LineReader(task.verify_sources)
+    reader = _line_reader(task)
     return _problem(reader, line, "it") is None and not reader.may_write
+
+
+def _line_reader(task: Task) -> _LineReader:
+    # A setup may leave a conftest.py, which pytest would load.
+    modules = _words("" if task.setup or task.files or task.workdir else "pytest")
+    initial = {*task.files, *_PATH.findall("\n".join(task.setup))}
+    return _LineReader(task.verify_sources, modules, protected=Patterns(task.protected), initial=initial)
 
 
 def judge_problem(check: Check, task: Task) -> str | None:
     """Return why a check's judge is not in a safe form, or None."""
     files = {**task.verify_sources, **check.files}
     if check.judge == CASES_JUDGE and files.get(CASES_JUDGE.partition(" ")[2]) == JUDGE_SCRIPT:
-        return None  # our own comparison of outputs; the cases are data
+        has_output = any(re.fullmatch(r"\.checks/\d+\.out", path) for path in check.files)
+        return None if has_output else "its cases compare only exit codes, which the agent's code can choose"
     calls = _CALLS.fullmatch(check.judge)
     if calls is not None:
-        modules = frozenset({"pytest", "unittest", "numpy", *calls[1].split()})
-        return _problem(_LineReader(files, modules), f"python3 {calls[2]}", "its test code")
+        reader = _LineReader(files, _words(f"pytest unittest numpy {calls[1]}"), judges=True, calls=True)
+        return _problem(reader, f"python3 {calls[2]}", "its test code")
     server = _words("urllib.request urllib.error http.client socket" if check.port is not None else "")
     reader = _LineReader(files, server | {"pytest", "numpy"}, judges=True)
     problem = _problem(reader, check.judge, "its judge")
     if problem is None and reader.outputs == {"exit_code"}:
         return "its judge reads only an exit code, which the agent's code can choose"
+    beside = "\n".join([check.run, *(text for path, text in files.items() if path in check.run)])
+    said = next((text for text in sorted(reader.texts) if re.search(rf"\b{re.escape(text)}\b", beside)), None)
+    if problem is None and said is not None:
+        return f"its judge looks for '{said}', which `run` contains, so the decision may be beside the agent's code"
+    if problem is None and _TEST_RUNNERS.search(check.run):
+        return "its `run` is a test runner, and the agent's code beside it can print any result"
     return problem
 
 
@@ -165,9 +196,9 @@ class _Word:
 
     @property
     def shape(self) -> str:
-        """Return the word as `_SHAPES` has it: options as they are, everything else as W."""
+        """Return the word as `_SHAPES` has it."""
         is_option = self.kind == "word" and re.match(r"-[^-\s]|--.", self.text)
-        return "_".join(self.text.split(" ")) if is_option else "W"
+        return "_".join(self.text.split(" ")) if is_option else "G" if self.kind == "glob" else "W"
 
 
 @dataclass(slots=True)
@@ -175,35 +206,69 @@ class _LineReader:
     """Reads lines, and the verify files they run. Raises `UnsafeForm`."""
 
     files: Mapping[str, str]
-    modules: frozenset[str] = frozenset()
+    modules: frozenset[str]
     """Python modules that may be imported beside `_DATA_MODULES`."""
     judges: bool = False
-    """Whether `$OUTPUT` and `$URL`, data of the agent, are there."""
+    """Whether `$OUTPUT` and `$URL` are there, and no other data of the agent."""
+    calls: bool = False
+    """Whether Python calls the agent's code in another sandbox, which lets no NaN pass."""
+    protected: Patterns = field(default_factory=lambda: Patterns(()))
+    initial: Collection[str] = ()
+    """The task's initial files, as far as its texts name them."""
     may_write: bool = False
     outputs: set[str] = field(default_factory=set)
     """What of `$OUTPUT` is read, by the first part of the path."""
+    texts: set[str] = field(default_factory=set)
+    """The words that it looks for."""
     depth: int = 0
 
-    def read(self, line: str) -> None:
+    def read(self, line: str) -> list[_Word]:
+        """Return the files that a line reads."""
         if self.depth > _MOST_NESTING:
             raise UnsafeForm("is nested too deeply to be read")
         self.depth += 1
         words: list[_Word] = []
+        step: list[_Word] = []  # the files of a pipeline
+        before: list[_Word] = []  # of the steps that had to succeed before it
+        everything: list[_Word] = []
+        is_negated = fixed_input = False
         tokens = _tokens(line.strip())
-        for kind, text in tokens:
+        for kind, text in itertools.chain(tokens, [("joint", "\n")]):
             if kind == "input":
-                kind, text = "quiet", self._word(*next(tokens, ("", ""))).text
-            if kind == "joint":
-                self._command(words)
-                words = []
+                step.append(self._word(*next(tokens, ("", ""))))
             elif kind == "reward":
                 self.may_write = True
                 if not words or words[0].text not in ("echo", "printf"):
                     raise UnsafeForm("writes a reward that is not literal")
-            elif kind != "quiet":
+            elif kind not in ("joint", "quiet"):
                 words.append(self._word(kind, text))
-        self._command(words)
+            if kind != "joint":
+                continue
+            if words[:1] == [_Word("!")]:
+                is_negated, words = True, words[1:]
+            files = self._command(words, fixed_input, is_negated)
+            fixed_input = text == "|" and (all(map(self.is_fixed, files)) if files else fixed_input or _prints(words))
+            step += files
+            words = []
+            if text == "|":
+                continue
+            if is_negated and not all(file in before or self._is_there(file) for file in step):
+                raise UnsafeForm("negates a reader, which also passes if a file is missing")
+            everything += step
+            before = [*before, *([] if is_negated else step)] if text == "&&" else []
+            step, is_negated = [], False
         self.depth -= 1
+        return everything
+
+    def is_fixed(self, word: _Word) -> bool:
+        """Return whether the agent can choose neither the content nor the name of a file."""
+        path = posixpath.normpath(word.text)
+        if self.judges or word.kind != "word":
+            return word.kind == "word"
+        return any(f"{file}/".startswith(f"{path}/") for file in self.files) or self.protected.cover(path)
+
+    def _is_there(self, file: _Word) -> bool:
+        return file.text in _ALWAYS_THERE or self.is_fixed(file)
 
     def _word(self, kind: str, text: str) -> _Word:
         if kind == "output" and not self.judges:
@@ -211,32 +276,51 @@ class _LineReader:
         self.outputs |= {part.partition("/")[0] for part in re.findall(r"\$OUTPUT/?([\w./-]*)", text)}
         return _Word("".join(shlex.split(text)) if kind == "word" else text, kind)
 
-    def _command(self, words: list[_Word]) -> None:
-        words = words[1:] if words[:1] == [_Word("!")] else words
+    def _command(self, words: list[_Word], fixed_input: bool, is_negated: bool) -> list[_Word]:
+        """Read a command; return the files that it reads."""
         if not words:
-            return
+            return []
         program, arguments = words[0].text, words[1:]
+        shape = "".join(f" {word.shape}" for word in arguments)
         if words[0].kind == "word" and program in ("[", "test"):
-            self._test(arguments[:-1] if program == "[" and arguments[-1:] == [_Word("]")] else arguments)
-        elif words[0].kind != "word" or any(word.kind == "inner" for word in arguments):
+            return self._test(arguments[: -1 if arguments[-1:] == [_Word("]")] else None], is_negated)
+        if words[0].kind != "word" or any(word.kind == "inner" for word in arguments):
             raise UnsafeForm(f"uses the output of a command as a program or an argument: '{_text(words)}'")
-        elif program in ("sh", "bash") and len(arguments) == 1:
-            self.read(self._file(arguments[0]))
-        elif program in ("python", "python3"):
-            self._python(arguments)
-        elif program == "pytest":
-            self._python([_Word("-m"), *words])
-        elif program not in _ARGUMENTS or not _ARGUMENTS[program].fullmatch("".join(f" {w.shape}" for w in arguments)):
+        if program in ("sh", "bash") and len(arguments) == 1:
+            return self.read(self._file(arguments[0]))
+        if program in ("python", "python3", "pytest"):
+            return self._python(arguments if program != "pytest" else [_Word("-m"), *words])
+        if program not in _ARGUMENTS or not _ARGUMENTS[program].fullmatch(shape):
             raise UnsafeForm(f"runs '{_text(words)}', which is not in the list of safe forms")
+        files = [word for word in arguments if word.shape in "WG"]
+        if program.endswith("grep") and "-e" not in shape.split():
+            self._look_for(files.pop(0))
+        if program in ("echo", "printf", "tr"):
+            return []
+        given = [fixed_input if file.text == "-" else self.is_fixed(file) for file in files] or [fixed_input]
+        if _COMPARING.match(f"{program}{shape}") and not any(given):
+            raise UnsafeForm(f"compares files that the agent can all change: '{_text(words)}'")
+        return [file for file in files if file.text != "-"]
 
-    def _test(self, words: list[_Word]) -> None:
-        for word in (word for word in words if word.kind == "inner"):
-            command = word.text.strip('"')[2:-1]
-            self.read(command)
-            if not word.text.startswith('"') and not _PRINTS_A_NUMBER.match(command.rpartition("|")[2].strip()):
-                raise UnsafeForm(f"has no quotes around {word.text}, so the agent's text is split into operators")
+    def _look_for(self, word: _Word) -> None:
+        self.texts |= {word.text} if re.search("[A-Za-z]{2}", word.text) else set()
+
+    def _test(self, words: list[_Word], is_negated: bool) -> list[_Word]:
         if not _CONDITION.fullmatch("".join(w.text if w.text in ("!", "=", "==", "!=") else w.shape for w in words)):
             raise UnsafeForm(f"has a condition that is not a simple comparison: '{_text(words)}'")
+        inner = [word for word in words if word.kind == "inner"]
+        files = []
+        for word in inner:
+            command = word.text.strip('"')[2:-1]
+            files.append(self.read(command))
+            if not word.text.startswith('"') and not _PRINTS_A_NUMBER.match(command.rpartition("|")[2].strip()):
+                raise UnsafeForm(f"has no quotes around {word.text}, so the agent's text is split into operators")
+        if len(inner) == 2 and not any(each and all(map(self.is_fixed, each)) for each in files):
+            raise UnsafeForm(f"compares files that the agent can all change: '{_text(words)}'")
+        if inner:
+            self._look_for(words[-1])
+            return [file for each in files for file in each]
+        return [] if is_negated or _Word("!") in words else words[-1:]
 
     def _file(self, word: _Word) -> str:
         path = posixpath.normpath(word.text)
@@ -244,7 +328,7 @@ class _LineReader:
             raise UnsafeForm(f"runs {word.text}, which is not one of the verify files")
         return self.files[path]
 
-    def _python(self, words: list[_Word]) -> None:
+    def _python(self, words: list[_Word]) -> list[_Word]:
         self.may_write = True  # a script may write the reward
         while words and re.fullmatch(r"-[IuBsE]+", words[0].text):
             words = words[1:]
@@ -258,6 +342,13 @@ class _LineReader:
             raise UnsafeForm(f"runs Python with options or input that are not read: '{_text(words)}'")
         else:
             python.read(self._file(words[0]), posixpath.dirname(posixpath.normpath(first)))
+        if not self.calls:
+            python.refuse_nan()
+        agents = {path for path in python.paths if not self.is_fixed(_Word(path))}
+        if agents & set(self.initial) and agents - set(self.initial):
+            name = min(agents & set(self.initial))
+            raise UnsafeForm(f"reads {name}, which the agent can change; protect it, or use a verify file")
+        return [_Word("a file of Python", "python")]
 
     def _tests(self, python: _PythonReader, words: list[_Word]) -> None:
         places = [word.text for word in words if not re.fullmatch(r"-[qvxs]+|-p|no:\w+|--tb=\w+", word.text)]
@@ -268,6 +359,10 @@ class _LineReader:
         for path in sources:
             if path.endswith(".py"):
                 python.read(self.files[path], posixpath.dirname(path))
+
+
+def _prints(words: list[_Word]) -> bool:
+    return bool(words) and words[0].text in ("echo", "printf")
 
 
 def _text(words: list[_Word]) -> str:
@@ -291,23 +386,60 @@ class _PythonReader:
     files: Mapping[str, str]
     modules: frozenset[str]
     imported: set[str] = field(default_factory=set)
+    sources: list[str] = field(default_factory=list)
+    paths: set[str] = field(default_factory=set)
+    """The texts in it that look like paths."""
+    limits: list[str] = field(default_factory=list)
+    """The comparisons that a NaN could pass."""
 
     def read(self, source: str, folder: str = "") -> None:
         try:
             nodes = list(ast.walk(ast.parse(source)))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise UnsafeForm("has Python that cannot be parsed") from None
+        self.sources.append(source)
         loads = {id(node) for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
         values = (getattr(node, key, None) for node in nodes if id(node) not in loads for key in _NAME_FIELDS)
         names = _BUILTINS | {value.partition(".")[0] for value in values if isinstance(value, str)}
-        aliases = {item.asname: item.name for node in nodes if isinstance(node, ast.Import) for item in node.names}
+        aliases = dict(_imported(nodes))
         bases = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+        asserted = {id(inner) for node in nodes if isinstance(node, ast.Assert) for inner in ast.walk(node.test)}
         for node in nodes:
-            if isinstance(node, ast.Name) and aliases.get(node.id, node.id) in _PARTS and id(node) not in bases:
-                raise UnsafeForm(f"passes the module {node.id} on")
+            if (
+                isinstance(node, ast.Name | ast.Attribute)
+                and id(node) not in bases
+                and _dotted(node, aliases) in _PARTS
+            ):
+                raise UnsafeForm(f"passes the module {ast.unparse(node)} on")
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self._imports(node, folder)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _PATH.fullmatch(node.value):
+                self.paths.add(posixpath.normpath(node.value))
+            if _passes_nan(node, is_asserted=id(node) in asserted):
+                self.limits.append(ast.unparse(node))
+            if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+                asserted -= {id(inner) for inner in ast.walk(node)}
             self._check(node, names, aliases)
+        returns = {
+            node.name: [each.value for each in ast.walk(node) if isinstance(each, ast.Return)]
+            for node in nodes
+            if isinstance(node, ast.FunctionDef)
+        }
+        for node in nodes:
+            if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in ("exit", "SystemExit"):
+                continue
+            if not all(_is_verdict(value, returns) for value in node.args):
+                raise UnsafeForm(
+                    f"exits with a number that the agent may influence (256 counts as 0): '{ast.unparse(node)}'"
+                )
+
+    def refuse_nan(self) -> None:
+        """Refuse limits that a NaN passes, in scripts that may read one and do not look for it."""
+        source = "\n".join(self.sources)
+        if self.limits and _MAY_BE_NAN.search(source) and not _KNOWS_NAN.search(source):
+            raise UnsafeForm(
+                f"lets NaN pass '{self.limits[0]}'; check math.isfinite first, or assert that it is below a limit"
+            )
 
     def _imports(self, node: ast.Import | ast.ImportFrom, folder: str) -> None:
         parts = {item.name for item in node.names}
@@ -322,7 +454,7 @@ class _PythonReader:
 
     def _import(self, module: str, folder: str) -> None:
         top = module.partition(".")[0]
-        if module in _DATA_MODULES or module in ("os", "sys", "ast") or {module, top} & self.modules:
+        if module in _DATA_MODULES | _PARTS.keys() - {"numpy"} | self.modules or top in self.modules - {"numpy"}:
             return
         path = posixpath.normpath(posixpath.join(folder, f"{module.replace('.', '/')}.py"))
         if path not in self.files:
@@ -331,16 +463,65 @@ class _PythonReader:
             self.imported.add(path)
             self.read(self.files[path], posixpath.dirname(path))
 
-    def _check(self, node: ast.AST, names: frozenset[str], aliases: Mapping[str | None, str]) -> None:
+    def _check(self, node: ast.AST, names: frozenset[str], aliases: Mapping[str, str]) -> None:
         if isinstance(node, ast.Name) and node.id not in names:
             raise UnsafeForm(f"uses {node.id}")
         if isinstance(node, ast.Attribute):
-            module = aliases.get(node.value.id, node.value.id) if isinstance(node.value, ast.Name) else ""
+            module = _dotted(node.value, aliases)
             is_private = node.attr.startswith("_") and node.attr not in _DUNDERS
-            if is_private or node.attr not in _PARTS.get(module, {node.attr}):
-                raise UnsafeForm(f"uses {module}.{node.attr}")
+            # The modules of a module: pathlib.os
+            is_module = module in _DATA_MODULES and node.attr in sys.stdlib_module_names - {module}
+            is_module = is_module and f"{module}.{node.attr}" not in _DATA_MODULES
+            if is_private or is_module or node.attr not in _PARTS.get(module, {node.attr}):
+                raise UnsafeForm(f"uses {ast.unparse(node)}")
         if isinstance(node, ast.Call) and _writes(node) and "reward.txt" not in ast.unparse(node):
             raise UnsafeForm(f"writes a file that is not the reward: '{ast.unparse(node)}'")
+
+
+def _imported(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
+    """Yield the names that stand for modules or their parts."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for item in node.names:
+                name = item.asname or item.name.partition(".")[0]
+                yield name, item.name if item.asname else name
+        elif isinstance(node, ast.ImportFrom):
+            for item in node.names:
+                yield item.asname or item.name, f"{node.module}.{item.name}"
+
+
+def _dotted(node: ast.AST, aliases: Mapping[str, str]) -> str:
+    """Return the module that an expression such as `os.path` may be."""
+    if isinstance(node, ast.Name):
+        return aliases.get(node.id, "")
+    return f"{_dotted(node.value, aliases)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
+
+
+def _passes_nan(node: ast.AST, *, is_asserted: bool) -> bool:
+    """Return whether this may be true for a NaN: `not x < 1`, `x > 1` outside an assert, `max(x, y)`."""
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("max", "min"):
+        return True
+    if not isinstance(node, ast.Compare) or all(
+        isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn | ast.Is | ast.IsNot) for op in node.ops
+    ):
+        return False
+    counts = (
+        isinstance(each, ast.Constant) or ast.unparse(each).startswith("len(")
+        for each in (node.left, *node.comparators)
+    )
+    return not is_asserted and not all(counts)
+
+
+def _is_verdict(value: ast.expr | None, returns: Mapping[str, list[ast.expr | None]]) -> bool:
+    """Return whether an exit code is chosen by the script: `0 if right else 1`, `not right`, a text, `main()`."""
+    if isinstance(value, ast.IfExp):
+        return _is_verdict(value.body, returns) and _is_verdict(value.orelse, returns)
+    if isinstance(value, ast.Call):
+        name = ast.unparse(value.func)
+        inner = value.args if name in ("int", "bool") else returns.get(name, [value])
+        return all(each is not value and _is_verdict(each, {}) for each in inner)
+    is_not = isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.Not)
+    return value is None or is_not or isinstance(value, ast.Constant | ast.JoinedStr | ast.Compare)
 
 
 def _writes(call: ast.Call) -> bool:
