@@ -425,13 +425,17 @@ def run_cheats(
             if cheat.task.task_id in missing
         }
         chosen = [cheat for cheat in chosen if cheat.name not in report.skipped]
-        if not quick:
-            for task in {cheat.task.task_id: cheat.task for cheat in chosen}.values():
-                runner.honest[task.task_id] = report.idle[task.task_id] = runner.run(Noop(), task=task).reward
-                report.solved[task.task_id] = runner.run(Oracle(), task=task).reward
+        tasks = {} if quick else {cheat.task.task_id: cheat.task for cheat in chosen}
         groups = _groups(chosen) if quick else [[cheat] for cheat in chosen]
         results: dict[str, CheatResult] = {}
         with ThreadPoolExecutor(concurrency, thread_name_prefix="openenv-cheat") as pool:
+            report.idle = dict(
+                zip(tasks, pool.map(functools.partial(runner.reward, Noop()), tasks.values()), strict=True)
+            )
+            report.solved = dict(
+                zip(tasks, pool.map(functools.partial(runner.reward, Oracle()), tasks.values()), strict=True)
+            )
+            runner.honest.update(report.idle)
             attempts = [pool.submit(runner.attempt_together, group) for group in groups]
             try:
                 for attempt in as_completed(attempts):
@@ -503,6 +507,10 @@ class _CheatRunner:
         )
         with Engine(options) as engine:
             return engine.run(task)
+
+    def reward(self, agent: Agent, task: Task) -> float | None:
+        """Return the reward of an honest agent."""
+        return self.run(agent, task=task).reward
 
     def attempt_together(self, group: list[Cheat]) -> list[CheatResult]:
         """Run cheats on one task in one rollout; if that succeeds, run them one by one."""

@@ -346,7 +346,7 @@ class Remote:
                 raise self._exception(answer["error"])
             value = decode(answer["value"], self._resolve)
             if _has_nan(answer["value"]) and not _expects_nan():
-                raise CallFailed("a result contains NaN, which passes `not x > limit`; a test that expects it says 'nan'")
+                raise CallFailed("a result contains NaN, which passes `not x > 1`; a test that expects it says 'nan'")
             self.values += not isinstance(value, RemoteObject)
             return value
         except (ValueError, TypeError, KeyError, IndexError, RecursionError) as exc:

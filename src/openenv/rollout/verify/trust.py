@@ -426,9 +426,12 @@ class _PythonReader:
             if isinstance(node, ast.FunctionDef)
         }
         for node in nodes:
-            if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in ("exit", "SystemExit"):
-                continue
-            if not all(_is_verdict(value, returns) for value in node.args):
+            name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+            if (
+                isinstance(node, ast.Call)
+                and name in ("exit", "SystemExit")
+                and not all(_is_verdict(value, returns) for value in node.args)
+            ):
                 raise UnsafeForm(
                     f"exits with a number that the agent may influence (256 counts as 0): '{ast.unparse(node)}'"
                 )
