@@ -197,8 +197,9 @@ class _Word:
     @property
     def shape(self) -> str:
         """Return the word as `_SHAPES` has it."""
-        is_option = self.kind == "word" and re.match(r"-[^-\s]|--.", self.text)
-        return "_".join(self.text.split(" ")) if is_option else "G" if self.kind == "glob" else "W"
+        if self.kind == "word" and re.match(r"-[^-\s]|--.", self.text):
+            return "_".join(self.text.split(" "))
+        return "G" if self.kind == "glob" else "W"
 
 
 @dataclass(slots=True)
@@ -255,7 +256,10 @@ class _LineReader:
             if is_negated and not all(file in before or self._is_there(file) for file in step):
                 raise UnsafeForm("negates a reader, which also passes if a file is missing")
             everything += step
-            before = [*before, *([] if is_negated else step)] if text == "&&" else []
+            if not is_negated:
+                before = [*before, *step]
+            if text != "&&":
+                before = []
             step, is_negated = [], False
         self.depth -= 1
         return everything
