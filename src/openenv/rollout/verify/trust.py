@@ -78,6 +78,7 @@ _TEST_RUNNERS = re.compile(
 )
 _ALWAYS_THERE = ("$OUTPUT/stdout", "$OUTPUT/stderr", "$OUTPUT/exit_code")
 _PATH = re.compile(r"[\w./-]*\w\.[a-z]\w*")
+_PRINTERS = ("echo", "printf")
 _MOST_NESTING = 8
 _NAME_FIELDS = ("id", "arg", "name", "asname")  # of the nodes that define a name
 
@@ -228,41 +229,45 @@ class _LineReader:
         if self.depth > _MOST_NESTING:
             raise UnsafeForm("is nested too deeply to be read")
         self.depth += 1
-        words: list[_Word] = []
         step: list[_Word] = []  # the files of a pipeline
-        before: list[_Word] = []  # of the steps that had to succeed before it
-        everything: list[_Word] = []
+        before: list[_Word] = []  # of the steps that have to succeed before it
+        every: list[_Word] = []
         is_negated = fixed_input = False
-        tokens = _tokens(line.strip())
-        for kind, text in itertools.chain(tokens, [("joint", "\n")]):
-            if kind == "input":
-                step.append(self._word(*next(tokens, ("", ""))))
-            elif kind == "reward":
-                self.may_write = True
-                if not words or words[0].text not in ("echo", "printf"):
-                    raise UnsafeForm("writes a reward that is not literal")
-            elif kind not in ("joint", "quiet"):
-                words.append(self._word(kind, text))
-            if kind != "joint":
-                continue
+        for words, inputs, joint in self._commands(line):
             if words[:1] == [_Word("!")]:
-                is_negated, words = True, words[1:]
-            files = self._command(words, fixed_input, is_negated)
-            fixed_input = text == "|" and (all(map(self.is_fixed, files)) if files else fixed_input or _prints(words))
+                is_negated = True
+                words.pop(0)
+            files = [*inputs, *self._command(words, fixed_input, is_negated)]
+            prints = bool(words) and words[0].text in _PRINTERS
+            fixed_input = joint == "|" and (all(map(self.is_fixed, files)) if files else fixed_input or prints)
             step += files
-            words = []
-            if text == "|":
+            if joint == "|":
                 continue
             if is_negated and not all(file in before or self._is_there(file) for file in step):
                 raise UnsafeForm("negates a reader, which also passes if a file is missing")
-            everything += step
-            if not is_negated:
-                before = [*before, *step]
-            if text != "&&":
-                before = []
+            every += step
+            before = before + step * (not is_negated) if joint == "&&" else []
             step, is_negated = [], False
         self.depth -= 1
-        return everything
+        return every
+
+    def _commands(self, line: str) -> Iterator[tuple[list[_Word], list[_Word], str]]:
+        """Yield the commands of a line: the words, the files that are their input, and the operator behind it."""
+        words: list[_Word] = []
+        inputs: list[_Word] = []
+        tokens = _tokens(line.strip())
+        for kind, text in itertools.chain(tokens, [("joint", "\n")]):
+            if kind == "joint":
+                yield words, inputs, text
+                words, inputs = [], []
+            elif kind == "input":
+                inputs.append(self._word(*next(tokens, ("", ""))))
+            elif kind == "reward":
+                self.may_write = True
+                if not words or words[0].text not in _PRINTERS:
+                    raise UnsafeForm("writes a reward that is not literal")
+            elif kind != "quiet":
+                words.append(self._word(kind, text))
 
     def is_fixed(self, word: _Word) -> bool:
         """Return whether the agent can choose neither the content nor the name of a file."""
@@ -299,7 +304,7 @@ class _LineReader:
         files = [word for word in arguments if word.shape in "WG"]
         if program.endswith("grep") and "-e" not in shape.split():
             self._look_for(files.pop(0))
-        if program in ("echo", "printf", "tr"):
+        if program in (*_PRINTERS, "tr"):
             return []
         given = [fixed_input if file.text == "-" else self.is_fixed(file) for file in files] or [fixed_input]
         if _COMPARING.match(f"{program}{shape}") and not any(given):
@@ -363,10 +368,6 @@ class _LineReader:
         for path in sources:
             if path.endswith(".py"):
                 python.read(self.files[path], posixpath.dirname(path))
-
-
-def _prints(words: list[_Word]) -> bool:
-    return bool(words) and words[0].text in ("echo", "printf")
 
 
 def _text(words: list[_Word]) -> str:
