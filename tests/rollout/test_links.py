@@ -231,7 +231,10 @@ def test_a_virtual_environment_of_the_agent_still_runs(reward_of: Callable[[Hone
     assert (outcome.status, outcome.reward) == ("ok", 1.0), outcome.verify_results
 
 
-def test_a_bomb_of_links_is_a_failure_of_the_agent(reward_of: Callable[[Honest], Outcome]) -> None:
+def test_a_bomb_of_links_is_a_failure_of_the_agent(
+    reward_of: Callable[[Honest], Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worktree, "MAX_MEMBERS", 2000)
     lines = (
         "mkdir d0; echo 42 > d0/x; for n in $(seq 40); do mkdir d$n; ln -s ../d$((n-1)) d$n/a; cp -P d$n/a d$n/b; done"
     )

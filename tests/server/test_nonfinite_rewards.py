@@ -68,6 +68,7 @@ def counted(server: Any, code: str = "NON_FINITE_REWARD") -> float:
     return sum(of_code)
 
 
+@pytest.mark.slow_but_for("thread-v1", "thread-v2", "process-v2")
 @pytest.mark.parametrize("protocol", ["v1", "v2"])
 def test_every_broken_reward_is_counted_and_each_session_logs_it_once(
     server: Any, caplog: pytest.LogCaptureFixture, protocol: Any
@@ -90,6 +91,7 @@ def test_every_broken_reward_is_counted_and_each_session_logs_it_once(
     assert len([record for record in lines if record.name == "openenv.server.sessions.manager"]) == 1
 
 
+@pytest.mark.slow_but_for("thread")
 def test_a_broken_reward_of_reset_begins_the_episode_all_the_same(server: Any) -> None:
     with GenericEnvClient(server.url, protocol="v2").sync() as client:
         with pytest.raises(NonFiniteReward):
@@ -98,6 +100,7 @@ def test_a_broken_reward_of_reset_begins_the_episode_all_the_same(server: Any) -
         assert client.reset().reward is None
 
 
+@pytest.mark.slow_but_for("thread")
 def test_plain_http_publishes_null_and_counts_it(server: Any) -> None:
     headers = {"X-OpenEnv-Session": "new"}
     first = http_calls.post(f"{server.url}/reset", json={}, headers=headers, trust_env=False)
@@ -109,6 +112,7 @@ def test_plain_http_publishes_null_and_counts_it(server: Any) -> None:
     assert counted(server) == 1
 
 
+@pytest.mark.slow_but_for("thread-v1", "thread-v2")
 @pytest.mark.parametrize("protocol", ["v1", "v2"])
 def test_a_slot_of_a_vector_fails_and_the_others_step_on(server: Any, protocol: Any) -> None:
     with VectorEnv(server.url, 3, protocol=protocol) as env:

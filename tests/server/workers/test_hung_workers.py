@@ -90,6 +90,7 @@ def play(server: WorkersServer) -> None:
         assert [client.step({"by": 1}).observation["total"] for _ in range(3)] == [1, 2, 3]
 
 
+@pytest.mark.slow_but_for("0")
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_stopped_worker_is_detected_and_replaced_and_its_sessions_end_with_a_typed_error(
     serve: Callable[..., WorkersServer], index: int
