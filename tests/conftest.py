@@ -27,6 +27,8 @@ from typing import Any
 import pytest
 
 import openenv
+from openenv.errors import SandboxUnavailable
+from openenv.sandboxes import LocalSandboxes
 from servers import RunningServer, running_server
 
 SOURCE = Path(openenv.__file__).resolve().parent.parent
@@ -122,6 +124,17 @@ def _free_port() -> int:
 def free_port() -> Callable[[], int]:
     """Find ports to bind later, below those that the system hands out: another test is not given them meanwhile."""
     return _free_port
+
+
+@pytest.fixture(scope="session")
+def local() -> LocalSandboxes:
+    """The `local` backend; `make test` installs bubblewrap where it can."""
+    backend = LocalSandboxes()
+    try:
+        backend.check()
+    except SandboxUnavailable as exc:
+        pytest.skip(f"no local sandboxes here: {exc}")
+    return backend
 
 
 @pytest.fixture

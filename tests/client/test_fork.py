@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from openenv import GenericEnvClient, HTTPEnvClient
+from dict_client import DictHTTPClient
+from openenv import GenericEnvClient
 from openenv.client.driver import KEEPALIVE, KeepaliveThread
 from openenv.errors import SessionLost
 
@@ -199,15 +200,9 @@ def test_a_fork_does_not_stop_the_server_that_its_parent_has_started(parrot: Any
     assert starter.stopped
 
 
-class OverHTTP(HTTPEnvClient[Any, Any, Any]):
-    _step_payload = GenericEnvClient._step_payload  # type: ignore[assignment]
-    _parse_result = GenericEnvClient._parse_result  # type: ignore[assignment]
-    _parse_state = GenericEnvClient._parse_state  # type: ignore[assignment]
-
-
 def test_an_http_client_keeps_to_its_process_too(parrot: Any) -> None:
     starter = Starter(parrot.url)
-    with OverHTTP(parrot.url, provider=starter) as client:
+    with DictHTTPClient(parrot.url, provider=starter) as client:
         client.reset()
 
         def child() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openenv import HTTPEnvClient
+from dict_client import DictHTTPClient
 from openenv.errors import (
     ConnectFailed,
     ExecutionError,
@@ -19,22 +19,10 @@ from openenv.errors import (
     SessionCapacityError,
     SessionLost,
 )
-from openenv.types import StepResult
-
-
-class Client(HTTPEnvClient[Any, Any, Any]):
-    def _step_payload(self, action: Any) -> dict[str, Any]:
-        return dict(action)
-
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
-        return StepResult(payload["observation"], payload["reward"], payload["done"])
-
-    def _parse_state(self, payload: dict[str, Any]) -> Any:
-        return payload
 
 
 def test_an_episode_keeps_its_state_between_requests(parrot: Any) -> None:
-    with Client(parrot.url) as client:
+    with DictHTTPClient(parrot.url) as client:
         assert client.session_id is None
         assert client.reset(seed=2).observation["text"] == "seed 2"
         for _ in range(3):
@@ -47,19 +35,19 @@ def test_an_episode_keeps_its_state_between_requests(parrot: Any) -> None:
 
 
 def test_a_bare_host_is_an_address(parrot: Any) -> None:
-    with Client(f"127.0.0.1:{parrot.port}/") as client:
+    with DictHTTPClient(f"127.0.0.1:{parrot.port}/") as client:
         assert client.base_url == parrot.url
         client.reset()
 
 
 def test_errors_are_typed(serve: Callable[..., Any], parrot_app: Callable[..., Any]) -> None:
     server = serve(parrot_app(sessions=1))
-    with Client(server.url) as client:
+    with DictHTTPClient(server.url) as client:
         client.reset()
         with pytest.raises(RequestValidationError) as caught:
             client.step({"message": 7})
         assert caught.value.details["errors"][0]["loc"] == ["message"]
-        with Client(server.url) as other, pytest.raises(SessionCapacityError) as full:
+        with DictHTTPClient(server.url) as other, pytest.raises(SessionCapacityError) as full:
             other.reset()
         assert (full.value.active_sessions, full.value.max_sessions) == (1, 1)
         assert client.step({"message": "still"}).observation["text"] == "still"
@@ -69,7 +57,7 @@ def test_a_first_reset_that_fails_does_not_lose_its_slot(
     serve: Callable[..., Any], parrot_app: Callable[..., Any]
 ) -> None:
     server = serve(parrot_app(sessions=1))
-    with Client(server.url) as client:
+    with DictHTTPClient(server.url) as client:
         for _ in range(3):
             with pytest.raises(ExecutionError, match="reset failed"):
                 client.reset(fail=True)
@@ -78,7 +66,7 @@ def test_a_first_reset_that_fails_does_not_lose_its_slot(
 
 
 def test_a_session_that_has_ended_is_lost_until_reset(parrot: Any) -> None:
-    with Client(parrot.url) as client:
+    with DictHTTPClient(parrot.url) as client:
         client.reset()
         parrot.manager.find(client.session_id).close("expired")
         parrot.wait_for(lambda: parrot.manager.active == 0)
@@ -92,7 +80,7 @@ def test_a_session_that_has_ended_is_lost_until_reset(parrot: Any) -> None:
 
 
 def test_a_server_that_was_restarted_has_lost_the_episode_and_reset_begins_another(parrot: Any) -> None:
-    with Client(parrot.url) as client:
+    with DictHTTPClient(parrot.url) as client:
         client.reset()
         client._session_id = "of-an-earlier-server"
         with pytest.raises(SessionLost):
@@ -102,7 +90,7 @@ def test_a_server_that_was_restarted_has_lost_the_episode_and_reset_begins_anoth
 
 
 def test_a_request_that_times_out_loses_the_episode(parrot: Any, gate: threading.Event) -> None:
-    client = Client(parrot.url, request_timeout_s=1.5)
+    client = DictHTTPClient(parrot.url, request_timeout_s=1.5)
     client.reset()
     with pytest.raises(RequestTimeout):
         client.step({"message": "wait"})
@@ -116,20 +104,20 @@ def test_a_request_that_times_out_loses_the_episode(parrot: Any, gate: threading
 def test_a_server_that_is_not_there_is_a_failed_connection() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        with pytest.raises(ConnectFailed), Client(f"http://127.0.0.1:{unused.getsockname()[1]}") as client:
+        with pytest.raises(ConnectFailed), DictHTTPClient(f"http://127.0.0.1:{unused.getsockname()[1]}") as client:
             client.reset()
 
 
 def test_a_server_without_sessions_is_warned_about(serve: Callable[..., Any]) -> None:
     server = serve(_answering(b'{"observation":{},"reward":null,"done":false}'), lifespan="off")
-    with Client(server.url) as client, pytest.warns(RuntimeWarning, match="keeps no sessions"):
+    with DictHTTPClient(server.url) as client, pytest.warns(RuntimeWarning, match="keeps no sessions"):
         client.reset()
 
 
 @pytest.mark.parametrize("body", [b"hello", b"[]"])
 def test_an_answer_that_is_no_object_is_a_protocol_error(serve: Callable[..., Any], body: bytes) -> None:
     server = serve(_answering(body), lifespan="off")
-    with Client(server.url) as client, pytest.raises(ProtocolError):
+    with DictHTTPClient(server.url) as client, pytest.raises(ProtocolError):
         client.reset()
 
 
@@ -143,7 +131,7 @@ def _answering(body: bytes) -> Any:
 
 
 def test_default_headers_and_keywords_of_a_step_are_sent(parrot: Any) -> None:
-    with Client(parrot.url, default_headers={"X-Key": "k"}) as client:
+    with DictHTTPClient(parrot.url, default_headers={"X-Key": "k"}) as client:
         client.reset()
         assert client.step({"message": "a"}, timeout_s=1.5, request_id="r").observation["text"] == "a"
         with pytest.raises(RequestValidationError):

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from dict_client import DictHTTPClient
 from environments import Idle
-from openenv import GenericEnvClient, HTTPEnvClient
+from openenv import GenericEnvClient
 from openenv.errors import (
     ConnectFailed,
     EnvironmentFactoryError,
@@ -36,15 +37,9 @@ class Broken(Idle):
         raise ValueError("no such data set")
 
 
-class OverHTTP(HTTPEnvClient[Any, Any, Any]):
-    _step_payload = GenericEnvClient._step_payload  # type: ignore[assignment]
-    _parse_result = GenericEnvClient._parse_result  # type: ignore[assignment]
-    _parse_state = GenericEnvClient._parse_state  # type: ignore[assignment]
-
-
 def test_a_refused_action_names_the_field_and_what_is_wrong_with_it(serve: Callable[..., Any]) -> None:
     server = serve(create_app(Idle, Number, Observation, max_concurrent_envs=4))
-    with GenericEnvClient(server.url).sync() as client, OverHTTP(server.url) as over_http:
+    with GenericEnvClient(server.url).sync() as client, DictHTTPClient(server.url) as over_http:
         client.reset()
         with pytest.raises(RequestValidationError) as caught:
             client.step({"n": "x"})
@@ -123,7 +118,7 @@ def test_a_full_server_is_reported_plainly_with_advice(
 
 @pytest.mark.parametrize("suffix", ["", "/", "/ws", "/ws/"])
 def test_an_address_may_end_in_ws(parrot: Any, suffix: str) -> None:
-    with GenericEnvClient(parrot.url + suffix).sync() as client, OverHTTP(parrot.url + suffix) as over_http:
+    with GenericEnvClient(parrot.url + suffix).sync() as client, DictHTTPClient(parrot.url + suffix) as over_http:
         client.reset()
         over_http.reset()
 
@@ -131,10 +126,10 @@ def test_an_address_may_end_in_ws(parrot: Any, suffix: str) -> None:
 def test_a_host_called_ws_is_a_host() -> None:
     assert GenericEnvClient("http://ws")._ws_url == "ws://ws/ws"
     assert GenericEnvClient("ws")._ws_url == "ws://ws/ws"
-    assert OverHTTP("https://ws").base_url == "https://ws"
+    assert DictHTTPClient("https://ws").base_url == "https://ws"
 
 
-@pytest.mark.parametrize("client", [GenericEnvClient, OverHTTP])
+@pytest.mark.parametrize("client", [GenericEnvClient, DictHTTPClient])
 @pytest.mark.parametrize("base_url", ["", "http://", "/ws", 5, "ftp://host", "http://host:port"])
 def test_what_is_no_address_is_refused_at_once_with_an_example(client: Any, base_url: Any) -> None:
     with pytest.raises(ValueError) as caught:
@@ -201,8 +196,8 @@ def test_a_client_shows_where_and_how_it_is(parrot: Any) -> None:
         twin.reset()
     assert repr(client) == f"<GenericEnvClient {parrot.url}, lost: closed by the client>"
     assert "without a server" in repr(GenericEnvClient(provider=object()))
-    with OverHTTP(parrot.url) as over_http:
-        assert repr(over_http) == f"<OverHTTP {parrot.url}, no session>"
+    with DictHTTPClient(parrot.url) as over_http:
+        assert repr(over_http) == f"<DictHTTPClient {parrot.url}, no session>"
         over_http.reset()
         assert over_http.session_id in repr(over_http)
     assert "lost: closed by the client" in repr(over_http)

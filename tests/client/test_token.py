@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
+from dict_client import DictHTTPClient
 from environments import Idle, Tools
-from openenv import GenericEnvClient, HTTPEnvClient, MCPToolClient
+from openenv import GenericEnvClient, MCPToolClient
 from openenv.client.network import with_token
 from openenv.errors import AccessDenied, ConnectFailed, Forbidden
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
-from openenv.types import Action, Observation, StepResult
+from openenv.types import Action, Observation
 
 
 class Still(Idle):
@@ -30,17 +31,6 @@ class Bell(Tools):
 
     def ring(self) -> str:
         return "ding"
-
-
-class OverHttp(HTTPEnvClient[dict[str, Any], dict[str, Any], dict[str, Any]]):
-    def _step_payload(self, action: dict[str, Any]) -> dict[str, Any]:
-        return action
-
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[dict[str, Any]]:
-        return StepResult(observation=payload["observation"], reward=payload["reward"], done=payload["done"])
-
-    def _parse_state(self, payload: dict[str, Any]) -> dict[str, Any]:
-        return payload
 
 
 @pytest.fixture(scope="module")
@@ -77,19 +67,19 @@ def test_the_setting_is_used_where_no_token_is_given(url: str, monkeypatch: pyte
     monkeypatch.setenv("OPENENV_TOKEN", "main,older")
     with GenericEnvClient(url).sync() as client:
         client.reset()
-    with OverHttp(url) as other:
+    with DictHTTPClient(url) as other:
         other.reset()
     with pytest.raises(AccessDenied):
         GenericEnvClient(url, token="wrong").sync().connect()
 
 
 def test_a_token_works_over_http(url: str) -> None:
-    with OverHttp(url, token="main") as client:
+    with DictHTTPClient(url, token="main") as client:
         client.reset()
         assert client.step({}).reward == 1.0
-    with OverHttp(url) as client, pytest.raises(AccessDenied, match="OPENENV_TOKEN"):
+    with DictHTTPClient(url) as client, pytest.raises(AccessDenied, match="OPENENV_TOKEN"):
         client.reset()
-    with OverHttp(url, token="tools") as client, pytest.raises(Forbidden) as caught:
+    with DictHTTPClient(url, token="tools") as client, pytest.raises(Forbidden) as caught:
         client.reset()
     assert caught.value.role == "agent"
 

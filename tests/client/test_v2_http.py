@@ -7,33 +7,27 @@ from typing import Any
 
 import pytest
 
-from openenv import GenericEnvClient, HTTPEnvClient
+from dict_client import DictHTTPClient
 from openenv.errors import ConnectFailed, SessionLost
 
 STEPS = 3
 
 
-class Client(HTTPEnvClient[Any, Any, Any]):
-    _step_payload = GenericEnvClient._step_payload  # type: ignore[assignment]
-    _parse_result = GenericEnvClient._parse_result  # type: ignore[assignment]
-    _parse_state = GenericEnvClient._parse_state  # type: ignore[assignment]
-
-
-def play(client: Client) -> list[Any]:
+def play(client: DictHTTPClient) -> list[Any]:
     return [client.step({"number": number}).observation["count"] for number in range(STEPS)]
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_a_cut_at_any_byte_of_a_step_changes_nothing(start: Any, proxy_to: Any, env_cls: Any, way: str) -> None:
     proxy = proxy_to(start(sessions=64))
-    with Client(proxy.url) as healthy:
+    with DictHTTPClient(proxy.url) as healthy:
         healthy.reset()
         proxy.count()
         play(healthy)
         total = proxy.passed[way]
     for cut in range(1, total, 1 + total // 12):
         env_cls.ran.clear()
-        with Client(proxy.url) as client:
+        with DictHTTPClient(proxy.url) as client:
             client.reset()
             proxy.count()
             proxy.cut_after = (way, cut)
@@ -44,7 +38,7 @@ def test_a_cut_at_any_byte_of_a_step_changes_nothing(start: Any, proxy_to: Any, 
 
 def test_a_server_out_of_reach_is_a_failed_connection_and_the_episode_goes_on_later(start: Any, proxy_to: Any) -> None:
     server = start()
-    with Client(server.url) as client:
+    with DictHTTPClient(server.url) as client:
         client.reset()
         client._http.close()
         client._http = client._new_http()
@@ -57,7 +51,7 @@ def test_a_server_out_of_reach_is_a_failed_connection_and_the_episode_goes_on_la
 
 def test_a_connection_that_breaks_each_time_is_a_lost_session(start: Any, proxy_to: Any) -> None:
     proxy = proxy_to(start())
-    with Client(proxy.url) as client:
+    with DictHTTPClient(proxy.url) as client:
         client.reset()
         proxy.refuses = True
         proxy.cut()
@@ -78,7 +72,7 @@ def test_a_request_without_a_session_is_never_repeated(serve: Callable[..., Any]
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"100")]})
         await send({"type": "http.response.body", "body": b"{", "more_body": False})
 
-    with Client(serve(breaks, lifespan="off", log_level="critical").url) as client:
+    with DictHTTPClient(serve(breaks, lifespan="off", log_level="critical").url) as client:
         with pytest.raises(SessionLost):
             client.step({})
     assert paths == [b"/step"]
@@ -89,6 +83,6 @@ def test_gone_is_a_lost_session_whatever_server_answers_it(serve: Callable[..., 
         await send({"type": "http.response.start", "status": 410, "headers": []})
         await send({"type": "http.response.body", "body": b"no longer here"})
 
-    with Client(serve(gone, lifespan="off").url) as client:
+    with DictHTTPClient(serve(gone, lifespan="off").url) as client:
         with pytest.raises(SessionLost, match="no longer here"):
             client.step({})

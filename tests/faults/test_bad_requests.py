@@ -12,21 +12,9 @@ from pydantic import field_validator
 
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.types import Action, Observation
+from servers import PlainAsgi
 
 Carry = Callable[..., Any]
-
-
-class Between:
-    """A middleware that keeps the endpoint from reaching the connection itself."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def pass_on() -> Any:
-            return await receive()
-
-        await self._app(scope, pass_on, send)
 
 
 @pytest.fixture(params=["own", "middleware", "uvicorn", "uvicorn and middleware"])
@@ -35,7 +23,7 @@ def carry(request: pytest.FixtureRequest, serve: Any) -> Carry:
 
     def start(app: Any) -> Any:
         if "middleware" in request.param:
-            app.add_middleware(Between)
+            app.add_middleware(PlainAsgi)
         return serve(app, **({"ws": "websockets-sansio"} if "uvicorn" in request.param else {}))
 
     return start

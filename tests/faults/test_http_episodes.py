@@ -7,25 +7,12 @@ from typing import Any
 
 import pytest
 
-from openenv.client.http_client import HTTPEnvClient
+from dict_client import DictHTTPClient
 from openenv.errors import ExecutionError, RequestTimeout, SessionLost
 from openenv.server.sessions.lifetime import SessionLimits
-from openenv.types import ConcurrencyConfig, StepResult
+from openenv.types import ConcurrencyConfig
 
 HEADER = "X-OpenEnv-Session"
-
-
-class DictClient(HTTPEnvClient[dict[str, Any], dict[str, Any], dict[str, Any]]):
-    """A client without models."""
-
-    def _step_payload(self, action: dict[str, Any]) -> dict[str, Any]:
-        return action
-
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[dict[str, Any]]:
-        return StepResult(payload["observation"], payload["reward"], payload["done"])
-
-    def _parse_state(self, payload: dict[str, Any]) -> dict[str, Any]:
-        return payload
 
 
 def test_an_http_episode_continues_from_request_to_request(serve: Any, probe: Any, http: Any) -> None:
@@ -58,7 +45,7 @@ def test_a_client_that_keeps_cookies_continues_its_episode(serve: Any, probe: An
 
 def test_the_http_client_plays_an_episode(serve: Any, probe: Any) -> None:
     """W1: our own client over HTTP is stateful by default."""
-    with DictClient(serve(probe.app()).url) as client:
+    with DictHTTPClient(serve(probe.app()).url) as client:
         client.reset()
         assert [client.step({}).reward for _ in range(3)] == [1.0, 2.0, 3.0]
         assert client.state()["step_count"] == 3
@@ -107,7 +94,7 @@ def test_the_http_client_reports_an_expired_session_until_reset(
     app = probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=1, session_timeout=0.2))
     app.state.openenv_server.manager._clock = clock
     server = serve(app)
-    with DictClient(server.url) as client:
+    with DictHTTPClient(server.url) as client:
         client.reset()
         client.step({})
         clock.now += 1
@@ -121,7 +108,7 @@ def test_the_http_client_reports_an_expired_session_until_reset(
 
 def test_a_failed_reset_does_not_revive_a_lost_episode(serve: Any, probe: Any) -> None:
     """W26: after a timeout only a reset that worked lets steps through, over HTTP too."""
-    with DictClient(serve(probe.app()).url, request_timeout_s=1.5) as client:
+    with DictHTTPClient(serve(probe.app()).url, request_timeout_s=1.5) as client:
         client.reset()
         probe.hold("step")
         with pytest.raises(RequestTimeout):

@@ -24,6 +24,7 @@ from openenv.errors import (
     SessionCapacityError,
     SessionLost,
 )
+from servers import PlainAsgi
 from waiting import holds_for, holds_for_async
 
 Wait = Callable[..., None]
@@ -421,16 +422,3 @@ async def test_an_idle_awaiting_client_pings_and_is_answered(serve: Any, probe: 
         await client.reset()
         await asyncio.sleep(0.5)
         assert (await client.step({})).observation["count"] == 1
-
-
-class PlainAsgi:
-    """A middleware that keeps the endpoint from taking the connection over."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def pass_on() -> Any:
-            return await receive()
-
-        await self._app(scope, pass_on, send)

@@ -8,50 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import uvloop
 
+from dict_client import DictHTTPClient
 from gateways import ChangingBackends, RunningGateway
-from openenv import GenericEnvClient, HTTPEnvClient, LocalEnv
+from openenv import GenericEnvClient, LocalEnv
 from openenv.server.app import create_app
-from openenv.types import StepResult
-
-
-class DictHTTPClient(HTTPEnvClient[Any, Any, Any]):
-    """The HTTP client with dicts instead of models."""
-
-    def _step_payload(self, action: Any) -> dict[str, Any]:
-        return dict(action)
-
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
-        return StepResult(payload["observation"], payload["reward"], payload["done"], payload["metadata"])
-
-    def _parse_state(self, payload: dict[str, Any]) -> Any:
-        return payload
-
-
-class WithoutTakeover:
-    """Middleware that puts itself between server and endpoint, as many do: the fast WebSocket path is not possible."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-        self.state = app.state
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def receive_through() -> Any:
-            return await receive()
-
-        await self._app(scope, receive_through, send)
-
-
-@contextlib.contextmanager
-def loops_by_uvloop() -> Iterator[None]:
-    """New event loops are uvloop's, as under `openenv serve`."""
-    before = asyncio.get_event_loop_policy()
-    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    try:
-        yield
-    finally:
-        asyncio.set_event_loop_policy(before)
+from servers import PlainAsgi, loops_by_uvloop
 
 
 class Awaited:
@@ -112,7 +74,7 @@ class Way:
             return self
         app: Any = create_app(env, action_cls, observation_cls, max_concurrent_envs=sessions)
         if "plain" in self.name or "asgi" in self.name:
-            self.server = self._serve(WithoutTakeover(app) if "asgi" in self.name else app, ws="auto", http="auto")
+            self.server = self._serve(PlainAsgi(app) if "asgi" in self.name else app, ws="auto", http="auto")
         elif "dual" in self.name:
             self.server = self._serve(app)
         else:

@@ -19,6 +19,7 @@ from websockets.sync.client import connect
 import http_calls
 from behaviours import Manifest
 from gateways import ChangingBackends, RunningGateway, counting_app
+from http_calls import close_sessions, open_session
 from openenv import GenericEnvClient, VectorEnv
 from openenv.client.vector.results import VectorResult
 from openenv.errors import SessionCapacityError
@@ -41,7 +42,6 @@ MANIFEST = {
     "full": "a full server refuses over every transport; errors of a session pass as they are",
 }
 behaviour = Manifest(MANIFEST)
-NEW = {"X-OpenEnv-Session": "new"}
 SLOTS = 8
 """Of the whole server."""
 
@@ -124,16 +124,9 @@ def home_of(seen: dict[str, Any]) -> tuple[int, str]:
     return seen["pid"], seen["server"]
 
 
-def opened(http: httpx2.Client, **headers: str) -> str:
-    """Open a session over HTTP; return its id."""
-    response = http.post("/reset", json={}, headers={**NEW, **headers})
-    assert response.status_code == 200, response.text
-    return str(response.headers["x-openenv-session"])
-
-
 def one_of_each(site: Site, http: httpx2.Client) -> list[str]:
     """Open a session in each process."""
-    names = [opened(http) for _ in range(2)]
+    names = [open_session(http) for _ in range(2)]
     assert len({site.place(name) for name in names}) == 2
     return names
 
@@ -143,11 +136,6 @@ def stepped(http: httpx2.Client, name: str, by: int = 1) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     seen: dict[str, Any] = response.json()["observation"]
     return seen
-
-
-def close(http: httpx2.Client, *names: str) -> None:
-    for name in names:
-        assert http.delete(f"/sessions/{name}").status_code == 200
 
 
 def seen_by(result: VectorResult[Any]) -> list[Any]:
@@ -203,7 +191,7 @@ def test_one_connection_carries_requests_of_sessions_in_both_processes(site: Sit
         large = {"action": {"by": 1, "padding": "x" * 2_000_000}}
         seen = http.post("/step", json=large, headers={"X-OpenEnv-Session": names[1]}).json()["observation"]
         assert (seen["total"], len(seen["padding"])) == (11, 2_000_000)
-        close(http, *names)
+        close_sessions(http, *names)
         gone = http.post("/step", json={"action": {}}, headers={"X-OpenEnv-Session": names[1]})
         assert (gone.status_code, gone.json()["code"]) == (410, "SESSION_LOST")
         assert http.head("/health").text == http.head("/docs").text == ""
@@ -233,7 +221,7 @@ def test_requests_sent_ahead_are_answered_in_order_by_their_own_processes(site: 
         assert totals == [1, 1, 2, 2, 3, 3]
         assert len(set(homes)) == 2
         assert homes == homes[:2] * 3
-        close(http, *names)
+        close_sessions(http, *names)
 
 
 @behaviour("mcp")
@@ -328,16 +316,16 @@ def test_a_repeated_open_gets_the_session_that_the_first_one_opened(site: Site) 
             peer.socket.shutdown(socket.SHUT_RDWR)
     assert len(names) == 1
     with site.http() as http:
-        keyed = {opened(http, **{"Idempotency-Key": "k" * 32}) for _ in range(4)}
+        keyed = {open_session(http, **{"Idempotency-Key": "k" * 32}) for _ in range(4)}
         assert len(keyed) == 1
-        close(http, *keyed)
+        close_sessions(http, *keyed)
         assert http.delete(f"/web/sessions/{names.pop()}").status_code == 200
 
 
 @behaviour("full")
 def test_a_full_server_refuses_over_every_transport(site: Site) -> None:
     with site.http() as http:
-        names = [opened(http) for _ in range(SLOTS)]
+        names = [open_session(http) for _ in range(SLOTS)]
         halves([site.place(name) for name in names])
         for _ in range(4):  # in any process
             refused = http_calls.post(f"{site.url}/sessions", json={})
@@ -349,7 +337,7 @@ def test_a_full_server_refuses_over_every_transport(site: Site) -> None:
                 site.client(protocol=protocol).reset()
         invalid = http.post("/step", json={"action": {"by": "much"}}, headers={"X-OpenEnv-Session": names[0]})
         assert invalid.status_code == 422
-        close(http, *names)
+        close_sessions(http, *names)
 
 
 def test_every_behaviour_of_the_manifest_has_its_test() -> None:

@@ -10,22 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from openenv.errors import SandboxUnavailable
-from openenv.sandboxes import LocalSandboxes
 from openenv.sandboxes.base import Sandboxes
 from openenv.sandboxes.host import scratch_root
 from waiting import wait_until
-
-
-@pytest.fixture(scope="session")
-def local() -> Sandboxes:
-    """The `local` backend; `make test` installs bubblewrap where it can."""
-    backend = LocalSandboxes()
-    try:
-        backend.check()
-    except SandboxUnavailable as exc:
-        pytest.skip(f"no local sandboxes here: {exc}")
-    return backend
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import shutil
 import socket
 import sys
 import threading
@@ -16,30 +15,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from openenv.errors import SandboxUnavailable
 from openenv.sandboxes import DockerSandboxes, LocalSandboxes, ProcessSandboxes, Sandbox, SandboxSpec
-from openenv.sandboxes.local.bubblewrap import install_command
 from waiting import wait_until
-
-
-@pytest.fixture(scope="session")
-def bubblewrap() -> str:
-    """The path of bubblewrap, which `make test` installs where it can."""
-    path = shutil.which("bwrap")
-    if path is None:
-        pytest.skip(f"bubblewrap is not installed: {install_command()}")
-    return path
-
-
-@pytest.fixture(scope="session")
-def local(bubblewrap: str) -> LocalSandboxes:
-    """The local backend."""
-    backend = LocalSandboxes()
-    try:
-        backend.check()
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
-    return backend
 
 
 @pytest.fixture(scope="session")

@@ -7,20 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from openenv.errors import SandboxError, SandboxTreeError, SandboxUnavailable
+from openenv.errors import SandboxError, SandboxTreeError
 from openenv.sandboxes.base import Limits, Sandboxes, SandboxSpec
-from openenv.sandboxes.local import LocalSandboxes
-
-
-@pytest.fixture(scope="module")
-def local() -> Sandboxes:
-    """The `local` backend, or a skipped test where it cannot run."""
-    backend = LocalSandboxes()
-    try:
-        backend.check()
-    except SandboxUnavailable as exc:
-        pytest.skip(f"no local sandboxes here: {exc}")
-    return backend
 
 
 def test_an_archive_with_much_padding_is_unpacked(local: Sandboxes, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import uvloop
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -21,6 +20,7 @@ from environments import Heard, Parrot, Say
 from openenv.server.app import create_app
 from openenv.server.fast.frame_socket import FrameSocket
 from openenv.server.sockets import AsgiSocket
+from servers import loops_by_uvloop
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "serve": {},
@@ -29,17 +29,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "asgi": {"ws": "websockets-sansio", "ws_per_message_deflate": True},
     "OPENENV_FAST=0": {},
 }
-
-
-@contextlib.contextmanager
-def loops_by_uvloop() -> Iterator[None]:
-    """New event loops are uvloop's, as under `openenv serve`."""
-    before = asyncio.get_event_loop_policy()
-    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    try:
-        yield
-    finally:
-        asyncio.set_event_loop_policy(before)
 
 
 @pytest.fixture

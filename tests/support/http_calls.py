@@ -30,3 +30,16 @@ class AsyncClient(httpx2.AsyncClient):
 
     def __init__(self, *, timeout: Any = TIMEOUT, **options: Any) -> None:
         super().__init__(timeout=timeout, **options)
+
+
+def open_session(http: httpx2.Client, **headers: str) -> str:
+    """Begin an episode in a session of its own; return its id."""
+    response = http.post("/reset", json={}, headers={"X-OpenEnv-Session": "new", **headers})
+    assert response.status_code == 200, response.text
+    return str(response.headers["x-openenv-session"])
+
+
+def close_sessions(http: httpx2.Client, *names: str) -> None:
+    """End sessions, which there have to be."""
+    for name in names:
+        assert http.delete(f"/sessions/{name}").status_code == 200

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+import uvloop
 
 from openenv.server.fast import frame_socket
 from openenv.server.run import ServeOptions, uvicorn_settings
@@ -91,3 +92,28 @@ def running_server(app: Any, *, port: int = 0, **settings: Any) -> Iterator[Runn
         sock.close()
         frame_socket.CLOSE_TIMEOUT_S = CLOSE_TIMEOUT_S
         assert not thread.is_alive(), "the server did not stop"
+
+
+class PlainAsgi:
+    """Middleware between server and endpoint, as many applications have: the endpoint cannot take connections over."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.state = getattr(app, "state", None)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def receive_through() -> Any:
+            return await receive()
+
+        await self._app(scope, receive_through, send)
+
+
+@contextlib.contextmanager
+def loops_by_uvloop() -> Iterator[None]:
+    """New event loops are uvloop's, as under `openenv serve`."""
+    before = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop_policy(before)

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from typer.testing import CliRunner
 
 import http_calls
 from gateways import ChangingBackends, CuttableLink, RunningGateway, counting_app
+from http_calls import open_session
 from openenv import GenericEnvClient
 from openenv.cli.__main__ import build
 from openenv.errors import AccessDenied, ConnectFailed, SessionLost
@@ -53,12 +53,6 @@ def client_at(url: str, **options: Any) -> Any:
     return GenericEnvClient(url, **options).sync()
 
 
-def opened(http: httpx2.Client) -> str:
-    response = http.post("/reset", json={}, headers={"X-OpenEnv-Session": "new"})
-    assert response.status_code == 200, response.text
-    return str(response.headers["x-openenv-session"])
-
-
 def test_sessions_survive_a_restart_of_the_gateway(serve: Serve, start: Start) -> None:
     servers = [serve(counting_app(name)) for name in ("red", "blue")]
     urls = [server.url for server in servers]
@@ -67,7 +61,7 @@ def test_sessions_survive_a_restart_of_the_gateway(serve: Serve, start: Start) -
     homes = [client.reset().observation["server"] for client in clients]
     assert sorted(homes) == ["blue", "blue", "red", "red"]
     with http_calls.Client(base_url=first.url) as http:
-        name = opened(http)
+        name = open_session(http)
         http.post("/step", json={"action": {"by": 3}}, headers={"X-OpenEnv-Session": name})
     for client in clients:
         client.step({"by": 1})
@@ -87,11 +81,11 @@ def test_a_server_that_drains_keeps_its_sessions_and_gets_no_new_ones(serve: Ser
     servers = [serve(counting_app(name)) for name in ("red", "blue")]
     gateway = start(*(server.url for server in servers))
     with http_calls.Client(base_url=gateway.url) as http:
-        names = [opened(http) for _ in range(2)]
+        names = [open_session(http) for _ in range(2)]
         servers[0].manager.stop_admitting()
         gateway.refresh()
         assert http.get("/ready").json()["servers"] == {"ready": 1, "draining": 1, "unreachable": 0}
-        names += [opened(http) for _ in range(3)]
+        names += [open_session(http) for _ in range(3)]
         homes = []
         for name in names:
             seen = http.post("/step", json={"action": {}}, headers={"X-OpenEnv-Session": name}).json()
@@ -134,7 +128,7 @@ def test_a_server_that_cannot_be_reached_is_waited_for_and_then_given_up(
     homes = [client.reset().observation["server"] for client in clients]
     far, near = (clients[homes.index(name)] for name in ("red", "blue"))
     with http_calls.Client(base_url=link.url) as http:
-        name = opened(http)
+        name = open_session(http)
     link.cut()
     gateway.refresh()
     for named in (name, f"{new_boot()}-4444-8888-123456789012"):  # that may be a session of the one that is silent
@@ -161,7 +155,7 @@ def test_a_server_that_is_found_after_the_last_round_is_known_by_the_names_of_it
     gateway = start(source=source)
     late = serve(counting_app("blue"))
     with http_calls.Client(base_url=late.url) as http:
-        name = opened(http)
+        name = open_session(http)
     source.listed.append(late.url)
     seen = http_calls.post(f"{gateway.url}/step", json={"action": {}}, headers={"X-OpenEnv-Session": name})
     assert seen.json()["observation"]["server"] == "blue"
@@ -173,7 +167,7 @@ def test_a_server_that_refuses_connections_is_passed_over(serve: Serve, start: S
     for _ in range(4):  # the gateway has not asked it since
         with client_at(gateway.url) as client:
             assert client.reset().observation["server"] == "blue"
-    assert {opened(http_calls.Client(base_url=gateway.url)) for _ in range(2)}
+    assert {open_session(http_calls.Client(base_url=gateway.url)) for _ in range(2)}
 
 
 def test_tokens_are_those_of_the_servers(serve: Serve, start: Start) -> None:

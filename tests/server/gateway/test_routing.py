@@ -11,17 +11,9 @@ import httpx2
 
 import http_calls
 from gateways import RunningGateway
+from http_calls import close_sessions, open_session
 from servers import RunningServer
 from waiting import wait_until
-
-NEW = {"X-OpenEnv-Session": "new"}
-
-
-def opened(http: httpx2.Client, **headers: str) -> str:
-    """Open a session over HTTP; return its id."""
-    response = http.post("/reset", json={}, headers={**NEW, **headers})
-    assert response.status_code == 200, response.text
-    return str(response.headers["x-openenv-session"])
 
 
 def stepped(http: httpx2.Client, name: str, by: int = 1) -> dict[str, Any]:
@@ -31,27 +23,22 @@ def stepped(http: httpx2.Client, name: str, by: int = 1) -> dict[str, Any]:
     return seen
 
 
-def close(http: httpx2.Client, *names: str) -> None:
-    for name in names:
-        assert http.delete(f"/sessions/{name}").status_code == 200
-
-
 def test_load_that_did_not_come_through_the_gateway_counts(
     gateway: RunningGateway, servers: list[RunningServer]
 ) -> None:
     with http_calls.Client(base_url=servers[0].url) as beside, http_calls.Client(base_url=gateway.url) as http:
-        others = [opened(beside) for _ in range(3)]
+        others = [open_session(beside) for _ in range(3)]
         gateway.refresh()
-        names = [opened(http) for _ in range(3)]
+        names = [open_session(http) for _ in range(3)]
         assert {stepped(http, name)["server"] for name in names} == {"blue"}
         assert {stepped(http, name)["server"] for name in others} == {"red"}  # the id is enough
-        close(http, *names, *others)
+        close_sessions(http, *names, *others)
 
 
 def test_the_gateway_answers_for_all_servers_together(gateway: RunningGateway, servers: list[RunningServer]) -> None:
     with http_calls.Client(base_url=gateway.url) as http:
         assert http.get("/health").json() == {"status": "healthy"}
-        names = [opened(http) for _ in range(3)]
+        names = [open_session(http) for _ in range(3)]
         wait_until(lambda: all(server.manager.active for server in servers))
         gateway.refresh()
         ready = http.get("/ready").json()
@@ -65,4 +52,4 @@ def test_the_gateway_answers_for_all_servers_together(gateway: RunningGateway, s
         lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
         assert (lines["openenv_session_slots_used"], lines["openenv_session_slots"]) == ("3", "16")
         assert lines['openenv_gateway_servers{state="ready"}'] == "2"
-        close(http, *names)
+        close_sessions(http, *names)

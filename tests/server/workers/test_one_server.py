@@ -22,14 +22,14 @@ import pytest
 from websockets.sync.client import connect
 
 import http_calls
-from openenv import GenericEnvClient, HTTPEnvClient, StepResult
+from dict_client import DictHTTPClient
+from http_calls import close_sessions, open_session
+from openenv import GenericEnvClient
 from openenv.client.vector.results import VectorResult
 from openenv.errors import SessionCapacityError, SessionLost
 from openenv.server.workers.board import place_of
 from waiting import holds_for
 from worker_servers import WorkersServer
-
-NEW = {"X-OpenEnv-Session": "new"}
 
 
 def worker_of(name: str) -> int:
@@ -38,39 +38,27 @@ def worker_of(name: str) -> int:
     return place.index
 
 
-def opened(http: httpx2.Client, **headers: str) -> str:
-    """Open a session; return its id."""
-    response = http.post("/reset", json={}, headers={**NEW, **headers})
-    assert response.status_code == 200, response.text
-    return str(response.headers["x-openenv-session"])
-
-
 def one_of_each(http: httpx2.Client) -> list[str]:
     """Open a session in each worker."""
     sessions: dict[int, str] = {}
     for _ in range(4):
-        name = opened(http)
+        name = open_session(http)
         if sessions.setdefault(worker_of(name), name) != name:
             http.delete(f"/sessions/{name}")
     assert len(sessions) == 2
     return [sessions[index] for index in sorted(sessions)]
 
 
-def close(http: httpx2.Client, *names: str) -> None:
-    for name in names:
-        assert http.delete(f"/sessions/{name}").status_code == 200
-
-
 def test_new_sessions_go_to_the_least_loaded_worker(server: WorkersServer) -> None:
     with http_calls.Client(base_url=server.url) as http:
-        names = [opened(http) for _ in range(4)]
+        names = [open_session(http) for _ in range(4)]
         spread = Counter(map(worker_of, names))
         assert spread == {0: 2, 1: 2}
-        close(http, *(name for name in names if worker_of(name) == 0))
+        close_sessions(http, *(name for name in names if worker_of(name) == 0))
         server.wait_for(lambda: server.ready["active_sessions"] == 2)
-        again = [opened(http) for _ in range(2)]
+        again = [open_session(http) for _ in range(2)]
         assert [worker_of(name) for name in again] == [0, 0]
-        close(http, *again, *(name for name in names if worker_of(name) == 1))
+        close_sessions(http, *again, *(name for name in names if worker_of(name) == 1))
 
 
 def test_a_socket_attaches_to_a_session_of_either_worker(server: WorkersServer) -> None:
@@ -80,12 +68,12 @@ def test_a_socket_attaches_to_a_session_of_either_worker(server: WorkersServer) 
             with connect(f"{server.url.replace('http', 'ws')}/ws?session_id={name}", proxy=None) as peer:
                 peer.send('{"type":"step","data":{"by":4}}')
                 assert json.loads(peer.recv(timeout=60))["data"]["observation"]["total"] == 7
-            close(http, name)
+            close_sessions(http, name)
 
 
 def test_limits_and_the_queue_are_those_of_the_whole_server(server: WorkersServer) -> None:
     with http_calls.Client(base_url=server.url) as http:
-        names = [opened(http) for _ in range(8)]
+        names = [open_session(http) for _ in range(8)]
         ready = server.ready
         assert ready.pop("server")
         assert ready == {"status": "ready", "active_sessions": 8, "max_sessions": 8, "workers": 2, "hung_workers": 0}
@@ -108,10 +96,10 @@ def test_limits_and_the_queue_are_those_of_the_whole_server(server: WorkersServe
                 server.wait_for(lambda: (server.metric("openenv_queue_length") or 0) >= len(waiting))
             for name in names[:4]:
                 so_far = len(order)
-                close(http, name)
+                close_sessions(http, name)
                 server.wait_for(lambda so_far=so_far: len(order) > so_far)
             assert order == [0, 1, 2, 3]
-            close(http, *names[4:], *(one.result() for one in waiting))
+            close_sessions(http, *names[4:], *(one.result() for one in waiting))
 
 
 def seen_by(result: VectorResult[Any]) -> list[Any]:
@@ -140,7 +128,7 @@ def test_copies_stay_with_the_worker_of_their_original(server: WorkersServer) ->
         assert "of its own worker" in far.text
         seen = http.post("/step", json={"action": {"by": 1}}, headers={"X-OpenEnv-Session": sessions[0]}).json()
         assert seen["observation"]["total"] == 6
-        close(http, *sessions, *copies)
+        close_sessions(http, *sessions, *copies)
 
 
 def test_metrics_are_those_of_the_whole_server(server: WorkersServer) -> None:
@@ -194,22 +182,9 @@ def test_a_name_that_no_worker_has_made_is_unknown(server: WorkersServer) -> Non
             assert (answer.status_code, answer.json()["code"]) == (404, "SESSION_NOT_FOUND")
 
 
-class PlainClient(HTTPEnvClient[Any, Any]):
-    """Sends and returns dicts."""
-
-    def _step_payload(self, action: Any) -> dict[str, Any]:
-        return dict(action)
-
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
-        return StepResult(observation=payload["observation"], reward=payload["reward"], done=payload["done"])
-
-    def _parse_state(self, payload: dict[str, Any]) -> Any:
-        return payload
-
-
 @pytest.mark.slow
 def test_the_http_client_plays_two_episodes_at_once(server: WorkersServer) -> None:
-    with PlainClient(server.url) as one, PlainClient(server.url) as other:
+    with DictHTTPClient(server.url) as one, DictHTTPClient(server.url) as other:
         assert one.reset().observation["pid"] != other.reset().observation["pid"]
         for turn in range(1, 4):
             assert one.step({"by": 1}).observation["total"] == turn

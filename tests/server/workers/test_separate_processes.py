@@ -17,7 +17,8 @@ from websockets.sync.client import connect
 
 import http_calls
 from counting_app import app
-from openenv import GenericEnvClient, HTTPEnvClient, StepResult
+from dict_client import DictHTTPClient
+from openenv import GenericEnvClient
 from openenv.errors import SessionElsewhere, SessionLost, SessionNotFoundError
 from openenv.protocol.client_sessions import error_from_frame
 from openenv.server.sessions.peers import Peers, SeparatePeers, peers_of_process
@@ -128,22 +129,9 @@ def test_requests_for_a_session_of_the_other_process_get_a_typed_error(server: W
     assert (unknown.status_code, unknown.json()["code"]) == (404, "SESSION_NOT_FOUND")
 
 
-class PlainClient(HTTPEnvClient[Any, Any]):
-    """Sends and returns dicts."""
-
-    def _step_payload(self, action: Any) -> dict[str, Any]:
-        return dict(action)
-
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
-        return StepResult(observation=payload["observation"], reward=payload["reward"], done=payload["done"])
-
-    def _parse_state(self, payload: dict[str, Any]) -> Any:
-        return payload
-
-
 @pytest.mark.slow
 def test_clients_raise_it_and_a_websocket_finds_its_session_again(server: WorkersServer) -> None:
-    with PlainClient(server.url) as client:
+    with DictHTTPClient(server.url) as client:
         assert client.reset().observation["total"] == 0
         taken = 0
         with pytest.raises(SessionElsewhere) as elsewhere:
