@@ -1,4 +1,8 @@
-"""What FastMCP's caches keep of an environment's tools, and how a closed environment gets out of them.
+"""FastMCP's knowledge of an environment's tools: shared between environments of one class, removed with each of them.
+
+An environment defines its tools in its constructor, so each has new functions with the same code. To describe one takes
+FastMCP a millisecond or more: a docstring parser, two JSON schemas. `share_descriptions` keeps the result per code
+object, as long as everything that FastMCP reads from the function is the same.
 
 FastMCP and its dependency injection keep signatures, validators and wrappers per function, for the whole process. A
 tool is a bound method or a closure of its environment, so each entry keeps an environment alive with all its state: the
@@ -7,11 +11,16 @@ last 5,000 functions in `lru_cache`s, and every function that there ever was in 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 # Not every release has all of them. They can be cleared at any time: FastMCP fills them again.
 _LRU_CACHES: Final = (
@@ -97,3 +106,104 @@ def _closed_over(function: Any) -> Iterator[Any]:
             yield cell.cell_contents
         except ValueError:  # it is empty
             continue
+
+
+# -- descriptions of tools --------------------------------------------------------------------------------------------
+
+LOCAL: Final = "<locals>"  # in the name of an object that a function has made
+_MAX_VARIANTS: Final = 8  # of one function: annotations that every constructor makes again must not pile up
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A function's description, and everything beside the code that it was derived from."""
+
+    source: tuple[Any, ...]
+    defaults: tuple[Any, ...]
+    parsed: Any
+
+
+_DESCRIBED: WeakKeyDictionary[CodeType, list[_Described]] = WeakKeyDictionary()
+
+
+def share_descriptions() -> None:
+    """Let FastMCP describe functions with the same code only once.
+
+    FastMCP has no setting for this, so its `ParsedFunction.from_function` is replaced. In a version without it, nothing
+    changes.
+    """
+    parsed = getattr(sys.modules.get("fastmcp.tools.function_parsing"), "ParsedFunction", None)
+    method = getattr(parsed, "from_function", None)
+    describe = getattr(method, "__func__", None)
+    if parsed is not None and describe is not None and not hasattr(describe, "__wrapped__"):
+        parsed.from_function = classmethod(_sharing(describe))
+
+
+def _sharing(describe: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(describe)
+    def shared(cls: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_shareable(fn):
+            return describe(cls, fn, *args, **kwargs)
+        function = getattr(fn, "__func__", fn)
+        annotations = tuple(function.__annotations__.items())
+        source = (cls, type(fn), fn.__name__, fn.__doc__, annotations, args, tuple(kwargs.items()))
+        keywords = function.__kwdefaults__ or {}
+        defaults = (*(function.__defaults__ or ()), *keywords, *keywords.values())
+        known = _DESCRIBED.setdefault(function.__code__, [])
+        for each in tuple(known):
+            if each.source == source and same_values(each.defaults, defaults):
+                return _copy(each.parsed, fn)
+        parsed = describe(cls, fn, *args, **kwargs)
+        # A function with injected parameters stays alone: FastMCP changes it, and its dependencies may hold anything.
+        if parsed.fn is fn and set(parsed.input_schema.get("properties", ())) == set(inspect.signature(fn).parameters):
+            known.append(_Described(source, defaults, _copy(parsed, None)))
+            del known[:-_MAX_VARIANTS]
+        return parsed
+
+    return shared
+
+
+def _is_shareable(fn: Any) -> bool:
+    """Whether a function is described by its code, its name, its docstring, plain annotations and plain defaults."""
+    function = getattr(fn, "__func__", fn)
+    if not isinstance(function, FunctionType) or not isinstance(fn, (FunctionType, MethodType)):
+        return False
+    if "__wrapped__" in vars(function) or "__signature__" in vars(function):
+        return False
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return all(default is None or isinstance(default, (str, int, float)) for default in defaults) and all(
+        is_plain_annotation(annotation) for annotation in function.__annotations__.values()
+    )
+
+
+def is_plain_annotation(annotation: Any) -> bool:
+    """Whether an annotation cannot hold an environment: a text, a class of a module, or a type made of such classes."""
+    if isinstance(annotation, type) and not hasattr(annotation, "__args__"):
+        return LOCAL not in annotation.__qualname__
+    # The text of an object that holds something else is <function ...> or <... object at 0x...>.
+    return isinstance(annotation, str) or "<" not in repr(annotation).replace("<class '", "")
+
+
+def _copy(parsed: Any, fn: Any) -> Any:
+    """Return a description with another function; its schemas may be changed."""
+    return dataclasses.replace(
+        parsed,
+        fn=fn,
+        input_schema=_copied(parsed.input_schema),
+        output_schema=_copied(parsed.output_schema),
+    )
+
+
+def _copied(value: Any) -> Any:
+    """Copy a JSON value; `deepcopy` takes ten times as long."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
+def same_values(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Compare defaults without calling foreign `__eq__`: the same objects, or plain values of equal type and value."""
+    return len(one) == len(other) and all(
+        a is b or (type(a) is type(b) and isinstance(a, (str, int, float)) and a == b)
+        for a, b in zip(one, other, strict=True)
+    )

@@ -29,6 +29,7 @@ from typing_extensions import Self
 from openenv.errors import ToolArgumentsError
 
 from .execution import TOOL_LOOP, blocking, cancellable
+from .fastmcp_caches import LOCAL, is_plain_annotation, same_values
 from .source import ToolEvents, ToolOutcome
 
 T = TypeVar("T")
@@ -37,7 +38,6 @@ Validator = Callable[[Any], Arguments]
 
 _NAP_S = 0.05
 _REPORTS = 16  # after which a tool that reports without a pause lets others run
-_LOCAL = "<locals>"  # in the name of an object that a function has made
 _MAX_VARIANTS = 8  # of one function: annotations that every constructor makes again must not pile up
 
 
@@ -250,7 +250,7 @@ def _validator(fn: Callable[..., Any], signature: inspect.Signature, offered: fr
         return _build(parameters, hints)
     known = _VALIDATORS.setdefault(code, [])
     for built in tuple(known):
-        if built.hints == hints and _same(built.defaults, defaults):
+        if built.hints == hints and same_values(built.defaults, defaults):
             return built.validate
     validate = _build(parameters, hints)
     known.append(_Built(hints, defaults, validate))
@@ -260,19 +260,11 @@ def _validator(fn: Callable[..., Any], signature: inspect.Signature, offered: fr
 
 def _may_hold_environment(fn: Callable[..., Any], hints: dict[str, Any], defaults: tuple[Any, ...]) -> bool:
     """Whether a function that a constructor makes has a class or a default that was made there, too."""
-    if _LOCAL not in getattr(inspect.unwrap(fn), "__qualname__", _LOCAL):
+    if LOCAL not in getattr(inspect.unwrap(fn), "__qualname__", LOCAL):
         return False  # of a class or a module: made before there was an environment
     plain = (None, inspect.Parameter.empty)
-    return _LOCAL in repr(hints) or not all(
+    return not all(map(is_plain_annotation, hints.values())) or not all(
         isinstance(default, (str, int, float)) or any(default is value for value in plain) for default in defaults
-    )
-
-
-def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Compare defaults without calling foreign `__eq__`: the same objects, or plain values of equal type and value."""
-    return len(one) == len(other) and all(
-        a is b or (type(a) is type(b) and isinstance(a, (str, int, float)) and a == b)
-        for a, b in zip(one, other, strict=True)
     )
 
 

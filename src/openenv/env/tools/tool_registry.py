@@ -25,7 +25,7 @@ from openenv.protocol.tool_messages import RESERVED_TOOL_NAMES, Tool
 
 from ..binding import run_blocking
 from .execution import TOOL_LOOP, WATCHDOG, Interrupted, Interruptible, blocking, functions_of
-from .fastmcp_caches import forget_functions
+from .fastmcp_caches import forget_functions, share_descriptions
 from .fastmcp_client import ServerConnection
 from .function_tools import Arguments, EnvContext, PreparedTool, ServerTools, is_unguarded, wraps_result
 from .source import ToolOutcome, ToolRequest, ToolSource
@@ -44,6 +44,7 @@ class ToolRegistry(ToolSource):
     """
 
     def __init__(self, server: Any, *, mode: Callable[[], str | None] = lambda: None) -> None:
+        share_descriptions()
         self.server = server
         self._mode = mode
         self._of_server = ServerTools(server)
