@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -314,6 +315,16 @@ def _tokens(setting: Setting[tuple[str, ...]], environ: Mapping[str, str] | None
     if tokens == ():  # `OPENENV_TOKEN=,` must not open the server
         raise ValueError(f"{setting.name} contains no token: set one, or unset the variable")
     return tokens or ()
+
+
+_SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD)$")
+
+
+def secret_values(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the values of all variables whose names end like those of secrets, for logs that must not contain them."""
+    found = _environ(environ).items()
+    # OPENENV_TOKEN may list several tokens.
+    return tuple(part.strip() for name, text in found if _SECRET_NAME.search(name) for part in text.split(",") if part)
 
 
 # -- clients --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import typer
 
 from openenv import settings
 from openenv._lazy import load_plugin, plugin_loaders
+from openenv.protocol.redaction import redact_handlers
 from openenv.sandboxes.host import raise_file_limit
 
 from .command import HelpCommand, HelpGroup
@@ -127,6 +128,7 @@ def main() -> int:
     # Single commands add more, such as `openenv validate`.
     if sys.argv[1:2] != ["doctor"]:  # `doctor` reports the limit that other programs get
         raise_file_limit()
+    redact_handlers([], settings.secret_values())  # warnings of commands that configure no log
     try:
         build(sys.argv[1:])(standalone_mode=True)
     except SystemExit as stop:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from openenv import settings
+from openenv.protocol.redaction import redact_handlers
 
 from .command import check_choice, failure
 from .options import AccessFlags, ClusterFlags, Panel, flags_class, options_of
@@ -124,9 +125,12 @@ def gateway(flags: GatewayFlags) -> None:
 
     from openenv.server.access import Role  # servers load only for this command
     from openenv.server.gateway.gateway import Gateway, GatewayOptions, serve_gateway
+    from openenv.server.run import AccessOptions
 
     check_choice("--log-level", flags.log_level, ("error", "warning", "info", "debug"))
     logging.basicConfig(level=flags.log_level.upper(), format="%(levelname)s: %(message)s")
+    own_tokens = AccessOptions(flags.access.token, flags.access.agent_token, flags.access.observer_token).values()
+    redact_handlers([""], [*own_tokens, *settings.secret_values()])
     # HTTP libraries log every request to a server at level INFO.
     for chatty in ("httpx2", "httpcore2"):
         logging.getLogger(chatty).setLevel("WARNING")

@@ -6,6 +6,9 @@ import logging
 
 import typer
 
+from openenv import settings
+from openenv.protocol.redaction import redact_handlers
+
 from .command import check_choice, target_failures
 
 
@@ -45,6 +48,7 @@ def mcp(
     check_choice("--log-level", log_level, ("critical", "error", "warning", "info", "debug"))
     # `basicConfig` writes to standard error; a log line on standard output would break the protocol.
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    redact_handlers([""], settings.secret_values())
     with target_failures():
         server = environment_server(load_app(enter_folder(target)))
         if server is None:

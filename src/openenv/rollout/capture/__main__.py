@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import secrets
 import signal
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from openenv import settings
 from openenv.errors import CaptureError
 from openenv.protocol.addresses import is_loopback
+from openenv.protocol.redaction import redact_handlers
 from openenv.sandboxes.host import raise_file_limit
 
 from .capture_server import CaptureOptions, CaptureServer
@@ -32,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     # A connection per agent and per call: hundreds of rollouts exceed the usual limit of 1024 files.
     raise_file_limit()
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")  # to standard error
+    redact_handlers([""], settings.secret_values())
     chosen_key = settings.capture_admin_key()
     # If other machines reach the proxy, the admin must choose the key: a printed key ends up in logs.
     made_key = secrets.token_urlsafe(32) if is_loopback(options.host) else None

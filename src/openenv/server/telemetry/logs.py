@@ -7,43 +7,15 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from datetime import datetime, timezone
 from typing import Any
+
+from openenv.protocol.redaction import redacted
 
 from .watched_calls import CURRENT
 
 # Attributes of every record; any other comes from `extra`. `color_message` is uvicorn's, with terminal escapes.
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-
-
-# ?token=SECRET    https://user:SECRET@host    Authorization: Bearer SECRET
-_SECRETS = re.compile(
-    r"([?&](?:token|key|api_key|access_token)=)[^&\s\"'#]+|(://)[^/\s@\"']+@|(\b(?:bearer|basic)\s+)[\w.~+/=-]{6,}",
-    re.IGNORECASE,
-)
-
-
-def redacted(text: str) -> str:
-    """Return a text with `***` for tokens in query strings, passwords in URLs, and the values of authorization."""
-    return _SECRETS.sub(lambda match: f"{match[1] or match[2] or match[3]}***{'@' if match[2] else ''}", text)
-
-
-class RedactSecrets(logging.Filter):
-    """Redacts the messages and tracebacks of all lines of a handler."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Change a record in place; keep it."""
-        message = record.getMessage()
-        clean = redacted(message)
-        if clean != message:
-            if record.name == "uvicorn.access" and isinstance(record.args, tuple):  # its formatter reads the arguments
-                record.args = tuple(redacted(each) if isinstance(each, str) else each for each in record.args)
-            else:
-                record.msg, record.args = clean, None
-        if record.exc_info and not record.exc_text:
-            record.exc_text = redacted(logging.Formatter().formatException(record.exc_info))
-        return True
 
 
 class JsonFormatter(logging.Formatter):
@@ -70,7 +42,7 @@ class JsonFormatter(logging.Formatter):
             shown["error"] = {
                 "type": type(error).__name__,
                 "message": redacted(str(error)),
-                "traceback": redacted(self.formatException(record.exc_info)),
+                "traceback": record.exc_text or redacted(self.formatException(record.exc_info)),
             }
         return json.dumps(shown, default=repr, ensure_ascii=False)
 
