@@ -196,3 +196,29 @@ def test_the_setting_and_auto_start_workers_and_ctrl_c_ends_them(start: Start) -
     cores = len(os.sched_getaffinity(0))
     assert ("processes, which share" in server.output) == (cores > 1)
     assert server.stop(signal.SIGINT) == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_program_without_a_cookie_never_continues_in_a_fresh_episode_of_another_worker(
+    start: Start, number: signal.Signals
+) -> None:
+    server = start("--workers", "3", "--web")
+
+    def post(path: str, body: Any) -> Any:
+        with http_calls.Client(base_url=server.url) as http:  # any worker may get the connection
+            return http.post(f"/web/{path}", json=body)
+
+    move = {"action": {"by": 1}}
+    assert post("step", move).json()["observation"]["total"] == 1  # no episode is lost: the contract allows this
+    for _ in range(2):
+        begun = post("reset", {})
+        assert begun.status_code == 200
+        pid = begun.json()["observation"]["pid"]
+        assert [post("step", move).json()["observation"]["total"] for _ in range(2)] == [1, 2]
+        os.kill(pid, number)
+        wait_until(lambda pid=pid: not is_running(pid), 60)
+        with http_calls.Client(base_url=server.url) as http:
+            lost = [http.post("/web/step", json=move), http.get("/web/state"), http.post("/web/step", json=move)]
+        assert [(reply.status_code, reply.json()["code"]) for reply in lost] == [(410, "SESSION_LOST")] * 3
+    assert post("reset", {}).status_code == 200
+    assert post("step", move).json()["observation"]["total"] == 1

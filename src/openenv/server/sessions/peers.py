@@ -80,6 +80,8 @@ class Peers:
     """The number of processes of the server."""
     hung_processes = 0
     """How many of them do not respond."""
+    shared_moves = 0
+    """How often another process became the one that answers requests without a name."""
 
     def __init__(self, boot: str | None = None) -> None:
         self.boot = boot or new_boot()

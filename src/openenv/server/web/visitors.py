@@ -22,7 +22,7 @@ from openenv.protocol.json_values import encode
 
 from ..access import VISITOR_COOKIE
 from ..sessions.events import SessionEvent
-from ..sessions.lifetime import CLOSED, CLOSED_BY_CLIENT, SHUTTING_DOWN, UNKNOWN, client_reason
+from ..sessions.lifetime import CLOSED, CLOSED_BY_CLIENT, SHUTTING_DOWN, UNKNOWN, WORKER_CRASHED, client_reason
 from ..sessions.manager import SessionManager
 from ..sessions.peers import boot_of
 from ..sessions.session import Session, SessionKind
@@ -396,6 +396,7 @@ class Visitors:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.by_session: dict[str, Visitor] = {}
+        self._moves = 0  # of the place of the shared visitor, as its last request has seen them
         self.shared = Visitor(self)  # of programs without a cookie: in the contract, all clients share one episode
         manager.listeners.append(self._on_event)
 
@@ -407,6 +408,7 @@ class Visitors:
         """Return the visitor of a cookie, or a new one; without a cookie, return the shared visitor."""
         self._wake()
         if key is None:
+            self._follow_moves()
             return self.shared
         digest = _digest(key)
         visitor = self._known.get(digest)
@@ -415,6 +417,19 @@ class Visitors:
             visitor = self._known[digest] = Visitor(self)
         self._known.move_to_end(digest)
         return visitor
+
+    def _follow_moves(self) -> None:
+        """Lose the shared visitor's session if another process has answered for it since, and has hung or ended.
+
+        That process had the episode. Here a step would go on in an older one, or begin a fresh one unnoticed.
+        """
+        moves = self.manager.peers.shared_moves
+        if moves != self._moves:
+            self._moves = moves
+            session = self.shared.session
+            self.shared.lose(client_reason(WORKER_CRASHED))
+            if session is not None:
+                session.close(WORKER_CRASHED)
 
     def rename(self, key: str) -> str | None:
         """Return a new key for a visitor whose process is gone; None if its key names this process.

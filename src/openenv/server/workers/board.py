@@ -40,9 +40,9 @@ from .routing import GONE, Destination
 
 MOST_WORKERS: Final = 255  # an index takes one byte of a key's cell
 
-# The head: the number of the last ticket, the concurrency of the environment's class, whether the server drains, and
-# the worker for requests without a name.
-_TICKET, _CLASS, _DRAINING, _SHARED, _HEAD = 0, 1, 2, 3, 8
+# The head: the number of the last ticket, the concurrency of the environment's class, whether the server drains, the
+# worker for requests without a name, and how often another one became it.
+_TICKET, _CLASS, _DRAINING, _SHARED, _MOVES, _HEAD = 0, 1, 2, 3, 4, 8
 _UNKNOWN, _CONCURRENT, _SINGLE = 0, 1, 2
 
 # A row: the worker's state, how many of the sessions sent there have settled, its tickets in the admission queue, its
@@ -360,8 +360,14 @@ class Board:
             if index is None:
                 index = here if self._admits(here) else next(filter(self._admits, range(self.workers)), here)
                 if self._admits(index):
+                    self._cells[_MOVES] += bool(self._cells[_SHARED])
                     self._cells[_SHARED] = self.generation(index) << 8 | index
             return index
+
+    @property
+    def shared_moves(self) -> int:
+        """How often the worker that `shared` returns has changed: the state did not move with it."""
+        return self._cells[_MOVES]
 
     def _shared_place(self) -> int | None:
         generation, index = divmod(self._cells[_SHARED], 256)
@@ -600,6 +606,10 @@ class SharedPeers(Peers):
         self.board.learned_class(is_concurrent=is_concurrent)
         for other in self.board.others(self._index):
             self.channel.send(other, PeerMessageKind.WAKE)
+
+    @property
+    def shared_moves(self) -> int:  # type: ignore[override]
+        return self.board.shared_moves
 
     def new_id(self) -> str:
         return super().new_id() + self._suffix
