@@ -9,7 +9,7 @@ import pytest
 
 _PROGRAM = """
 import resource
-from openenv.server.run import keep_freed_memory
+from openenv.server.process_tuning import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

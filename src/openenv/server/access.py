@@ -396,6 +396,7 @@ class Guard:
         area: The area, which lists the roles that may enter.
         origin_checks: Return whether a request comes from a page that may not make it.
         report: Called with the code of each refusal.
+        gate: The gate of all routes.
         by_cookie: Whether the web page's cookie is valid here.
     """
 
@@ -407,8 +408,10 @@ class Guard:
         origin_checks: Sequence[Callable[[Scope], bool]],
         report: Callable[[str], None],
         *,
+        gate: AccessGate,
         by_cookie: bool = False,
     ) -> None:
+        self._gate = gate
         self._handler = handler
         self._by_cookie = by_cookie
         self._report = report
@@ -426,6 +429,8 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request, or pass it on."""
+        if self._gate.on_slow_request is not None:
+            self._gate.on_slow_request(receive)
         refusal = _head_refusal(scope) or self._refusal(scope)
         transport = transport_of(receive) if scope["type"] == "http" else None
         if refusal is None and transport is not None:
@@ -489,6 +494,8 @@ class AccessGate:
         self.access = access
         self._guards: list[Guard] = []
         self.guarded: set[tuple[str, str]] = set()
+        self.on_slow_request: Callable[[Receive], None] | None = None
+        """Called with each request that passed all layers of the application, which direct dispatch avoids."""
 
     def use(self, access: AccessPolicy) -> None:
         """Require the tokens of a policy from now on."""
@@ -518,7 +525,7 @@ class AccessGate:
             checks = [self._origins.refuses] if acts else []
             if is_get and area is not Area.OPEN:
                 checks.append(self._origins.refuses_reader)
-            guard = Guard(route.app, area, checks, report, by_cookie=is_of_page(route.path))
+            guard = Guard(route.app, area, checks, report, gate=self, by_cookie=is_of_page(route.path))
             guard.use(self.access)
             route.app = guard
             self._guards.append(guard)

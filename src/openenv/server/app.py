@@ -29,9 +29,12 @@ from openenv.env.environment import Environment
 from openenv.types import ConcurrencyConfig, ServerCapacityStatus, ServerMode, SessionInfo, State
 
 from .access import AccessGate, AccessPolicy, OriginPolicy
+from .asgi import Receive
+from .fast.install import config_of_request, install, prepared_server, serves
 from .http_routes import GymRoutes
 from .mcp.endpoint import McpEndpoint
 from .options import ServerArguments, ServerOptions, ServerOverrides, takes_server_arguments
+from .process_tuning import FileWatch
 from .routes import Documents, MetricsRoutes, TaskRoutes, add_info_routes, gym_routes
 from .runners import loop_local
 from .service import EnvService, ServedModels
@@ -239,12 +242,24 @@ class HTTPEnvServer:
             async with inner(application) as state:
                 self.monitoring.begin()
                 try:
-                    with SessionDrain(self.manager, asyncio.get_running_loop()):
+                    with (
+                        prepared_server(is_fast=options.fast),
+                        FileWatch(loop).running(),
+                        SessionDrain(self.manager, loop),
+                    ):
                         yield state
                 finally:
                     await self.manager.drain()
 
         app.router.lifespan_context = lifespan
+        self._gate.on_slow_request = lambda receive: self._install_late(app, receive)
+
+    def _install_late(self, app: FastAPI, receive: Receive) -> None:
+        """Install the fast path at the first request if no lifespan has done it (`uvicorn --lifespan off`)."""
+        self._gate.on_slow_request = None
+        config = config_of_request(receive)
+        if config is not None and self.service.options.fast and config.lifespan == "off" and serves(config, app):
+            install(config)
 
     def _warn_without_lifespan(self, event: SessionEvent) -> None:
         """Warn at the first session if nothing will close the environments: a mount does not run our lifespan."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import gc
 import logging
@@ -40,36 +39,12 @@ from .fast.http import FirstRead, LimitedHttpProtocol
 from .fast.upgrade import UpgradeProtocol
 from .loading import TargetError, TargetFailed, load_app, split_target
 from .options import DEFAULT_MAX_MESSAGE_BYTES, ServerOptions, ServerOverrides
+from .process_tuning import keep_freed_memory, tune_garbage_collection
 from .runners import NotSendable
 from .sessions.manager import SessionManager
 
-# -- freed memory -----------------------------------------------------------------------------------------------------
-# By default glibc returns the memory of a large message to the system as soon as it is freed, and pays for it again,
-# page by page, with the next message. A server keeps a bounded amount instead. Without glibc this does nothing.
-
-KEPT_BYTES = 64 * 1024 * 1024
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_MMAP_THRESHOLD_MAX = 32 * 1024 * 1024
-
-
-def keep_freed_memory(kept_bytes: int = KEPT_BYTES) -> bool:
-    """Keep up to this many freed bytes for the next message; return whether the platform supports it."""
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library
-        return False
-    mmap_threshold = min(kept_bytes, _MMAP_THRESHOLD_MAX)
-    return bool(mallopt(_M_TRIM_THRESHOLD, kept_bytes) and mallopt(_M_MMAP_THRESHOLD, mmap_threshold))
-
-
 logger = logging.getLogger("uvicorn.error")
 
-# A session consists of many long-lived objects. With Python's default of 700, collecting garbage took an eighth of the
-# time for opening one.
-_GARBAGE_THRESHOLD = 10_000
 _LOOK_S = 0.05
 SAME_SIGNAL_S = 0.5
 UNCLOSED_EXIT: Final = 3
@@ -91,6 +66,14 @@ class AccessOptions:
     agent_token: str | None = None
     observer_token: str | None = None
     spare_token: str | None = None
+
+    def values(self) -> list[str]:
+        """Return all tokens, for logs that must not contain them."""
+        return [
+            each
+            for tokens in (self.token, self.agent_token, self.observer_token, self.spare_token)
+            for each in _listed(tokens)
+        ]
 
     def policy(self, own: AccessPolicy | None) -> AccessPolicy | None:
         """Return the policy that replaces the application's policy, or None to keep it.
@@ -321,7 +304,8 @@ def log_config(options: ServeOptions) -> dict[str, Any]:
     level = options.log_level.upper()
     ours = {"handlers": ["default"], "level": level, "propagate": False}
     config = {**LOGGING_CONFIG, "loggers": {**LOGGING_CONFIG["loggers"], "openenv": ours}}
-    config["filters"] = {"secrets": {"()": "openenv.server.telemetry.logs.RedactSecrets"}}
+    values = (*options.access.values(), *settings.secret_values())
+    config["filters"] = {"secrets": {"()": "openenv.protocol.redaction.RedactSecrets", "values": values}}
     config["handlers"] = {
         name: {**handler, "filters": ["secrets"]} for name, handler in LOGGING_CONFIG["handlers"].items()
     }
@@ -358,13 +342,6 @@ def serve(target: str, options: ServeOptions, on_started: Callable[[Any, int], N
         serve_workers(target, options, on_started)
     else:
         run_app(prepare(target, options), options, on_started)
-
-
-def tune_garbage_collection() -> None:
-    """Exclude the loaded modules from garbage collection, and collect rarely."""
-    gc.freeze()
-    gc.set_threshold(_GARBAGE_THRESHOLD, *gc.get_threshold()[1:])
-    gc.enable()
 
 
 def run_app(

@@ -17,11 +17,11 @@ import hashlib
 import http
 import logging
 from collections import deque
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 from uvicorn.config import Config
-from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+from uvicorn.protocols.utils import get_local_addr, get_path_with_query_string, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
 from ..ws import WsEndpoint
@@ -187,6 +187,10 @@ class UpgradeProtocol(ListedConnection):
         lines.append(b"\r\n")
         self._write(b"".join(lines))
         self._phase = "accepted"
+        if self._config.access_log and logger.isEnabledFor(logging.INFO):
+            client = get_remote_addr(self._transport)
+            where = "" if client is None else f"{client[0]}:{client[1]}"
+            logger.info('%s - "WebSocket %s" [accepted]', where, get_path_with_query_string(cast(Any, self._scope)))
 
     def _reject(self, status: int, headers: Any = (), body: bytes = b"") -> None:
         phrase = _PHRASES.get(status, "")

@@ -19,6 +19,7 @@ import httpx2
 
 from openenv.protocol.json_values import decode, encode
 
+from ..process_tuning import FileWatch
 from ..request_head import AUTHORIZATION, COOKIE, RequestHead, field_pattern, value_of
 from ..telemetry.prometheus import CONTENT_TYPE, Family, merge, render
 from ..telemetry.server_metrics import MERGED_BY
@@ -229,7 +230,8 @@ async def run_gateway(
         server = await loop.create_server(gateway.connection, options.host, options.port, backlog=2048)
         try:
             on_started(gateway, server.sockets[0].getsockname()[1])
-            await stop.wait()
+            with FileWatch(loop).running():
+                await stop.wait()
         finally:
             server.close()
             draining = asyncio.ensure_future(gateway.drain(options.drain_s))

@@ -30,17 +30,16 @@ import uvicorn
 
 from ..app import HTTPEnvServer
 from ..loading import TargetError, TargetFailed
+from ..process_tuning import keep_freed_memory, tune_garbage_collection
 from ..run import (
     SAME_SIGNAL_S,
     EnvironmentServer,
     ServeOptions,
     check_closed,
     environment_server,
-    keep_freed_memory,
     log_config,
     mark_logs,
     prepare,
-    tune_garbage_collection,
     uvicorn_settings,
 )
 from ..runners import cores
