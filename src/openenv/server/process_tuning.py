@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from openenv.sandboxes.descriptors import file_limit
+from openenv.sandboxes.host import file_limit
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from openenv import settings
 from openenv.protocol.redaction import redact_handlers
-from openenv.sandboxes.descriptors import raise_file_limit
+from openenv.sandboxes.host import raise_file_limit
 
 from ..asgi import Receive
 from ..process_tuning import keep_freed_memory, tuned_garbage_collection
