@@ -17,7 +17,7 @@ from openenv.errors import NoRewards, RolloutError
 from openenv.rollout import Model
 from openenv.rollout.store.store import RolloutStore
 from openenv.testing import Script, ScriptedCall, ScriptedModel, StatusFailure, Turn, serve
-from openenv.train import SampleGroup, play
+from openenv.train import Objective, SampleGroup, play
 from openenv.types import Action, Observation
 from waiting import holds_for_async
 
@@ -94,6 +94,9 @@ def test_groups_have_rewards_and_the_tokens_that_were_sampled(guess: str, tmp_pa
             assert one.input_ids[-one.turn_lengths[-1] :] == ids
             assert one.logprobs[-len(ids) :] == pytest.approx(values)
             assert sum(one.loss_mask) == sum(one.turn_lengths)
+        assert list((sample.turn_rewards or {}).values()) == [-0.25, -0.25, 1.0]
+    by_turn = groups[0].collate(Objective(credit="turn"))
+    assert {turn for row in by_turn.turn_ids for turn in row} == {0, 1, 2, 3}
     assert len(groups[0].collate().input_ids) == sum(len(sample.trainable) for sample in groups[0].samples)
 
 

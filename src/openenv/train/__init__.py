@@ -11,6 +11,8 @@ _EXPORTS = {
     "Dialogue": "openenv.rollout.agents.dialogue",
     "EpisodeSample": "openenv.train.groups",
     "EpisodeStream": "openenv.train.episodes",
+    "LengthPenalty": "openenv.train.groups",
+    "Objective": "openenv.train.groups",
     "RolloutStream": "openenv.train.tasks",
     "SampleGroup": "openenv.train.groups",
     "ServedSessionFactory": "openenv.train.served_session",
@@ -31,6 +33,8 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.train.episodes import EpisodeStream as EpisodeStream
     from openenv.train.episodes import play as play
     from openenv.train.groups import EpisodeSample as EpisodeSample
+    from openenv.train.groups import LengthPenalty as LengthPenalty
+    from openenv.train.groups import Objective as Objective
     from openenv.train.groups import SampleGroup as SampleGroup
     from openenv.train.groups import TrainingBatch as TrainingBatch
     from openenv.train.groups import advantages as advantages

@@ -256,7 +256,9 @@ class EpisodeStream(GroupStream[Start]):
             outcome.keep_sequences(sequences)
         else:
             await asyncio.to_thread(self._store.add, outcome, episode.task())
-        return EpisodeSample(outcome, sequences, is_rewarded=episode.is_rewarded)
+        calls = [] if recording is None else [call.number for call in recording.calls if call.sampled]
+        rewards = dict(zip(calls, episode.turn_rewards, strict=False))  # a call without an answer earned nothing
+        return EpisodeSample(outcome, sequences, is_rewarded=episode.is_rewarded, turn_rewards=rewards)
 
     async def _run(
         self, client: GenericEnvClient, messages: list[Json], episode: _PlayedEpisode, capture: Capture
@@ -267,6 +269,7 @@ class EpisodeStream(GroupStream[Start]):
             if answer is None:
                 return
             messages.append(answer)
+            episode.turn_rewards.append(0.0)
             try:
                 actions = self._dialogue.actions(answer)
             except AnswerRefused as exc:
@@ -340,6 +343,8 @@ class _PlayedEpisode:
         self._labels = labels
         self._rule = rule
         self._reward = 0.0
+        self.turn_rewards: list[float] = []
+        """The reward of each answer of the model; their sum is the episode's reward."""
         self.is_rewarded = False
         self._began = time.time()
         self.status: Status = "ok"
@@ -363,6 +368,9 @@ class _PlayedEpisode:
         if reward is not None:
             self.is_rewarded = True
             self._reward = finite_reward(float(reward) + (self._reward if self._rule == "sum" else 0.0))
+            if self._rule == "last":  # only the last reward counts, so it is the only one of the turns, too
+                self.turn_rewards = [0.0] * len(self.turn_rewards)
+            self.turn_rewards[-1] += float(reward)
 
     def finish(self, status: Status, reason: str | None = None) -> None:
         """End the episode."""

@@ -164,6 +164,7 @@ def _sequence(role: Role, leaf: CallNode, used: set[int]) -> Sequence:
         node_ids=[node.number for node in path],
         prompt_len=len(path[0].call.completion.prompt_ids or ()),
         turn_lengths=[len(node.call.completion.sampled) for node in path],
+        turn_starts=[len(node.call.completion.prompt_ids or ()) for node in path],
         input_ids=ids,
         loss_mask=mask,
         logprobs=logprobs,

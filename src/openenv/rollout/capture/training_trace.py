@@ -115,6 +115,8 @@ class Sequence:
     loss_mask: list[int]
     logprobs: list[float]
     policy_versions: list[str | None]
+    turn_starts: list[int] = field(default_factory=list)
+    """The position in `input_ids` of the first sampled token of each call."""
     sampling: list[dict[str, Any]] = field(default_factory=list)
     """How each call was sampled: the parameters that were sent."""
     constraints: list[dict[str, Any]] = field(default_factory=list)
