@@ -163,26 +163,32 @@ def test_without_a_server_it_says_so() -> None:
         groups_of("http://127.0.0.1:9", server)
 
 
-def test_groups_that_are_not_wanted_or_stale_are_counted(guess: str) -> None:
-    async def counts() -> tuple[int, int]:
+def test_groups_that_are_not_wanted_are_counted(guess: str) -> None:
+    async def filtered() -> int:
         with model_of(Turn(text="no")) as server:
             model = Model(**server.model())
             async with play(guess, model, [1, 2], samples=1, keep=lambda group: group.name == "seed-1") as stream:
                 names = [group.name async for group in stream]
                 assert names == ["seed-1"]
-                filtered = stream.counts.filtered_groups
-            server.set_header("x-policy-version", "4")
-            async with play(guess, model, [1], samples=1, max_staleness=0) as stream:
-                stream.policy_version = 5
-                assert [group async for group in stream] == []
-                return filtered, stream.counts.stale_groups
+                return stream.counts.filtered_groups
 
-    assert asyncio.run(counts()) == (1, 1)
+    assert asyncio.run(filtered()) == 1
 
 
-def test_staleness_needs_versions_that_are_numbers(guess: str) -> None:
-    with model_of() as server, pytest.raises(RolloutError, match="max_staleness needs a number"):
-        groups_of(guess, server, max_staleness=1)
+def test_a_resumed_stream_reads_finished_episodes_and_plays_the_others(guess: str, tmp_path: Path) -> None:
+    async def played(starts: list[int], **options: Any) -> tuple[list[SampleGroup], int]:
+        with model_of(Turn(text="no")) as server, RolloutStore(tmp_path) as store:
+            async with play(guess, Model(**server.model()), starts, samples=2, store=store, **options) as stream:
+                return [group async for group in stream], stream.counts.restored
+
+    before, _ = asyncio.run(played([1, 2]))
+    after, restored = asyncio.run(played([1, 2, 3], resume=True))
+    assert restored == 4
+    assert sorted(group.name for group in after) == ["seed-1", "seed-2", "seed-3"]
+    first = {group.name: group for group in before}["seed-1"]
+    again = {group.name: group for group in after}["seed-1"]
+    assert again.rewards == first.rewards
+    assert again.collate(Objective(credit="turn")) == first.collate(Objective(credit="turn"))
 
 
 def test_a_group_does_not_wait_for_episodes_that_it_began_too_many(guess: str, tmp_path: Path) -> None:

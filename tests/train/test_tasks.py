@@ -157,7 +157,7 @@ def test_rollouts_wait_for_the_trainer(local: Sandboxes) -> None:
             assert len(await stream.take(3)) == 3
             return seen
 
-    # One was taken, two are done and wait, and two have ended and wait for a place among those.
+    # One was taken, and four are started or wait: twice as many as run at once.
     assert finish(run()) <= 5
 
 
@@ -179,10 +179,9 @@ def test_an_update_of_weights_waits_for_calls_and_calls_for_it(local: Sandboxes)
     async def run(update: Callable[[RolloutStream, ScriptedModel], Awaitable[None]]) -> list[str | None]:
         with talker() as server:
             server.set_header("x-policy-version", "1")
-            async with opened([task("one")], model=Model(**server.model()), max_staleness=0, samples=1) as stream:
+            async with opened([task("one")], model=Model(**server.model()), samples=1) as stream:
                 await update(stream, server)
                 groups = [group async for group in stream]
-                assert stream.counts.stale_groups == 1 - len(groups)
                 return [one for group in groups for one in group.samples[0].sequences[0].policy_versions]
 
     async def before_the_first_call(stream: RolloutStream, server: ScriptedModel) -> None:
@@ -191,11 +190,7 @@ def test_an_update_of_weights_waits_for_calls_and_calls_for_it(local: Sandboxes)
             server.set_header("x-policy-version", "2")
             stream.policy_version = 2
 
-    async def after_the_last_call(stream: RolloutStream, server: ScriptedModel) -> None:
-        stream.policy_version = 2
-
     assert finish(run(before_the_first_call)) == ["2", "2"]
-    assert finish(run(after_the_last_call)) == [], "it was sampled by version 1"
 
 
 def test_what_is_no_task_is_refused(local: Sandboxes) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from openenv._lazy import lazy_exports
 
 _EXPORTS = {
-    "Curriculum": "openenv.train.stream",
+    "Curriculum": "openenv.train.items",
     "Dialogue": "openenv.rollout.agents.dialogue",
     "EpisodeSample": "openenv.train.groups",
     "EpisodeStream": "openenv.train.episodes",
@@ -23,7 +23,7 @@ _EXPORTS = {
     "collate": "openenv.train.groups",
     "play": "openenv.train.episodes",
     "rollouts": "openenv.train.tasks",
-    "shuffled": "openenv.train.stream",
+    "shuffled": "openenv.train.items",
 }
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
@@ -39,9 +39,9 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.train.groups import TrainingBatch as TrainingBatch
     from openenv.train.groups import advantages as advantages
     from openenv.train.groups import collate as collate
+    from openenv.train.items import Curriculum as Curriculum
+    from openenv.train.items import shuffled as shuffled
     from openenv.train.served_session import ServedSessionFactory as ServedSessionFactory
-    from openenv.train.stream import Curriculum as Curriculum
-    from openenv.train.stream import shuffled as shuffled
     from openenv.train.tasks import RolloutStream as RolloutStream
     from openenv.train.tasks import rollouts as rollouts
 

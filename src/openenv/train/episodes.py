@@ -180,14 +180,13 @@ class EpisodeStream(GroupStream[Start]):
         dialogue: Dialogue,
         endpoint: CapturedModel,
     ) -> None:
-        super().__init__(starts, options, endpoint.proxy)
+        super().__init__(starts, options, endpoint.proxy, options.store)
         self.rewards = RewardHistory(is_declared=options.gives_rewards, limit=max(64, 2 * options.concurrency))
         self._urls = urls
         self._model = endpoint.model
         self._dialogue = dialogue
         self._open_capture = endpoint.proxy.open
         self._http = endpoint.http
-        self._store = options.store
         self._client_options = dict(options.client_options or {})
         self._clients: dict[int, GenericEnvClient] = {}
 
@@ -252,12 +251,14 @@ class EpisodeStream(GroupStream[Start]):
         recording = None if capture is None else capture.recording()
         outcome = episode.outcome(self._model.name, [] if recording is None else export.turns(recording))
         sequences = [] if recording is None else export.sequences(recording)
+        calls = [] if recording is None else [call.number for call in recording.calls if call.sampled]
+        rewards = dict(zip(calls, episode.turn_rewards, strict=False))  # a call without an answer earned nothing
+        outcome.metadata["turn_rewards"] = {str(number): reward for number, reward in rewards.items()}
+        outcome.metadata["is_rewarded"] = episode.is_rewarded
         if self._store is None:
             outcome.keep_sequences(sequences)
         else:
             await asyncio.to_thread(self._store.add, outcome, episode.task())
-        calls = [] if recording is None else [call.number for call in recording.calls if call.sampled]
-        rewards = dict(zip(calls, episode.turn_rewards, strict=False))  # a call without an answer earned nothing
         return EpisodeSample(outcome, sequences, is_rewarded=episode.is_rewarded, turn_rewards=rewards)
 
     async def _run(

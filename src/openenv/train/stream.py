@@ -1,23 +1,32 @@
 """`GroupStream`, the base of `play` and `rollouts`: makes samples in parallel, and yields groups with the same start.
 
 An infrastructure failure is never scored: its sample has no reward and counts in no baseline. If every sample fails,
-the stream raises an error. A subclass decides how to make a sample. `Curriculum` and `shuffled` order the items.
+the stream raises an error. A finished group is never discarded because of its age. A subclass decides how to make a
+sample; `items` has the order of the groups.
 """
 
 # From items to the trainer:
 #
-#   items ──> open groups ──> workers, one sample each ──> complete groups ──> queue ──> `__anext__` ──> trainer
-#               ▲    ▲                   │                                      │           │
-#               │    └── infrastructure ─┤                                      │           ├─ no reward: `on_failed`
-#               │        failure: retry  │                                      │           ├─ stale: dropped
-#               │                        │                                      │           └─ not wanted by `keep`:
-#               └── no free session:     │                                      │              dropped
-#                   returned to others ──┘                                      └─ bounded: if the trainer is slow, the
-#                                                                                  workers stop (back-pressure)
+#   ItemSource ──> dispatcher ──> places of samples ──> workers ──> finished groups ──> `__anext__` ──> trainer
+#                      ▲               ▲                  │                                 │            │
+#                      │               ├─ infrastructure ─┤                                 │            ├─ no reward:
+#                      │               │  failure: retry  │                                 │            │  `on_failed`
+#                      │               └─ no free session:│                                 │            └─ not wanted
+#                      │                  to other workers┘                                 │               by `keep`
+#                      └── opens a group if a worker is idle, and `_may_open` ◀── delivered, policy_version ──┘
+#
+# How far the stream runs ahead of the trainer, with B = groups_per_update, S = max_staleness and v updates so far:
+#
+#   group          0 1 2 3 | 4 5 6 7 | 8 9 ...      B = 4: groups 4 to 7 are trained in update 1
+#   v = 0, S = 0   open      -         -            group g starts when g // B <= v + S, and groups arrive in the order
+#   v = 0, S = 1   open      open      -            of their starts. So each is trained at most S updates after its
+#   v = 1, S = 0   trained   open      -            start, whether it is fast or slow, and none is dropped.
 #
 # A sample:   planned ──> running ──> ended: a reward of the policy       ──> its group
 #                │           ├──> ended: infrastructure failure           ──> retried, then in the group, no reward
+#                │           ├──> `deadline_s` has passed                 ──> in the group, no reward
 #                │           └──> cancelled: its group has enough rewards ──> counted as surplus
+#                ├──> in the store of a resumed stream                    ──> its group
 #                └──> never started, because its group is complete
 #
 # The stream fails if the infrastructure fails for good: the last samples in a row, from several groups, all failed with
@@ -28,13 +37,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
-import secrets
-import threading
+import math
 import time
 from abc import ABC, abstractmethod
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar
 
@@ -43,10 +50,12 @@ from openenv.errors import RolloutError, SessionCapacityError, message_of
 from openenv.protocol.backoff import Backoff
 from openenv.rollout.capture import CaptureServer
 from openenv.rollout.capture.training_trace import TokenCounts
-from openenv.rollout.store.outcome import Status
+from openenv.rollout.store.outcome import Outcome, Status
+from openenv.rollout.store.store import RolloutStore
 from openenv.rollout.tasks.task import Model, Sampling
 
 from .groups import EpisodeSample, SampleGroup
+from .items import FORMAT, ItemSource, NumberSet
 
 logger = logging.getLogger(__name__)
 ItemT = TypeVar("ItemT")
@@ -58,7 +67,8 @@ _HOPELESS, _HOPELESS_GROUPS = 4, 3
 may be broken while all others work."""
 _NO_ROOM_S = 60.0
 """The run ends if the server has been full for this time and no worker has a session."""
-_END = object()
+_LONG_WAIT_S = 10.0
+"""After this time of waiting for an update of `policy_version`, the log says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,19 +89,48 @@ class StreamOptions:
     retries: int = 2
     """How often a sample is repeated after an infrastructure failure: of the server, the endpoint, a sandbox or a
     verifier."""
+    groups_per_update: int | None = None
+    """The number of groups that the trainer takes between two changes of `stream.policy_version`; `max_staleness` needs
+    it."""
     max_staleness: int | None = None
-    """How many versions the policy that sampled a group may be behind the trained one (`stream.policy_version`). Older
-    groups are dropped and counted. The endpoint must number its versions."""
+    """How many updates of the policy may lie between the start of a group and its training. The stream starts no group
+    that would become older, and yields groups in the order of their starts."""
+    max_ahead: int | None = None
+    """How many groups may be started and not yet taken. By default twice as many as fill `concurrency`, or what
+    `max_staleness` allows."""
+    in_order: bool = False
+    """Whether groups come in the order of their starts, not of their ends; always so with `max_staleness`."""
+    deadline_s: float | None = None
+    """The longest time of a sample. Then it is cancelled: it has no reward and counts in no baseline. The group comes
+    with its other samples."""
+    resume: bool = False
+    """Whether to continue the newest stream in the store: finished samples are read, not made again. `load_state_dict`
+    continues a certain stream from a checkpoint."""
     keep: Callable[[SampleGroup], bool] | None = None
     """Returns whether the trainer wants a group, such as `lambda group: group.spread > 0`."""
     on_failed: Callable[[SampleGroup], object] | None = None
     """Called with each group without any reward; the stream drops these groups."""
 
     def __post_init__(self) -> None:
-        if min(self.samples, self.concurrency) < 1:
-            raise ValueError("samples and concurrency must be at least 1")
+        if min(self.samples, self.concurrency, 1 if self.max_ahead is None else self.max_ahead) < 1:
+            raise ValueError("samples, concurrency and max_ahead must be at least 1")
         if min(self.oversample, self.retries, self.max_staleness or 0) < 0:
             raise ValueError("oversample, retries and max_staleness must be at least 0")
+        if self.groups_per_update is not None and self.groups_per_update < 1:
+            raise ValueError("groups_per_update must be at least 1")
+        if self.max_staleness is not None and self.groups_per_update is None:
+            raise ValueError("max_staleness needs groups_per_update, the number of groups that you train on per update")
+        if self.deadline_s is not None and self.deadline_s <= 0:
+            raise ValueError("deadline_s must be above 0")
+
+    @property
+    def most_ahead(self) -> float:
+        """The number of groups that may be started and not yet taken."""
+        if self.max_ahead is not None:
+            return self.max_ahead
+        if self.max_staleness is not None:
+            return math.inf  # `max_staleness` is the limit
+        return 2 * math.ceil(self.concurrency / self.samples)
 
 
 class StreamArguments(TypedDict, total=False):
@@ -101,7 +140,12 @@ class StreamArguments(TypedDict, total=False):
     concurrency: int
     oversample: int
     retries: int
+    groups_per_update: int | None
     max_staleness: int | None
+    max_ahead: int | None
+    in_order: bool
+    deadline_s: float | None
+    resume: bool
     keep: Callable[[SampleGroup], bool] | None
     on_failed: Callable[[SampleGroup], object] | None
 
@@ -116,8 +160,12 @@ class StreamCounts:
     """Attempts with an infrastructure failure."""
     failed_groups: int = 0
     """Groups without any reward."""
-    stale_groups: int = 0
-    """Groups from policy versions older than `max_staleness` allows."""
+    late: int = 0
+    """Samples that `deadline_s` ended."""
+    restored: int = 0
+    """Samples that a resumed stream took from the store."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """How many groups came that many updates after their start."""
     filtered_groups: int = 0
     """Groups that `keep` refused."""
     surplus: int = 0
@@ -148,6 +196,10 @@ class OpenGroup(Generic[ItemT]):
     samples: list[EpisodeSample] = field(default_factory=list)
     failed: list[EpisodeSample] = field(default_factory=list)
     running: set[asyncio.Task[EpisodeSample]] = field(default_factory=set)
+    stored: dict[int, EpisodeSample] = field(default_factory=dict)
+    """The finished samples of a resumed group, by their number in the group."""
+    updates: int = 0
+    """The number of updates of the policy at its start."""
     is_done: bool = False
 
     def has_enough(self) -> bool:
@@ -166,43 +218,57 @@ class OpenGroup(Generic[ItemT]):
 
 
 class GroupStream(ABC, Generic[ItemT]):
-    """A stream of complete groups: `async for group in stream`. It works while it is entered (`async with`).
+    """A stream of complete groups: `async for group in stream`. It works while it is entered (`async with`), from the
+    first request for a group on.
 
     Args:
         items: The starts of the groups, read when they are needed.
         options: How samples become groups.
         proxy: The capture proxy of the model calls; None if another process runs it.
+        store: Keeps the samples, so that a later process can resume the stream.
     """
 
-    def __init__(self, items: Iterable[ItemT], options: StreamOptions, proxy: CaptureServer | None) -> None:
+    def __init__(
+        self,
+        items: Iterable[ItemT],
+        options: StreamOptions,
+        proxy: CaptureServer | None,
+        store: RolloutStore | None = None,
+    ) -> None:
+        if options.resume and store is None:
+            raise ValueError("resume needs the store of the stream that it continues: pass store=")
         self.options = options
         self.counts = StreamCounts()
-        self.policy_version: int | None = None
-        """The version that is being trained; set it after each update. By default the newest version in the samples."""
         self.settled: set[int] = set()
         """The workers that have a session, or everything else they need."""
         self.is_free = asyncio.Event()
         """Set while model calls are allowed."""
         self.is_free.set()
         self._proxy = proxy
-        self._source = items
-        self._items: Iterator[ItemT] = iter(items)
-        self._stream_id = secrets.token_hex(3)
+        self._store = store
+        self._source = ItemSource(items, None if store is None else store.root / "streams")
+        if options.resume:
+            self._source.continue_newest()
+        self._policy_version: int | None = None
+        self._updates = 0
+        self._delivered = NumberSet()
+        self._dropped = 0  # delivered groups that the trainer did not get
+        self._opened = 0
         self._names: Counter[str] = Counter()
-        self._taking = asyncio.Lock()
-        self._current: tuple[OpenGroup[ItemT], Iterator[int]] | None = None
-        self._returned: deque[tuple[OpenGroup[ItemT], int]] = deque()
         self._groups: list[OpenGroup[ItemT]] = []
-        self._workers: list[asyncio.Task[None]] = []
-        # At most as many complete groups wait as are being made. More would only become stale.
-        size = max(1, options.concurrency // options.samples)
-        self._done: asyncio.Queue[SampleGroup | BaseException | None] = asyncio.Queue(maxsize=size)
+        self._finished: dict[int, tuple[SampleGroup, int]] = {}  # by number: the group, and the updates at its start
+        self._places: asyncio.Queue[tuple[OpenGroup[ItemT], int] | None] = asyncio.Queue()
+        self._idle = 0  # workers that wait for a place
+        self._running: list[asyncio.Task[None]] = []
+        self._end: BaseException | None = None
+        self._has_ended = False
+        self._changed = asyncio.Event()  # set, and replaced by a new one, when anything below may continue
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._failing: list[str] = []  # the groups of the latest samples that failed in a row
         self._last_failure: str | None = None
         self._has_reward = False
         self.rewards = RewardHistory()
-        self._unproven: list[SampleGroup] = []  # complete groups from before the first reward
-        self._newest: int | None = None
+        self._unproven: list[OpenGroup[ItemT]] = []  # complete groups from before the first reward
         self._full_since: float | None = None
         self._pause = Backoff(
             first_pause_s=0.5, longest_pause_s=10.0
@@ -217,6 +283,14 @@ class GroupStream(ABC, Generic[ItemT]):
         Raises:
             SessionCapacityError: the server has no free session; another worker makes the sample.
         """
+
+    def checked(self, item: ItemT, number: int) -> ItemT:
+        """Return an item in the form that `sample` needs.
+
+        Raises:
+            RolloutError: it cannot start a group.
+        """
+        return item
 
     @abstractmethod
     def name_of(self, item: ItemT, number: int) -> str:
@@ -236,16 +310,63 @@ class GroupStream(ABC, Generic[ItemT]):
     # ---- for trainers ----
 
     async def __aenter__(self) -> GroupStream[ItemT]:
-        makers = [asyncio.create_task(self._work(number)) for number in range(self.options.concurrency)]
-        self._workers = [*makers, asyncio.create_task(self._watch(makers))]
+        self._loop = asyncio.get_running_loop()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
         for group in self._groups:
             await self.finish_group(group)
+        self._source.close()
+
+    @property
+    def policy_version(self) -> int | None:
+        """The version that is being trained; set it after each update of the weights, from any thread."""
+        return self._policy_version
+
+    @policy_version.setter
+    def policy_version(self, version: int | None) -> None:
+        if version != self._policy_version:
+            self._policy_version = version
+            self._updates += 1
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the stream as JSON values, for `load_state_dict`.
+
+        Save it with each checkpoint of the policy. Groups that the trainer has taken count as trained.
+        """
+        return {
+            "format": FORMAT,
+            **self._source.state_dict(),
+            "delivered": {"below": self._delivered.below, "more": sorted(self._delivered.more)},
+            "dropped": self._dropped,
+            "updates": self._updates,
+            "policy_version": self._policy_version,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state, before the first group is taken. Pass the same items and the same store as before.
+
+        Groups that were taken before the state was saved do not come again. All others come once: finished samples are
+        read from the store, the others are made.
+
+        Raises:
+            RolloutError: a group was already taken.
+            ValueError: the state has another format, or does not fit the items.
+        """
+        if self._running:
+            raise RolloutError("load_state_dict must come before the first group is taken")
+        if state.get("format") != FORMAT:
+            raise ValueError(f"the state has the format {state.get('format')!r}; this version reads {FORMAT}")
+        self._source.load_state_dict(state)
+        delivered = state["delivered"]
+        self._delivered = NumberSet(delivered["below"], set(delivered["more"]))
+        self._dropped, self._updates = state["dropped"], state["updates"]
+        self._policy_version = state["policy_version"]
 
     def pause(self) -> None:
         """Start no model call until `resume`; running calls finish."""
@@ -283,48 +404,144 @@ class GroupStream(ABC, Generic[ItemT]):
         return self
 
     async def __anext__(self) -> SampleGroup:
+        if not self._running:
+            await asyncio.to_thread(self._source.open)
+            workers = [self._work(number) for number in range(self.options.concurrency)]
+            makers = [asyncio.create_task(work) for work in (self._dispatch(), *workers)]
+            self._running = [*makers, asyncio.create_task(self._watch(makers))]
         while True:
-            group = await self._done.get()
-            if group is None or isinstance(group, BaseException):
-                self._done.put_nowait(group)  # for the next call: the stream has ended
-                raise StopAsyncIteration if group is None else group
-            if all(reward is None for reward in group.rewards):
-                self.counts.failed_groups += 1
-                if self.options.on_failed is not None:
-                    self.options.on_failed(group)
-            elif self._is_stale(group):
-                self.counts.stale_groups += 1
-            elif self.options.keep is not None and not self.options.keep(group):
-                self.counts.filtered_groups += 1
+            changed = self._changed  # before the checks, so that no change is missed
+            number = self._next_finished()
+            if number is not None:
+                if (group := self._deliver(number)) is not None:
+                    return group
+            elif self._has_ended:
+                raise StopAsyncIteration if self._end is None else self._end
             else:
-                return group
+                await self._wait(changed)
 
-    def _is_stale(self, group: SampleGroup) -> bool:
-        """Return whether a group is too old.
+    def _next_finished(self) -> int | None:
+        """Return the number of the next group to deliver, or None if it is not finished."""
+        if not self.options.in_order and self.options.max_staleness is None:
+            return next(iter(self._finished), None)  # the first that ended
+        number = self._delivered.below
+        return number if number in self._finished else None
+
+    def _deliver(self, number: int) -> SampleGroup | None:
+        """Count a finished group; return it if the trainer wants it."""
+        group, updates = self._finished.pop(number)
+        self._delivered.add(number)
+        self._wake()
+        if all(reward is None for reward in group.rewards):
+            self.counts.failed_groups += 1
+            if self.options.on_failed is not None:
+                self.options.on_failed(group)
+        elif self.options.keep is not None and not self.options.keep(group):
+            self.counts.filtered_groups += 1
+        else:
+            self.counts.staleness[self._updates - updates] += 1
+            return group
+        self._dropped += 1
+        return None
+
+    async def _wait(self, changed: asyncio.Event) -> None:
+        """Wait for a change. Say in the log if only an update of `policy_version` can bring one.
 
         Raises:
-            RolloutError: the endpoint does not number its versions.
+            NoRewards: no sample has a reward, and no more may start.
         """
-        if self.options.max_staleness is None:
+        is_paced = not self._groups and not self._finished and not self._may_open()
+        if is_paced and self._unproven:  # no more episodes may start, so there will be no reward
+            raise self.rewards.error()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(changed.wait(), _LONG_WAIT_S if is_paced else None)
+            return
+        logger.warning(
+            "No group may start: %d were taken in %d updates, with groups_per_update=%s and max_staleness=%s. Set "
+            "stream.policy_version after each update of the weights",
+            len(self._delivered) - self._dropped,
+            self._updates,
+            self.options.groups_per_update,
+            self.options.max_staleness,
+        )
+        await changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # ---- the dispatcher ----
+
+    async def _dispatch(self) -> None:
+        """Open one group after another, as workers become idle and the trainer takes groups."""
+        while True:
+            changed = self._changed
+            if not (self._places.empty() and self._idle and self._may_open()):
+                await changed.wait()
+                continue
+            # In a thread, because a list of tasks may be read from a server, page by page.
+            group = await asyncio.to_thread(self._open)
+            if group is None:
+                break
+            self._groups.append(group)
+            for index in range(group.planned):
+                self._places.put_nowait((group, index))
+        await self._places.join()
+        for _ in range(self.options.concurrency):
+            self._places.put_nowait(None)
+
+    def _may_open(self) -> bool:
+        """Return whether another group may start."""
+        # The trainer cannot take groups from before the first reward, so they do not count.
+        if self._opened - len(self._delivered) - len(self._unproven) >= self.options.most_ahead:
             return False
-        versions = [one for sample in group.samples for item in sample.trainable for one in item.policy_versions]
-        try:
-            numbers = [int(str(version)) for version in versions]
-        except ValueError:
-            raise RolloutError(
-                f"max_staleness needs a number as the policy's version with each answer, not {set(versions)}: by the "
-                "header x-policy-version, SGLang's weight_version, or Model(policy_url=...)"
-            ) from None
-        if not numbers:
-            return False
-        self._newest = max(*numbers, self._newest or 0)
-        current = self._newest if self.policy_version is None else self.policy_version
-        return min(numbers) < current - self.options.max_staleness
+        if self.options.max_staleness is None or self.options.groups_per_update is None:
+            return True
+        place = self._opened - self._dropped  # among the groups that the trainer gets
+        return place // self.options.groups_per_update <= self._updates + self.options.max_staleness
+
+    def _open(self) -> OpenGroup[ItemT] | None:
+        """Return the next group that was not delivered before a restart; None at the end of the items."""
+        while (numbered := self._source.next()) is not None:
+            number, item = numbered[0], self.checked(numbered[1], numbered[0])
+            self._opened = number + 1
+            name = self.name_of(item, number)
+            self._names[name] += 1
+            if self._names[name] > 1:  # for example in a second epoch
+                name = f"{name}.{self._names[name]}"
+            if number in self._delivered:
+                continue
+            planned = self.options.samples + self.options.oversample
+            label = f"{name}-{self._source.stream_id}"
+            group = OpenGroup(number, name, label, item, self.options.samples, planned, updates=self._updates)
+            if self._source.is_resumed:
+                group.stored = self._stored_samples(label)
+            return group
+        return None
+
+    def _stored_samples(self, label: str) -> dict[int, EpisodeSample]:
+        """Return the finished samples of a group in the store, by their number in the group."""
+        if self._store is None:
+            return {}
+        samples = {}
+        for row in self._store.find(group=label):
+            outcome = self._store.read(row).outcome
+            if outcome.status in INFRASTRUCTURE or outcome.status == "cancelled":
+                continue
+            facts = outcome.metadata
+            turn_rewards = facts.get("turn_rewards")
+            samples[int(facts["sample"])] = EpisodeSample(
+                outcome,
+                outcome.sequences,
+                is_rewarded=bool(facts.get("is_rewarded", True)),
+                turn_rewards=None if turn_rewards is None else {int(key): value for key, value in turn_rewards.items()},
+            )
+        return samples
 
     # ---- workers ----
 
     async def _watch(self, workers: list[asyncio.Task[None]]) -> None:
-        """Put the first error of a worker, or the end of the stream, into the queue."""
+        """End the stream with its workers, or with the first error of one."""
         try:
             await asyncio.gather(*workers)
         except asyncio.CancelledError:
@@ -332,56 +549,41 @@ class GroupStream(ABC, Generic[ItemT]):
         except BaseException as exc:
             for worker in workers:
                 worker.cancel()
-            await self._done.put(exc)
-            return
-        end: BaseException | None = None
-        if self._last_failure is not None and not self._has_reward:
-            end = RolloutError(f"No sample has a reward: {self._last_failure}")
-        elif self._unproven or (self.counts.episodes and not self._has_reward):
-            end = self.rewards.error()
-        await self._done.put(end)
+            await asyncio.gather(*workers, return_exceptions=True)
+            self._end = exc
+        else:
+            if self._last_failure is not None and not self._has_reward:
+                self._end = RolloutError(f"No sample has a reward: {self._last_failure}")
+            elif self._unproven or (self.counts.episodes and not self._has_reward):
+                self._end = self.rewards.error()
+        self._has_ended = True
+        self._wake()
 
     async def _work(self, worker: int) -> None:
         """Make one sample after another."""
         try:
             while (place := await self._next_place()) is not None:
                 try:
-                    await self._fill(worker, *place)
+                    if not place[0].is_done:
+                        await self._fill(worker, *place)
                 except SessionCapacityError as exc:
-                    self._returned.append(place)
+                    self._places.put_nowait(place)
                     await self._wait_for_room(exc)
+                finally:
+                    self._places.task_done()
         finally:
             await self.release(worker)
 
     async def _next_place(self) -> tuple[OpenGroup[ItemT], int] | None:
         """Return the next sample to make, as its group and its number; None at the end of the items."""
-        async with self._taking:  # reading an item may take time, and must open only one group
-            while True:
-                while self._returned:
-                    place = self._returned.popleft()
-                    if not place[0].is_done:
-                        return place
-                if self._current is not None:
-                    group, numbers = self._current
-                    index = None if group.is_done else next(numbers, None)
-                    if index is not None:
-                        return group, index
-                # In a thread, because a list of tasks may be read from a server, page by page.
-                item: Any = await asyncio.to_thread(next, self._items, _END)
-                if item is _END:
-                    return None
-                opened = self._open(item)
-                self._groups.append(opened)
-                self._current = opened, iter(range(opened.planned))
-
-    def _open(self, item: ItemT) -> OpenGroup[ItemT]:
-        number = sum(self._names.values())
-        name = self.name_of(item, number)
-        self._names[name] += 1
-        if self._names[name] > 1:  # for example in a second epoch
-            name = f"{name}.{self._names[name]}"
-        planned = self.options.samples + self.options.oversample
-        return OpenGroup(number, name, f"{name}-{self._stream_id}", item, self.options.samples, planned)
+        self._idle += 1
+        self._wake()  # the dispatcher opens a group for an idle worker
+        try:
+            return await self._places.get()
+        finally:
+            self._idle -= 1
+            if self._idle and self._places.empty():
+                self._wake()  # the other idle workers need another group
 
     async def _wait_for_room(self, refusal: SessionCapacityError) -> None:
         """Wait before the next attempt, because the server is full. Workers with a session continue.
@@ -402,6 +604,10 @@ class GroupStream(ABC, Generic[ItemT]):
 
     async def _fill(self, worker: int, group: OpenGroup[ItemT], index: int) -> None:
         """Make one sample of a group; repeat it after an infrastructure failure."""
+        if index in group.stored:
+            self.counts.restored += 1
+            await self._add(group, group.stored.pop(index))
+            return
         for attempt in range(self.options.retries + 1):
             sample = await self._attempt(worker, group, index, attempt)
             if sample is None:
@@ -421,18 +627,35 @@ class GroupStream(ABC, Generic[ItemT]):
         """Make a sample; None if the group became complete without it."""
         making = asyncio.create_task(self.sample(worker, group, index, attempt))
         group.running.add(making)
+        is_late = False
         try:
-            await asyncio.wait({making})
+            await asyncio.wait({making}, timeout=self.options.deadline_s)
+            is_late = not making.done()
         finally:
             group.running.discard(making)
-            if not making.done():  # the stream ends
+            if not making.done():  # the sample is late, or the stream ends
                 making.cancel()
                 await asyncio.gather(making, return_exceptions=True)
+        if is_late and making.cancelled():
+            self.counts.late += 1
+            await self.release(worker)
+            return self._late_sample(group, index, attempt)
         if making.cancelled():
             self.counts.surplus += 1
             await self.release(worker)
             return None
         return making.result()
+
+    def _late_sample(self, group: OpenGroup[ItemT], index: int, attempt: int) -> EpisodeSample:
+        reason = f"the sample was not finished after deadline_s={self.options.deadline_s:g}"
+        return EpisodeSample(
+            Outcome(
+                rollout_id=f"{group.label}-{index}",
+                status="cancelled",
+                reason=reason,
+                metadata=group.labels(index, attempt),
+            )
+        )
 
     def _judge(self, group: OpenGroup[ItemT], sample: EpisodeSample) -> None:
         """Count samples that fail in a row.
@@ -440,7 +663,7 @@ class GroupStream(ABC, Generic[ItemT]):
         Raises:
             RolloutError: so many failed that the others would fail too.
         """
-        if sample.outcome.status not in INFRASTRUCTURE:
+        if sample.outcome.status not in INFRASTRUCTURE and sample.outcome.status != "cancelled":
             self._failing.clear()
             return
         self._failing.append(group.name)
@@ -473,15 +696,16 @@ class GroupStream(ABC, Generic[ItemT]):
             await asyncio.wait(surplus)
         self._groups.remove(group)
         await self.finish_group(group)
-        if isinstance(self._source, Curriculum):
-            self._source.update(group.number, [each.reward for each in group.samples])
-        whole = self.whole(group)
-        if not self.rewards.gives_rewards and any(reward is not None for reward in whole.rewards):
-            self._unproven.append(whole)
+        self._source.report(group.number, [each.reward for each in group.samples])
+        ready = [group]
+        if self.rewards.gives_rewards:
+            ready, self._unproven = [*self._unproven, group], []
+        elif any(each.reward is not None for each in group.samples):
+            self._unproven.append(group)
             return
-        ready, self._unproven = [*self._unproven, whole], []
         for each in ready:
-            await self._done.put(each)
+            self._finished[each.number] = self.whole(each), each.updates
+        self._wake()
 
 
 def model_to_train(model: Model) -> Model:
@@ -490,80 +714,3 @@ def model_to_train(model: Model) -> Model:
         return model
     sampling = Sampling().parameters(model.dialect, model.engine)
     return model.model_copy(update={"sampling": sampling})
-
-
-# ---- the order of items ----
-
-
-def shuffled(items: Sequence[ItemT], *, seed: int = 0, epochs: int | None = None) -> Iterator[ItemT]:
-    """Yield items in a new random order in each epoch; endless if `epochs` is None."""
-    draw = random.Random(seed)
-    epoch = 0
-    while items and (epochs is None or epoch < epochs):
-        order = list(range(len(items)))
-        draw.shuffle(order)
-        yield from (items[index] for index in order)
-        epoch += 1
-
-
-class Curriculum(Generic[ItemT]):
-    """Draws items endlessly, and prefers items from which the policy can learn: neither solved nor hopeless.
-
-    Let p be the mean reward of an item, scaled so that the lowest reward of all items is 0 and the highest is 1. Then
-    its weight is p(1 - p), but at least `floor`, so that solved and hopeless items are tried again. Pass the curriculum
-    to `rollouts` or `play`, which report the rewards of each group.
-
-    Args:
-        items: The items, such as the tasks of a split.
-        seed: The seed of the draws, which also depend on the order of finished groups.
-        floor: The smallest weight; the largest possible weight is 0.25.
-        memory: The weight of an item's old mean when new rewards arrive, from 0 to 1.
-    """
-
-    def __init__(self, items: Sequence[ItemT], *, seed: int = 0, floor: float = 0.02, memory: float = 0.5) -> None:
-        if not items:
-            raise ValueError("a curriculum needs at least one item")
-        if not 0 < floor <= 0.25 or not 0 <= memory < 1:
-            raise ValueError("floor must be above 0 and at most 0.25, memory at least 0 and below 1")
-        self._items = items
-        self._draw = random.Random(seed)
-        self._floor, self._memory = floor, memory
-        self._means: dict[int, float] = {}
-        self._range: tuple[float, float] | None = None
-        self._drawn: list[int] = []
-        self._lock = threading.Lock()  # a stream draws and reports in different threads
-
-    def __iter__(self) -> Iterator[ItemT]:
-        return self
-
-    def __next__(self) -> ItemT:
-        with self._lock:
-            weights = [self._weight(index) for index in range(len(self._items))]
-            (index,) = self._draw.choices(range(len(weights)), weights)
-            self._drawn.append(index)
-        return self._items[index]
-
-    def update(self, number: int, rewards: Sequence[float | None]) -> None:
-        """Report the rewards of a group; `number` is the position of its item in the draws, from 0."""
-        scored = [reward for reward in rewards if reward is not None]
-        if not scored:
-            return
-        with self._lock:
-            index = self._drawn[number]
-            mean = sum(scored) / len(scored)
-            before = self._means.get(index)
-            self._means[index] = mean if before is None else self._memory * before + (1 - self._memory) * mean
-            low, high = self._range or (scored[0], scored[0])
-            self._range = min(low, *scored), max(high, *scored)
-
-    def mean(self, index: int) -> float | None:
-        """Return the mean reward of an item, in which newer rewards count more; None before the first reward."""
-        return self._means.get(index)
-
-    def _weight(self, index: int) -> float:
-        mean = self._means.get(index)
-        if mean is None or self._range is None or self._range[0] == self._range[1]:
-            return 0.25  # nothing is known about the item: use the largest weight
-        low, high = self._range
-        share = (mean - low) / (high - low)
-        return max(self._floor, share * (1 - share))

@@ -21,6 +21,7 @@ from openenv.rollout.progress import Cancellation, OnProgress
 from openenv.rollout.run.batch import BatchOptions, cluster_engine, take_options
 from openenv.rollout.run.engine import Engine, EngineArguments, EngineOptions, in_thread
 from openenv.rollout.run.shared_setup import SetupGroup, setup_key
+from openenv.rollout.store.store import RolloutStore
 from openenv.rollout.tasks.task import Task
 from openenv.sandboxes.base import sweep_snapshots
 
@@ -50,8 +51,8 @@ async def rollouts(
 ) -> AsyncIterator[RolloutStream]:
     """Run agents on tasks; yield a stream of groups, each as soon as its last rollout ends.
 
-    Rollouts start as the trainer takes groups. While it is busy, at most `concurrency` rollouts run, and as many
-    finished ones wait.
+    Rollouts start with the first request for a group. While the trainer is busy, at most `max_ahead` groups are started
+    or wait for it.
 
     Args:
         tasks: One group per task, read when it is needed: an endless iterator, or a `Curriculum`, is fine.
@@ -78,8 +79,9 @@ async def rollouts(
     else:  # the stream repeats failed rollouts, so the cluster does not
         batch = BatchOptions(concurrency=groups.concurrency, retries=0, share_setup=share_setup, on=on)
         shared = cluster_engine(engine, batch)
+    store = engine.store if isinstance(engine.store, RolloutStore) else None  # another sink cannot be read
     async with _entered(shared):
-        stream = RolloutStream(tasks, groups, shared, share_setup=share_setup, on_progress=on_progress)
+        stream = RolloutStream(tasks, groups, shared, share_setup=share_setup, on_progress=on_progress, store=store)
         async with stream:
             yield stream
 
@@ -98,7 +100,7 @@ async def _entered(engine: Engine | RayEngine) -> AsyncIterator[None]:
 
 
 class RolloutStream(GroupStream[TaskLike]):
-    """Groups of rollouts in the order in which they end: `async for group in stream`. `rollouts` creates it."""
+    """Groups of rollouts, each as soon as its last rollout ends: `async for group in stream`. `rollouts` creates it."""
 
     def __init__(
         self,
@@ -108,13 +110,13 @@ class RolloutStream(GroupStream[TaskLike]):
         *,
         share_setup: bool,
         on_progress: OnProgress | None,
+        store: RolloutStore | None,
     ) -> None:
         is_local = isinstance(engine, Engine)
-        super().__init__(tasks, options, engine.capture if isinstance(engine, Engine) else None)
+        super().__init__(tasks, options, engine.capture if isinstance(engine, Engine) else None, store)
         self._engine = engine
         self._shares_setup = share_setup and is_local  # each worker of a cluster shares setups itself
         self._on_progress = on_progress
-        self._tasks: dict[int, Task] = {}
         self._setups: dict[int, SetupGroup] = {}
 
     async def __aenter__(self) -> RolloutStream:
@@ -123,18 +125,19 @@ class RolloutStream(GroupStream[TaskLike]):
         await super().__aenter__()
         return self
 
-    def name_of(self, item: TaskLike, number: int) -> str:
+    def checked(self, item: TaskLike, number: int) -> Task:
         try:
             task = item if isinstance(item, Task) else Task.model_validate(dict(item))
         except (ValidationError, TypeError, ValueError) as exc:
             raise RolloutError(f"Item {number} of the tasks is not a task: {exc}") from exc
         self._engine.require_trust(task)
-        self._tasks[number] = task
-        return task.task_id or f"task-{number}"
+        return task
+
+    def name_of(self, item: TaskLike, number: int) -> str:
+        return _task(item).task_id or f"task-{number}"
 
     def whole(self, group: OpenGroup[TaskLike]) -> SampleGroup:
-        task = self._tasks.pop(group.number)
-        return SampleGroup(group.name, {}, group.chosen(), group.failed, task)
+        return SampleGroup(group.name, {}, group.chosen(), group.failed, _task(group.item))
 
     async def finish_group(self, group: OpenGroup[TaskLike]) -> None:
         setup = self._setups.pop(group.number, None)
@@ -142,7 +145,7 @@ class RolloutStream(GroupStream[TaskLike]):
             await asyncio.to_thread(setup.close)
 
     async def sample(self, worker: int, group: OpenGroup[TaskLike], index: int, attempt: int) -> EpisodeSample:
-        task, cancel = self._tasks[group.number], Cancellation()
+        task, cancel = _task(group.item), Cancellation()
         setup = self._setup(group, task)
 
         def run() -> EpisodeSample:
@@ -166,3 +169,9 @@ class RolloutStream(GroupStream[TaskLike]):
         if setup is None or (setup.result is not None and setup.result.failure is not None):
             setup = self._setups[group.number] = SetupGroup(group.planned)
         return setup
+
+
+def _task(item: TaskLike) -> Task:
+    """Return the task of a group; `checked` has made it one."""
+    assert isinstance(item, Task)
+    return item
