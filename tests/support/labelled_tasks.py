@@ -40,7 +40,7 @@ class Form:
                 "solution": self.solution,
                 "limits": {"memory_mb": 256, "pids": 64, "cpus": 1.0, "disk_mb": 128},
                 "agent_timeout_s": 20.0,
-                "verify_timeout_s": 8.0,
+                "verify_timeout_s": 30.0,
             }
         )
 
