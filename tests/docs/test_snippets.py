@@ -60,6 +60,7 @@ ALONE = {
         + 4 * " <b style='background:lightgray'>&emsp;</b>"
         + "\n(\"Try 'apple'\", {'guess': 'apple'})\n"
     ),
+    "use_local_vector.py": "32.0 (32, 4)\n",
     "use_plugins.py": "in the sandbox\nFalse\n",
     "word_client.py": "",
     "word_env.py": "",

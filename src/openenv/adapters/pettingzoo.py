@@ -15,12 +15,14 @@ import httpx2
 from pydantic import ConfigDict, Field, create_model, field_validator
 
 from openenv.client.network import http_url, with_token
-from openenv.client.vector.vector_env import VectorEnv
+from openenv.client.vector.vector_env import VectorEnv, is_environment
 from openenv.env.environment import Environment
 from openenv.errors import NonFiniteReward, SlotsFailed
 from openenv.protocol.json_values import finite_reward
+from openenv.server.vectors import schemas_of
 from openenv.types import Action, EnvironmentMetadata, Observation, State
 
+from .gymnasium.served_gymnasium import make_picklable
 from .gymnasium.spaces import SomeSpace, describe, from_wire, space_of, to_wire
 
 try:
@@ -186,7 +188,9 @@ def pettingzoo_environment(make: Callable[..., Any], **kwargs: Any) -> type[Serv
         ),
         "observation_cls": create_model(f"{title}Observations", __base__=_described(AgentObservations, agents)),
     }
-    return new_class(f"{title}Environment", (ServedPettingZoo,), exec_body=lambda space: space.update(members))
+    made = new_class(f"{title}Environment", (ServedPettingZoo,), exec_body=lambda space: space.update(members))
+    make_picklable(made, pettingzoo_environment, (make, kwargs))
+    return made
 
 
 def _described(base: type[AgentActions] | type[AgentObservations], agents: dict[str, Any]) -> Any:
@@ -218,7 +222,7 @@ class ServedParallelEnv(ParallelEnv):  # type: ignore[misc]
     A session that is lost raises; no reward is made up for it.
 
     Args:
-        url: The server.
+        url: The server; or a class of `pettingzoo_environment`, which runs in a process of this machine.
         token: Sent as `Authorization: Bearer`; by default `OPENENV_TOKEN`.
         options: For `VectorEnv`.
 
@@ -226,12 +230,16 @@ class ServedParallelEnv(ParallelEnv):  # type: ignore[misc]
         ValueError: The server's schemas name no agents.
     """
 
-    def __init__(self, url: str, *, token: str | None = None, **options: Any) -> None:
-        answer = httpx2.get(f"{http_url(url)}/schema", headers=with_token(None, token), timeout=_TIMEOUT_S)
-        described = answer.raise_for_status().json()["action"].get(AGENTS_KEY)
+    def __init__(self, url: str | type[ServedPettingZoo], *, token: str | None = None, **options: Any) -> None:
+        if isinstance(url, str) and not is_environment(url, options.get("workers")):
+            answer = httpx2.get(f"{http_url(url)}/schema", headers=with_token(None, token), timeout=_TIMEOUT_S)
+            schemas = answer.raise_for_status().json()
+        else:
+            schemas = schemas_of(url)
+        described = schemas.get("action", {}).get(AGENTS_KEY)
         if not isinstance(described, dict):
             raise ValueError(f"{url} serves no environment of many agents")
-        self.metadata = {"name": url, "render_modes": []}
+        self.metadata = {"name": url if isinstance(url, str) else url.name, "render_modes": []}
         self.render_mode = None
         self.possible_agents = list(described)
         self.agents: list[str] = []

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from openenv.errors import NoRewards
 
-from .vector.results import VectorResult
+from .vector.results import SlotResult, VectorResult
 
 REWARDLESS_EPISODES: Final = 64
 """So many episodes may end before the first reward of a run."""
@@ -50,13 +50,21 @@ class RewardHistory:
         Raises:
             NoRewards: The environment has not given any reward in too many episodes.
         """
-        values: list[float] = []
-        for slot in result.by_slot:
-            last = slot.result if slot.final is None else slot.final
-            has_failed = last is None or (slot.error is not None and slot.final is None)
-            values.append(slot.reward if has_failed or last is None else self.value(last.reward))
-        self.end_episodes(sum(slot.terminated or slot.truncated for slot in result.by_slot))
+        if result.columns is None:
+            values = [self._value_of(slot) for slot in result.by_slot]
+            self.end_episodes(sum(slot.terminated or slot.truncated for slot in result.by_slot))
+            return values
+        columns = result.columns
+        values = [float(reward) for reward in columns.rewards.tolist()]
+        self.gives_rewards = self.gives_rewards or len(columns.single) < len(columns)
+        for row, slot in columns.single.items():
+            values[row] = self._value_of(slot)
         return values
+
+    def _value_of(self, slot: SlotResult[Any]) -> float:
+        last = slot.result if slot.final is None else slot.final
+        has_failed = last is None or (slot.error is not None and slot.final is None)
+        return slot.reward if has_failed or last is None else self.value(last.reward)
 
     def end_episodes(self, count: int = 1) -> None:
         """Record the end of episodes.

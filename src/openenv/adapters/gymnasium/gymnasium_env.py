@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +21,18 @@ from openenv.client.env_client import EnvClient
 from openenv.client.network import http_url, with_token
 from openenv.client.rewards import RewardHistory, reward_history
 from openenv.client.vector.results import Autoreset, SlotResult, VectorResult
-from openenv.client.vector.vector_env import VectorEnv
+from openenv.client.vector.vector_env import VectorEnv, is_environment
 from openenv.errors import SlotsFailed
+from openenv.protocol.columns import nest
+from openenv.server.vectors import schemas_of
+from openenv.types import StepResult
 
 from .served_gymnasium import RENDER_KEY
 from .spaces import (
     SPACE_KEY,
     SomeSpace,
     SpaceCodec,
+    SpaceColumns,
     UnsupportedSpace,
     derive,
     from_wire,
@@ -44,7 +48,7 @@ FromObservation = Callable[[Mapping[str, Any]], Any]
 
 
 def interface_of(
-    url: str,
+    url: Any,
     *,
     token: str | None = None,
     action_space: SomeSpace | None = None,
@@ -54,7 +58,7 @@ def interface_of(
 ) -> tuple[SpaceCodec, SpaceCodec]:
     """Return the spaces of a served environment's actions and observations, and how their values are written and read.
 
-    They come from the server's schemas; arguments override the schemas.
+    They come from the schemas of the server, or of the environment on this machine; arguments override them.
 
     Raises:
         ValueError: The server's models have no spaces, and the arguments name none.
@@ -62,7 +66,7 @@ def interface_of(
     # The server is asked only if it is needed, so that callers who pass both spaces can work offline.
     schemas: dict[str, Any] = {}
     if action_space is None or observation_space is None:
-        schemas = _schemas(url, token)
+        schemas = schemas_of(url) if is_environment(url, None) or not isinstance(url, str) else _schemas(url, token)
     actions = _codec(schemas, "action", action_space)
     observations = _codec(schemas, "observation", observation_space)
     return (
@@ -106,7 +110,8 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
 
     Args:
         url: The server's address, or a client of it: then `to_action` makes the client's actions and
-            `from_observation` gets the client's observations.
+            `from_observation` gets the client's observations. Or an environment for a process of this machine, as for
+            `VectorEnv`.
         action_space: By default the server's.
         observation_space: By default the server's.
         to_action: Turns a value of the action space into the fields of an action.
@@ -121,7 +126,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
 
     def __init__(
         self,
-        url: str | EnvClient[Any, Any, Any],
+        url: str | EnvClient[Any, Any, Any] | Callable[[], Any],
         *,
         action_space: SomeSpace | None = None,
         observation_space: SomeSpace | None = None,
@@ -133,7 +138,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
     ) -> None:
         # A client knows its address, and its hooks translate actions; a plain URL uses dicts.
         client = url if isinstance(url, EnvClient) else None
-        address = str(url.base_url) if isinstance(url, EnvClient) else url
+        address: Any = str(url.base_url) if isinstance(url, EnvClient) else url
         self._actions, self._observations = interface_of(
             address,
             token=token,
@@ -151,7 +156,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         self._env: VectorEnv[Any, Any] = VectorEnv(
             address, 1, client=client, autoreset="disabled", token=token, **options
         )
-        self._rewards = reward_history(address)
+        self._rewards = reward_history(str(address))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
@@ -214,19 +219,50 @@ def _pixels(picture: Any) -> Any:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.partition(",")[2]))))
 
 
+def columns_of(space: SomeSpace, name: str) -> SpaceColumns | None:
+    """Return the columns of a space; None if its values are not arrays."""
+    try:
+        return SpaceColumns(space, name)
+    except UnsupportedSpace:
+        return None
+
+
+def infos_of(result: VectorResult[Any]) -> Iterator[tuple[int, dict[str, Any], StepResult[Any] | None]]:
+    """Return the slots whose result has an info or ended an episode in the same step, with both."""
+    columns = result.columns
+    if columns is None or len(columns.metadata) + len(columns.single) > len(columns) // 2:
+        results: Iterable[SlotResult[Any]] = result.by_slot
+    else:
+        slots = result.slots
+        rows = {*columns.single, *(slots.index(slot) for slot in columns.metadata)}
+        results = [result.by_slot[row] for row in sorted(rows)]
+    for one in results:
+        info = (one.result.metadata if one.result is not None else None) or {}
+        if info or one.final is not None:
+            yield one.slot, info, one.final
+
+
+def _checked_mask(mask: Any, count: int) -> Any:
+    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
+        raise TypeError("options['reset_mask'] must be an array of booleans")
+    if mask.shape != (count,) or not mask.any():
+        raise ValueError(f"options['reset_mask'] must choose at least one of {count} slots, with a value for each")
+    return mask
+
+
 class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """Many sessions behind Gymnasium's vector interface.
+    """Many sessions, or environments in processes of this machine, behind Gymnasium's vector interface.
 
     Args:
-        url: The server, or several.
+        url: The server, or several; or an environment for this machine, as for `VectorEnv`.
         num_envs: The number of sessions.
         action_space: Of one session; by default the server's.
         observation_space: Of one session; by default the server's.
         to_action: Turns a value of the action space into the fields of an action.
         from_observation: Turns the fields of an observation into a value of the observation space.
-        autoreset: When a finished episode is reset, as in `VectorEnv`.
+        autoreset: When a finished episode is reset, as in `VectorEnv`; or Gymnasium's mode.
         token: Sent as `Authorization: Bearer`; by default `OPENENV_TOKEN`.
-        options: For `VectorEnv`. A slot that fails raises: Gymnasium's interface has no field for it.
+        options: For `VectorEnv`, such as `workers`. A slot that fails raises: Gymnasium has no field for it.
 
     Raises:
         ValueError: Neither the server nor the arguments describe the spaces.
@@ -234,20 +270,20 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def __init__(
         self,
-        url: str | Sequence[str],
+        url: str | Sequence[str] | Callable[[], Any],
         num_envs: int,
         *,
         action_space: SomeSpace | None = None,
         observation_space: SomeSpace | None = None,
         to_action: ToAction | None = None,
         from_observation: FromObservation | None = None,
-        autoreset: Autoreset = "next_step",
+        autoreset: Autoreset | AutoresetMode = "next_step",
         token: str | None = None,
         **options: Any,
     ) -> None:
         # All servers of a vector serve the same environment, so the first one describes it.
         self._actions, self._observations = interface_of(
-            url if isinstance(url, str) else url[0],
+            url if isinstance(url, str) or callable(url) else url[0],
             token=token,
             action_space=action_space,
             observation_space=observation_space,
@@ -260,17 +296,48 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         # Vector interfaces have batched spaces: `Box(3,)` becomes `Box(num_envs, 3)`, `Dict` a dict of batches.
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.metadata = {"autoreset_mode": AutoresetMode[autoreset.upper()]}
-        self._env: VectorEnv[Any, Any] = VectorEnv(url, num_envs, autoreset=autoreset, token=token, **options)
+        mode = autoreset if isinstance(autoreset, AutoresetMode) else AutoresetMode[autoreset.upper()]
+        self.metadata = {"autoreset_mode": mode}
+        kind: Any = mode.name.lower()
+        self._env: VectorEnv[Any, Any] = VectorEnv(url, num_envs, autoreset=kind, token=token, **options)
         self._rewards = RewardHistory()
+        # Arrays go through as they are, unless the caller translates them.
+        self._action_columns = None if to_action else columns_of(self.single_action_space, "action")
+        self._observation_columns = (
+            None if from_observation else columns_of(self.single_observation_space, "observation")
+        )
+        self._last: Any = None  # the last observations, for resets of some slots
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode in each slot."""
+        """Begin an episode in each slot, or in those of the mask `options["reset_mask"]`.
+
+        Raises:
+            TypeError: The mask is no array of booleans.
+            ValueError: The mask has another length, or chooses no slot.
+        """
+        if options is not None and "reset_mask" in options:
+            options = dict(options)
+            return self._reset_some(_checked_mask(options.pop("reset_mask"), self.num_envs), seed, options)
         kwargs: dict[str, Any] = {} if options is None else {"options": options}
         result = self._env.reset(seed=seed, **kwargs)
-        return self._batch(result.observations), self._infos(result)
+        self._last = self._batch(result)
+        return self._last, self._infos(result)
+
+    def _reset_some(self, mask: Any, seed: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        slots = mask.nonzero()[0].tolist()
+        seeds = [seed + slot for slot in slots] if isinstance(seed, int) else None
+        if isinstance(seed, Sequence):
+            seeds = [seed[slot] for slot in slots]
+        result = self._env.reset(slots=slots, seed=seeds, options=options)
+        rows = [self._observations.read(fields) for fields in result.observations]
+        values = list(iterate(self.observation_space, self._last))
+        for slot, row in zip(slots, rows, strict=True):
+            values[slot] = row
+        empty: Any = create_empty_array(self.single_observation_space, self.num_envs)
+        self._last = concatenate(self.single_observation_space, values, empty)
+        return self._last, self._infos(result)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take an action in each slot."""
@@ -279,6 +346,10 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def step_async(self, actions: Any) -> None:
         """Send actions."""
+        columns = self._action_columns
+        if columns is not None and self._env.column_layout is not None:
+            self._env.step_async(nest(columns.columns, columns.split(actions)))
+            return
         # `iterate` splits a batched action into one action per slot, also for nested spaces.
         self._env.step_async([self._actions.write(action) for action in iterate(self.action_space, actions)])
 
@@ -290,7 +361,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             NoRewards: The environment has never given a reward, in many episodes.
         """
         result = self._env.step_wait()
-        observations = self._batch(result.observations)
+        self._last = observations = self._batch(result)
         rewards = np.array(self._rewards.values(result), np.float64)
         return observations, rewards, result.terminated, result.truncated, self._infos(result)
 
@@ -298,8 +369,10 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """End all sessions."""
         self._env.close()
 
-    def _batch(self, observations: Sequence[Any]) -> Any:
-        values = [self._observations.read(fields) for fields in observations]
+    def _batch(self, result: VectorResult[Any]) -> Any:
+        if result.columns is not None and self._observation_columns is not None:
+            return self._observation_columns.join(result.columns.observations)
+        values = [self._observations.read(fields) for fields in result.observations]
         space = self.single_observation_space
         # The common case without Gymnasium's general, slower concatenation.
         if is_of_arrays(space):
@@ -310,9 +383,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def _infos(self, result: VectorResult[Any]) -> dict[str, Any]:
         infos: dict[str, Any] = {}
         # Gymnasium's format of infos: one dict of arrays, with `_name` masks that say which slots have a value.
-        for slot, (info, final) in enumerate(zip(result.infos, result.finals, strict=True)):
-            if not info and final is None:
-                continue
+        for slot, info, final in infos_of(result):
             slot_info = dict(info)
             if final is not None:
                 # `final_obs` is the last observation of the finished episode: autoreset has replaced it in the batch.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import new_class
 from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
@@ -16,10 +16,21 @@ import gymnasium
 from gymnasium.error import Error as GymnasiumError
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 
+from openenv.env.columnar import ColumnarEnvironment, StepValues
 from openenv.env.environment import Environment
+from openenv.protocol.columns import ColumnLayout
 from openenv.types import Action, ActT, EnvironmentMetadata, Observation, ObsT, State
 
-from .spaces import SPACE_KEY, SomeSpace, UnsupportedSpace, checker, describe, schema_of, wire_writer
+from .spaces import (
+    SPACE_KEY,
+    SomeSpace,
+    SpaceColumns,
+    UnsupportedSpace,
+    checker,
+    describe,
+    schema_of,
+    wire_writer,
+)
 
 __all__ = [
     "RENDER_KEY",
@@ -39,7 +50,7 @@ ModelT = TypeVar("ModelT", Action, Observation)
 MakeEnv = Callable[..., "gymnasium.Env[Any, Any]"]
 
 
-class ServedGymnasium(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
+class ServedGymnasium(Environment[ActT, ObsT, State], ColumnarEnvironment, Generic[ActT, ObsT]):
     """Base of the classes that `gymnasium_environment` makes.
 
     `reset` takes Gymnasium's `options`; with `render=True` each observation's metadata holds a picture.
@@ -54,6 +65,8 @@ class ServedGymnasium(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
     action_space: ClassVar[SomeSpace]
     observation_space: ClassVar[SomeSpace]
     write_observation: ClassVar[Callable[[Any], Any]]
+    action_columns: ClassVar[SpaceColumns]
+    observation_columns: ClassVar[SpaceColumns]
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,6 +84,11 @@ class ServedGymnasium(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
         **kwargs: Any,
     ) -> Any:
         """Begin an episode."""
+        return self._observed(*self._begin(seed, episode_id, options, render))
+
+    def _begin(
+        self, seed: int | None, episode_id: str | None, options: dict[str, Any] | None, render: bool | None
+    ) -> tuple[Any, dict[str, Any]]:
         # Gymnasium fixes the render mode at construction, so a change of mode needs a new environment.
         if render is not None and render != self._is_rendered:
             self._env.close()
@@ -78,7 +96,7 @@ class ServedGymnasium(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
             self._is_rendered = self._env.render_mode == "rgb_array"
         observation, info = self._env.reset(seed=seed, options=options)
         self._episode_id, self._steps = episode_id or str(uuid.uuid4()), 0
-        return self._observed(observation, info)
+        return observation, info
 
     def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """Take an action."""
@@ -95,13 +113,37 @@ class ServedGymnasium(Environment[ActT, ObsT, State], Generic[ActT, ObsT]):
             truncated=truncated,
         )
 
-    def _observed(self, observation: Any, info: dict[str, Any], **fields: Any) -> Any:
+    @classmethod
+    def valid_actions(cls, actions: Sequence[Any]) -> Any:
+        """Return for each row of the action arrays whether the action space contains it."""
+        return cls.action_columns.contains(actions)
+
+    def reset_values(self, kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Begin an episode in columns."""
+        known = (kwargs.get(name) for name in ("seed", "episode_id", "options", "render"))
+        observation, info = self._begin(*known)
+        return self.observation_columns.split(observation), self._metadata(info)
+
+    def step_values(self, action: Sequence[Any]) -> StepValues:
+        """Take an action in columns."""
+        single = self.observation_columns
+        value = action[0] if self.action_columns.is_single else self.action_columns.join(action)
+        observation, reward, terminated, truncated, info = self._env.step(value)
+        self._steps += 1
+        parts = (observation,) if single.is_single else single.split(observation)
+        metadata = self._metadata(info) if info or self._is_rendered else info
+        return parts, float(reward), bool(terminated), bool(truncated), metadata
+
+    def _metadata(self, info: dict[str, Any]) -> dict[str, Any]:
         # Info keys may be numbers in Gymnasium, but are texts in JSON.
         metadata = {str(key): value for key, value in info.items()} if info else {}
         if self._is_rendered:
             metadata[RENDER_KEY] = _picture(self._env.render())
+        return metadata
+
+    def _observed(self, observation: Any, info: dict[str, Any], **fields: Any) -> Any:
         wire = type(self).write_observation(observation)
-        return self.observation_cls(observation=wire, metadata=metadata, **fields)  # type: ignore[call-arg]
+        return self.observation_cls(observation=wire, metadata=self._metadata(info), **fields)  # type: ignore[call-arg]
 
     @property
     def state(self) -> State:
@@ -170,22 +212,38 @@ def gymnasium_environment(env: str | MakeEnv, **kwargs: Any) -> type[ServedGymna
         "action_space": action_space,
         "observation_space": observation_space,
         "write_observation": staticmethod(wire_writer(observation_space)),
+        **_column_members(action_space, observation_space),
         "RUNS_INLINE": type(sample.unwrapped).__module__.startswith(_AT_ONCE),
     }
     base: Any = ServedGymnasium
     made: type[ServedGymnasium[Any, Any]] = new_class(
         f"{title}Environment", (base[action_cls, observation_cls],), exec_body=lambda space: space.update(members)
     )
-    _make_picklable(made, env, kwargs)
+    make_picklable(made, gymnasium_environment, (env, kwargs))
     return made
 
 
-def _make_picklable(made: type[ServedGymnasium[Any, Any]], env: str | MakeEnv, kwargs: dict[str, Any]) -> None:
-    """Let the class and its models be pickled by how they are made: another process cannot import them by name."""
+def _column_members(action_space: SomeSpace, observation_space: SomeSpace) -> dict[str, Any]:
+    try:
+        actions, observations = SpaceColumns(action_space, "action"), SpaceColumns(observation_space, "observation")
+    except UnsupportedSpace:  # text, for example: its steps carry models
+        return {}
+    layout = ColumnLayout(actions.columns, observations.columns)
+    return {"action_columns": actions, "observation_columns": observations, "column_layout": layout}
+
+
+def make_picklable(made: Any, maker: Callable[..., Any], arguments: tuple[Any, dict[str, Any]]) -> None:
+    """Let a class and its models be pickled by how they are made: another process cannot import them by name.
+
+    Args:
+        made: The class, with `action_cls` and `observation_cls`.
+        maker: The function that has made it.
+        arguments: Its first argument, and its keywords.
+    """
     # Process runners and gateways send the class to another process. It has no module path to import there, so
     try:
         # it is sent as the arguments that made it.
-        recipe = pickle.dumps((env, kwargs))
+        recipe = pickle.dumps((maker, *arguments))
     except Exception:  # a local function, for example
         return
     for cls, name in ((made, ""), (made.action_cls, "action_cls"), (made.observation_cls, "observation_cls")):
@@ -194,9 +252,10 @@ def _make_picklable(made: type[ServedGymnasium[Any, Any]], env: str | MakeEnv, k
 
 # The cache keeps one class per recipe: two unpicklings of one class must be identical for `isinstance`.
 @lru_cache(maxsize=64)
-def _served(recipe: bytes) -> type[ServedGymnasium[Any, Any]]:
-    env, kwargs = pickle.loads(recipe)
-    return gymnasium_environment(env, **kwargs)
+def _served(recipe: bytes) -> type[Any]:
+    maker, argument, kwargs = pickle.loads(recipe)
+    made: type[Any] = maker(argument, **kwargs)
+    return made
 
 
 def _made_again(recipe: bytes, name: str) -> type[Any]:

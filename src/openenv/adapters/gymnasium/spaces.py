@@ -6,13 +6,15 @@ Knows Gymnasium and NumPy; must not know environments or clients.
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces
+
+from openenv.protocol.columns import Column, PathPart
 
 SPACE_KEY: Final = "x-gymnasium-space"
 """The key in a JSON schema that holds the space of an action or observation model."""
@@ -180,6 +182,96 @@ def wire_writer(space: SomeSpace) -> Callable[[Any], Any]:
 def is_of_arrays(space: SomeSpace) -> bool:
     """Whether the values of a space are arrays."""
     return isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary))
+
+
+# -- values as columns ------------------------------------------------------------------------------------------------
+
+
+class SpaceColumns:
+    """The arrays that hold values of a space, one value in each row.
+
+    A `Dict` or `Tuple` has an array for each of its parts.
+
+    Args:
+        space: The space.
+        name: The field of the model that has the value.
+
+    Raises:
+        UnsupportedSpace: A part of the space is not an array of numbers.
+    """
+
+    def __init__(self, space: SomeSpace, name: str) -> None:
+        self._space = space
+        parts = list(_parts(space, (name,)))
+        self._spaces = [part for _, part in parts]
+        self.columns = tuple(Column(path, np.dtype(part.dtype).str, part.shape or ()) for path, part in parts)
+        self._bounds = [_bounds(part) for part in self._spaces]
+        # Most spaces have one array. Its rows are the values.
+        self.is_single = is_of_arrays(space) or isinstance(space, spaces.Discrete)
+
+    def split(self, value: Any) -> list[Any]:
+        """Return the part of a value for each column."""
+        return [value] if self.is_single else list(_leaves(self._space, value))
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """Return the value of these parts; also a batch of values of a batch for each part."""
+        return parts[0] if self.is_single else _joined(self._space, iter(parts))
+
+    def contains(self, arrays: Sequence[Any]) -> Any:
+        """Return for each row whether the space contains its value."""
+        inside = None
+        for array, (low, high) in zip(arrays, self._bounds, strict=True):
+            fits = (array >= low) & (array <= high)
+            if fits.ndim > 1:
+                fits = fits.reshape(len(array), -1).all(1)
+            inside = fits if inside is None else inside & fits
+        return inside
+
+
+def _parts(space: SomeSpace, path: tuple[PathPart, ...]) -> Iterator[tuple[tuple[PathPart, ...], SomeSpace]]:
+    match space:
+        case spaces.Dict():
+            for key, inner in space.spaces.items():
+                yield from _parts(inner, (*path, key))
+        case spaces.Tuple():
+            for index, inner in enumerate(space.spaces):
+                yield from _parts(inner, (*path, index))
+        case spaces.Discrete() | spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary():
+            yield path, space
+        case _:
+            raise UnsupportedSpace(f"values of {type(space).__name__} spaces are not arrays")
+
+
+def _leaves(space: SomeSpace, value: Any) -> Iterator[Any]:
+    if isinstance(space, spaces.Dict):
+        for key, inner in space.spaces.items():
+            yield from _leaves(inner, value[key])
+    elif isinstance(space, spaces.Tuple):
+        for inner, one in zip(space.spaces, value, strict=True):
+            yield from _leaves(inner, one)
+    else:
+        yield value
+
+
+def _joined(space: SomeSpace, parts: Iterator[Any]) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _joined(inner, parts) for key, inner in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_joined(inner, parts) for inner in space.spaces)
+    return next(parts)
+
+
+def _bounds(space: SomeSpace) -> tuple[Any, Any]:
+    """Return the least and the greatest value of each number in a value."""
+    match space:
+        case spaces.Discrete():
+            return int(space.start), int(space.start + space.n - 1)
+        case spaces.Box():
+            return space.low, space.high
+        case spaces.MultiDiscrete():
+            return space.start, space.start + space.nvec - 1
+        case _:
+            return 0, 1
 
 
 def _from_wire(space: SomeSpace, value: Any) -> Any:

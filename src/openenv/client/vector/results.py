@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
 from openenv.errors import NonFiniteReward, OpenEnvError, RequestValidationError
+from openenv.protocol.columns import ColumnBlock, ColumnLayout, nest, pick
 from openenv.protocol.json_values import reply_reward
 from openenv.types import StepResult
 
 ObsT = TypeVar("ObsT")
+
+Parse = Callable[[dict[str, Any]], StepResult[Any]]
 
 
 @dataclass(slots=True)
@@ -51,10 +54,13 @@ class VectorResult(Generic[ObsT]):
     """Results of several slots, in the order of `slots`.
 
     `rewards`, `terminated`, `truncated`, `dones` and `ok` are NumPy arrays where NumPy is installed, lists otherwise.
-    A failed slot has no observation, the reward NaN, and its exception in `errors`: never a reward of 0.
+    A failed slot has no observation, the reward NaN, and its exception in `errors`: never a reward of 0. Environments
+    with array spaces also have `columns`: one array per field for all slots.
     """
 
     by_slot: Sequence[SlotResult[ObsT]]
+    columns: ColumnRows[ObsT] | None = None
+    """The results as arrays, if they came as arrays; then `by_slot` is made when it is first used."""
     _arrays: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -63,7 +69,7 @@ class VectorResult(Generic[ObsT]):
     @property
     def slots(self) -> list[int]:
         """Which slots these are."""
-        return [one.slot for one in self.by_slot]
+        return [one.slot for one in self.by_slot] if self.columns is None else list(self.columns.slots)
 
     @property
     def results(self) -> list[StepResult[ObsT] | None]:
@@ -88,37 +94,119 @@ class VectorResult(Generic[ObsT]):
     @property
     def errors(self) -> dict[int, OpenEnvError]:
         """What went wrong, by slot."""
-        return {one.slot: one.error for one in self.by_slot if one.error is not None}
+        results = self.by_slot if self.columns is None else self.columns.single.values()
+        return {one.slot: one.error for one in results if one.error is not None}
 
     @property
     def rewards(self) -> Any:
         """A reward for each slot."""
-        return self._array("rewards", [one.reward for one in self.by_slot], "float64")
+        return self._array("rewards", lambda one: one.reward, "float64")
 
     @property
     def terminated(self) -> Any:
         """Whether the task itself ended each episode."""
-        return self._array("terminated", [one.terminated for one in self.by_slot], "bool")
+        return self._array("terminated", lambda one: one.terminated, "bool")
 
     @property
     def truncated(self) -> Any:
         """Whether a limit, or a failure, ended each episode."""
-        return self._array("truncated", [one.truncated for one in self.by_slot], "bool")
+        return self._array("truncated", lambda one: one.truncated, "bool")
 
     @property
     def dones(self) -> Any:
         """Whether each episode is over."""
-        return self._array("dones", [one.terminated or one.truncated for one in self.by_slot], "bool")
+        return self._array("dones", lambda one: one.terminated or one.truncated, "bool")
 
     @property
     def ok(self) -> Any:
         """Whether each slot answered: the mask for a batch of training data."""
-        return self._array("ok", [one.error is None for one in self.by_slot], "bool")
+        return self._array("ok", lambda one: one.error is None, "bool")
 
-    def _array(self, name: str, values: list[Any], dtype: str) -> Any:
+    def _array(self, name: str, value: Callable[[SlotResult[ObsT]], Any], dtype: str) -> Any:
         if name not in self._arrays:
-            self._arrays[name] = _array(values, dtype)
+            self._arrays[name] = _array([value(one) for one in self.by_slot], dtype)
         return self._arrays[name]
+
+
+class ColumnRows(Sequence[SlotResult[ObsT]]):
+    """Results of a step that came as arrays; as a sequence, one `SlotResult` for each row.
+
+    Args:
+        layout: The columns.
+        block: The arrays; a row for each slot.
+        single: Results that did not come in the arrays, by row: beginnings of episodes and failures. Their values are
+            written into the arrays, too.
+        parse: Makes the result of a row from a reply's data.
+    """
+
+    def __init__(
+        self, layout: ColumnLayout, block: ColumnBlock, single: dict[int, SlotResult[ObsT]], parse: Parse
+    ) -> None:
+        self.layout = layout
+        self.observations: list[Any] = block.observations
+        self.rewards: Any = block.rewards
+        self.terminated: Any = block.terminated
+        self.truncated: Any = block.truncated
+        self.single = single
+        self.metadata: dict[int, dict[str, Any]] = block.metadata  # by slot
+        self._slots = block.slots
+        self._parse = parse
+        self._rows = dict(single)
+        for row, result in single.items():
+            self._write(row, result)
+
+    @property
+    def slots(self) -> list[int]:
+        """The slot of each row."""
+        slots: list[int] = self._slots.tolist()
+        return slots
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The arrays under the names that `VectorResult` has for them."""
+        ok = self.rewards == self.rewards
+        for row, result in self.single.items():
+            ok[row] = result.error is None
+        ends = {"terminated": self.terminated, "truncated": self.truncated, "dones": self.terminated | self.truncated}
+        return {"rewards": self.rewards, "ok": ok, **ends}
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return [self[place] for place in range(*row.indices(len(self)))]
+        place = range(len(self))[row]
+        result = self._rows.get(place)
+        if result is None:
+            result = self._rows[place] = self._made(place)
+        return result
+
+    def _made(self, row: int) -> SlotResult[ObsT]:
+        terminated, truncated = bool(self.terminated[row]), bool(self.truncated[row])
+        slot = int(self._slots[row])
+        data = row_data(self.layout, self.observations, row, self.metadata.get(slot, {}))
+        data["observation"] |= {"terminated": terminated, "truncated": truncated}
+        data |= {"reward": float(self.rewards[row]), "done": terminated or truncated}
+        return SlotResult(slot, self._parse(data), terminated=terminated, truncated=truncated)
+
+    def _write(self, row: int, result: SlotResult[ObsT]) -> None:
+        self.rewards[row] = result.reward
+        self.terminated[row], self.truncated[row] = result.terminated, result.truncated
+        if result.result is None:
+            values: list[Any] = [0] * len(self.observations)
+        else:
+            fields: Any = result.result.observation
+            values = pick(self.layout.observations, fields)
+        for array, value in zip(self.observations, values, strict=True):
+            array[row] = value
+
+
+def row_data(layout: ColumnLayout, observations: Sequence[Any], row: int, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of the reply to a reset: one row of observations in the form of a server's message."""
+    fields = nest(layout.observations, [array[row] for array in observations])
+    data: dict[str, Any] = {"observation": {"metadata": metadata, **fields}, "reward": None, "done": False}
+    return {**data, "metadata": metadata} if metadata else data
 
 
 def _array(values: list[Any], dtype: str) -> Any:
@@ -142,8 +230,6 @@ def ended(observation: Any) -> tuple[bool, bool]:
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
 OnFailure = Literal["raise", "mask", "restart"]
-
-Parse = Callable[[dict[str, Any]], StepResult[Any]]
 
 AUTORESETS: Final[tuple[str, ...]] = get_args(Autoreset)
 POLICIES: Final[tuple[str, ...]] = get_args(OnFailure)
@@ -173,6 +259,11 @@ class SlotEpisode:
     _hook_error: Exception | None = None
     _final: dict[str, Any] | None = None
     _error: OpenEnvError | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the next step is a step of the environment, and not the beginning of an episode or a failure."""
+        return self.masked is None and not self._needs_reset and not (self.is_over and self.autoreset == "next_step")
 
     def ask(self, *, stepping: bool) -> str:
         """Begin a request: return `step`, or `reset` if an episode has to begin first."""

@@ -24,6 +24,7 @@ from openenv.protocol.client_sessions import ResumableSession, error_from_frame
 from ..flows import Attempts, Outage
 from ..network import Address, ConnectionOptions, parse_ws_url, socket_url
 from .connection import V1Format, VectorConnection
+from .slot_pool import OnAnswer, SlotPool
 
 _WATCH_S: Final = 0.002  # how long a wait looks for the answer of a fast server before it sleeps
 _TICK_S: Final = 1.0  # a wait wakes this often to ping silent servers and to see that it was interrupted
@@ -59,6 +60,11 @@ class Slot(ResumableSession):
     def is_busy(self) -> bool:
         """Whether an answer is still to come."""
         return self.pending is not None or self.is_opening
+
+    @property
+    def public_name(self) -> str | None:
+        """The name of the slot's session; None if the server gives no names."""
+        return None if self.shared.is_session else self.name
 
     def continue_copy(self, token: str) -> None:
         """Use the session that a token names, a copy of another one."""
@@ -265,10 +271,7 @@ def shares(total: int, parts: int) -> list[int]:
     return [size + 1] * more + [size] * (parts - more)
 
 
-OnAnswer = Callable[[Slot, str, Any, "OpenEnvError | None"], None]
-
-
-class SessionPool:
+class SessionPool(SlotPool):
     """Many sessions over few connections.
 
     A connection that breaks goes through `_repair` at the next occasion (a write, a read, a wait):
@@ -317,11 +320,13 @@ class SessionPool:
         self._moving = threading.Lock()
         self.connections: list[SharedConnection] = []
         self.slots: list[Slot] = []
+        self.missing: set[int] = set()
         for url, indices in plans:
             shared = SharedConnection(parse_ws_url(socket_url(url)), options, open_options)
             shared.slots = [Slot(index, shared) for index in indices]
             self.connections.append(shared)
             self.slots.extend(shared.slots)
+        self.missing.update(range(len(self.slots)))
         can_watch = hasattr(os, "sched_yield") and (os.cpu_count() or 1) > 1
         self._may_watch = can_watch and all(shared.address.is_local for shared in self.connections)
 
@@ -626,6 +631,7 @@ class SessionPool:
         if slot.name is None:
             slot.name = str(message["session"])
             self._by_name[slot.name] = slot
+            self.missing.discard(slot.index)
         if slot.pending is not None:
             # With the same id as before: in a resumed session, an executed request is answered and does not run again.
             slot.pending["session"] = slot.name
@@ -649,6 +655,7 @@ class SessionPool:
             kind = slot.pending["type"]
         slot.lose(str(error), is_stranded=is_stranded)
         slot.name, slot.error, slot.is_opening = None, error, False
+        self.missing.add(slot.index)
         if kind is not None:
             self._on_answer(slot, kind, None, error)
 

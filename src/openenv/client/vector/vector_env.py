@@ -6,6 +6,7 @@ Blocking, and for one thread at a time. Knows episodes and their policies; how r
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,18 +15,33 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from typing_extensions import Self
 
-from openenv.errors import ClientModeError, OpenEnvError, ProtocolError, RequestTimeout, SlotsFailed
+from openenv.errors import ClientModeError, NotForkable, OpenEnvError, ProtocolError, RequestTimeout, SlotsFailed
 from openenv.protocol.codec import JSON, MSGPACK, SUBPROTOCOLS
+from openenv.protocol.columns import ColumnBlock, ColumnLayout, fit, nest, pick, rows_of
 
 from ..driver import KEEPALIVE, ProcessLock
 from ..env_client import EnvClient, GenericEnvClient, SyncEnvClient
 from ..network import PROTOCOLS, ConnectionOptions, ProtocolChoice, with_token
-from .results import AUTORESETS, POLICIES, Autoreset, OnFailure, SlotEpisode, VectorResult
-from .session_pool import SessionPool, SharedConnection, Slot, placements
+from .results import (
+    AUTORESETS,
+    POLICIES,
+    Autoreset,
+    ColumnRows,
+    OnFailure,
+    SlotEpisode,
+    SlotResult,
+    VectorResult,
+    row_data,
+)
+from .session_pool import SessionPool, placements
+from .slot_pool import SlotPool
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
 T = TypeVar("T")
+
+Actions = Sequence[ActT] | Mapping[int, ActT] | Mapping[str, Any]
+"""One action for each slot, some by slot, or arrays by field with a row for each slot."""
 
 CodecName = Literal["auto", "json", "msgpack"]
 
@@ -34,6 +50,12 @@ _ANSWERS: Final = frozenset({"state", "fork", "restore"})
 # nearly twice as fast on one connection as on two, and 128 on two as on one (benchmarks/gymnasium_vector.py).
 _MOST_CONNECTIONS: Final = 4
 _SESSIONS_EACH: Final = 64
+_OF_SERVERS: Final[Mapping[str, Any]] = {
+    "connections": None, "protocol": "auto", "token": None, "wait_s": None, "compress": None, "reconnect_s": 30.0,
+    "connect_timeout_s": 10.0, "retry_refused_s": 2.0, "max_message_size_mb": 1024.0, "ping_interval_s": 20.0,
+    "ping_timeout_s": 20.0, "headers": None,
+}  # fmt: skip
+"""Options that mean nothing without a server, with their defaults."""
 _UNSEEDED: Final = frozenset({"seed", "episode_id"})  # options of one episode, not of the following ones
 
 
@@ -41,7 +63,8 @@ class _Slots:
     """What both kinds of a `VectorEnv` show of their slots."""
 
     _urls: Sequence[str]
-    _pool: SessionPool
+    _pool: SlotPool
+    _has_hooks: bool
 
     def __repr__(self) -> str:
         where = ", ".join(self._urls)
@@ -64,7 +87,12 @@ class _Slots:
     @property
     def sessions(self) -> list[str | None]:
         """The name of each slot's session; None for a slot without a session, or if the server gives no names."""
-        return [None if slot.shared.is_session else slot.name for slot in self._pool.slots]
+        return [slot.public_name for slot in self._pool.slots]
+
+    @property
+    def column_layout(self) -> ColumnLayout | None:
+        """The arrays of actions and observations, for environments that step in columns; known once connected."""
+        return None if self._has_hooks else self._pool.layout
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -74,16 +102,24 @@ class _Slots:
 
 
 class VectorEnv(_Slots, Generic[ActT, ObsT]):
-    """Many sessions of one environment, on one server or several, stepped together.
+    """Many environments stepped together: sessions on one server or several, or processes of this machine.
 
     Sessions are opened at the first use. A connection that breaks is replaced and its sessions are resumed: nothing is
     run twice, and a lost episode is an error in its slot, never silently replaced by a fresh one. A server that speaks
     only protocol v1 gets a socket for each session; there a broken connection is such an error.
 
+    An `Environment` class, or a target such as `gymnasium:CartPole-v1`, needs no server: worker processes hold the
+    environments, and arrays travel in shared memory. Results and errors are the same; a worker that dies is a
+    `SessionLost` in each of its slots. Arguments about servers and connections do not apply.
+
     Args:
         url: The server, or several; slots are spread evenly. If it is a function that returns them, such as `urls` of a
             provider, it is asked again when a server is gone: the next episodes of its slots begin on another server.
+            Or an environment class, a target such as `gymnasium:ID`, or with `workers` a function without arguments
+            that makes an environment.
         n: How many sessions.
+        workers: The number of processes for environments on this machine; `auto` (default) is one for each core. Slots
+            of one worker step one after the other, so take one worker for each slot if single steps are slow.
         client: A client class, or an object of one, whose `_step_payload`, `_parse_result` and `_parse_state` are used;
             by default actions and observations are dicts.
         connections: The total number of connections; each server gets at least one, or one for each session if it
@@ -111,9 +147,10 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
 
     def __init__(
         self,
-        url: str | Sequence[str] | Callable[[], Sequence[str]],
+        url: str | Sequence[str] | Callable[[], Any],
         n: int,
         *,
+        workers: int | Literal["auto"] | None = None,
         client: type[EnvClient[ActT, ObsT, Any]] | EnvClient[ActT, ObsT, Any] | None = None,
         connections: int | None = None,
         codec: CodecName = "auto",
@@ -132,37 +169,11 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         ping_timeout_s: float | None = 20.0,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        find_urls = url if callable(url) else None
-        listed = [url] if isinstance(url, str) else url
-        urls = list(listed() if callable(listed) else listed)
-        _check("url", bool(urls), "at least one server")
         _check("n", n >= 1, "at least one session")
         _check("connections", connections is None or connections >= 1, "at least one")
         _check("protocol", protocol in PROTOCOLS, f"one of {', '.join(PROTOCOLS)}")
         _check("autoreset", autoreset in AUTORESETS, f"one of {', '.join(AUTORESETS)}")
         _check("on_failure", on_failure in POLICIES, f"one of {', '.join(POLICIES)}")
-        options = ConnectionOptions(
-            connect_timeout_s=connect_timeout_s,
-            retry_refused_s=retry_refused_s,
-            message_timeout_s=message_timeout_s,
-            max_message_bytes=int(max_message_size_mb * 1024 * 1024),
-            ping_interval_s=ping_interval_s,
-            ping_timeout_s=ping_timeout_s,
-            headers=with_token(headers, token),
-            protocol=protocol,
-            subprotocols=_offers(codec, protocol, has_hooks=client is not None),
-        )
-        open_options = {"wait_s": wait_s, "compress": compress}
-        self._pool = SessionPool(
-            placements(urls, n, connections or min(_MOST_CONNECTIONS, -(-n // _SESSIONS_EACH))),
-            fits_workers=connections is None,
-            options=options,
-            open_options={key: value for key, value in open_options.items() if value is not None},
-            reconnect_s=reconnect_s,
-            on_answer=self._on_answer,
-            find_urls=find_urls,
-        )
-        self._urls = urls
         self._options: dict[str, Any] = {
             "client": client, "connections": connections, "codec": codec, "protocol": protocol, "autoreset": autoreset,
             "on_failure": on_failure, "token": token, "wait_s": wait_s, "compress": compress,
@@ -170,7 +181,14 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             "message_timeout_s": message_timeout_s, "max_message_size_mb": max_message_size_mb,
             "ping_interval_s": ping_interval_s, "ping_timeout_s": ping_timeout_s, "headers": headers,
         }  # fmt: skip
-        self._hooks: Any = _hooks(client, urls[0])
+        if is_environment(url, workers):
+            self._pool = _local_pool(url, n, workers or "auto", self._options, self._on_answer)
+            self._urls = [url if isinstance(url, str) else getattr(url, "__name__", repr(url))]
+            ping_interval_s = None
+        else:
+            self._pool, self._urls = self._server_pool(url, n)
+        self._hooks: Any = _hooks(client, self._urls[0] if isinstance(self._pool, SessionPool) else "http://localhost")
+        self._has_hooks = client is not None
         self._parse = self._hooks._parse_result
         self._episodes = [SlotEpisode(index, autoreset, on_failure) for index in range(n)]
         self._on_failure = on_failure
@@ -178,12 +196,44 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         self._wait_s = wait_s
         self._pings = ping_interval_s is not None
         self._reset_kwargs: dict[str, Any] = {}
+        self._asked: set[int] = set()  # slots with a request whose result was not taken
+        self._special: set[int] = set()  # slots whose next step is not a plain step of the environment
+        self._blocks: list[ColumnBlock] = []  # results of a step in columns that were not returned yet
         self._answers: dict[int, Any] = {}  # to requests outside of episodes, such as `state`
         self._each = False
         self._connected = False
         self._closed = False
         self._pid = os.getpid()
         self._lock = ProcessLock()
+
+    def _server_pool(self, url: Any, n: int) -> tuple[SessionPool, list[str]]:
+        """Return the pool of a vector on servers, and their addresses."""
+        options = self._options
+        listed = [url] if isinstance(url, str) else url
+        urls = list(listed() if callable(listed) else listed)
+        _check("url", bool(urls), "at least one server")
+        connections, protocol = options["connections"], options["protocol"]
+        connection_options = ConnectionOptions(
+            connect_timeout_s=options["connect_timeout_s"],
+            retry_refused_s=options["retry_refused_s"],
+            message_timeout_s=options["message_timeout_s"],
+            max_message_bytes=int(options["max_message_size_mb"] * 1024 * 1024),
+            ping_interval_s=options["ping_interval_s"],
+            ping_timeout_s=options["ping_timeout_s"],
+            headers=with_token(options["headers"], options["token"]),
+            protocol=protocol,
+            subprotocols=_offers(options["codec"], protocol, has_hooks=options["client"] is not None),
+        )
+        pool = SessionPool(
+            placements(urls, n, connections or min(_MOST_CONNECTIONS, -(-n // _SESSIONS_EACH))),
+            fits_workers=connections is None,
+            options=connection_options,
+            open_options={key: options[key] for key in ("wait_s", "compress") if options[key] is not None},
+            reconnect_s=options["reconnect_s"],
+            on_answer=self._on_answer,
+            find_urls=url if callable(url) else None,
+        )
+        return pool, urls
 
     # -- operations -----------------------------------------------------------------------------------------------
 
@@ -224,21 +274,22 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             except RequestTimeout as exc:  # requests are queued, and sent when the sessions are open
                 late = exc
             self._reset_kwargs = {key: value for key, value in kwargs.items() if key not in _UNSEEDED}
+            self._pool.use_for_resets(self._reset_kwargs)
+            self._blocks = [] if len(indices) == self.n else self._blocks
             for index, own in zip(indices, seeds, strict=True):
                 self._episodes[index].ask(stepping=False)
+                self._asked.add(index)
                 self._pool.request(self._pool.slots[index], "reset", kwargs if own is None else {**kwargs, "seed": own})
             self._pool.flush()
             if late is not None:
                 raise late
             return self._collect(self._time(timeout_s), k=None)
 
-    def step(
-        self, actions: Sequence[ActT] | Mapping[int, ActT], *, timeout_s: float | None = None
-    ) -> VectorResult[ObsT]:
+    def step(self, actions: Actions[ActT], *, timeout_s: float | None = None) -> VectorResult[ObsT]:
         """Take an action in each slot and wait for all of them.
 
         Args:
-            actions: One for each slot, or some by slot.
+            actions: One for each slot, some by slot, or arrays by field with a row for each slot.
             timeout_s: How long to wait.
 
         Raises:
@@ -248,11 +299,12 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         self.step_async(actions)
         return self.step_wait(timeout_s)
 
-    def step_async(self, actions: Sequence[ActT] | Mapping[int, ActT], *, each: bool | None = None) -> None:
+    def step_async(self, actions: Actions[ActT], *, each: bool | None = None) -> None:
         """Send actions; `step_wait` returns their results.
 
         Args:
-            actions: One for each slot, or some by slot.
+            actions: One for each slot, some by slot, or arrays by field with a row for each slot, such as
+                `{"action": array}`.
             each: Whether the server may answer slot by slot instead of when all of a connection are ready; by default
                 whether `step_wait` has been called with `k`.
 
@@ -260,18 +312,23 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             ValueError: There is not one action for each slot.
             ClientModeError: A slot has not answered its last action yet.
         """
-        payload = self._hooks._step_payload
-        payloads = {index: payload(action) for index, action in self._by_slot(actions)}
+        each = self._each if each is None else each
         with self._here():
-            self._check_idle(payloads)
             self._connect()
+            arrays = None if each else self._arrays_of(actions)
+            if arrays is not None:
+                self._step_columns(arrays)
+                return
+            payload = self._hooks._step_payload
+            payloads = {index: payload(action) for index, action in self._by_slot(actions)}
+            self._check_idle(payloads)
 
-            def prepare(shared: SharedConnection) -> None:
+            def prepare(shared: Any) -> None:
                 for slot in shared.slots:
                     if slot.index in payloads:
                         self._step(slot, payloads[slot.index])
 
-            self._pool.flush(each=self._each if each is None else each, prepare=prepare)
+            self._pool.flush(each=each, prepare=prepare)
 
     def step_wait(self, timeout_s: float | None = None, *, k: int | None = None) -> VectorResult[ObsT]:
         """Wait for the actions that were sent.
@@ -317,6 +374,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             SessionLost: The slot has no session.
         """
         _check("n", n >= 1, "at least one copy")
+        self._check_copies()
         data: dict[str, Any] = {"n": n} if self._wait_s is None else {"n": n, "wait_s": self._wait_s}
         waiting_s = self._time(timeout_s)
         with self._here():
@@ -349,6 +407,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             NotForkable: The snapshot is gone, or cannot be copied.
             ValueError: It is not one session.
         """
+        self._check_copies()
         is_over = False
         if isinstance(snapshot, VectorEnv):
             _check("snapshot", snapshot.n == 1, "a VectorEnv of one slot")
@@ -389,6 +448,10 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
 
     # -- requests -------------------------------------------------------------------------------------------------
 
+    def _check_copies(self) -> None:
+        if not isinstance(self._pool, SessionPool):
+            raise NotForkable("Local vectors make no copies. Serve the environment: openenv serve --runner process")
+
     def _here(self) -> Any:
         """Return the lock to hold; a process that was forked off must not share its parent's connections."""
         if self._closed:
@@ -415,8 +478,9 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         if self._pings:
             KEEPALIVE.add(self)
 
-    def _step(self, slot: Slot, payload: Any) -> None:
+    def _step(self, slot: Any, payload: Any) -> None:
         episode = self._episodes[slot.index]
+        self._asked.add(slot.index)
         kind = episode.ask(stepping=True)
         missing = episode.masked or slot.error
         if missing is not None:
@@ -427,18 +491,125 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         else:
             self._pool.request(slot, "step", payload)
 
-    def _begin(self, slot: Slot) -> None:
+    def _begin(self, slot: Any) -> None:
         self._pool.request(slot, "reset", self._reset_kwargs)
 
-    def _on_answer(self, slot: Slot, kind: str, data: Any, error: OpenEnvError | None) -> None:
+    def _on_answer(self, slot: Any, kind: str, data: Any, error: OpenEnvError | None) -> None:
         if kind in _ANSWERS:
             self._answers[slot.index] = data if error is None else error
             return
         episode = self._episodes[slot.index]
         if episode.failed(kind, error) if error is not None else episode.answered(kind, data, self._parse):
             self._begin(slot)
+        self._note(episode)
 
-    def _by_slot(self, actions: Sequence[ActT] | Mapping[int, ActT]) -> Iterable[tuple[int, ActT]]:
+    def _note(self, episode: SlotEpisode) -> None:
+        """Record whether the next step of a slot is a plain one."""
+        if episode.is_plain:
+            self._special.discard(episode.slot)
+        else:
+            self._special.add(episode.slot)
+
+    # -- steps in columns -----------------------------------------------------------------------------------------
+
+    def _arrays_of(self, actions: Any) -> list[Any] | None:
+        """Return actions as arrays, one for each column; None if they must be sent one by one.
+
+        Values that do not fit are sent one by one, too: then the error names the slot.
+        """
+        layout = self.column_layout
+        if layout is None or not actions or len(self._asked) == self.n:
+            return None
+        try:
+            if isinstance(actions, Mapping):
+                values = pick(layout.actions, actions)
+            elif len(actions) == self.n:
+                picked = [pick(layout.actions, action) for action in actions]
+                if any(len(action) != 1 for action in actions):  # fields that have no column
+                    return None
+                values = list(zip(*picked, strict=True))
+            else:
+                return None
+            return [fit(column, value, self.n) for column, value in zip(layout.actions, values, strict=True)]
+        except (LookupError, TypeError, ValueError):
+            return None
+
+    def _step_columns(self, arrays: list[Any]) -> None:
+        """Step all slots in columns, except for those that begin an episode or have failed."""
+        import numpy as np  # the arrays are its own
+
+        pool, layout = self._pool, self._pool.layout
+        assert layout is not None
+        if self._asked or self._blocks or pool.columns_left():
+            self._check_idle(range(self.n))
+        chosen = np.ones(self.n, bool)
+        for index in sorted(self._special | pool.missing):
+            chosen[index] = False
+            episode = self._episodes[index]
+            is_step = episode.is_plain or episode.autoreset == "disabled"
+            self._step(pool.slots[index], nest(layout.actions, [array[index] for array in arrays]) if is_step else None)
+        pool.begin_columns(arrays, chosen)
+        pool.flush()
+
+    def _take_block(self, *, whole: bool) -> None:
+        """Take in results of a step in columns; failed and finished slots go on as their policies say."""
+        block = self._pool.take_columns(whole=whole)
+        if block is None:
+            return
+        self._blocks.append(block)
+        ends = block.terminated | block.truncated
+        for index in {*block.slots[ends].tolist(), *block.errors, *block.restarts}:
+            slot, episode = self._pool.slots[index], self._episodes[index]
+            row = int(block.slots.searchsorted(index))
+            if index in block.errors:
+                episode.ask(stepping=True)
+                self._asked.add(index)
+                self._on_answer(slot, "step", None, block.errors[index])
+            elif index in block.restarts:
+                self._take_restart(slot, *block.restarts[index])
+            elif episode.autoreset == "same_step":
+                episode.ask(stepping=True)
+                self._asked.add(index)
+                assert self._pool.layout is not None
+                data = row_data(self._pool.layout, block.observations, row, block.metadata.get(index, {}))
+                flags = {"terminated": bool(block.terminated[row]), "truncated": bool(block.truncated[row])}
+                data["observation"] |= flags
+                self._on_answer(slot, "step", {**data, "reward": float(block.rewards[row]), "done": True}, None)
+            else:
+                episode.is_over = True
+                self._note(episode)
+        self._pool.flush()
+
+    def _take_restart(self, slot: Any, final: dict[str, Any], following: dict[str, Any] | OpenEnvError) -> None:
+        """Take in the end of an episode and the beginning of the next one."""
+        episode = self._episodes[slot.index]
+        episode.ask(stepping=True)
+        self._asked.add(slot.index)
+        if not episode.answered("step", final, self._parse):
+            self._note(episode)
+        elif isinstance(following, OpenEnvError):
+            self._on_answer(slot, "reset", None, following)
+        else:
+            self._on_answer(slot, "reset", following, None)
+
+    def _merged(self, single: list[SlotResult[ObsT]]) -> VectorResult[ObsT]:
+        """Return results that came as arrays, together with those that came one by one."""
+        import numpy as np
+
+        layout, blocks = self._pool.layout, self._blocks
+        assert layout is not None
+        self._blocks = []
+        block, own = blocks[0], {one.slot: one for one in single}
+        if len(block.slots) < self.n and (len(blocks) > 1 or not own.keys() <= set(block.slots.tolist())):
+            slots = np.array(sorted({index for one in blocks for index in one.slots.tolist()} | own.keys()))
+            block = _joined(layout, blocks, slots)
+        rows = {int(block.slots.searchsorted(index)): one for index, one in own.items()}
+        columns: ColumnRows[ObsT] = ColumnRows(layout, block, rows, self._parse)
+        return VectorResult(columns, columns, columns.arrays)
+
+    def _by_slot(self, actions: Any) -> Iterable[tuple[int, Any]]:
+        if isinstance(actions, Mapping) and all(isinstance(key, str) for key in actions):
+            return enumerate(rows_of(actions, self.n))
         if isinstance(actions, Mapping):
             unknown = [index for index in actions if index not in range(self.n)]
             _check("actions", not unknown, f"by slot, from 0 to {self.n - 1}, not {unknown}")
@@ -477,28 +648,45 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
     def _check_idle(self, indices: Any) -> None:
         # One that is only being resumed is not: it takes the next request with it.
         slots, episodes = self._pool.slots, self._episodes
-        busy = [index for index in indices if slots[index].pending is not None or episodes[index].is_asked]
+        taken = {index for block in self._blocks for index in block.slots.tolist()}
+        busy = [
+            index
+            for index in indices
+            if slots[index].pending is not None
+            or episodes[index].is_asked
+            or index in taken
+            or self._pool.in_columns(index)
+        ]
         if busy:
             raise ClientModeError(f"slots {busy[:5]} have not answered yet: call step_wait first")
 
     # -- collecting -----------------------------------------------------------------------------------------------
 
     def _collect(self, timeout_s: float | None, *, k: int | None) -> VectorResult[ObsT]:
-        episodes = [episode for episode in self._episodes if episode.is_asked]
         _check("k", k is None or k >= 1, "at least 1")
-        others = 0 if k is None else max(0, len(episodes) - k)
-        waiting = episodes
+        pool, others = self._pool, 0
+        if k is not None:
+            taken = sum(len(block.slots) for block in self._blocks)
+            others = max(0, len(self._asked) + pool.columns_untaken() + taken - k)
+        waiting = [self._episodes[index] for index in self._asked]
 
         def enough() -> bool:
             nonlocal waiting
             waiting = [episode for episode in waiting if not episode.is_ready]
-            return len(waiting) <= others
+            return len(waiting) + pool.columns_left() <= others
 
-        self._pool.wait(enough, timeout_s)
-        ready = [episode for episode in episodes if episode.is_ready]
-        result: VectorResult[ObsT] = VectorResult([episode.take(self._parse) for episode in ready])
+        while True:
+            pool.wait(enough, timeout_s)
+            self._take_block(whole=k is None)
+            waiting = [self._episodes[index] for index in self._asked]
+            if enough():
+                break
+        ready = [self._episodes[index] for index in sorted(self._asked) if self._episodes[index].is_ready]
+        single = [episode.take(self._parse) for episode in ready]
+        self._asked.difference_update(episode.slot for episode in ready)
+        result: VectorResult[ObsT] = self._merged(single) if self._blocks else VectorResult(single)
         errors = result.errors
-        if errors and (self._on_failure == "raise" or all(slot.name is None for slot in self._pool.slots)):
+        if errors and (self._on_failure == "raise" or all(slot.name is None for slot in pool.slots)):
             raise SlotsFailed(errors, result)
         return result
 
@@ -513,6 +701,73 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
                 self._pool.keep_alive()
             finally:
                 lock.release()
+
+
+def is_environment(url: Any, workers: int | str | None) -> bool:
+    """Whether the first argument of a vector names an environment for this machine, and not servers.
+
+    Raises:
+        ValueError: `workers` does not fit the first argument.
+    """
+    _check("workers", workers in (None, "auto") or (isinstance(workers, int) and workers >= 1), "'auto' or at least 1")
+    if isinstance(url, str):
+        scheme, _, rest = url.partition(":")
+        is_target = bool(rest) and not rest.startswith("//") and not rest[:1].isdigit() and "." not in scheme
+        _check("workers", is_target or workers is None, "only for environments on this machine: a server has its own")
+        return is_target
+    if isinstance(url, type):
+        return True
+    _check("workers", workers is None or callable(url), "only for environments on this machine")
+    return workers is not None
+
+
+def _local_pool(target: Any, n: int, workers: int | str, options: Mapping[str, Any], on_answer: Any) -> SlotPool:
+    """Return the pool of a vector in processes of this machine.
+
+    Raises:
+        ValueError: An option is only for servers.
+        ClientModeError: Only the client is installed.
+    """
+    for name, default in _OF_SERVERS.items():
+        _check(name, options[name] == default, "only for servers")
+    try:
+        vectors = importlib.import_module("openenv.server.vectors")
+        pool = importlib.import_module("openenv.server.vectors.pool")
+    except ModuleNotFoundError as exc:
+        raise ClientModeError(
+            f"Environments on this machine need the package 'openenv' with NumPy, not only the client ({exc})"
+        ) from exc
+    # Like a server: JSON types for the hooks of a client class, arrays and bytes otherwise.
+    codec = _offers(options["codec"], "v2", has_hooks=options["client"] is not None)[0]
+    local = pool.LocalOptions(n, workers, codec, options["autoreset"] == "same_step")
+    made: SlotPool = pool.LocalPool(vectors.environment_of(target), local, on_answer)
+    return made
+
+
+def _joined(layout: ColumnLayout, blocks: Sequence[ColumnBlock], slots: Any) -> ColumnBlock:
+    """Return one block for these slots from several with some of them; other rows are zeros."""
+    import numpy as np
+
+    whole = ColumnBlock(
+        slots,
+        [np.zeros(column.batch_shape(len(slots)), column.dtype) for column in layout.observations],
+        np.zeros(len(slots)),
+        np.zeros(len(slots), bool),
+        np.zeros(len(slots), bool),
+        {},
+        {},
+    )
+    for block in blocks:
+        rows = slots.searchsorted(block.slots)
+        for array, values in zip(whole.observations, block.observations, strict=True):
+            array[rows] = values
+        whole.rewards[rows], whole.terminated[rows], whole.truncated[rows] = (
+            block.rewards,
+            block.terminated,
+            block.truncated,
+        )
+        whole.metadata.update(block.metadata)
+    return whole
 
 
 def _offers(codec: str, protocol: str, *, has_hooks: bool) -> tuple[str, ...]:
@@ -556,12 +811,12 @@ class AsyncVectorEnv(_Slots, Generic[ActT, ObsT]):
     `step_wait` returns the results of a cancelled `step`.
     """
 
-    def __init__(self, url: str | Sequence[str] | Callable[[], Sequence[str]], n: int, **options: Any) -> None:
+    def __init__(self, url: str | Sequence[str] | Callable[[], Any], n: int, **options: Any) -> None:
         self._use(VectorEnv(url, n, **options))
 
     def _use(self, env: VectorEnv[ActT, ObsT]) -> None:
         self._env = env
-        self._urls, self._pool = self._env._urls, self._env._pool
+        self._urls, self._pool, self._has_hooks = self._env._urls, self._env._pool, self._env._has_hooks
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="openenv-vector")
         self._waiting: Future[VectorResult[ObsT]] | None = None
         self._is_closed = False
@@ -583,14 +838,12 @@ class AsyncVectorEnv(_Slots, Generic[ActT, ObsT]):
         self._waiting = None
         return await self._run(partial(self._env.reset, seed=seed, slots=slots, timeout_s=timeout_s, **kwargs))
 
-    async def step(
-        self, actions: Sequence[ActT] | Mapping[int, ActT], *, timeout_s: float | None = None
-    ) -> VectorResult[ObsT]:
+    async def step(self, actions: Actions[ActT], *, timeout_s: float | None = None) -> VectorResult[ObsT]:
         """Take an action in each slot and wait for all of them; raises as `VectorEnv.step` does."""
         await self.step_async(actions)
         return await self.step_wait(timeout_s)
 
-    async def step_async(self, actions: Sequence[ActT] | Mapping[int, ActT], *, each: bool | None = None) -> None:
+    async def step_async(self, actions: Actions[ActT], *, each: bool | None = None) -> None:
         """Send actions; `step_wait` returns their results.
 
         Raises:

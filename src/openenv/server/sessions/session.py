@@ -66,7 +66,7 @@ _DETACHED, _CLOSING, _CLOSED = SessionState.DETACHED, SessionState.CLOSING, Sess
 _ABANDONED = SessionState.ABANDONED
 
 _INTERRUPT_AGAIN_S: Final = 0.05
-_NEVER_RESET: Final = " (reset() has not been called in this session yet)"
+NEVER_RESET: Final = " (reset() has not been called in this session yet)"
 
 
 class SessionKind(str, Enum):
@@ -834,7 +834,7 @@ def has_stepped(error: BaseException | None) -> bool:
 
 def error_hint(session: Session, kind: str) -> str:
     """Return a hint to append to the text of an exception from an operation of that kind."""
-    return _NEVER_RESET if kind == "step" and not session.was_reset else ""
+    return NEVER_RESET if kind == "step" and not session.was_reset else ""
 
 
 def with_hint(shown: BaseException, session: Session, kind: str, *, has_place: bool = True) -> BaseException:
@@ -843,9 +843,13 @@ def with_hint(shown: BaseException, session: Session, kind: str, *, has_place: b
     The details contain the exception's class and, if known in this process, the failing line. Set `has_place` to false
     for v1, which has no such keys.
     """
-    text = error_hint(session, kind)
+    return described_failure(shown, error_hint(session, kind), has_place=has_place)
+
+
+def described_failure(shown: BaseException, hint: str, *, has_place: bool = True) -> BaseException:
+    """Return an environment's failure with a hint and details; return errors of the framework unchanged."""
     if isinstance(shown, OpenEnvError):
-        if not text or not isinstance(shown, ExecutionError):
+        if not hint or not isinstance(shown, ExecutionError):
             return shown
         if isinstance(shown, NonFiniteReward):
             return shown
@@ -855,4 +859,4 @@ def with_hint(shown: BaseException, session: Session, kind: str, *, has_place: b
         details = {"exception": type(shown).__name__} if has_place else {}
         if place is not None:
             details["place"] = place
-    return ExecutionError(f"{message_of(shown)}{text}", details=details)
+    return ExecutionError(f"{message_of(shown)}{hint}", details=details)

@@ -1,20 +1,24 @@
-"""Stable-Baselines3: many sessions of a served environment as its `VecEnv`. Needs stable-baselines3."""
+"""Stable-Baselines3: many sessions of a served environment, or processes of this machine, as its `VecEnv`.
+
+Needs stable-baselines3.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from openenv.adapters.gymnasium.gymnasium_env import FromObservation, ToAction, interface_of
+from openenv.adapters.gymnasium.gymnasium_env import FromObservation, ToAction, columns_of, infos_of, interface_of
 from openenv.adapters.gymnasium.spaces import SomeSpace
 from openenv.client.rewards import RewardHistory
 from openenv.client.vector.results import VectorResult
 from openenv.client.vector.vector_env import VectorEnv
 from openenv.errors import NonFiniteReward
+from openenv.protocol.columns import nest
 
 try:
     from stable_baselines3.common.vec_env import VecEnv
@@ -34,13 +38,14 @@ class ServedVecEnv(VecEnv):  # type: ignore[misc]
     `terminal_observation`. A session that fails raises `SlotsFailed`: no reward is made up for it.
 
     Args:
-        url: The server, or several.
+        url: The server, or several; or an environment for this machine, as for `VectorEnv`.
         num_envs: The number of sessions.
         action_space: Of one session; by default the server's.
         observation_space: Of one session; by default the server's.
         to_action: Turns a value of the action space into the fields of an action.
         from_observation: Turns the fields of an observation into a value of the observation space.
-        options: For `VectorEnv`, such as `token`, which is sent as `Authorization: Bearer`; by default `OPENENV_TOKEN`.
+        options: For `VectorEnv`, such as `workers`, or `token`, which is sent as `Authorization: Bearer`; by default
+            `OPENENV_TOKEN`.
 
     Raises:
         ValueError: Neither the server nor the arguments describe the spaces.
@@ -48,7 +53,7 @@ class ServedVecEnv(VecEnv):  # type: ignore[misc]
 
     def __init__(
         self,
-        url: str | Sequence[str],
+        url: str | Sequence[str] | Callable[[], Any],
         num_envs: int,
         *,
         action_space: SomeSpace | None = None,
@@ -58,7 +63,7 @@ class ServedVecEnv(VecEnv):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         self._actions, self._observations = interface_of(
-            url if isinstance(url, str) else url[0],
+            url if isinstance(url, str) or callable(url) else url[0],
             token=options.get("token"),
             action_space=action_space,
             observation_space=observation_space,
@@ -68,6 +73,9 @@ class ServedVecEnv(VecEnv):  # type: ignore[misc]
         # Before the base class, which asks for attributes.
         self._env: VectorEnv[Any, Any] = VectorEnv(url, num_envs, autoreset="same_step", **options)
         self._rewards = RewardHistory()
+        # Arrays go through as they are, unless the caller translates them.
+        self._action_columns = None if to_action else columns_of(self._actions.space, "action")
+        self._observation_columns = None if from_observation else columns_of(self._observations.space, "observation")
         super().__init__(num_envs, self._observations.space, self._actions.space)
 
     def reset(self) -> Any:
@@ -79,10 +87,14 @@ class ServedVecEnv(VecEnv):  # type: ignore[misc]
         self._reset_seeds()
         self._reset_options()
         self.reset_infos = [dict(info) for info in result.infos]
-        return self._batch(result.observations)
+        return self._batch(result)
 
     def step_async(self, actions: Any) -> None:
         """Send an action to each session."""
+        columns = self._action_columns
+        if columns is not None and columns.is_single and self._env.column_layout is not None:
+            self._env.step_async(nest(columns.columns, [np.asarray(actions)]))
+            return
         write = self._actions.write
         self._env.step_async([write(action) for action in actions])
 
@@ -100,7 +112,7 @@ class ServedVecEnv(VecEnv):  # type: ignore[misc]
         if not np.isfinite(rewards).all():  # a float64 may be too large for a float32
             slot = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise NonFiniteReward.of(result.by_slot[slot].reward)
-        return self._batch(result.observations), rewards, result.dones, self._infos(result)
+        return self._batch(result), rewards, result.dones, self._infos(result)
 
     def close(self) -> None:
         """End all sessions."""
@@ -136,10 +148,12 @@ class ServedVecEnv(VecEnv):  # type: ignore[misc]
         """Say for each environment that it is not wrapped."""
         return [False for _ in self._get_indices(indices)]
 
-    def _batch(self, observations: Sequence[Any]) -> Any:
+    def _batch(self, result: VectorResult[Any]) -> Any:
         """Return observations as one array, or as arrays by key."""
+        if result.columns is not None and self._observation_columns is not None:
+            return self._observation_columns.join(result.columns.observations)
         read, space = self._observations.read, self.observation_space
-        values = [read(fields) for fields in observations]
+        values = [read(fields) for fields in result.observations]
         if isinstance(space, _ARRAYS):
             return np.array(values, space.dtype)
         empty: Any = create_empty_array(space, self.num_envs)
@@ -147,13 +161,15 @@ class ServedVecEnv(VecEnv):  # type: ignore[misc]
         return dict(batch) if isinstance(batch, dict) else batch
 
     def _infos(self, result: VectorResult[Any]) -> Infos:
-        infos: Infos = []
-        for slot in result.by_slot:
-            if slot.final is None:
-                infos.append((slot.result.metadata if slot.result is not None else None) or {})
+        infos: Infos = [{} for _ in range(self.num_envs)]
+        for slot, info, final in infos_of(result):
+            if final is None:
+                infos[slot] = info
                 continue
-            info = dict(slot.final.metadata or {})
-            info["terminal_observation"] = self._observations.read(slot.final.observation)
-            info["TimeLimit.truncated"] = slot.truncated and not slot.terminated
-            infos.append(info)
+            ended = result.by_slot[slot]
+            infos[slot] = {
+                **(final.metadata or {}),
+                "terminal_observation": self._observations.read(final.observation),
+                "TimeLimit.truncated": ended.truncated and not ended.terminated,
+            }
         return infos

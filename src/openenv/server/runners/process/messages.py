@@ -136,6 +136,7 @@ class WorkerSetup:
         factory: The factory, pickled.
         parent: The server's process id.
         levels: The log levels of the server, by logger; the empty name is the root logger.
+        vector: For a worker of a local vector: its slots, pickled; None for a worker of sessions.
     """
 
     path: list[str]
@@ -144,6 +145,7 @@ class WorkerSetup:
     factory: bytes
     parent: int
     levels: dict[str, int] = field(default_factory=dict)
+    vector: bytes | None = None
 
 
 def pack_factory(factory: Callable[[], Any]) -> bytes:

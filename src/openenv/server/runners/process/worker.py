@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -259,8 +259,13 @@ class WorkerProcess:
         """Its process id; 0 before the start."""
         return 0 if self._process is None else self._process.pid
 
-    def start(self, setup: WorkerSetup) -> None:
-        """Start the process. Do not fork: it must not inherit the server's threads and locks."""
+    def start(self, setup: WorkerSetup, descriptors: Sequence[int] = ()) -> None:
+        """Start the process. Do not fork: it must not inherit the server's threads and locks.
+
+        Args:
+            setup: The first message.
+            descriptors: Further descriptors for the process, under the same numbers.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setblocking(False)
@@ -268,7 +273,7 @@ class WorkerProcess:
             command += ["-c", _BOOT, _SOURCES, str(theirs.fileno())]
             try:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=_STDERR, pass_fds=[theirs.fileno()]
+                    command, stdin=subprocess.DEVNULL, stdout=_STDERR, pass_fds=[theirs.fileno(), *descriptors]
                 )
             except BaseException:
                 ours.close()

@@ -52,7 +52,14 @@ def main() -> None:
     except BaseException as exc:
         replies.send(MessageKind.FAILED, payload=pack_error(exc))
         sys.exit(1)
-    asyncio.run(SessionHost(sock, factory, server=ServerHandle.open(setup.parent)).run())
+    server = ServerHandle.open(setup.parent)
+    if setup.vector is None:
+        asyncio.run(SessionHost(sock, factory, server=server).run())
+    else:
+        from ....vectors.host import VectorHost  # needs NumPy, which is optional
+
+        replies.send(MessageKind.READY)
+        VectorHost(factory, unpack(setup.vector), server).run()
     # A thread left behind by an environment must not keep the process alive.
     threading.Thread(target=_exit_anyway, daemon=True).start()
 

@@ -1,0 +1,353 @@
+"""`VectorHost`: the slots of one worker process of a local vector.
+
+    message ──> STEP: step the chosen slots, actions and results in shared memory ──> STEP, with errors and metadata
+                requests: open, reset, step, state of single slots ──> a reply for each
+    end of the stream, or of the program ──> close all environments
+
+All slots run on the main thread, one after the other; coroutines of several slots run together. Nothing else runs here
+except a thread that waits for the end of the program. Knows environments and messages; must not know policies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from openenv.env.binding import bind_instance, infer_models
+from openenv.env.columnar import ColumnarEnvironment
+from openenv.errors import EnvironmentFactoryError, NonFiniteReward, message_of
+from openenv.protocol.codec import BY_NAME
+from openenv.protocol.columns import Column, ColumnLayout, nest
+from openenv.protocol.server_v1 import error_data
+from openenv.protocol.server_v2 import WRITERS, RefusedRequest, ServerProtocolV2
+
+from ..runners.process.child.server_link import ServerHandle
+from ..sessions.operations import CLOSE, CONSTRUCT, Operation, build_operations
+from ..sessions.session import NEVER_RESET, described_failure
+from .memory import SharedArrays
+from .messages import EACH, STEP, Restart, SlotReply, SlotRequest, VectorMessage, VectorReader, encode
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES: Final = 256 * 1024
+_CLOSE_S: Final = 5.0
+_LOOK_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class VectorSetup:
+    """The part of a worker's setup that makes it the host of slots.
+
+    Args:
+        socket: The descriptor of the socket for messages.
+        slots: The slots of this worker.
+        n: The number of slots of the vector.
+        codec: The name of the codec for single results.
+        layout: The arrays; None for environments with other values.
+        memory: The descriptor of the arrays.
+        restarts: Whether a finished episode is followed by the next one in the same step.
+    """
+
+    socket: int
+    slots: range
+    n: int
+    codec: str
+    layout: ColumnLayout | None = None
+    memory: int = -1
+    restarts: bool = False
+
+
+class VectorHost:
+    """The slots of this process.
+
+    Args:
+        factory: Makes an environment.
+        setup: The slots and the way to their results.
+        server: The program that owns the vector.
+    """
+
+    def __init__(self, factory: Callable[[], Any], setup: VectorSetup, server: ServerHandle) -> None:
+        self._factory = factory
+        self._setup = setup
+        self._server = server
+        self._socket = socket.socket(fileno=setup.socket)
+        self._socket.set_inheritable(False)
+        self._reader = VectorReader()
+        self._first = setup.slots.start
+        self._envs: list[Any] = [None] * len(setup.slots)
+        self._was_reset = [False] * len(setup.slots)
+        self._reset_kwargs: dict[str, Any] = {}
+        self._writer = WRITERS[BY_NAME[setup.codec]]
+        self._operations = build_operations(self._writer.observation, self._writer.state)
+        self._protocol: ServerProtocolV2 | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._arrays: SharedArrays | None = None
+        if setup.layout is not None:
+            os.set_inheritable(setup.memory, False)
+            self._arrays = SharedArrays(setup.layout, setup.n, setup.memory)
+
+    def run(self) -> None:
+        """Serve until the program closes the vector or ends."""
+        threading.Thread(target=self._watch_program, name="openenv-watch", daemon=True).start()
+        while data := self._read():
+            for message in self._reader.feed(data):
+                self._handle(message)
+        self._close_all()
+
+    def _read(self) -> bytes:
+        try:
+            return self._socket.recv(_READ_BYTES)
+        except OSError:  # the program has ended with unread replies
+            return b""
+
+    def _send(self, flags: int, step: int, replies: Sequence[SlotReply]) -> None:
+        try:
+            self._socket.sendall(encode(flags, step, replies))
+        except OSError:  # `_read` notices the end
+            return
+
+    def _watch_program(self) -> None:
+        """End with the program, even in the middle of a step.
+
+        The end of the socket is not enough: a process that the program has forked may hold a copy of it.
+        """
+        if self._server.descriptor is not None:
+            select.select([self._server.descriptor], [], [])
+        else:
+            while not self._server.has_ended:
+                time.sleep(_LOOK_S)
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        time.sleep(_CLOSE_S)
+        os._exit(1)
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def _handle(self, message: VectorMessage) -> None:
+        replies: list[SlotReply] = []
+        if message.flags & EACH:
+            self._answer(message.content, lambda reply: self._send(0, 0, [reply]))
+        else:
+            self._answer(message.content, replies.append)
+        if message.flags & STEP:
+            self._step_columns(replies.append)
+        if replies or message.flags & STEP:
+            self._send(message.flags & STEP, message.step, replies)
+
+    def _answer(self, requests: Sequence[SlotRequest], put: Callable[[SlotReply], None]) -> None:
+        """Run requests of single slots."""
+        waiting: list[Any] = []
+        for request in requests:
+            if request.kind == "defaults":
+                self._reset_kwargs = request.data
+                continue
+            work = self._work(request)
+            if work is None:
+                put(self._run(request))
+            else:
+                waiting.append(self._finish(request, work, put))
+        if waiting:
+            self._run_async(_all(waiting))
+
+    def _work(self, request: SlotRequest) -> Callable[[], Any] | None:
+        """Return the function that begins the request's coroutine; None if its method is no coroutine."""
+        env = self._envs[request.slot - self._first]
+        if request.kind == "open" or env is None or request.kind not in bind_instance(env).async_kinds:
+            return None
+        operation: Operation = getattr(self._operations, request.kind)
+        try:
+            argument = self._argument(request)
+        except _Refused:
+            return None
+        if operation.in_loop is None or (operation.prefers_lane is not None and operation.prefers_lane(env, argument)):
+            return None
+        return partial(operation.in_loop, env, argument)
+
+    async def _finish(self, request: SlotRequest, work: Callable[[], Any], put: Callable[[SlotReply], None]) -> None:
+        try:
+            data = await work()
+        except Exception as exc:
+            put(self._failed(request, exc))
+        else:
+            self._was_reset[request.slot - self._first] |= request.kind == "reset"
+            put(SlotReply(request.slot, request.number, "data", data))
+
+    def _run(self, request: SlotRequest) -> SlotReply:
+        place = request.slot - self._first
+        try:
+            if request.kind == "open":
+                self._open(place)
+                return SlotReply(request.slot, request.number, "data", None)
+            env = self._envs[place]
+            if env is None:  # its constructor has failed, which is the slot's answer already
+                return SlotReply(request.slot, request.number, "error", {})
+            if request.kind == "reset" and self._arrays is not None:
+                metadata = self._reset_row(request.slot, env, request.data)
+                return SlotReply(request.slot, request.number, "row", metadata)
+            operation: Operation = getattr(self._operations, request.kind)
+            data = operation.in_lane(env, self._argument(request))
+            self._was_reset[place] |= request.kind == "reset"
+        except _Refused as exc:
+            return SlotReply(request.slot, request.number, "error", exc.data)
+        except BaseException as exc:  # the slot's code, which may raise anything
+            return self._failed(request, exc)
+        return SlotReply(request.slot, request.number, "data", data)
+
+    def _open(self, place: int) -> None:
+        if self._envs[place] is not None:
+            return
+        try:
+            self._envs[place] = env = CONSTRUCT.in_lane(None, self._factory)
+        except Exception as exc:
+            name = getattr(self._factory, "__name__", type(self._factory).__name__)
+            raise EnvironmentFactoryError(name, reason=f"{type(exc).__name__}: {message_of(exc)}") from exc
+        if self._protocol is None:
+            self._protocol = ServerProtocolV2(infer_models(type(env)).action)
+
+    def _argument(self, request: SlotRequest) -> Any:
+        """Return the argument of an operation: a validated action, or the keywords of a reset.
+
+        Raises:
+            _Refused: The action does not fit.
+        """
+        if request.kind != "step":
+            return request.data
+        assert self._protocol is not None
+        parsed = self._protocol.read({"type": "step", "id": request.number, "session": "", "data": request.data})
+        if isinstance(parsed, RefusedRequest):
+            raise _Refused(parsed.error)
+        return parsed.data  # type: ignore[union-attr]
+
+    def _failed(self, request: SlotRequest, exc: BaseException) -> SlotReply:
+        logger.error("slot %d: %s failed", request.slot, request.kind, exc_info=exc)
+        data = self._error_data(request.slot, request.kind, exc)
+        return SlotReply(request.slot, request.number, "error", data)
+
+    def _error_data(self, slot: int, kind: str, exc: BaseException) -> dict[str, Any]:
+        hint = NEVER_RESET if kind == "step" and not self._was_reset[slot - self._first] else ""
+        return error_data(described_failure(exc, hint))
+
+    # -- steps in columns -----------------------------------------------------------------------------------------
+
+    def _reset_row(self, slot: int, env: ColumnarEnvironment, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Begin an episode and write its observation to the arrays; return its metadata."""
+        assert self._arrays is not None
+        values, metadata = env.reset_values(kwargs)
+        for array, value in zip(self._arrays.observations, values, strict=True):
+            array[slot] = value
+        self._was_reset[slot - self._first] = True
+        return dict(metadata)
+
+    def _step_columns(self, put: Callable[[SlotReply], None]) -> None:
+        """Step the chosen slots; actions and results are in the arrays."""
+        arrays, slots = self._arrays, self._setup.slots
+        assert arrays is not None
+        rows = slice(slots.start, slots.stop)
+        # A copy: environments may keep their action, and the arrays change with the next step.
+        actions = [array[rows].copy() for array in arrays.actions]
+        chosen = arrays.chosen[rows].astype(bool)
+        cls: type[ColumnarEnvironment] = type(next(env for env in self._envs if env is not None))
+        valid = cls.valid_actions(actions)
+        if not valid[chosen].all():
+            for place in (chosen & ~valid).nonzero()[0].tolist():
+                chosen[place] = False
+                put(self._refused_action(slots[place], [array[place] for array in actions]))
+        places = range(len(slots)) if chosen.all() else chosen.nonzero()[0].tolist()
+        single = arrays.observations[0] if len(arrays.observations) == 1 else None
+        envs, first, restarts = self._envs, self._first, self._setup.restarts
+        rewards, terminated, truncated = [0.0] * len(slots), [False] * len(slots), [False] * len(slots)
+        for place in places:
+            env = envs[place]
+            try:
+                values, reward, has_terminated, has_truncated, metadata = env.step_values(
+                    [array[place] for array in actions]
+                )
+                if not math.isfinite(reward):
+                    raise NonFiniteReward.of(reward)
+                rewards[place], terminated[place], truncated[place] = reward, has_terminated, has_truncated
+                if restarts and (has_terminated or has_truncated):
+                    put(self._restart(first + place, env, values, dict(metadata)))
+                    continue
+                if single is not None:
+                    single[first + place] = values[0]
+                else:
+                    for array, value in zip(arrays.observations, values, strict=True):
+                        array[first + place] = value
+                if metadata:
+                    put(SlotReply(first + place, 0, "metadata", dict(metadata)))
+            except BaseException as exc:  # the slot's code, which may raise anything
+                put(self._failed(SlotRequest(first + place, 0, "step", None), exc))
+        arrays.rewards[rows] = rewards
+        arrays.terminated[rows] = terminated
+        arrays.truncated[rows] = truncated
+
+    def _restart(
+        self, slot: int, env: ColumnarEnvironment, final: Sequence[Any], metadata: dict[str, Any]
+    ) -> SlotReply:
+        """Keep the last observation of an episode, and begin the next one."""
+        assert self._arrays is not None
+        for array, value in zip(self._arrays.finals, final, strict=True):
+            array[slot] = value
+        try:
+            restart = Restart(metadata, self._reset_row(slot, env, self._reset_kwargs))
+        except Exception as exc:
+            logger.exception("slot %d: reset failed", slot)
+            restart = Restart(metadata, {}, self._error_data(slot, "reset", exc))
+        return SlotReply(slot, 0, "restarted", restart)
+
+    def _refused_action(self, slot: int, values: list[Any]) -> SlotReply:
+        """Describe why an action does not fit, as for an action that came by itself."""
+        assert self._setup.layout is not None
+        columns: tuple[Column, ...] = self._setup.layout.actions
+        fields = nest(columns, [value.item() if value.ndim == 0 else value for value in values])
+        try:
+            self._argument(SlotRequest(slot, 1, "step", fields))
+        except _Refused as exc:
+            return SlotReply(slot, 0, "error", exc.data)
+        raise AssertionError(f"valid_actions and the action model disagree on {fields}")
+
+    # -- ending ---------------------------------------------------------------------------------------------------
+
+    def _close_all(self) -> None:
+        """Close the environments; the program kills this process if that takes too long."""
+        for env in self._envs:
+            if env is None:
+                continue
+            try:
+                if "close" in bind_instance(env).async_kinds and CLOSE.in_loop is not None:
+                    self._run_async(CLOSE.in_loop(env, None))
+                else:
+                    CLOSE.in_lane(env, None)
+            except Exception:
+                logger.exception("an environment could not be closed")
+        if self._loop is not None:
+            self._loop.close()
+
+    def _run_async(self, work: Any) -> None:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        self._loop.run_until_complete(work)
+
+
+class _Refused(Exception):
+    """An action does not fit; `data` is the error of the reply."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        super().__init__(data)
+        self.data = data
+
+
+async def _all(work: Sequence[Any]) -> None:
+    await asyncio.gather(*work)

@@ -1,0 +1,566 @@
+"""`LocalPool`: the slots of a `VectorEnv` in worker processes of this machine, without a server.
+
+    VectorEnv ──> LocalPool ══ socket, 13 bytes a step ══> VectorHost   (one per worker, each with some of the slots)
+                      └────────── shared memory ──────────────┘
+
+A worker that dies takes its slots' episodes along: each of them fails with `SessionLost`, and a reset starts another
+worker. Has the interface of `client.vector.session_pool.SessionPool`. Knows processes and messages; must not know
+episodes and their policies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from openenv.client.vector.results import row_data
+from openenv.client.vector.slot_pool import OnAnswer, SlotPool
+from openenv.env.binding import declared_concurrency, factory_class, factory_name
+from openenv.env.columnar import layout_of
+from openenv.errors import ConcurrencyConfigurationError, OpenEnvError, RequestTimeout, SessionLost
+from openenv.protocol.client_sessions import error_from_frame
+from openenv.protocol.codec import BY_NAME
+from openenv.protocol.columns import ColumnBlock
+
+from ..runners import cores
+from ..runners.base import WORKER_CRASHED
+from ..runners.process.messages import WorkerSetup, modules_of, pack, pack_factory
+from ..runners.process.runner import StartBackoff, WorkersKeepDying
+from ..runners.process.worker import SocketThread, WorkerProcess
+from .host import VectorSetup
+from .memory import SharedArrays
+from .messages import EACH, STEP, Restart, SlotReply, SlotRequest, VectorReader, encode
+
+logger = logging.getLogger(__name__)
+
+Workers = int | Literal["auto"]
+
+_READ_BYTES: Final = 256 * 1024
+_TICK_S: Final = 1.0  # a wait wakes this often to see that it was interrupted
+_CLOSE_S: Final = 5.0
+_END_S: Final = 2.0  # between the end of a socket and the news of how its process ended
+_LOGGERS: Final = ("", "openenv")
+
+
+class LocalSlot:
+    """One environment in a worker. `name` is None while the slot has no environment."""
+
+    __slots__ = ("error", "index", "is_opening", "name", "pending", "worker")
+
+    token = None
+    """No token resumes a local environment: it ends with its process."""
+
+    def __init__(self, index: int, worker: VectorWorker) -> None:
+        self.index = index
+        self.worker = worker
+        self.name: str | None = None
+        self.is_opening = False
+        self.pending: SlotRequest | None = None
+        self.error: OpenEnvError | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is still to come."""
+        return self.pending is not None or self.is_opening
+
+    @property
+    def public_name(self) -> str | None:
+        """The name of the slot's session: a local environment has none."""
+        return None
+
+
+class VectorWorker:
+    """One place for a worker process and its slots; a dead process is replaced by the next reset."""
+
+    def __init__(self, places: range) -> None:
+        self.places = places
+        self.slots: list[LocalSlot] = []
+        self.process: WorkerProcess | None = None
+        self.socket: socket.socket | None = None
+        self.reader = VectorReader()
+        self.unsent = b""
+        self.outbox: list[SlotRequest] = []
+        self.takes_step = False
+        self.step = 0  # the unanswered step in columns; 0 if there is none
+        self.has_ended = threading.Event()
+
+    def hang_up(self, process: WorkerProcess) -> None:
+        """Have the end of the process noticed, although a child of it may keep the other end of the socket open."""
+        sock = self.socket
+        if self.process is not process:
+            return
+        self.has_ended.set()
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """The options of a local vector.
+
+    Args:
+        n: The number of slots.
+        workers: The number of processes; `auto` takes one for each core, or one for each slot if the environment class
+            does not declare that several of its instances may share a process.
+        codec: The codec of single results: it decides between arrays and lists, bytes and text.
+        restarts: Whether a finished episode is followed by the next one in the same step.
+    """
+
+    n: int
+    workers: Workers
+    codec: str
+    restarts: bool
+
+
+class LocalPool(SlotPool):
+    """The slots of a local vector.
+
+    Args:
+        factory: Makes an environment; sent to the workers.
+        options: How many slots and workers.
+        on_answer: Called with a slot, the request's kind, and the reply's data or an error.
+
+    Raises:
+        ConcurrencyConfigurationError: A worker would get several slots of a class that does not support this.
+        NotSendable: The factory cannot be sent to another process.
+        RuntimeError: The platform has no Unix sockets.
+    """
+
+    def __init__(self, factory: Callable[[], Any], options: LocalOptions, on_answer: OnAnswer) -> None:
+        if sys.platform == "win32":
+            raise RuntimeError("local vectors need a POSIX system")
+        self._options = options
+        self._on_answer = on_answer
+        self._packed = pack_factory(factory)
+        self._files, self._main = modules_of(factory)
+        cls = factory_class(factory)
+        self.layout = layout_of(cls) if cls is factory else None
+        self._arrays = None if self.layout is None else SharedArrays(self.layout, options.n)
+        self._codec = BY_NAME[options.codec]
+        self.workers = [VectorWorker(places) for places in _places(factory, cls, options)]
+        slots: list[LocalSlot] = []
+        self.missing = set(range(options.n))  # slots without an environment
+        for worker in self.workers:
+            worker.slots = [LocalSlot(index, worker) for index in worker.places]
+            slots += worker.slots
+        self.slots = slots
+        self._sockets: SocketThread | None = None
+        self._poll = select.poll()
+        self._by_descriptor: dict[int, VectorWorker] = {}
+        self._backoff = StartBackoff(time.monotonic)
+        self._numbers = itertools.count(1)
+        self._is_interrupted = False
+        self._each = False
+        self._defaults: Mapping[str, Any] = {}
+        # The last step in columns: the slots whose results were not taken yet, and remarks on results.
+        self._expected: Any = np.zeros(options.n, bool)
+        self._ready: Any = np.zeros(options.n, bool)
+        self._all_slots = np.arange(options.n)
+        self._is_partial = False  # whether some results of the step were taken already
+        self._remarks: dict[int, SlotReply] = {}
+        self._failures: dict[int, OpenEnvError] = {}
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def open(self, slot: LocalSlot) -> None:
+        """Build an environment, with the next write, for a slot that has none."""
+        if slot.name is None and not slot.is_opening:
+            slot.error = None
+            slot.is_opening = True
+            slot.worker.outbox.append(SlotRequest(slot.index, next(self._numbers), "open", None))
+
+    def request(self, slot: LocalSlot, kind: Any, data: Any = None) -> None:
+        """Send a request with the next write; a slot without an environment gets one first."""
+        self.open(slot)
+        if self._expected[slot.index] or self._ready[slot.index]:  # a reset replaces a step
+            self._expected[slot.index] = self._ready[slot.index] = False
+        slot.pending = SlotRequest(slot.index, next(self._numbers), kind, data)
+        slot.worker.outbox.append(slot.pending)
+
+    def use_for_resets(self, kwargs: Mapping[str, Any]) -> None:
+        """Set the keywords of resets within a step."""
+        if self._options.restarts and kwargs != self._defaults:
+            self._defaults = kwargs
+            for worker in self.workers:
+                if worker.process is not None:
+                    worker.outbox.append(SlotRequest(-1, 0, "defaults", kwargs))
+
+    def begin_columns(self, actions: Sequence[Any], chosen: Any) -> None:
+        """Take a step in the chosen slots, with the next write.
+
+        Args:
+            actions: One array for each action column, with a row for each slot of the vector.
+            chosen: For each slot whether it takes the step.
+        """
+        assert self._arrays is not None
+        for array, values in zip(self._arrays.actions, actions, strict=True):
+            array[:] = values
+        self._arrays.chosen[:] = chosen
+        self._expected[:] = chosen
+        self._ready[:] = False
+        self._is_partial = False
+        self._remarks.clear()
+        self._failures.clear()
+        for worker in self.workers:
+            worker.takes_step = bool(chosen[worker.places.start : worker.places.stop].any())
+
+    def columns_left(self) -> int:
+        """Return how many results of a step in columns are still to come."""
+        return int(np.count_nonzero(self._expected))
+
+    def columns_untaken(self) -> int:
+        """Return how many results of a step in columns were not taken yet, whether they have come or not."""
+        return int(np.count_nonzero(self._expected | self._ready))
+
+    def in_columns(self, index: int) -> bool:
+        """Whether a slot takes part in a step in columns whose results were not taken yet."""
+        return bool(self._expected[index] or self._ready[index])
+
+    def take_columns(self, *, whole: bool) -> ColumnBlock | None:
+        """Return the results of a step in columns that have come since the last call."""
+        if not self._ready.any():
+            return None
+        arrays = self._arrays
+        assert arrays is not None
+        ready = self._ready
+        whole = ready.all() or (whole and not self._is_partial and not self._expected.any())
+        slots = self._all_slots if whole else ready.nonzero()[0]
+        rows: Any = slice(None) if whole else slots
+        block = ColumnBlock(
+            slots,
+            [array[rows].copy() for array in arrays.observations],
+            arrays.rewards[rows].copy(),
+            arrays.terminated[rows].copy(),
+            arrays.truncated[rows].copy(),
+            {},
+            dict(self._failures),
+        )
+        for slot, reply in self._remarks.items():
+            if not ready[slot]:
+                continue
+            if reply.kind == "error":
+                block.errors[slot] = error_from_frame(reply.value)
+            elif reply.kind == "metadata":
+                block.metadata[slot] = reply.value
+            else:
+                block.restarts[slot] = self._restarted(slot, reply.value)
+        self._is_partial = True
+        self._ready = np.zeros(len(self.slots), bool)
+        self._remarks = {}
+        self._failures = {}
+        return block
+
+    def _restarted(self, slot: int, restart: Restart) -> tuple[dict[str, Any], dict[str, Any] | OpenEnvError]:
+        """Return the data of an episode's last reply, and of the first one of the next episode."""
+        arrays, layout = self._arrays, self.layout
+        assert arrays is not None
+        assert layout is not None
+        terminated, truncated = bool(arrays.terminated[slot]), bool(arrays.truncated[slot])
+        final = row_data(layout, [array[slot : slot + 1].copy() for array in arrays.finals], 0, restart.final)
+        final["observation"] |= {"terminated": terminated, "truncated": truncated}
+        final |= {"reward": float(arrays.rewards[slot]), "done": terminated or truncated}
+        if restart.error is not None:
+            return final, error_from_frame(restart.error)
+        return final, self._row(slot, restart.metadata)
+
+    def _row(self, slot: int, metadata: dict[str, Any]) -> dict[str, Any]:
+        """Return the data of the reply to a reset, whose observation is in the arrays."""
+        assert self._arrays is not None
+        assert self.layout is not None
+        return row_data(
+            self.layout, [array[slot : slot + 1].copy() for array in self._arrays.observations], 0, metadata
+        )
+
+    def flush(self, *, each: bool = False, prepare: Callable[[Any], None] | None = None) -> None:
+        """Send the waiting requests: one message per worker.
+
+        Args:
+            each: Whether a worker answers slot by slot.
+            prepare: Makes the requests of a worker just before they are sent.
+        """
+        self._each = each
+        for worker in self.workers:
+            if prepare is not None:
+                prepare(worker)
+            self._flush(worker)
+
+    def _flush(self, worker: VectorWorker) -> None:
+        if not (worker.outbox or worker.takes_step):
+            return
+        if worker.socket is None and worker.outbox and not self._start(worker):
+            return
+        if worker.socket is None:
+            self._lose(worker)
+            return
+        flags = (STEP if worker.takes_step else 0) | (EACH if self._each else 0)
+        if worker.takes_step:
+            worker.step = next(self._numbers)
+        data = encode(flags, worker.step, worker.outbox)
+        worker.outbox, worker.takes_step = [], False
+        self._send(worker, data)
+
+    def _send(self, worker: VectorWorker, data: bytes) -> None:
+        assert worker.socket is not None
+        if worker.unsent:
+            worker.unsent += data
+            return
+        try:
+            sent = worker.socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # the worker has died: `wait` reads its last replies and notices
+            return
+        if sent < len(data):
+            worker.unsent = data[sent:]
+            self._poll.modify(worker.socket, select.POLLIN | select.POLLOUT)
+
+    # -- processes ------------------------------------------------------------------------------------------------
+
+    def _start(self, worker: VectorWorker) -> bool:
+        """Start a process; fail the slots and return False if that is impossible now."""
+        if self._sockets is None:
+            self._sockets = SocketThread(lambda: None)
+        try:
+            self._backoff.check()
+        except WorkersKeepDying as exc:
+            worker.outbox.clear()
+            for slot in worker.slots:
+                self._give_up(slot, SessionLost(str(exc)))
+            return False
+        ours, theirs = socket.socketpair()
+        process = WorkerProcess(self._sockets, on_gone=partial(self._gone, worker), on_answer=lambda: None)
+        descriptors = [theirs.fileno()]
+        if self._arrays is not None:
+            descriptors.append(self._arrays.descriptor)
+        setup = VectorSetup(
+            theirs.fileno(),
+            worker.places,
+            self._options.n,
+            self._options.codec,
+            self.layout,
+            -1 if self._arrays is None else self._arrays.descriptor,
+            self._options.restarts,
+        )
+        levels = {name: logging.getLogger(name or None).getEffectiveLevel() for name in _LOGGERS}
+        worker.process, worker.socket, worker.reader = process, ours, VectorReader()
+        worker.unsent, worker.step = b"", 0
+        worker.has_ended.clear()
+        ours.setblocking(False)
+        self._by_descriptor[ours.fileno()] = worker
+        self._poll.register(ours, select.POLLIN)
+        if self._defaults:
+            worker.outbox.insert(0, SlotRequest(-1, 0, "defaults", self._defaults))
+        with theirs:
+            process.start(
+                WorkerSetup(list(sys.path), self._files, self._main, self._packed, os.getpid(), levels, pack(setup)),
+                descriptors,
+            )
+        return True
+
+    def _gone(self, worker: VectorWorker, process: WorkerProcess) -> None:
+        """Note the end of a process; called in the thread that watches all of them."""
+        if not process.is_leaving:
+            what = f"could not start: {process.failure}" if process.failure is not None else f"died ({process.how})"
+            logger.error("worker process %d of a vector %s", process.pid, what)
+            if not process.has_answered:
+                self._backoff.died(str(process.failure or process.how))
+        worker.hang_up(process)
+
+    def _lose(self, worker: VectorWorker) -> None:
+        """Fail the slots of a worker that has ended."""
+        reason = WORKER_CRASHED
+        if worker.socket is not None:
+            worker.has_ended.wait(_END_S)
+            self._poll.unregister(worker.socket)
+            del self._by_descriptor[worker.socket.fileno()]
+            worker.socket.close()
+            worker.socket = None
+            process = worker.process
+            if process is not None and process.failure is not None:
+                reason = f"{WORKER_CRASHED}: it could not start: {process.failure}"
+            elif process is not None and process.how:
+                reason = f"{WORKER_CRASHED}: {process.how}"
+        worker.outbox, worker.takes_step, worker.step = [], False, 0
+        for slot in worker.slots:
+            self._give_up(slot, SessionLost(reason))
+
+    def _give_up(self, slot: LocalSlot, error: OpenEnvError) -> None:
+        """Record that a slot has no environment, and answer its request with the error."""
+        slot.name, slot.is_opening = None, False
+        self.missing.add(slot.index)
+        slot.error = slot.error or error
+        if self._expected[slot.index]:
+            self._expected[slot.index], self._ready[slot.index] = False, True
+            self._remarks.pop(slot.index, None)
+            self._failures[slot.index] = slot.error
+        request, slot.pending = slot.pending, None
+        if request is not None:
+            self._on_answer(slot, request.kind, None, slot.error)
+
+    # -- waiting --------------------------------------------------------------------------------------------------
+
+    def wait(self, enough: Callable[[], bool], timeout_s: float | None) -> None:
+        """Take in replies until there are enough.
+
+        Raises:
+            RequestTimeout: They did not come in time; they still may.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not enough():
+            if self._is_interrupted:
+                raise RequestTimeout("closed while slots were waited for")
+            left = _TICK_S if deadline is None else min(_TICK_S, deadline - time.monotonic())
+            if left <= 0:
+                count = sum(slot.is_busy for slot in self.slots) + int(self._expected.sum())
+                raise RequestTimeout(f"{count} slots have not answered within {timeout_s} s; wait again, or reset them")
+            for descriptor, events in self._poll.poll(left * 1000):
+                worker = self._by_descriptor.get(descriptor)
+                if worker is not None:
+                    self._serve(worker, events)
+
+    def _serve(self, worker: VectorWorker, events: int) -> None:
+        assert worker.socket is not None
+        if events & select.POLLOUT:
+            data, worker.unsent = worker.unsent, b""
+            self._poll.modify(worker.socket, select.POLLIN)
+            self._send(worker, data)
+        if not events & ~select.POLLOUT:
+            return
+        try:
+            data = worker.socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose(worker)
+        for message in worker.reader.feed(data):
+            if message.flags & STEP and message.step == worker.step:
+                self._take_step(worker, message.content)
+            elif message.content:
+                for reply in message.content:
+                    self._reply(reply)
+        if worker.outbox:
+            self._flush(worker)
+
+    def _take_step(self, worker: VectorWorker, replies: Sequence[SlotReply]) -> None:
+        worker.step = 0
+        for reply in replies:
+            if reply.number:
+                self._reply(reply)
+            elif self._expected[reply.slot]:
+                self._remarks[reply.slot] = reply
+        rows = slice(worker.places.start, worker.places.stop)
+        self._ready[rows] |= self._expected[rows]
+        self._expected[rows] = False
+
+    def _reply(self, reply: SlotReply) -> None:
+        slot = self.slots[reply.slot]
+        if slot.is_opening and (slot.pending is None or reply.number < slot.pending.number):
+            self._opened(slot, reply)
+            return
+        request = slot.pending
+        if request is None or reply.number != request.number:
+            return  # a late answer to a request that was given up
+        slot.pending = None
+        if reply.kind == "error":
+            self._on_answer(slot, request.kind, None, error_from_frame(reply.value))
+        elif reply.kind == "row":
+            self._on_answer(slot, request.kind, self._row(reply.slot, reply.value), None)
+        else:
+            data = self._codec.decode(reply.value, binary=self._codec.is_binary)
+            self._on_answer(slot, request.kind, data, None)
+
+    def _opened(self, slot: LocalSlot, reply: SlotReply) -> None:
+        slot.is_opening = False
+        process = slot.worker.process
+        if process is not None and not process.has_answered:
+            process.has_answered = True
+            self._backoff.answered()
+        if reply.kind == "error":
+            self._give_up(slot, error_from_frame(reply.value))
+        else:
+            slot.name = f"local-{slot.index}"
+            self.missing.discard(slot.index)
+
+    def interrupt(self) -> None:
+        """End a wait in another thread, soon and for good."""
+        self._is_interrupted = True
+
+    def keep_alive(self) -> None:
+        """Do nothing: processes need no pings."""
+
+    # -- ending ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close all environments and end the workers; kill those that take too long. Never raises."""
+        running = [worker for worker in self.workers if worker.process is not None and worker.process.is_started]
+        for worker in running:
+            assert worker.process is not None
+            worker.process.is_leaving = True
+            if worker.socket is not None:
+                with contextlib.suppress(OSError):
+                    worker.socket.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + _CLOSE_S
+        for worker in running:
+            process = worker.process
+            assert process is not None
+            if not process.wait(max(0.0, deadline - time.monotonic())):
+                logger.warning("worker process %d of a vector did not end in time, and is killed", process.pid)
+                process.kill()
+        for worker in running:
+            assert worker.process is not None
+            worker.process.wait(_CLOSE_S)
+        if self._sockets is not None:
+            self._sockets.stop()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop everything without a message."""
+        for worker in self.workers:
+            if worker.socket is not None:
+                worker.socket.close()
+                worker.socket = None
+        self._by_descriptor.clear()
+        if self._arrays is not None:
+            self._arrays.close()
+            self._arrays = None
+        for slot in self.slots:
+            slot.name, slot.is_opening, slot.pending = None, False, None
+            slot.error = SessionLost("closed by the client")
+
+
+def _places(factory: Callable[[], Any], cls: type[Any] | None, options: LocalOptions) -> list[range]:
+    """Return the slots of each worker.
+
+    Raises:
+        ConcurrencyConfigurationError: Several slots would share a process although the class does not support it.
+    """
+    is_shareable = cls is None or bool(declared_concurrency(cls))
+    automatic = cores() if is_shareable else options.n
+    count = min(options.n, automatic if options.workers == "auto" else options.workers)
+    if not is_shareable and count < options.n:
+        name = factory_name(factory)
+        raise ConcurrencyConfigurationError(
+            name,
+            options.n,
+            f"Environment '{name}' does not declare SUPPORTS_CONCURRENT_SESSIONS = True, so each slot needs a process: "
+            f"pass workers={options.n} or workers='auto'. Set the attribute if its instances share nothing.",
+        )
+    size, more = divmod(options.n, count)
+    bounds = [0, *itertools.accumulate([size + 1] * more + [size] * (count - more))]
+    return [range(first, end) for first, end in itertools.pairwise(bounds)]
