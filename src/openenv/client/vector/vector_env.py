@@ -314,14 +314,14 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
         """
         each = self._each if each is None else each
         with self._here():
-            self._connect()
-            arrays = None if each else self._arrays_of(actions)
+            arrays = self._arrays_of(actions) if self._connected and not each else None
             if arrays is not None:
                 self._step_columns(arrays)
                 return
             payload = self._hooks._step_payload
             payloads = {index: payload(action) for index, action in self._by_slot(actions)}
             self._check_idle(payloads)
+            self._connect()
 
             def prepare(shared: Any) -> None:
                 for slot in shared.slots:
@@ -739,8 +739,14 @@ def _local_pool(target: Any, n: int, workers: int | str, options: Mapping[str, A
         ) from exc
     # Like a server: JSON types for the hooks of a client class, arrays and bytes otherwise.
     codec = _offers(options["codec"], "v2", has_hooks=options["client"] is not None)[0]
-    local = pool.LocalOptions(n, workers, codec, options["autoreset"] == "same_step")
-    made: SlotPool = pool.LocalPool(vectors.environment_of(target), local, on_answer)
+    made: SlotPool = pool.LocalPool(
+        vectors.environment_of(target),
+        n,
+        workers=workers,
+        codec=codec,
+        restarts=options["autoreset"] == "same_step",
+        on_answer=on_answer,
+    )
     return made
 
 

@@ -136,15 +136,16 @@ class VectorHost:
     # -- messages -------------------------------------------------------------------------------------------------
 
     def _handle(self, message: VectorMessage) -> None:
+        flags, step, requests = message
         replies: list[SlotReply] = []
-        if message.flags & EACH:
-            self._answer(message.content, lambda reply: self._send(0, 0, [reply]))
+        if flags & EACH:
+            self._answer(requests, lambda reply: self._send(0, 0, [reply]))
         else:
-            self._answer(message.content, replies.append)
-        if message.flags & STEP:
+            self._answer(requests, replies.append)
+        if flags & STEP:
             self._step_columns(replies.append)
-        if replies or message.flags & STEP:
-            self._send(message.flags & STEP, message.step, replies)
+        if replies or flags & STEP:
+            self._send(flags & STEP, step, replies)
 
     def _answer(self, requests: Sequence[SlotRequest], put: Callable[[SlotReply], None]) -> None:
         """Run requests of single slots."""

@@ -69,12 +69,8 @@ class Restart:
     error: dict[str, Any] | None = None
 
 
-class VectorMessage(NamedTuple):
-    """One message."""
-
-    flags: int
-    step: int
-    content: Sequence[Any]
+VectorMessage = tuple[int, int, Sequence[Any]]
+"""One message: its flags, the number of the step, and the requests or replies."""
 
 
 def encode(flags: int, step: int = 0, content: Sequence[Any] = ()) -> bytes:
@@ -99,7 +95,7 @@ class VectorReader:
         if not buffer and len(data) == HEADER.size:  # nearly all are
             size, flags, step = HEADER.unpack(data)
             if not size:
-                yield VectorMessage(flags, step, ())
+                yield flags, step, ()
                 return
         buffer += data
         while len(buffer) >= HEADER.size:
@@ -109,4 +105,4 @@ class VectorReader:
                 return
             content = pickle.loads(memoryview(buffer)[HEADER.size : end]) if size else ()
             del buffer[:end]
-            yield VectorMessage(flags, step, content)
+            yield flags, step, content

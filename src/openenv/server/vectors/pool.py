@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -108,30 +107,16 @@ class VectorWorker:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
-@dataclass(frozen=True, slots=True)
-class LocalOptions:
-    """The options of a local vector.
-
-    Args:
-        n: The number of slots.
-        workers: The number of processes; `auto` takes one for each core, or one for each slot if the environment class
-            does not declare that several of its instances may share a process.
-        codec: The codec of single results: it decides between arrays and lists, bytes and text.
-        restarts: Whether a finished episode is followed by the next one in the same step.
-    """
-
-    n: int
-    workers: Workers
-    codec: str
-    restarts: bool
-
-
 class LocalPool(SlotPool):
     """The slots of a local vector.
 
     Args:
         factory: Makes an environment; sent to the workers.
-        options: How many slots and workers.
+        n: The number of slots.
+        workers: The number of processes; `auto` takes one for each core, or one for each slot if the environment class
+            does not declare that several of its instances may share a process.
+        codec: The codec of single results: it decides between arrays and lists, bytes and text.
+        restarts: Whether a finished episode is followed by the next one in the same step.
         on_answer: Called with a slot, the request's kind, and the reply's data or an error.
 
     Raises:
@@ -140,20 +125,29 @@ class LocalPool(SlotPool):
         RuntimeError: The platform has no Unix sockets.
     """
 
-    def __init__(self, factory: Callable[[], Any], options: LocalOptions, on_answer: OnAnswer) -> None:
+    def __init__(
+        self,
+        factory: Callable[[], Any],
+        n: int,
+        *,
+        workers: Workers,
+        codec: str,
+        restarts: bool,
+        on_answer: OnAnswer,
+    ) -> None:
         if sys.platform == "win32":
             raise RuntimeError("local vectors need a POSIX system")
-        self._options = options
+        self._restarts = restarts
         self._on_answer = on_answer
         self._packed = pack_factory(factory)
         self._files, self._main = modules_of(factory)
         cls = factory_class(factory)
         self.layout = layout_of(cls) if cls is factory else None
-        self._arrays = None if self.layout is None else SharedArrays(self.layout, options.n)
-        self._codec = BY_NAME[options.codec]
-        self.workers = [VectorWorker(places) for places in _places(factory, cls, options)]
+        self._arrays = None if self.layout is None else SharedArrays(self.layout, n)
+        self._codec = BY_NAME[codec]
+        self.workers = [VectorWorker(places) for places in _places(factory, cls, n, workers)]
         slots: list[LocalSlot] = []
-        self.missing = set(range(options.n))  # slots without an environment
+        self.missing = set(range(n))  # slots without an environment
         for worker in self.workers:
             worker.slots = [LocalSlot(index, worker) for index in worker.places]
             slots += worker.slots
@@ -167,9 +161,9 @@ class LocalPool(SlotPool):
         self._each = False
         self._defaults: Mapping[str, Any] = {}
         # The last step in columns: the slots whose results were not taken yet, and remarks on results.
-        self._expected: Any = np.zeros(options.n, bool)
-        self._ready: Any = np.zeros(options.n, bool)
-        self._all_slots = np.arange(options.n)
+        self._expected: Any = np.zeros(n, bool)
+        self._ready: Any = np.zeros(n, bool)
+        self._all_slots = np.arange(n)
         self._is_partial = False  # whether some results of the step were taken already
         self._remarks: dict[int, SlotReply] = {}
         self._failures: dict[int, OpenEnvError] = {}
@@ -193,7 +187,7 @@ class LocalPool(SlotPool):
 
     def use_for_resets(self, kwargs: Mapping[str, Any]) -> None:
         """Set the keywords of resets within a step."""
-        if self._options.restarts and kwargs != self._defaults:
+        if self._restarts and kwargs != self._defaults:
             self._defaults = kwargs
             for worker in self.workers:
                 if worker.process is not None:
@@ -349,11 +343,11 @@ class LocalPool(SlotPool):
         setup = VectorSetup(
             theirs.fileno(),
             worker.places,
-            self._options.n,
-            self._options.codec,
+            len(self.slots),
+            self._codec.name,
             self.layout,
             -1 if self._arrays is None else self._arrays.descriptor,
-            self._options.restarts,
+            self._restarts,
         )
         levels = {name: logging.getLogger(name or None).getEffectiveLevel() for name in _LOGGERS}
         worker.process, worker.socket, worker.reader = process, ours, VectorReader()
@@ -449,10 +443,11 @@ class LocalPool(SlotPool):
         if not data:
             self._lose(worker)
         for message in worker.reader.feed(data):
-            if message.flags & STEP and message.step == worker.step:
-                self._take_step(worker, message.content)
-            elif message.content:
-                for reply in message.content:
+            flags, step, replies = message
+            if flags & STEP and step == worker.step:
+                self._take_step(worker, replies)
+            else:
+                for reply in replies:
                     self._reply(reply)
         if worker.outbox:
             self._flush(worker)
@@ -544,23 +539,23 @@ class LocalPool(SlotPool):
             slot.error = SessionLost("closed by the client")
 
 
-def _places(factory: Callable[[], Any], cls: type[Any] | None, options: LocalOptions) -> list[range]:
+def _places(factory: Callable[[], Any], cls: type[Any] | None, n: int, workers: Workers) -> list[range]:
     """Return the slots of each worker.
 
     Raises:
         ConcurrencyConfigurationError: Several slots would share a process although the class does not support it.
     """
     is_shareable = cls is None or bool(declared_concurrency(cls))
-    automatic = cores() if is_shareable else options.n
-    count = min(options.n, automatic if options.workers == "auto" else options.workers)
-    if not is_shareable and count < options.n:
+    automatic = cores() if is_shareable else n
+    count = min(n, automatic if workers == "auto" else workers)
+    if not is_shareable and count < n:
         name = factory_name(factory)
         raise ConcurrencyConfigurationError(
             name,
-            options.n,
+            n,
             f"Environment '{name}' does not declare SUPPORTS_CONCURRENT_SESSIONS = True, so each slot needs a process: "
-            f"pass workers={options.n} or workers='auto'. Set the attribute if its instances share nothing.",
+            f"pass workers={n} or workers='auto'. Set the attribute if its instances share nothing.",
         )
-    size, more = divmod(options.n, count)
+    size, more = divmod(n, count)
     bounds = [0, *itertools.accumulate([size + 1] * more + [size] * (count - more))]
     return [range(first, end) for first, end in itertools.pairwise(bounds)]
