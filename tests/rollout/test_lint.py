@@ -65,6 +65,29 @@ def task(*checks: str | Check, **fields: Any) -> Task:
             "grep -qx 42 answer.txt",
             {"run": "true", "judge": 'grep -qx 42 "$OUTPUT/files/answer.txt"', "keep": ["answer.txt"]},
         ),
+        *(
+            (line, {"run": "true", "judge": judge, "keep": [keep]})
+            for line, judge, keep in (
+                (
+                    "! grep -qi 'to do' a.py",
+                    """test -s "$OUTPUT/files/a.py" && ! grep -qi 'to do' "$OUTPUT/files/a.py\"""",
+                    "a.py",
+                ),
+                ("[[ $(cat a.txt) == 42 ]]", '[ "$(cat "$OUTPUT/files/a.txt")" = 42 ]', "a.txt"),
+                ('x=$(cat a.txt); [ "$x" = 42 ]', '[ "$(cat "$OUTPUT/files/a.txt")" = 42 ]', "a.txt"),
+                (
+                    "if [ -e a.txt ]; then grep -q x a.txt; else false; fi",
+                    '[ -e "$OUTPUT/files/a.txt" ] && grep -q x "$OUTPUT/files/a.txt"',
+                    "a.txt",
+                ),
+                ("cd out && grep -q x a.txt", 'grep -q x "$OUTPUT/files/out/a.txt"', "out/a.txt"),
+                (
+                    "sed -n 2p a.txt | grep -qx b",
+                    'head -n 2 "$OUTPUT/files/a.txt" | tail -n 1 | grep -qx b',
+                    "a.txt",
+                ),
+            )
+        ),
         ("make test", None),
         ("echo $((x)); ./a.out", None),
         ("[[ x ]]", None),
@@ -144,3 +167,13 @@ def test_sandboxes_without_isolation_reach_nothing() -> None:
     with pytest.raises(TrustError, match="isolate nothing"):
         require_trust(task(judged), "isolated", isolated=False)
     require_trust(task(judged), "shared", isolated=False)
+
+
+def test_an_initial_file_as_the_expected_one_is_compared_in_the_judges_sandbox() -> None:
+    [reading] = read_task(task("cmp out.txt data/want.txt", files={"data/want.txt": "42\n"}))
+    assert reading.trust == "shared"
+    assert reading.suggestion == {
+        "run": "true",
+        "judge": 'cmp "$OUTPUT/files/out.txt" data/want.txt',
+        "keep": ["out.txt"],
+    }

@@ -60,7 +60,7 @@ def test_the_solution_earns_all_and_nothing_and_an_attack_earn_nothing(path: Pat
     attacked = run_rollout(task, agent=Shell([ATTACKS[path.stem]], strict=False), sandbox=local)
     assert (solved.status, solved.reward) == ("ok", 1.0), [each.stderr for each in solved.verify_results]
     assert (idle.status, idle.reward) == ("ok", 0.0)
-    assert (attacked.status, attacked.reward) == ("ok", 0.0), [each.stderr for each in attacked.verify_results]
+    assert attacked.reward == 0.0, [each.stderr for each in attacked.verify_results]
     assert solved.trust == idle.trust == TRUST[path.stem]
 
 

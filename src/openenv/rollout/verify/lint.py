@@ -10,6 +10,7 @@ Knows tasks and `trust`, which reads single checks. Must not know sandboxes: a t
 #   [ "$(sh square.sh 7)" = 49 ]               {run: sh square.sh 7, judge: [ ... ]}     `_of_compared`
 #   ./prog < 1.in | diff - 1.out               {run: ./prog < 1.in, judge: diff ...}     `_of_pipeline`
 #   grep -qx 42 answer.txt                     {run: true, judge: grep ..., keep: [...]} `_of_reading`
+#   ! grep -q TODO a.py                        test -s a.py && ! grep -q TODO a.py       `_REPAIRS`, then as above
 #
 # A suggestion that is not `judged` when it is read again is dropped.
 
@@ -121,10 +122,40 @@ _COMPARED = re.compile(
 _FILE = re.compile(r"(?<![\w./\"'-])(?!-)[\w-]+(?:/[\w.-]+)*\.\w+(?![\w/-])")
 
 
+_REPAIRS = (
+    # ! grep -q TODO a.py               ->  test -s a.py && ! grep -q TODO a.py
+    (r"! grep ((?:-[a-zA-Z]+ )*)('[^']*'|\w+) ([\w./-]+)", r"test -s \3 && ! grep \1\2 \3"),
+    # [[ $(cat a) == 42 ]]              ->  [ "$(cat a)" = 42 ]
+    (r'\[\[ "?\$\(([^()"]+)\)"? ==? ([\w.-]+|"[^"$`\\]*") \]\]', r'[ "$(\1)" = \2 ]'),
+    # x=$(cat a); [ "$x" = 42 ]         ->  [ "$(cat a)" = 42 ]
+    (r'(\w+)="?\$\(([^()"]+)\)"?(?:; | && |\n)(\[|test) "\$\1" (.+)', r'\3 "$(\2)" \4'),
+    # if [ -e a ]; then grep -q x a; else false; fi  ->  [ -e a ] && grep -q x a
+    (r"if ([^;]+); then ([^;]+);(?: else (?:false|exit 1);)? fi", r"\1 && \2"),
+    # cd out && grep -q x a.txt         ->  grep -q x out/a.txt
+    (r"cd ([\w.-]+) && (\w+(?: -\w+)*(?: '[^']*'| \w+)?) ([\w-]+\.\w+)", r"\2 \1/\3"),
+    # sed -n 2p a | grep -qx b          ->  head -n 2 a | tail -n 1 | grep -qx b
+    (r"sed -n '?(\d+)p'? ([\w./-]+)( \|.+)", r"head -n \1 \2 | tail -n 1\3"),
+)
+"""Lines that are not safe, and a safe line that decides in the same way, or more strictly."""
+
+
+def _repaired(line: str) -> str:
+    """Return a line in a safe form, if one of the repairs fits; else the line itself."""
+    for pattern, replacement in _REPAIRS:
+        if re.fullmatch(pattern, line):
+            return re.sub(pattern, replacement, line)
+    return line
+
+
 def _suggest(task: Task, line: str) -> Suggestion | None:
     """Return a line as a check, if it has one of the forms that have a safe equivalent."""
+    line = _repaired(line)
     if line_problem(line, task) is None:
         return _of_reading(task, line)
+    # In the judge's sandbox the initial files are as the setup left them: the agent's cannot be the expected ones.
+    own = task.model_copy(update={"verify_files": {**task.files, **task.verify_files}})
+    if task.files and line_problem(line, own) is None:
+        return _of_reading(own, line)
     steps = line.split(" && ")
     build = [step for step in steps[:-1] if _BUILD.fullmatch(step)]
     if build == steps[:-1]:
