@@ -101,6 +101,7 @@ class Runnable:
     interpreter: Interpreter | None
     missing: str = ""
     app: str = "echo_app"
+    cores: frozenset[int] = frozenset()  # of the server; empty for those of this process
 
     @property
     def key(self) -> str:

@@ -11,7 +11,8 @@ for an error). Each session has one request in flight and sends the next when th
          connection first creates a session of its own and names it in every call)
 
 It prints one JSON object. Sessions that cannot be opened or break are counted in "errors" and the rest goes on.
-With --pid, the server's CPU, memory and threads are read from /proc for that process and its descendants.
+With --pid, the server's CPU, memory and threads are read from /proc for that process and its descendants, and the cores
+of both sides are reported; if they share cores, a warning goes to stderr.
 Loopback and unix sockets only.
 """
 
@@ -35,7 +36,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from connection import Connection, client_frame
-from procfs import ProcessStats, machine_cpu_s, process_stats, raise_file_limit
+from procfs import (
+    ProcessStats,
+    core_list,
+    cores_of,
+    machine_cpu_s,
+    process_stats,
+    raise_file_limit,
+    sharing_warning,
+)
 
 SESSION_HEADER = "X-OpenEnv-Session"
 SESSION_MARK = "{session}"
@@ -263,7 +272,7 @@ class Load:
         while pending:
             events = poll(5)
             polls += 1
-            if not events and clock() > stop + STALL_S:
+            if not events and clock() > stop + self.options.stall:
                 errors += pending
                 break
             for fd, _ in events:
@@ -370,7 +379,20 @@ class Load:
                 "server_rss_mb": round(after.server.rss_kb / 1024, 1),
                 "server_threads": after.server.threads,
             }
+            report |= self.cores()
         return report
+
+    def cores(self) -> dict[str, Any]:
+        """Return the cores of both sides; warn on stderr if they share some."""
+        server, own = cores_of(self.options.pid), cores_of(0)
+        warning = sharing_warning(server, own)
+        if warning:
+            print(warning, file=sys.stderr)
+        return {
+            "server_cores": core_list(server),
+            "generator_cores": core_list(own),
+            "shared_cores": len(server & own),
+        }
 
     def close(self) -> float:
         """Close every session in order and return the seconds it took."""
@@ -406,6 +428,7 @@ def main() -> None:
     p.add_argument("--tool", default="echo", help="mcp: tool name; it gets {message}")
     p.add_argument("--ramp", type=int, default=32, help="sessions being set up at once")
     p.add_argument("--setup-timeout", type=float, default=120)
+    p.add_argument("--stall", type=float, default=STALL_S, help="seconds to wait for the last replies")
     p.add_argument("--deflate", action="store_true", help="offer permessage-deflate (requests stay plain)")
     p.add_argument("--pid", type=int, default=0, help="server process")
     p.add_argument("--in-step", action="store_true", help="wait for a line before the set-up, and before the load")

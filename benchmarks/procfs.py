@@ -46,6 +46,42 @@ def process_stats(pid: int) -> ProcessStats:
     return ProcessStats(cpu_s=ticks / TICKS_PER_S, rss_kb=rss, threads=threads)
 
 
+def cores_of(pid: int) -> set[int]:
+    """Return the cores that a process may use; 0 is this process."""
+    return os.sched_getaffinity(pid)
+
+
+def parse_cores(text: str) -> set[int]:
+    """Parse a list of cores such as `0-3,8`."""
+    cores: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def core_list(cores: set[int]) -> str:
+    """Write cores as `taskset` takes them."""
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][1] + 1:
+            runs[-1][1] = core
+        else:
+            runs.append([core, core])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def sharing_warning(server: set[int], generator: set[int]) -> str:
+    """Return a warning if a server and its load generator compete for cores, else an empty string."""
+    if not server & generator:
+        return ""
+    return (
+        f"warning: the server (cores {core_list(server)}) and the load generator (cores {core_list(generator)}) share "
+        f"cores {core_list(server & generator)}. This favours servers with few processes and threads: compare ratios "
+        "only, and pin the two to different cores."
+    )
+
+
 def machine_cpu_s() -> float:
     """Return the CPU seconds the whole machine has spent, without idle, wait and steal."""
     with open("/proc/stat", encoding="ascii") as stat:

@@ -21,6 +21,7 @@ examples:
   python benchmarks/run.py --quick                  a few minutes, rough figures
   python benchmarks/run.py --only ws --levels 64,1000 --out ws.md --json ws.json --plot ws.png
   python benchmarks/run.py --before ../old          another checkout of this project too, and what changed since
+  python benchmarks/run.py --server-cores 0-7 --generator-cores 8-15     servers and load generators apart
   python benchmarks/run.py --published PYTHON       an interpreter that already has openenv==0.10.0 uvloop httptools
 
 Without --published, one is made in .bench/published (pip install; the only step that needs a network). Run with nothing
@@ -63,7 +64,7 @@ from measure_load import measure_http, measure_mcp, measure_messages, measure_ws
 from measure_start import measure_import, measure_start
 from measure_vector import measure_vector
 from plan import Plan
-from procfs import raise_file_limit
+from procfs import core_list, cores_of, parse_cores, raise_file_limit, sharing_warning
 from report import render_report, write_json
 from samples import without_directories
 
@@ -122,6 +123,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--rounds", type=int, help="interleaved rounds (default 3)")
     p.add_argument("--seconds", type=float, help="load per measurement (default 3)")
     p.add_argument("--levels", type=levels, help="session counts of ws (default 1,64,256,1000,4000)")
+    p.add_argument("--server-cores", type=parse_cores, metavar="0-7", help="pin the servers to these cores")
+    p.add_argument("--generator-cores", type=parse_cores, metavar="8-15", help="pin everything else to these cores")
     p.add_argument("--quick", action="store_true", help="1 round, 1 second, levels 1,64,256 where not given otherwise")
     p.add_argument("--only", type=sections, metavar="SECTION", help="only these sections, comma-separated")
     p.add_argument("--out", type=Path, default=BENCHMARKS / "RESULTS.md", help="report (default benchmarks/RESULTS.md)")
@@ -151,7 +154,10 @@ def make_plan(options: argparse.Namespace, environment: Mapping[str, str]) -> Pl
         print(f"ours is not available: {missing}", file=sys.stderr)
     driver = Interpreter(python=sys.executable, environment=child_environment(environment), versions={})
     return Plan(
-        runnables=[Runnable(c, interpreters[c.side], missing) for c in _in_turn(bool(options.before))],
+        runnables=[
+            Runnable(c, interpreters[c.side], missing, cores=frozenset(options.server_cores or ()))
+            for c in _in_turn(bool(options.before))
+        ],
         stub=Runnable(STUB_SERVER, driver),
         interpreters=interpreters,
         rounds=options.rounds,
@@ -193,11 +199,18 @@ def versions(interpreter: Interpreter | None, missing: str) -> str:
 
 
 def facts(plan: Plan, arguments: list[str]) -> dict[str, str]:
-    """Say what the run was."""
+    """Say what the run was; warn if the load generators share cores with the servers."""
+    generator = cores_of(0)
+    server = set(plan.runnables[0].cores) or generator
+    warning = sharing_warning(server, generator)
+    if warning:
+        print(warning, file=sys.stderr)
     return {
         "command": f"`{command_line(arguments)}`",
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "CPUs": str(os.cpu_count()),
+        "server cores": core_list(server),
+        "generator cores": core_list(generator) + (" (shared with the servers)" if warning else ""),
         "rounds, seconds each": f"{plan.rounds}, {plan.seconds:g}",
         "published": versions(plan.interpreters[PUBLISHED], ""),
         "ours": versions(plan.interpreters[OURS], plan.missing),
@@ -236,6 +249,8 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
     raise_file_limit()
+    if options.generator_cores:
+        os.sched_setaffinity(0, options.generator_cores)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the servers and write what there is, as for Ctrl-C
     plan = make_plan(options, os.environ)
     described = facts(plan, arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import signal
 import socket
 import subprocess
@@ -72,6 +73,8 @@ class Server:
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
+        if self.runnable.cores:
+            os.sched_setaffinity(self.pid, self.runnable.cores)  # its threads start later, and inherit it
         try:
             self._wait_healthy(start + START_TIMEOUT_S)
         except BaseException:

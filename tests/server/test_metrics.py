@@ -79,6 +79,20 @@ def test_a_running_step_shows_as_a_busy_session(server: Any) -> None:
         server.wait_for(lambda: metrics(server)["openenv_sessions", "busy"] == 0)
 
 
+def test_the_placement_of_a_class_and_the_hand_overs_are_shown(server: Any) -> None:
+    labels = ("openenv_runner_info", "thread", "Place")
+    with session(server) as socket:
+        ask(socket, "reset")
+        placements = [key for key in metrics(server) if set(labels) <= set(key)]
+        assert len(placements) == 1
+        assert {"spread", "own", "shared"} & set(placements[0])
+        for _ in range(20):
+            ask(socket, "step", to="north")
+        seen = metrics(server)
+        outcomes = [seen["openenv_handovers_total", outcome] for outcome in ("quick", "late", "apart")]
+        assert sum(outcomes) >= 21
+
+
 def test_calls_are_timed_by_phase_from_the_first_reading_on(server: Any) -> None:
     with session(server) as socket:
         ask(socket, "reset")

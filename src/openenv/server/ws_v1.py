@@ -237,12 +237,7 @@ class V1Connection:
         assert session is not None
         self._answering = True
         self._kind = operation.kind
-        if session.lane.is_shared:
-            self._dispatcher.at_end_of_pass(
-                session.submit, operation, argument, self._answer, self._dispatcher, self.origin
-            )
-        else:
-            session.submit(operation, argument, self._answer, self._dispatcher, self.origin)
+        session.submit(operation, argument, self._answer, self._dispatcher, self.origin)
 
     def _submit_rpc(self, data: Any) -> None:
         self._answering = True

@@ -336,7 +336,7 @@ class V2Connection:
                 continue
             self._groups.add(group)
             self._grouped += len(group.sessions)
-            executor.submit(group)  # with the inline runner, all replies exist when this returns
+            executor.submit(group, self.dispatcher)  # with the inline runner, all replies exist when this returns
         if self._is_loaded():
             self._backpressure.pause()
         for place in alone:

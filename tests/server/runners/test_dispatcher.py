@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from openenv.server.runners import Dispatcher, current_dispatcher
+from openenv.server.runners import Dispatcher, ThreadRunner, current_dispatcher
+from waiting import wait_until_async
 
 
 class Result:
@@ -117,25 +118,119 @@ def test_a_dispatcher_goes_with_its_loop_to_another_thread() -> None:
         loop.close()
 
 
+class Step:
+    """A call that notes its thread, and delivers itself."""
+
+    kind = "step"
+    count = 1
+
+    def __init__(self, dispatcher: Dispatcher, done: list[Step], work: Callable[[], object] = lambda: None) -> None:
+        self._dispatcher = dispatcher
+        self._done = done
+        self._work = work
+        self.thread = 0
+
+    def run(self) -> None:
+        self.thread = threading.get_ident()
+        self._work()
+        self._dispatcher.hand_over(self)
+
+    def deliver(self) -> None:
+        assert threading.get_ident() != self.thread
+        self._done.append(self)
+
+
+@pytest.fixture
+def runner() -> Iterator[ThreadRunner]:
+    made = ThreadRunner(single_thread=True)
+    yield made
+    made.close()
+
+
 @pytest.mark.anyio
-async def test_what_is_put_off_to_the_end_of_the_pass_is_done_in_order_and_once(
-    caplog: pytest.LogCaptureFixture,
+async def test_calls_of_one_pass_run_in_order_on_their_thread_and_are_delivered_before_the_next(
+    runner: ThreadRunner,
 ) -> None:
-    dispatcher, done = current_dispatcher(), []
+    dispatcher, done = current_dispatcher(), list[Step]()
+    lane = runner.lane()
+    steps = [Step(dispatcher, done) for _ in range(5)]
+    for step in steps:
+        lane.submit(step, dispatcher)
+    assert all(step.thread == 0 for step in steps)
+    await wait_until_async(lambda: len(done) == 5)
+    assert done == steps
+    assert len({step.thread for step in steps}) == 1
 
-    def fail() -> None:
-        raise ValueError("not this one")
 
-    def again() -> None:
-        dispatcher.at_end_of_pass(done.append, "later")
-
-    dispatcher.at_end_of_pass(done.append, 1)
-    dispatcher.at_end_of_pass(fail)
-    dispatcher.at_end_of_pass(again)
-    dispatcher.at_end_of_pass(done.append, 2)
+@pytest.mark.anyio
+async def test_a_blocking_call_does_not_hold_the_loop(runner: ThreadRunner) -> None:
+    dispatcher, done = current_dispatcher(), list[Step]()
+    goes_on = threading.Event()
+    runner.lane().submit(Step(dispatcher, done, goes_on.wait), dispatcher)
+    for _ in range(3):  # the loop turns while the call blocks
+        await asyncio.sleep(0)
     assert not done
-    await asyncio.sleep(0)
-    assert done == [1, 2]
-    await asyncio.sleep(0)
-    assert done == [1, 2, "later"]
-    assert "could not be handed over" in caplog.text
+    goes_on.set()
+    await wait_until_async(lambda: len(done) == 1)
+
+
+@pytest.mark.anyio
+async def test_the_loop_stops_waiting_for_a_thread_that_blocks_and_waits_again_when_it_is_quick(
+    runner: ThreadRunner,
+) -> None:
+    dispatcher, done = current_dispatcher(), list[Step]()
+    lane, goes_on = runner.lane(), threading.Event()
+
+    async def step(work: Callable[[], object] = lambda: None) -> None:
+        count = len(done)
+        lane.submit(Step(dispatcher, done, work), dispatcher)
+        await wait_until_async(lambda: len(done) > count)
+
+    lane.submit(Step(dispatcher, done, goes_on.wait), dispatcher)
+    await wait_until_async(lambda: runner.handovers.late == 1)
+    goes_on.set()
+    await wait_until_async(lambda: len(done) == 1)
+    assert runner.handovers.quick == 0
+    for _ in range(1000):  # the mean duration of calls falls
+        await step()
+        if runner.handovers.quick:
+            return
+    raise AssertionError(f"the loop still does not wait: {runner.handovers}")
+
+
+@pytest.mark.anyio
+async def test_a_call_that_waits_for_the_loop_gets_it(runner: ThreadRunner) -> None:
+    dispatcher, done = current_dispatcher(), list[Step]()
+    loop = asyncio.get_running_loop()
+
+    async def answer() -> int:
+        return 42
+
+    def ask() -> None:
+        assert asyncio.run_coroutine_threadsafe(answer(), loop).result(30) == 42
+
+    runner.lane().submit(Step(dispatcher, done, ask), dispatcher)
+    await wait_until_async(lambda: len(done) == 1)
+
+
+@pytest.mark.anyio
+async def test_a_call_may_run_an_event_loop_of_its_own(runner: ThreadRunner) -> None:
+    dispatcher, done = current_dispatcher(), list[Step]()
+    runner.lane().submit(Step(dispatcher, done, lambda: asyncio.run(asyncio.sleep(0))), dispatcher)
+    await wait_until_async(lambda: len(done) == 1)
+
+
+@pytest.mark.anyio
+async def test_calls_of_several_threads_in_one_pass_all_arrive() -> None:
+    dispatcher, done = current_dispatcher(), list[Step]()
+    runner = ThreadRunner(spread=8)
+    try:
+        lanes = [runner.lane() for _ in range(16)]
+        for _ in range(50):
+            for lane in lanes:
+                lane.submit(Step(dispatcher, done), dispatcher)
+            await asyncio.sleep(0)
+        await wait_until_async(lambda: len(done) == 50 * 16)
+        assert len({step.thread for step in done}) == 8
+    finally:
+        runner.close()

@@ -96,19 +96,6 @@ def test_new_sessions_share_a_thread_once_steps_have_shown_to_be_fast(runner: Th
     assert runner.threads == 3
 
 
-def test_a_lane_is_shared_while_others_are_on_its_thread() -> None:
-    runner = ThreadRunner(single_thread=True)
-    first = runner.lane()
-    assert not first.is_shared
-    second = runner.lane()
-    assert first.is_shared
-    assert second.is_shared
-    second.release()
-    assert not first.is_shared
-    assert not InlineRunner().lane().is_shared
-    runner.close()
-
-
 def test_slow_sessions_get_threads_of_their_own_up_to_the_limit() -> None:
     runner = ThreadRunner(max_threads=SPREAD + 8)
     try:

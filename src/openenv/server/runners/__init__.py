@@ -13,8 +13,9 @@ from .base import (
     has_affinity,
     make_runner,
 )
+from .dispatcher import Dispatcher, current_dispatcher, loop_local
 from .inline import InlineRunner
-from .thread import Dispatcher, ThreadRunner, current_dispatcher, loop_local
+from .thread import ThreadRunner
 
 __all__ = [
     "Dispatcher",

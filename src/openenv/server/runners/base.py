@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from openenv.env.copies import EnvironmentCopy
 from openenv.errors import OpenEnvError
+
+if TYPE_CHECKING:
+    from .dispatcher import Dispatcher
 
 RunnerName = Literal["auto", "thread", "inline", "process"]
 
@@ -43,8 +46,8 @@ class LaneCall(Protocol):
 class LaneExecutor(Protocol):
     """Runs calls, one at a time."""
 
-    def submit(self, call: LaneCall) -> None:
-        """Queue a call."""
+    def submit(self, call: LaneCall, dispatcher: Dispatcher | None = None) -> None:
+        """Queue a call, as `Lane.submit` does."""
         ...
 
 
@@ -54,17 +57,18 @@ class Lane:
     __slots__ = ()
 
     @property
-    def is_shared(self) -> bool:
-        """Whether other sessions run on the same thread; then hand over many calls at a time."""
-        return False
-
-    @property
     def host(self) -> LaneExecutor:
         """The executor of the calls; calls of several lanes with the same host can be submitted together."""
         raise NotImplementedError
 
-    def submit(self, call: LaneCall) -> None:
-        """Queue a call; may be called from any thread."""
+    def submit(self, call: LaneCall, dispatcher: Dispatcher | None = None) -> None:
+        """Queue a call; may be called from any thread.
+
+        Args:
+            call: The call.
+            dispatcher: Of the loop that gets the result. If its loop is at hand, a thread gets all calls of a pass
+                together; so the caller must return to the loop.
+        """
         raise NotImplementedError
 
     def submit_close(self, call: LaneCall) -> None:
@@ -103,6 +107,11 @@ class Runner(Protocol):
     """Hands out lanes."""
 
     name: str
+
+    @property
+    def placement(self) -> str:
+        """Where the next session will run, for metrics."""
+        ...
 
     def lane(self) -> Lane:
         """Reserve a lane for one session."""

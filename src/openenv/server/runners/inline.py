@@ -10,6 +10,7 @@ import threading
 from collections import deque
 
 from .base import Lane, LaneCall
+from .dispatcher import Dispatcher
 
 
 class InlineLane(Lane):
@@ -23,7 +24,7 @@ class InlineLane(Lane):
         self._running = False
         self._following: deque[LaneCall] = deque()
 
-    def submit(self, call: LaneCall) -> None:
+    def submit(self, call: LaneCall, dispatcher: Dispatcher | None = None) -> None:
         """Run the call now, or as soon as the running one is done."""
         if self._running:
             self._following.append(call)
@@ -52,6 +53,7 @@ class InlineRunner:
     """
 
     name = "inline"
+    placement = "loop"
 
     def __init__(self, *, closes_apart: bool = False) -> None:
         self._host = InlineLane()

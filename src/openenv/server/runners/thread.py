@@ -7,24 +7,27 @@ A new session is placed by the measured durations of calls, and stays on its thr
     some calls are slow   a separate thread, up to `max_threads`
     in between            spread: milliseconds of waiting for a disk or an engine would add up on one thread
 
-Results return to the event loop through its `Dispatcher`. Knows calls and their duration; must not know sessions or
-environments.
+Calls come from the event loop, and results return to it, through its `Dispatcher`. Knows calls and their duration; must
+not know sessions or environments.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import logging
+import math
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Final, Literal
 
 from .base import Lane, LaneCall
+from .dispatcher import TURN_S, WAIT_S, Dispatcher, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +41,8 @@ PROOF = 8
 """How many steps must be measured before they count as fast."""
 _STEPS = ("step", "tool")
 _WEIGHT = 0.1
-_ATTRIBUTE = "_openenv_objects"
-
-T = TypeVar("T")
+_MOST_MISSES: Final = 8
+_SWITCH_S: Final = 0.0005
 
 
 class CallProfile:
@@ -51,6 +53,11 @@ class CallProfile:
     def __init__(self) -> None:
         self._mean_s: dict[str, float] = {}
         self._steps = 0
+
+    @property
+    def step_s(self) -> float:
+        """The mean duration of a step or tool call; 0 before the first."""
+        return max(self._mean_s.get(kind, 0.0) for kind in _STEPS)
 
     def record(self, kind: str, seconds: float) -> None:
         """Record one call. Races between threads lose a sample, never more."""
@@ -72,16 +79,34 @@ class CallProfile:
         return all(self._mean_s.get(kind, 0.0) <= FAST_S for kind in _STEPS)
 
 
+@dataclass(slots=True)
+class HandoverCounts:
+    """How the loop handed calls to threads: counted for each thread and pass. Races lose a count, never more.
+
+    Args:
+        quick: The loop waited, and the calls had run in time.
+        late: The loop waited, but went on without the results.
+        apart: The loop did not wait, because the calls were expected to be slow.
+    """
+
+    quick: int = 0
+    late: int = 0
+    apart: int = 0
+
+
 class WorkerThread:
     """One thread and its queue of calls."""
 
-    def __init__(self, name: str, profile: CallProfile) -> None:
+    def __init__(self, name: str, profile: CallProfile, counts: HandoverCounts) -> None:
         self.sessions = 0
-        self._calls: SimpleQueue[LaneCall | None] = SimpleQueue()
-        self.submit = self._calls.put  # not a method, to save a call in every step
-        self._profile = profile
+        self.profile = profile
+        self._counts = counts
+        self._calls: deque[LaneCall] = deque()
+        self._wakes: SimpleQueue[Turn | Literal[False] | None] = SimpleQueue()  # False ends the thread
         self._began: float | None = None
         self._call: LaneCall | None = None
+        self._misses = 0
+        self._passes_without_wait = 0
         self._name = name
         self._start()
 
@@ -93,37 +118,94 @@ class WorkerThread:
     @property
     def is_stuck(self) -> bool:
         """Whether the running call takes too long for others to share the thread."""
+        return self.runs_for(SLOW_S)
+
+    def runs_for(self, seconds: float) -> bool:
+        """Whether the running call takes longer than this."""
         began = self._began
-        return began is not None and time.perf_counter() - began > SLOW_S
+        return began is not None and time.perf_counter() - began > seconds
 
     def runs(self, call: object) -> bool:
         """Return whether a call runs now."""
         return self._call is call
 
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def submit(self, call: LaneCall, dispatcher: Dispatcher | None = None) -> None:
+        """Queue a call, at the end of the loop's pass if its dispatcher is given."""
+        if dispatcher is not None and dispatcher.is_at_hand:
+            dispatcher.hand_out(self, call)
+        else:
+            self.put((call,))
+
+    def put(self, calls: Iterable[LaneCall], turn: Turn | None = None) -> None:
+        """Queue calls now; run them within a turn, if the loop waits for it."""
+        self._calls.extend(calls)
+        self._wakes.put(turn)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether calls are queued."""
+        return bool(self._calls)
+
+    def is_awaited(self, calls: Sequence[LaneCall]) -> bool:
+        """Whether the loop should wait for calls: they are expected to be quick."""
+        if self._passes_without_wait:
+            self._passes_without_wait -= 1
+        elif self._began is None and (not calls or calls[0].count * self.profile.step_s <= WAIT_S):
+            return True
+        self._counts.apart += 1
+        return False
+
+    def waited_for(self, *, is_late: bool) -> None:
+        """Record a wait of the loop. If a call blocks the thread, the loop does not wait for it in the next passes."""
+        if not is_late:
+            self._counts.quick += 1
+            self._misses >>= 1
+            return
+        self._counts.late += 1
+        if self.runs_for(WAIT_S):  # not only a busy machine
+            self._misses = min(self._misses + 1, _MOST_MISSES)
+            self._passes_without_wait = 1 << self._misses
+
     def replace_thread(self) -> None:
         """Let a new thread run the queued calls; the old one ends with its hanging call."""
         self._began = self._call = None
         self._start()
+        self._wakes.put(None)
 
     def stop(self) -> None:
         """End the thread after the queued calls."""
-        self.submit(None)
+        self._wakes.put(False)
 
     def _run(self) -> None:
-        take, record, clock = self._calls.get, self._profile.record, time.perf_counter
+        take, calls, record, clock = self._wakes.get, self._calls, self.profile.record, time.perf_counter
         thread = threading.current_thread()
-        while (call := take()) is not None:
-            self._call = call
-            began = self._began = clock()
-            try:
-                call.run()
-            except BaseException:
-                logger.exception("a call raised in its lane")
-            if self.thread is not thread:  # replaced: the new thread runs the rest
+        while True:
+            turn = take()
+            ends_at = clock() + TURN_S if turn else math.inf
+            while calls:
+                call = self._call = calls.popleft()
+                began = self._began = clock()
+                try:
+                    call.run()
+                except BaseException:
+                    logger.exception("a call raised in its lane")
+                if self.thread is not thread:  # replaced: the new thread runs the rest
+                    return
+                self._began = self._call = None
+                now = clock()
+                record(call.kind, (now - began) / call.count)
+                del call  # an idle thread must not keep the last action alive
+                if turn and now >= ends_at:
+                    if turn.end():  # the loop comes back for the rest
+                        break
+                    turn, ends_at = None, math.inf
+            else:
+                if turn:
+                    turn.end()
+            if turn is False:
                 return
-            self._began = self._call = None
-            record(call.kind, (clock() - began) / call.count)
-            del call  # an idle thread must not keep the last action alive
 
 
 class ThreadLane(Lane):
@@ -136,12 +218,7 @@ class ThreadLane(Lane):
         self._runner = runner
         self._has_left = False
         self._keeps_thread = False
-        self.submit = worker.submit  # type: ignore[method-assign, assignment]  # saves a call in every step
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other sessions run on the same thread."""
-        return self.host.sessions > 1
+        self.submit = worker.submit  # type: ignore[method-assign]  # saves a call in every step
 
     def make_way(self, call: object) -> None:
         """Move the other sessions of the thread to a new one, if the call still runs."""
@@ -175,6 +252,7 @@ class ThreadRunner:
 
     def __init__(self, *, max_threads: int = 1024, spread: int = SPREAD, single_thread: bool = False) -> None:
         self.profile = CallProfile()
+        self.handovers = HandoverCounts()
         self._spread = spread
         self._max_threads = max(1, max_threads)
         self._single: WorkerThread | None = None
@@ -184,12 +262,24 @@ class ThreadRunner:
         self._parked: list[WorkerThread] = []
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
+        # Python lets a computing thread run for 5 ms before others get the interpreter. The loop needs it for each
+        # message that it reads, so one such thread would slow all sessions down. A smaller value of the user's stays.
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
 
     @property
     def threads(self) -> int:
         """The number of live threads."""
         with self._lock:
             return len(self._workers) + len(self._parked)
+
+    @property
+    def placement(self) -> str:
+        """Where the next session runs: `one thread` for all, a thread `shared` by fast sessions, `spread`, or `own`."""
+        if self._single_wanted:
+            return "one thread"
+        if self.profile.is_fast:
+            return "shared"
+        return "own" if self.profile.is_slow else "spread"
 
     def lane(self) -> Lane:
         """Reserve a place."""
@@ -232,7 +322,10 @@ class ThreadRunner:
         return min(workers, key=lambda worker: worker.sessions, default=None)
 
     def _new_worker(self) -> WorkerThread:
-        worker = self._parked.pop() if self._parked else WorkerThread(f"openenv-{next(self._numbers)}", self.profile)
+        if self._parked:
+            worker = self._parked.pop()
+        else:
+            worker = WorkerThread(f"openenv-{next(self._numbers)}", self.profile, self.handovers)
         self._workers.append(worker)
         return worker
 
@@ -293,115 +386,3 @@ class ThreadRunner:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
             if worker.thread.is_alive():
                 logger.warning("thread %s is stuck in an environment's call and was left behind", worker.thread.name)
-
-
-def loop_local(
-    loop: asyncio.AbstractEventLoop, kind: Callable[[asyncio.AbstractEventLoop], T], make: Callable[[], T] | None = None
-) -> T:
-    """Return the loop's object of a kind, made at the first call; it lives as long as the loop."""
-    # Stored in an attribute of the loop: a separate table would keep all loops alive.
-    objects: dict[Any, Any] | None = getattr(loop, _ATTRIBUTE, None)
-    if objects is None:
-        objects = {}
-        setattr(loop, _ATTRIBUTE, objects)
-    instance: T | None = objects.get(kind)
-    if instance is None:
-        instance = objects[kind] = kind(loop) if make is None else make()
-    return instance
-
-
-class Delivery(Protocol):
-    """A result on its way to the loop."""
-
-    def deliver(self) -> None:
-        """Deliver the result; called on the loop."""
-        ...
-
-
-class Dispatcher:
-    """Delivers results from threads to one event loop; a burst of results costs one wake-up."""
-
-    __slots__ = ("__weakref__", "_due", "_ready", "_scheduled", "_thread", "after_delivery", "is_delivering", "loop")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._ready: deque[Delivery] = deque()
-        self._scheduled = False
-        self._due: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-        self._thread = threading.get_ident()
-        self.is_delivering = False
-        self.after_delivery: Callable[[], None] | None = None
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the caller runs on this dispatcher's loop."""
-        return asyncio._get_running_loop() is self.loop
-
-    @property
-    def is_at_hand(self) -> bool:
-        """Whether the caller may use the loop's objects: the loop runs in the caller's thread."""
-        # Every result needs this check. `is_current` would cost a system call, because asyncio compares process ids;
-        # that was a tenth of an inline step.
-        return self._thread == threading.get_ident() and self.loop.is_running()
-
-    def at_end_of_pass(self, action: Callable[..., object], *arguments: Any) -> None:
-        """Call an action after the loop has read all input of this pass; call this in the loop's thread.
-
-        For calls to a thread that several sessions share. If each were handed over separately, each would wake the
-        thread, which takes the interpreter from the loop. With 1000 sessions that is a quarter of a step's cost.
-        """
-        if not self._due:
-            self.loop.call_soon(self._act)
-        self._due.append((action, arguments))
-
-    def _act(self) -> None:
-        due, self._due = self._due, []
-        for action, arguments in due:
-            try:
-                action(*arguments)
-            except Exception:
-                logger.exception("a call could not be handed over")
-
-    def hand_over(self, delivery: Delivery) -> bool:
-        """Deliver at once if the loop is at hand, else soon; return whether it was at once."""
-        if self._thread == threading.get_ident() and self.loop.is_running():  # `is_at_hand`, without its call
-            delivery.deliver()
-            return True
-        self.post(delivery)
-        return False
-
-    def post(self, delivery: Delivery) -> None:
-        """Deliver soon, on the loop; may be called from any thread. A closed loop drops its deliveries."""
-        self._ready.append(delivery)
-        if not self._scheduled:
-            self._scheduled = True
-            try:
-                self.loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:
-                self._ready.clear()
-
-    def _drain(self) -> None:
-        # Reset the flag before emptying the queue: a thread that appends later schedules another pass.
-        self._scheduled = False
-        ready = self._ready
-        self.is_delivering = True
-        for _ in range(len(ready)):
-            delivery = ready.popleft()
-            try:
-                delivery.deliver()
-            except Exception:
-                logger.exception("a result could not be delivered")
-        self.is_delivering = False
-        if self.after_delivery is not None:
-            self.after_delivery()
-        if ready and not self._scheduled:
-            self._scheduled = True
-            self.loop.call_soon(self._drain)
-
-
-def current_dispatcher() -> Dispatcher:
-    """Return the dispatcher of the running loop."""
-    loop = asyncio.get_running_loop()
-    dispatcher = loop_local(loop, Dispatcher)
-    dispatcher._thread = threading.get_ident()  # a loop may run again, in another thread
-    return dispatcher

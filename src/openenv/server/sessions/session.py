@@ -135,6 +135,11 @@ class SessionCall:
         self.error: BaseException | None = None
         self.task: asyncio.Task[None] | None = None
 
+    @property
+    def dispatcher(self) -> Dispatcher | None:
+        """The dispatcher, for calls whose requester returns to its loop; the caller of `close` may block the loop."""
+        return None if self.kind == "close" else self._dispatcher
+
     def run(self) -> None:
         """Do the work, in the lane."""
         session = self._session
@@ -497,7 +502,7 @@ class Session:
             if call.kind == "close" and not closes_at_once(self.env):
                 self.lane.submit_close(call)
             else:
-                self.lane.submit(call)
+                self.lane.submit(call, call.dispatcher)
         else:
             call.launch()
 

@@ -14,6 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from openenv.env.binding import factory_name
+
+from ..runners import ThreadRunner
 from ..sessions.events import SessionEvent
 from ..sessions.manager import SessionManager
 from ..sessions.session import Session, SessionState
@@ -25,6 +28,7 @@ _STATES = tuple(state.value for state in SessionState if state is not SessionSta
 _MAX_LABELS = 64
 MERGED_BY: Mapping[str, Combine] = {
     "openenv_info": max,
+    "openenv_runner_info": max,
     "openenv_ready": max,
     "openenv_session_slots": max,
     "process_start_time_seconds": min,
@@ -109,7 +113,28 @@ class ServerMetrics:
             ),
             Family("openenv_resumes_total", "counter", "Sessions resumed by their client.").add(resumes),
             Family("openenv_ledger_hits_total", "counter", "Repeated requests answered from the ledger.").add(hits),
+            *self._runner_families(),
         ]
+
+    def _runner_families(self) -> list[Family]:
+        manager = self._manager
+        runner, env_cls = manager.runner, manager.env_cls
+        labels = {
+            "runner": runner.name,
+            "environment": factory_name(manager.factory) if env_cls is None else env_cls.__name__,
+            "placement": runner.placement,
+        }
+        families = [Family("openenv_runner_info", "gauge", "Where new sessions run, as labels.").add(1, labels)]
+        if isinstance(runner, ThreadRunner):
+            counts = runner.handovers
+            families.append(
+                Family(
+                    "openenv_handovers_total",
+                    "counter",
+                    "Calls handed to threads: the loop waited and they were quick, or late; or it did not wait.",
+                ).add_all("outcome", (("quick", counts.quick), ("late", counts.late), ("apart", counts.apart)))
+            )
+        return families
 
     def _growing(self, name: str, value: int) -> int:
         """Keep a counter from falling: for a moment, an ending session is in neither sum."""

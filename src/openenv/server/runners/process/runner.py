@@ -26,7 +26,7 @@ from openenv.errors import NotForkable, SessionLost, message_of
 from openenv.protocol.backoff import Backoff
 
 from ..base import WORKER_CRASHED, Lane, LaneCall, NotSendable, ProcessOptions, cores
-from ..thread import current_dispatcher
+from ..dispatcher import Dispatcher, current_dispatcher
 from . import fork_checks
 from .messages import MessageKind, PackedState, WorkerSetup, modules_of, pack, pack_factory
 from .stub import EnvironmentStub
@@ -120,7 +120,7 @@ class ProcessLane(Lane):
         """Return the lane itself: each lane has its thread."""
         return self
 
-    def submit(self, call: LaneCall) -> None:
+    def submit(self, call: LaneCall, dispatcher: Dispatcher | None = None) -> None:
         """Run a call in a thread; a session submits one at a time."""
         _run_in_thread(call.run)
 
@@ -287,6 +287,7 @@ class ProcessRunner:
     """
 
     name = "process"
+    placement = "process"
 
     def __init__(
         self,

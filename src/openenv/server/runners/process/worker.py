@@ -26,7 +26,7 @@ from typing import Any, Final
 from openenv.env.tools.source import ToolEvents
 from openenv.errors import RequestCancelled
 
-from ..thread import Dispatcher
+from ..dispatcher import Dispatcher
 from .messages import (
     READ_BYTES,
     MessageKind,

@@ -25,8 +25,9 @@ from openenv.env.binding import Encoder
 from ....sessions.lifetime import ClosedEnvironments
 from ....sessions.operations import FORK
 from ....sessions.session import Session, SessionCall, SessionCallbacks, SessionKind, SessionState
-from ...base import Lane
-from ...thread import CallProfile, Delivery, Dispatcher, ThreadRunner
+from ...base import Lane, LaneCall
+from ...dispatcher import Delivery, Dispatcher
+from ...thread import CallProfile, ThreadRunner, WorkerThread
 from .. import fork_checks
 from ..messages import READ_BYTES, MessageKind, MessageReader, PackedState, describe, unpack
 from .copies import CopiedSession, ProcessCopies, environment_of
@@ -44,6 +45,9 @@ class _ImmediateDispatcher(Dispatcher):
 
     def post(self, delivery: Delivery) -> None:
         delivery.deliver()
+
+    def hand_out(self, worker: WorkerThread, call: LaneCall) -> None:
+        worker.put((call,))
 
 
 class _ThreadPerSession(CallProfile):

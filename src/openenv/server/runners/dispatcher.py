@@ -1,0 +1,256 @@
+"""The way between an event loop and the threads of its sessions: calls go there, results come back.
+
+    loop ── calls of one pass ──> WorkerThread          one hand-over per thread and pass
+      │                                │
+      waits, at most `WAIT_S`          runs them, at most for `TURN_S`; the rest in its next turn
+      │                                │
+      delivers, writes  <── results ───┘                one wake-up for all
+
+Only one of the two runs at a time, so they do not compete for the interpreter lock: a turn costs two changes of
+threads, and while the loop waits, more requests arrive for the next turn. If a call blocks, the loop goes on. Then
+results wake it, and it does not wait for that thread for some passes. Knows calls and threads; must not know sessions
+or environments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from .base import LaneCall
+
+if TYPE_CHECKING:
+    from .thread import WorkerThread
+
+logger = logging.getLogger(__name__)
+
+WAIT_S: Final = 0.001
+"""How long the loop waits for calls: so much can a slow step delay the sessions of other threads."""
+TURN_S: Final = 0.003
+"""How long a thread runs calls before the loop sends their replies, so that the clients can go on."""
+_MOST_WAITS: Final = 5
+_ATTRIBUTE = "_openenv_objects"
+
+T = TypeVar("T")
+
+
+class Handover:
+    """Gives threads their calls, one thread after the other, and lets the loop wait for them.
+
+    Fast calls of several threads take turns, because threads that wake together compete for the interpreter lock.
+    """
+
+    __slots__ = ("_ended", "_next", "_others", "turns")
+
+    def __init__(self, shares: Iterable[tuple[WorkerThread, list[LaneCall]]]) -> None:
+        self._next = deque((worker, calls, Turn(self)) for worker, calls in shares)
+        self.turns = [(worker, turn) for worker, _, turn in self._next]
+        # `pop` is atomic, so exactly one thread finds the list empty: the last one.
+        self._others = [None] * (len(self.turns) - 1)
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def begin_next(self) -> bool:
+        """Let the next thread begin; return False after the last."""
+        try:
+            worker, calls, turn = self._next.popleft()
+        except IndexError:
+            return False
+        worker.put(calls, turn)
+        return True
+
+    def begin_all(self) -> None:
+        """Let all other threads begin, because one takes too long."""
+        while self.begin_next():
+            pass
+
+    def turn_ended(self) -> None:
+        """Continue with the next thread, or with the loop."""
+        self.begin_next()
+        try:
+            self._others.pop()
+        except IndexError:
+            self._ended.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all turns have ended; return False when the time is up."""
+        return self._ended.acquire(timeout=seconds)
+
+
+class Turn:
+    """The time of one thread in a handover. It ends once: the thread ends it, or the loop gives it up."""
+
+    __slots__ = ("_claim", "_handover")
+
+    def __init__(self, handover: Handover) -> None:
+        self._handover = handover
+        self._claim = [None]  # whoever removes the item decides
+
+    def end(self) -> bool:
+        """Let the loop continue; return False if it has not waited for so long. Called by the thread."""
+        is_first = self.give_up()
+        if is_first:
+            self._handover.turn_ended()
+        return is_first
+
+    def give_up(self) -> bool:
+        """Stop waiting; return False if the thread has ended its turn. Called by the loop."""
+        try:
+            self._claim.pop()
+        except IndexError:
+            return False
+        return True
+
+
+def loop_local(
+    loop: asyncio.AbstractEventLoop, kind: Callable[[asyncio.AbstractEventLoop], T], make: Callable[[], T] | None = None
+) -> T:
+    """Return the loop's object of a kind, made at the first call; it lives as long as the loop."""
+    # Stored in an attribute of the loop: a separate table would keep all loops alive.
+    objects: dict[Any, Any] | None = getattr(loop, _ATTRIBUTE, None)
+    if objects is None:
+        objects = {}
+        setattr(loop, _ATTRIBUTE, objects)
+    instance: T | None = objects.get(kind)
+    if instance is None:
+        instance = objects[kind] = kind(loop) if make is None else make()
+    return instance
+
+
+class Delivery(Protocol):
+    """A result on its way to the loop."""
+
+    def deliver(self) -> None:
+        """Deliver the result; called on the loop."""
+        ...
+
+
+class Dispatcher:
+    """Hands the calls of one event loop to threads, and delivers their results to it."""
+
+    __slots__ = (
+        "__weakref__", "_is_waiting", "_outgoing", "_ready", "_scheduled", "_thread", "after_delivery",
+        "is_delivering", "loop",
+    )  # fmt: skip
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._ready: deque[Delivery] = deque()
+        self._scheduled = False
+        self._outgoing: dict[WorkerThread, list[LaneCall]] = {}  # handed over at the end of this pass
+        self._is_waiting = False
+        self._thread = threading.get_ident()
+        self.is_delivering = False
+        self.after_delivery: Callable[[], None] | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on this dispatcher's loop."""
+        return asyncio._get_running_loop() is self.loop
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether the caller may use the loop's objects: the loop runs in the caller's thread."""
+        # Every result needs this check. `is_current` would cost a system call, because asyncio compares process ids;
+        # that was a tenth of an inline step.
+        return self._thread == threading.get_ident() and self.loop.is_running()
+
+    # -- to the threads -------------------------------------------------------------------------------------------
+
+    def hand_out(self, worker: WorkerThread, call: LaneCall) -> None:
+        """Hand a call to a thread after the loop has read all input of this pass; call this in the loop's thread.
+
+        If each were handed over separately, each would wake the thread, which takes the interpreter from the loop.
+        With 1000 sessions that is a quarter of a step's cost.
+        """
+        calls = self._outgoing.get(worker)
+        if calls is None:
+            calls = self._schedule(worker)
+        calls.append(call)
+
+    def _hand_out(self) -> None:
+        """Hand over the calls of this pass, and wait for the threads that will be quick."""
+        outgoing, self._outgoing = self._outgoing, {}
+        awaited = []
+        for worker, calls in outgoing.items():
+            if worker.is_awaited(calls):
+                awaited.append((worker, calls))
+            else:
+                worker.put(calls)
+        if not awaited:
+            return
+        handover = Handover(awaited)
+        self._is_waiting = True  # from here on, results do not wake the loop
+        try:
+            handover.begin_next()
+            for _ in range(_MOST_WAITS):
+                if handover.wait(WAIT_S):
+                    break
+                handover.begin_all()
+                if any(worker.runs_for(WAIT_S) for worker, _ in awaited):
+                    break
+        finally:
+            self._is_waiting = False
+        for worker, turn in handover.turns:
+            is_late = turn.give_up()
+            worker.waited_for(is_late=is_late)
+            if not is_late and worker.has_calls:  # its turn was too short for all
+                self._schedule(worker)
+        self._drain()
+
+    def _schedule(self, worker: WorkerThread) -> list[LaneCall]:
+        """Give a thread a turn in the next pass; return the list of its new calls."""
+        if not self._outgoing:
+            self.loop.call_soon(self._hand_out)
+        return self._outgoing.setdefault(worker, [])
+
+    # -- to the loop ----------------------------------------------------------------------------------------------
+
+    def hand_over(self, delivery: Delivery) -> bool:
+        """Deliver at once if the loop is at hand, else soon; return False if the loop does other work until then."""
+        if self._thread == threading.get_ident() and self.loop.is_running():  # `is_at_hand`, without its call
+            delivery.deliver()
+            return True
+        self.post(delivery)
+        return self._is_waiting
+
+    def post(self, delivery: Delivery) -> None:
+        """Deliver soon, on the loop; may be called from any thread. A closed loop drops its deliveries."""
+        self._ready.append(delivery)
+        # The loop looks for results after it has reset `_is_waiting`, so none is left behind.
+        if not (self._scheduled or self._is_waiting):
+            self._scheduled = True
+            try:
+                self.loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:
+                self._ready.clear()
+
+    def _drain(self) -> None:
+        # Reset the flag before emptying the queue: a thread that appends later schedules another pass.
+        self._scheduled = False
+        ready = self._ready
+        self.is_delivering = True
+        for _ in range(len(ready)):
+            delivery = ready.popleft()
+            try:
+                delivery.deliver()
+            except Exception:
+                logger.exception("a result could not be delivered")
+        self.is_delivering = False
+        if self.after_delivery is not None:
+            self.after_delivery()
+        if ready and not self._scheduled:
+            self._scheduled = True
+            self.loop.call_soon(self._drain)
+
+
+def current_dispatcher() -> Dispatcher:
+    """Return the dispatcher of the running loop."""
+    loop = asyncio.get_running_loop()
+    dispatcher = loop_local(loop, Dispatcher)
+    dispatcher._thread = threading.get_ident()  # a loop may run again, in another thread
+    return dispatcher
