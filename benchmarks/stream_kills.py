@@ -30,7 +30,7 @@ from typing import Any
 from openenv import Action, Environment, Observation, State, create_app
 from openenv.rollout import Model, RolloutStore, Sampling
 from openenv.testing import Script, ScriptedModel, Turn, serve
-from openenv.train import Curriculum, EpisodeSample, play, shuffled
+from openenv.train import Curriculum, play, shuffled
 from openenv.train.stream import INFRASTRUCTURE
 
 SEEDS = 12
@@ -94,18 +94,13 @@ async def train(plan: Plan) -> None:
                 stream.load_state_dict(saved["stream"])
             for update in range(len(weights) // GROUPS_PER_UPDATE + 1, UPDATES + 1):
                 groups = await stream.take(GROUPS_PER_UPDATE)
-                weights += [{"group": one.name, "samples": [rollout_of(each) for each in one.samples]} for one in groups]
+                weights += [{"group": group.name, "rewards": group.rewards} for group in groups]
                 stream.policy_version = update
                 stale = max(stream.counts.staleness, default=0)
                 state = {"weights": weights, "stream": stream.state_dict(), "staleness": stale}
                 unfinished = plan.checkpoint.with_suffix(".new")
                 unfinished.write_text(json.dumps(state))
                 unfinished.replace(plan.checkpoint)
-
-
-def rollout_of(sample: EpisodeSample) -> str:
-    """Return the ID of a sample's episode."""
-    return sample.outcome.rollout_id
 
 
 def forked(plan: Plan) -> int:
@@ -237,7 +232,8 @@ def main() -> None:
     pipe = subprocess.PIPE
     began = time.monotonic()
     with subprocess.Popen([sys.executable, __file__, "--serve"], stdin=pipe, stdout=pipe, text=True) as server:
-        assert server.stdin is not None and server.stdout is not None
+        assert server.stdin is not None
+        assert server.stdout is not None
         at = json.loads(server.stdout.readline())
         while result.kills < arguments.kills:
             with tempfile.TemporaryDirectory() as folder:

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import openenv
 from openenv.errors import SandboxGone
 from openenv.sandboxes import LocalSandboxes, Sandbox
@@ -158,7 +160,8 @@ def test_a_sandbox_outlives_the_thread_that_opened_it(open_local: Open) -> None:
     holds_for(0.2, lambda: opened[0].exec("echo here").stdout == "here\n")
 
 
-def test_a_sandbox_without_references_is_freed(bubblewrap: str) -> None:
+@pytest.mark.usefixtures("local")
+def test_a_sandbox_without_references_is_freed() -> None:
     backend = LocalSandboxes()
     box = backend.open()
     box.start_bg(["sleep", "76543.6"])

@@ -38,7 +38,10 @@ def test_a_backend_is_named_by_module_and_class(folder: Path, monkeypatch: pytes
 
 
 def register(folder: Path, group: str, name: str, target: str) -> None:
-    """Write the metadata that pip writes for a package with one entry point."""
+    """Write the metadata that pip writes for a package with one entry point.
+
+    Each test needs a name of its own: a plugin is loaded once per process.
+    """
     metadata = folder / "boxes_for_a_test-1.0.dist-info"
     metadata.mkdir(exist_ok=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: boxes-for-a-test\nVersion: 1.0\n")
@@ -64,18 +67,18 @@ def test_an_installed_package_cannot_replace_a_built_in_backend(folder: Path, mo
 
 
 def test_a_broken_plugin_is_listed_with_its_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    register(folder, "openenv.sandboxes", "mine", "my_boxes_for_a_test:Missing")
+    register(folder, "openenv.sandboxes", "half", "my_boxes_for_a_test:Missing")
     monkeypatch.syspath_prepend(str(folder))
-    runs_here, _, reason = _try_backend("mine")
+    runs_here, _, reason = _try_backend("half")
     assert "no" in runs_here
     assert "Missing" in reason
 
 
 def test_a_registered_object_that_is_not_a_backend_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    register(folder, "openenv.sandboxes", "mine", "os.path:join")
+    register(folder, "openenv.sandboxes", "joined", "os.path:join")
     monkeypatch.syspath_prepend(str(folder))
-    with pytest.raises(ValueError, match="mine is not a sandbox backend"):
-        backend("mine")
+    with pytest.raises(ValueError, match="joined is not a sandbox backend"):
+        backend("joined")
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,8 @@ def test_a_pool_keeps_at_least_one() -> None:
         SandboxPool(Counting(), size=0)
 
 
-def test_local_sandboxes_are_pooled_and_leave_nothing(bubblewrap: str) -> None:
+@pytest.mark.usefixtures("local")
+def test_local_sandboxes_are_pooled_and_leave_nothing() -> None:
     backend = LocalSandboxes()
     with SandboxPool(backend, size=2) as pool:
         pool.wait_ready()

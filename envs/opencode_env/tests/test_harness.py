@@ -325,12 +325,15 @@ def test_a_trainer_gets_the_agents_own_calls_conversation_by_conversation(folder
         ({"per_token_logps": []}, "no_logprobs"),
     ],
 )
-def test_a_trainer_gets_nothing_that_the_engine_did_not_name(
+def test_a_trainer_gets_no_call_that_the_engine_did_not_name(
     folder_backend: Any, change: dict[str, Any], reason: str
 ) -> None:
     session = session_with(folder_backend, record(1, [1], [2]), record(2, [1, 2, 3], [4], **change))
+    trace = session.fetch_training_trace()
+    assert [turn.node_id for turn in trace.turns] == ["1"], "the other call is complete"
+    alone = session_with(folder_backend, record(1, [1], [2], **change))
     with pytest.raises(ValueError, match=reason):
-        session.fetch_training_trace()
+        alone.fetch_training_trace()
 
 
 def test_a_black_box_says_how_it_can_be_trained_on(folder_backend: Any) -> None:
