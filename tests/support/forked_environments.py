@@ -22,6 +22,7 @@ from pydantic import Field
 from openenv.env.environment import Environment
 from openenv.types import Action, Observation, State
 from slow_steps import take
+from waiting import wait_until
 
 GATE_TIMEOUT_S = 30.0
 
@@ -195,6 +196,9 @@ class Native(Walker):
     def start_process(self) -> None:
         """Have a child."""
         child = subprocess.Popen(["sleep", "60"])
+        # `Popen` returns when exec closes its pipe, a moment before the kernel gives the process its new name.
+        name = Path(f"/proc/{child.pid}/comm")
+        wait_until(lambda: name.read_text() == "sleep\n")
         self.keep(child, lambda: (child.kill(), child.wait()))
 
     def share_memory(self) -> None:
