@@ -326,6 +326,9 @@ def test_each_run_has_secrets_of_its_own_and_forged_proofs_count_for_nothing(loc
         assert proof.judge([{"begun": None}, {"ended": None, "secret": None, "ok": True}]).problem
         sandbox.exec(f"mkfifo {proof.folder}/mark-x; ln -s /dev/zero {proof.folder}/mark-y; echo x > mark-z")
         assert not proof.read(sandbox).seen
+        for text in ("[" * 50_000, '{"ended": 0, "secret": "\\ud800", "ok": true}', '{"begun": 1e400}'):
+            sandbox.write_text(f"{proof.folder}/mark-w", text)
+            assert proof.read(sandbox).problem
         secret = sandbox.exec(f"cat {proof.folder}/pass-000").stdout
         assert secret.count("secret") == 1
         secrets.append(secret)

@@ -11,8 +11,9 @@ from openenv.errors import RolloutError, SandboxUnsupported
 from openenv.rollout import Task, load_tasks, run_many, run_rollout
 from openenv.rollout.agents.builtin import Shell
 from openenv.rollout.tasks.task_folders import load_harbor_task
+from openenv.rollout.verify.reward_file import read_reward
 from openenv.sandboxes import Limits
-from openenv.sandboxes.base import Sandboxes
+from openenv.sandboxes.base import Sandboxes, SandboxSpec
 
 
 def test_a_harbor_folder_is_a_task(tmp_path: Path) -> None:
@@ -149,6 +150,33 @@ def test_the_agents_code_writes_no_reward_before_the_verifiers(local: Sandboxes)
     judged = task.model_copy(update={"verify_files": {"check.sh": "echo 0.5 > ~/logs/verifier/reward.json\n"}})
     written = run_rollout(judged.model_copy(update={"reward_file": True}), agent="noop", sandbox=local)
     assert (written.status, written.reward) == ("ok", 0.5), written.reason
+
+
+@pytest.mark.parametrize(
+    ("content", "reward", "others"),
+    [
+        ("[" * 60_000, None, {}),
+        ('{"reward": ' * 9_000, None, {}),
+        ('{"reward": 1%s}' % ("0" * 400), None, {}),
+        ("1" * 5_000, None, {}),
+        ('{"reward": 1e400, "style": 1}', None, {"style": 1.0}),
+        ('{"reward": 1, "style": NaN, "speed": 1e400}', 1.0, {"reward": 1.0}),
+        ('{"reward": NaN}', None, {}),
+        ('{"reward": true}', None, {}),
+        ('{"reward": {"reward": 1}}', None, {}),
+        ("[1]", None, {}),
+    ],
+    ids=["deep", "deep-object", "huge", "long", "infinite", "nan-beside", "nan", "bool", "nested", "list"],
+)
+def test_a_reward_file_is_read_whatever_it_contains(
+    local: Sandboxes, content: str, reward: float | None, others: dict[str, float]
+) -> None:
+    task = Task(instruction="x", verify=("cat ~/logs/verifier/reward.json",))
+    with local.open(SandboxSpec()) as sandbox:
+        sandbox.write_text(f"{sandbox.home}/logs/verifier/reward.json", content)
+        written = read_reward(sandbox, task)
+    assert written is not None
+    assert (written.value, written.rewards) == (reward, others)
 
 
 def test_a_work_folder_is_outside_of_the_home() -> None:

@@ -234,6 +234,9 @@ def test_a_trajectory_that_disagrees_forbids_training(tmp_path: Path) -> None:
     assert "atif_calls_missing" in compare(1, 1, 1, 1, rollout_type="eval").text()
     assert atif.reconcile(document(), None).ok
     assert atif.load_trace(tmp_path) == (None, "")
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "trajectory.json").write_text("[" * 50_000)
+    assert atif.load_trace(tmp_path) == (None, "")
     with pytest.raises(ValueError, match="cannot be filled"):
         atif.merge_into_atif({"steps": [{"source": "agent", "metrics": {"completion_tokens": 9}}]}, document())
 

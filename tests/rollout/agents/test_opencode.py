@@ -96,6 +96,7 @@ def test_an_error_that_opencode_reports_is_a_failure() -> None:
     driver = OpenCode()
     assert driver.failure(0, '{"type":"text"}\n') is None
     assert driver.failure(0, "") is None
+    assert driver.failure(0, '{"type":' * 50_000) is None
     assert "code 3" in (driver.failure(3, "") or "")
     assert "boom" in (driver.failure(0, '{"type":"text"}\n{"type":"error","error":{"message":"boom"}}\n') or "")
 

@@ -27,7 +27,7 @@ def load_atif(trial_dir: str | Path) -> dict[str, Any] | None:
     try:
         # A trial may have ended before its agent wrote the file, so a missing or broken one is normal.
         trajectory = json.loads((Path(trial_dir) / "agent" / "trajectory.json").read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return trajectory if isinstance(trajectory, dict) else None
 
@@ -50,7 +50,7 @@ def _pi_session(trial_dir: Path) -> dict[str, Any] | None:
     for line in logs[-1].read_text("utf-8", "replace").splitlines() if logs else []:
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         message = entry.get("message") or {}
         if entry.get("type") == "message" and message.get("role") == "assistant":

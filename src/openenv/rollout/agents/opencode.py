@@ -104,7 +104,7 @@ class OpenCode(Agent):
         last = next((line for line in reversed(log.splitlines()) if line.startswith("{")), "")
         try:
             event = json.loads(last)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         if isinstance(event, dict) and event.get("type") == "error":
             return f"opencode reported an error: {json.dumps(event.get('error'))[:500]}"

@@ -252,7 +252,7 @@ def _essence(message: TranscriptMessage) -> list[tuple[str, str, str]]:
 def _compact(text: str) -> str:
     try:
         return json.dumps(json.loads(text), sort_keys=True)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

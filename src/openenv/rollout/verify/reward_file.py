@@ -35,7 +35,7 @@ class WrittenReward:
     file: str = ""
     """Its path inside the sandbox."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """All numbers in the file, by name."""
+    """All finite numbers in the file, by name."""
 
 
 def invalid_reward(written: WrittenReward, task: Task) -> str:
@@ -85,10 +85,12 @@ def read_reward(sandbox: Sandbox, task: Task) -> WrittenReward | None:
         try:
             rewards = _rewards_of_json(text) if file != path else {"reward": float(text)}
             value = _chosen_reward(rewards, task.reward_key)
-        except ValueError:
+        except (ValueError, OverflowError, RecursionError):  # integers beyond floats, and values nested too deeply
             value = math.nan
         # NaN fails both comparisons, so it becomes None as well.
-        return WrittenReward(repr(text[:80]), value if low <= value <= high else None, file, rewards)
+        reward = value if low <= value <= high else None
+        finite = {name: each for name, each in rewards.items() if math.isfinite(each)}
+        return WrittenReward(repr(text[:80]), reward, file, finite)
     return None
 
 

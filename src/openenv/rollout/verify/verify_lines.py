@@ -483,7 +483,8 @@ class Proof:
         serial, secret = mark.get("ended"), mark.get("secret")
         if not isinstance(serial, int) or not 0 <= serial < len(self._secrets) or not isinstance(secret, str):
             return None
-        return serial if secrets.compare_digest(secret.encode(), self._secrets[serial].encode()) else None
+        given = secret.encode("utf-8", "replace")  # a forged mark may have surrogates
+        return serial if secrets.compare_digest(given, self._secrets[serial].encode()) else None
 
 
 def with_wrapper(line: str, files: Mapping[str, str]) -> str:
@@ -521,6 +522,6 @@ def could_not_load(output: str) -> bool:
 def _parsed(line: str) -> dict[str, object] | None:
     try:
         mark = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # code of the agent may write files there, too
         return None
     return mark if isinstance(mark, dict) else None

@@ -352,7 +352,7 @@ def _with_parsed_arguments(message: Json) -> Json:
         if isinstance(holder.get("arguments"), str):
             try:
                 arguments = json.loads(holder["arguments"])
-            except ValueError:
+            except (ValueError, RecursionError):
                 arguments = {}
             holder = {**holder, "arguments": arguments}
         calls.append({**call, "function": holder} if function else holder)
