@@ -10,6 +10,7 @@ import pytest
 from openenv.rollout.capture import Sequence
 from openenv.rollout.store.outcome import Outcome
 from openenv.train import EpisodeSample, LengthPenalty, Objective, SampleGroup, advantages, collate
+from openenv.train.groups import METHODS, Method
 
 
 def sample(reward: float | None, *rows: tuple[list[int], list[int], list[float]], **options: Any) -> EpisodeSample:
@@ -69,10 +70,13 @@ def test_reinforce_counts_a_sample_once_for_each_token() -> None:
     assert compared == pytest.approx([0.5, -1.5], abs=1e-6)
 
 
-@pytest.mark.parametrize("reward", [math.nan, math.inf])
-def test_rewards_that_are_no_numbers_are_refused(reward: float) -> None:
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, 1e308, -1e200])
+def test_rewards_that_are_no_numbers_or_too_large_to_compare_are_refused(reward: float, method: Method) -> None:
     with pytest.raises(ValueError, match="finite"):
-        advantages([[0.0, reward]])
+        advantages([[0.0, reward]], method)
+    largest = advantages([[1e100, -1e100, 1e100]], method)
+    assert all(math.isfinite(value) for value in largest[0] if value is not None)
     with pytest.raises(ValueError, match="'grpo', 'dr_grpo', 'rloo'"):
         advantages([[0.0]], "ppo")  # type: ignore[arg-type]
 
@@ -149,6 +153,20 @@ def test_grpo_by_turn_compares_all_turn_rewards_of_the_group() -> None:
     high, low = (1 - 1 / 3) * math.sqrt(3), (0 - 1 / 3) * math.sqrt(3)
     assert batch.advantages[0] == pytest.approx([0, high + low, 0, low], abs=1e-5)
     assert batch.advantages[1] == pytest.approx([0, low, 0, 0], abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["grpo", "reinforce++"])
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+def test_a_turn_reward_that_is_not_finite_is_refused(reward: float, method: Method) -> None:
+    groups = [SampleGroup("g", {}, [played(1.0, {0: reward, 1: 1.0}, 2, 2), played(0.0, {0: 0.0, 1: 0.0}, 2, 2)])]
+    with pytest.raises(ValueError, match="finite"):
+        collate(groups, Objective(method=method, credit="turn"))
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -1.0])
+def test_a_length_penalty_is_finite(factor: float) -> None:
+    with pytest.raises(ValueError, match="finite factor"):
+        LengthPenalty(limit=10, buffer=5, factor=factor)
 
 
 def test_credit_by_turn_needs_turn_rewards_and_a_method_that_has_it() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, sqrt
+from math import sqrt
 from typing import Any, Literal
 
 from openenv.rollout import capture
@@ -35,6 +35,8 @@ Rewards = Sequence[float | None]
 
 _SMALLEST = 1e-6
 """Added to the standard deviation of a group, so that nearly equal rewards give no huge advantages."""
+_LARGEST = 1e100
+"""The largest reward that can be compared: squares of larger ones are infinite, and the advantages NaN."""
 _SMALLEST_VARIANCE = 1e-8
 """The same for the variance of all tokens."""
 
@@ -139,8 +141,8 @@ class LengthPenalty:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.buffer <= self.limit or self.factor < 0:
-            raise ValueError("a length penalty needs 0 < buffer <= limit, and a factor of at least 0")
+        if not 0 < self.buffer <= self.limit or not 0 <= self.factor <= _LARGEST:
+            raise ValueError("a length penalty needs 0 < buffer <= limit, and a finite factor of at least 0")
 
     def of(self, tokens: int) -> float:
         """Return the penalty of an episode with this number of sampled tokens."""
@@ -199,11 +201,9 @@ def advantages(
         tokens: The number of sampled tokens of each sample, for the methods that compare tokens; by default 1.
 
     Raises:
-        ValueError: the method is unknown, or a reward is not finite.
+        ValueError: the method is unknown, or a reward is not finite or too large to compare.
     """
-    for reward in (reward for rewards in groups for reward in rewards):
-        if reward is not None and not isfinite(reward):
-            raise ValueError(f"a reward must be a finite number, not {reward}")
+    _check_finite(reward for rewards in groups for reward in rewards)
     if method == "reinforce++":
         return _whitened(groups, tokens)
     if method == "reinforce++-baseline":
@@ -212,6 +212,12 @@ def advantages(
     if method not in of_group:
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(map(repr, METHODS))}")
     return [_compared(rewards, of_group[method]) for rewards in groups]
+
+
+def _check_finite(rewards: Iterable[float | None]) -> None:
+    for reward in rewards:
+        if reward is not None and not abs(reward) <= _LARGEST:  # also true for NaN
+            raise ValueError(f"a reward must be a finite number, at most {_LARGEST:g}, not {reward}")
 
 
 def _compared(rewards: Rewards, compare: Callable[[list[float]], list[float]]) -> list[float | None]:
@@ -369,8 +375,8 @@ def collate(
         pad_id: The padding token.
 
     Raises:
-        ValueError: the groups have no trainable sequence, an argument has an unknown value, or `credit="turn"` and a
-            sample has no turn rewards.
+        ValueError: the groups have no trainable sequence, an argument has an unknown value, a reward is not finite,
+            or `credit="turn"` and a sample has no turn rewards.
     """
     groups = list(groups)
     objective = method if isinstance(method, Objective) else Objective(method=method)
@@ -471,6 +477,7 @@ def _turn_rewards(sample: EpisodeSample, objective: Objective) -> dict[int, floa
             f"{sample.outcome.rollout_id} has one reward for the episode and none per turn: use credit='episode', or "
             "set turn_rewards"
         )
+    _check_finite(sample.turn_rewards.values())
     numbers = {number for sequence in sample.sequences for number in sequence.node_ids}
     table = {number: sample.turn_rewards.get(number, 0.0) for number in sorted(numbers | set(sample.turn_rewards))}
     if table and objective.length_penalty is not None:
