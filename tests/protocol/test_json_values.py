@@ -138,7 +138,9 @@ def test_number_like_rewards_become_numbers(reward: Any, expected: Any) -> None:
     assert serialize_observation(Loose(reward=reward))["reward"] == expected
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "much", np.array([1, 2]), Opaque()], ids=str)
+@pytest.mark.parametrize(
+    "reward", [float("nan"), float("inf"), "much", np.array([1, 2]), np.datetime64("NaT"), Opaque()], ids=str
+)
 def test_a_reward_that_is_no_number_is_null_and_leaves_a_note(reward: Any) -> None:
     payload = serialize_observation(Loose(reward=reward))
     assert payload["reward"] is None

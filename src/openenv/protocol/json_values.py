@@ -245,13 +245,13 @@ def finite_reward(reward: Any) -> Any:
     if callable(item):
         with contextlib.suppress(Exception):  # an array of several values has no scalar
             number = item()
-    if number is None or isinstance(number, bool):
+    if reward is None or isinstance(number, bool):
         return number
     if isinstance(number, int) and abs(number) <= sys.float_info.max:
         return int(number)
     if isinstance(number, float) and math.isfinite(number):
         return float(number)
-    raise NonFiniteReward.of(number)
+    raise NonFiniteReward.of(reward if number is None else number)  # `item()` of NumPy's NaT is None
 
 
 def reply_reward(reward: Any, metadata: Mapping[str, Any] | None) -> Any:
