@@ -113,7 +113,7 @@ replace_timeout = Setting(
     float,
     "`openenv serve`",
     "seconds after which a silent worker is killed and replaced; 0 for never",
-    "6",
+    "5",
 )
 runner_name = Setting("OPENENV_RUNNER", str.lower, "servers", "`auto`, `thread`, `inline` or `process`", "`auto`")
 env_processes = Setting(

@@ -171,7 +171,7 @@ class ServeFlags:
         typer.Option(
             metavar="SECONDS",
             min=0.0,
-            help="With --workers: a worker that is silent for this long is killed and replaced; by default 6, 0 for "
+            help="With --workers: a worker that is silent for this long is killed and replaced; by default 5, 0 for "
             "never.",
         ),
     ] = None

@@ -108,7 +108,7 @@ class HeartbeatOptions:
     """
 
     timeout_s: float = 2.5
-    replace_s: float = 6.0
+    replace_s: float = 5.0
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout_s < math.inf:
