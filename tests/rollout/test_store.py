@@ -7,13 +7,16 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from openenv.errors import StoreError
 from openenv.rollout import Outcome, RolloutStore, Task
+from openenv.rollout.store import store as store_module
 from openenv.rollout.store.exports import export_rollouts
 
 TASK = Task(instruction="write it", verify=("true",), task_id="t")
@@ -174,18 +177,63 @@ def test_the_last_verdict_is_known_after_the_index_was_rebuilt_and_shards_went(s
     assert [row.reward for row in store.find(verdict="last")] == [1.0]
 
 
+def test_a_clock_that_is_set_back_does_not_change_the_order_of_verdicts(
+    store: RolloutStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([3000.0, 2000.0, 1000.0, 1000.0])
+    clock = SimpleNamespace(time=lambda: next(times), strftime=time.strftime, gmtime=time.gmtime)
+    store.begin("one", TASK)
+    monkeypatch.setattr(store_module, "time", clock)
+    store.add(outcome("one"), TASK)
+    for reward in (0.75, 0.5, 0.25):
+        with RolloutStore(store.root) as other:  # as on another machine
+            other.add_verification(outcome("one", reward=reward), TASK)
+    for _ in range(2):
+        assert [record.outcome.reward for record in store.history("one")] == [0.25, 0.5, 0.75, 1.0]
+        assert [record.sequence for record in store.history("one")] == [3, 2, 1, 0]
+        assert store.get("one", verdict="first").outcome.reward == 1.0
+        assert store.get("one", verdict="last").outcome.reward == 0.25
+        assert [row.reward for row in store.find(verdict="last")] == [0.25]
+        store.rebuild()
+
+
+def test_verdicts_that_are_added_at_once_have_numbers_of_their_own(store: RolloutStore) -> None:
+    store.add(outcome("one"), TASK)
+    refused: list[StoreError] = []
+
+    def add(number: int) -> None:
+        with RolloutStore(store.root) as other:
+            other.add_verification(outcome("one", reward=number / 8), TASK)
+            try:
+                other.add_verification(outcome("one"), TASK, verdict="same")
+            except StoreError as exc:
+                refused.append(exc)
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    history = store.history("one")
+    assert [record.sequence for record in history] == list(range(9, -1, -1))
+    assert sum(record.verdict == "same" for record in history) == 1
+    assert len(refused) == 7
+
+
 def test_records_of_before_verdicts_had_names_are_read(store: RolloutStore) -> None:
     store.add(outcome("old"), TASK)
     store.add_verification(outcome("old", reward=0.0), TASK)
     [shard] = shards(store)
     records = [json.loads(line) for line in shard.read_text().splitlines()]
     for record in records:
-        del record["verdict"]
+        del record["verdict"], record["sequence"]
     shard.write_text("".join(json.dumps(record) + "\n" for record in records))
     store.rebuild()
     assert store.get("old").verdict == "first"
     assert store.get("old", verdict="last").verdict == records[1]["record_id"]
     assert [row.verdict for row in store.find(latest=False)] == [records[1]["record_id"], "first"]
+    assert store.add_verification(outcome("old", reward=0.5), TASK).sequence == 2
+    assert [row.reward for row in store.find(verdict="last")] == [0.5]
 
 
 def test_tasks_that_are_refused_today_are_still_read(store: RolloutStore) -> None:

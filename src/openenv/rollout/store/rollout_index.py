@@ -35,19 +35,20 @@ Order = Literal["newest", "oldest", "reward", "turns", "tokens", "wall_s"]
 Grouping = Literal["task_id", "group", "agent", "model", "status", "trust", "sandbox", "verdict"]
 GROUPINGS: tuple[str, ...] = get_args(Grouping)
 
-_VERSION = 3
+_VERSION = 4
 _KEPT = 64
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS shards (name TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS records (
     record_id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, kind TEXT NOT NULL, verdict TEXT NOT NULL,
-    stored_at REAL NOT NULL, task_id TEXT NOT NULL, "group" TEXT NOT NULL, status TEXT NOT NULL, phase TEXT NOT NULL,
-    reason TEXT, reward REAL, trust TEXT, agent TEXT NOT NULL, model TEXT NOT NULL, sandbox TEXT NOT NULL,
-    turns INTEGER NOT NULL, tokens INTEGER NOT NULL, started_at REAL NOT NULL, wall_s REAL NOT NULL,
+    sequence INTEGER NOT NULL, stored_at REAL NOT NULL, task_id TEXT NOT NULL, "group" TEXT NOT NULL,
+    status TEXT NOT NULL, phase TEXT NOT NULL, reason TEXT, reward REAL, trust TEXT, agent TEXT NOT NULL,
+    model TEXT NOT NULL, sandbox TEXT NOT NULL, turns INTEGER NOT NULL, tokens INTEGER NOT NULL,
+    started_at REAL NOT NULL, wall_s REAL NOT NULL,
     shard TEXT NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,
     is_last INTEGER NOT NULL DEFAULT 1
 );
-CREATE INDEX IF NOT EXISTS by_rollout ON records (rollout_id, stored_at, record_id);
+CREATE INDEX IF NOT EXISTS by_rollout ON records (rollout_id, sequence, stored_at, record_id);
 CREATE INDEX IF NOT EXISTS by_verdict ON records (verdict, stored_at, record_id) WHERE kind != 'rollout';
 CREATE INDEX IF NOT EXISTS by_reward ON records (reward, stored_at, record_id) WHERE kind = 'rollout';
 -- These two hold all that lists select, order and count by: the rows themselves are not read but for those shown.
@@ -60,9 +61,9 @@ CREATE INDEX IF NOT EXISTS of_last ON records (
 """
 _LATER = """
 SELECT 1 FROM records AS later WHERE later.rollout_id = records.rollout_id
-AND (later.stored_at, later.record_id) > (records.stored_at, records.record_id)
+AND (later.sequence, later.stored_at, later.record_id) > (records.sequence, records.stored_at, records.record_id)
 """
-# By ID if the times are equal: a verification can follow within one tick of the clock.
+# Times order only lists of rollouts. By ID if they are equal: two records can follow within one tick of the clock.
 _ORDERS: Mapping[str, str] = {
     "newest": "stored_at DESC, record_id DESC",
     "oldest": "stored_at, record_id",
@@ -80,6 +81,8 @@ class RolloutRow:
     kind: str
     verdict: str
     """`first` for the rollout itself, else the name of the later verdict."""
+    sequence: int
+    """The number of the verdict: 0 for the rollout itself."""
     stored_at: float
     task_id: str
     group: str
@@ -440,6 +443,11 @@ class RolloutIndex:
         db.executemany(f"UPDATE records SET is_last = NOT EXISTS ({_LATER}) WHERE rollout_id = ?", ids)
 
 
+def sequence_of(record: Mapping[str, Any]) -> int:
+    """Return the number of a record's verdict. Records of earlier versions have none: their times order them."""
+    return int(record.get("sequence", 0 if record["kind"] == "rollout" else 1))
+
+
 def _row(line: bytes, shard: str, offset: int) -> RolloutRow | None:
     """Return the row of a line, or None if the line is not a record."""
     try:
@@ -456,6 +464,7 @@ def _row(line: bytes, shard: str, offset: int) -> RolloutRow | None:
             rollout_id=str(record["rollout_id"]),
             kind=kind,
             verdict=FIRST if kind == "rollout" else str(record.get("verdict") or record_id),
+            sequence=sequence_of(record),
             stored_at=float(record["stored_at"]),
             group=group_of(outcome.get("metadata"), (record.get("task") or {}).get("metadata")),
             task_id=text("task_id"),

@@ -7,13 +7,15 @@ verifying again appends another record. Any number of processes may write to one
 # rollouts/                                     a store
 #   shards/20261116T041300-812-9f3c2a1b.jsonl   one file per writing process, one record per line, only appended to:
 #                                                 {"format":1,"record_id":"5e0c","rollout_id":"a41f","kind":"rollout",
-#                                                  "stored_at":1794802380.1,"outcome":{...},"task":{...}}
+#                                                  "sequence":0,"stored_at":1794802380.1,"outcome":{...},"task":{...}}
 #   index.sqlite                                the position of each record, and the columns of `find`; can be deleted
 #   rollouts/a41f.../task.json                  written when the rollout begins
 #                    .running                   locked while it runs. A folder with a free lock and without a record is
 #                                               an interrupted rollout
 #                    events.jsonl, agent.log    written while it runs: phases, commands, model calls; the agent's output
 #                    worktree.tar, baseline.tar
+#   .verdicts                                   locked while a verdict gets its number, which orders the verdicts of a
+#                                               rollout: clocks of machines differ and can be set back
 #   running/a41f....json                        agent, model, task of a running rollout, so that `running` is fast
 #   captures/a41f.../                           the recorded model calls
 #
@@ -33,6 +35,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -51,6 +54,7 @@ from openenv.rollout.store.rollout_index import (
     RolloutIndex,
     RolloutRow,
     RolloutStats,
+    sequence_of,
 )
 from openenv.rollout.tasks.checks import AS_STORED
 from openenv.rollout.tasks.task import Task
@@ -137,6 +141,8 @@ class Record(BaseModel):
     kind: Kind
     verdict: str
     """`first` for the rollout itself, else the name of the later verdict."""
+    sequence: int = 0
+    """The number of the verdict, which orders the verdicts of a rollout: 0 for the rollout itself."""
     stored_at: float
     outcome: Outcome
     task: Task
@@ -145,10 +151,11 @@ class Record(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _name_verdict(cls, data: Any) -> Any:
-        """Name the verdict of old records, which have no name."""
-        if isinstance(data, dict) and not data.get("verdict"):
-            return {**data, "verdict": FIRST if data.get("kind") == "rollout" else data.get("record_id")}
-        return data
+        """Name and number the verdict of old records, which have neither."""
+        if not isinstance(data, dict) or "kind" not in data:
+            return data
+        name = data.get("verdict") or (FIRST if data["kind"] == "rollout" else data.get("record_id"))
+        return {**data, "verdict": name, "sequence": sequence_of(data)}
 
     @property
     def group(self) -> str:
@@ -351,10 +358,11 @@ class RolloutStore:
         """
         verdict = secrets.token_hex(4) if verdict is None else verdict
         check_verdict_name(verdict)
-        if any(record.verdict == verdict for record in self.history(outcome.rollout_id)):
-            raise StoreError(f"The rollout '{outcome.rollout_id}' has a verdict '{verdict}' already")
-        with _as_store_error("stored", outcome):
-            return self._append("reverify", outcome, task, verdict)
+        with _as_store_error("stored", outcome), _locked(self.root / ".verdicts"):
+            rows = self._rows(outcome.rollout_id)
+            if any(row.verdict == verdict for row in rows):
+                raise StoreError(f"The rollout '{outcome.rollout_id}' has a verdict '{verdict}' already")
+            return self._append("reverify", outcome, task, verdict=verdict, sequence=rows[0].sequence + 1)
 
     def get(self, rollout_id: str, *, record_id: str | None = None, verdict: str = FIRST) -> Record:
         """Return a rollout with its first verdict, or with a later one.
@@ -382,13 +390,16 @@ class RolloutStore:
         return chosen[0]
 
     def history(self, rollout_id: str) -> list[Record]:
-        """Return all records of a rollout, newest first.
+        """Return all records of a rollout, newest verdict first.
 
         Raises:
             StoreError: the rollout does not exist.
         """
-        where = EVERY_RECORD.having({"rollout_id": self.resolve(rollout_id)})
-        return [self.read(row) for row in self._index.find(where)]
+        return [self.read(row) for row in self._rows(rollout_id)]
+
+    def _rows(self, rollout_id: str) -> list[RolloutRow]:
+        rows = self._index.find(EVERY_RECORD.having({"rollout_id": self.resolve(rollout_id)}))
+        return sorted(rows, key=attrgetter("sequence", "stored_at", "record_id"), reverse=True)
 
     def running(self) -> list[BegunRollout]:
         """Return the running and interrupted rollouts of all processes, the newest first."""
@@ -571,12 +582,13 @@ class RolloutStore:
             raise StoreError(f"'{rollout_id}' is no id of a rollout")
         return self._rollouts / rollout_id
 
-    def _append(self, kind: Kind, outcome: Outcome, task: Task, verdict: str = FIRST) -> Record:
+    def _append(self, kind: Kind, outcome: Outcome, task: Task, *, verdict: str = FIRST, sequence: int = 0) -> Record:
         record = Record(
             record_id=secrets.token_hex(8),
             rollout_id=outcome.rollout_id,
             kind=kind,
             verdict=verdict,
+            sequence=sequence,
             stored_at=time.time(),
             outcome=outcome,
             task=task,
@@ -603,6 +615,15 @@ def check_verdict_name(name: str) -> None:
         raise StoreError(
             f"A verdict cannot be called {name!r}: letters, digits, '.', '_' and '-' can, '{FIRST}' and '{LAST}' not"
         )
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    handle = open_locked(path)
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager
