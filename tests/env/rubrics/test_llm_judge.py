@@ -124,6 +124,33 @@ def test_a_failing_client_is_an_error_even_with_a_default() -> None:
         judge(ConnectionError("down"), default_score=0.0)
 
 
+class Endpoint:
+    """A model that fails for prompts with a text, as filters and context limits do; `failures` are accidents."""
+
+    def __init__(self, fails_with: str, *, failures: int = 0, is_down: bool = False) -> None:
+        self.fails_with, self.failures, self.is_down = fails_with, failures, is_down
+
+    async def complete(self, prompt: str, **kwargs: Any) -> str:
+        if self.failures > 0 or self.is_down or self.fails_with in prompt:
+            self.failures -= 1
+            raise ConnectionError("HTTP 400")
+        return "Score: 0.75"
+
+
+def test_an_action_that_makes_a_working_endpoint_fail_scores_as_missing() -> None:
+    def score(action: str, endpoint: Endpoint, **options: Any) -> float:
+        return asyncio.run(LLMJudge("rate {action}", endpoint, **options).acall(action, "o"))
+
+    assert score("poison", Endpoint("poison")) == 0.0
+    assert score("poison", Endpoint("poison"), default_score=-1.0) == -1.0
+    assert score("good", Endpoint("poison")) == 0.75
+    assert score("good", Endpoint("poison", failures=1)) == 0.75
+    with pytest.raises(ConnectionError):
+        score("poison", Endpoint("poison", is_down=True))
+    with pytest.raises(ConnectionError):
+        score("good", Endpoint("poison", is_down=True), default_score=0.5)
+
+
 def test_a_failing_judge_fails_the_whole_tree() -> None:
     tree = WeightedSum([LLMJudge("rate", Scripted("no idea")), Flat()], [0.5, 0.5])
 

@@ -1,12 +1,24 @@
 """A rubric that asks a language model for the score, and the reading of scores from the model's answers.
 
 Knows prompts and the ways a score is written. Must not know which model answers or how it is reached, and must not
-turn a failure to answer into a reward.
+turn an endpoint that is down into a reward.
 """
+
+# The prompt contains the agent's text, which can make a working endpoint fail: too long, refused by a filter, no UTF-8.
+#
+#   prompt ──> answer ──> score
+#     │ fails
+#     ▼
+#   `_PROBE` ──> fails: the endpoint is down, raise
+#     │ answer
+#     ▼
+#   prompt ──> answer ──> score
+#     │ fails: the agent's text is the cause, so it earns `default_score`, or 0. Raising would discard its failure
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Iterator
@@ -14,6 +26,10 @@ from typing import Any, Protocol
 
 from .rubric import Rubric
 
+logger = logging.getLogger(__name__)
+
+_PROBE = "Answer with the word yes."
+"""A prompt without the agent's text: shows whether the endpoint works."""
 _NUMBER = r"[-+\N{MINUS SIGN}]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE_WORD = r"(?:-|\N{EN DASH}|\N{EM DASH}|to\b|and\b|through\b)"
 # A number, but not part of a word, a date, a version, a longer number or a range.
@@ -62,7 +78,8 @@ class LLMJudge(Rubric):
     """Score with the number a language model answers to a prompt.
 
     An answer without a clear score raises, unless the caller chose a `default_score` for this case: a judge that
-    failed must not look like an action that deserved 0. Errors of the client are always raised.
+    failed must not look like an action that deserved 0. Errors of the client are raised if the endpoint is down: if it
+    also fails without the action's text. If only that text makes it fail, the score is `default_score`, or 0.
 
     Args:
         prompt_template: text with `{action}` and `{observation}`, which `str.format` fills in.
@@ -96,8 +113,21 @@ class LLMJudge(Rubric):
 
         Raises:
             ScoreParseError: the answer holds no clear score, and no default was chosen.
+            Exception: the client's error, if the endpoint is down.
         """
-        response = await self._client.complete(self._render_prompt(action, observation))
+        prompt = self._render_prompt(action, observation)
+        try:
+            response = await self._client.complete(prompt)
+        except Exception as exc:
+            try:
+                await self._client.complete(_PROBE)
+            except Exception:
+                raise exc from None
+            try:
+                response = await self._client.complete(prompt)  # the first failure may have been an accident
+            except Exception as again:
+                logger.warning("the judge's model fails only with this action's text: %s", again)
+                return self.default_score
         return self._parse_score(response)
 
     def _render_prompt(self, action: Any, observation: Any) -> str:
