@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from environments import Idle
+from fake_engine import Answer, EngineRequest, FakeEngine, vllm
 from openenv import create_app
 from openenv.errors import NoRewards, RolloutError
 from openenv.rollout import Model
@@ -156,6 +157,47 @@ def test_an_endpoint_that_fails_is_no_reward_either(guess: str) -> None:
     failing = Turn(text="no", failures=(StatusFailure(status=500, attempts=None),))
     with model_of(failing) as server, pytest.raises(RolloutError, match="the model endpoint answered 5"):
         groups_of(guess, server, range(100), retries=0, concurrency=2)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_request_that_is_refused_because_of_the_policy_ends_the_episode(guess: str, status: int) -> None:
+    refusal = StatusFailure(status=status, message="the arguments of a tool call are no JSON", attempts=None)
+    with model_of(Turn(text="no"), Turn(text="no", failures=(refusal,))) as server:
+        (group,) = groups_of(guess, server, [1])
+        asked = [one for one in server.played() if one.status == 200]
+    assert [sample.outcome.status for sample in group.samples] == ["truncated", "truncated"]
+    assert group.rewards == [-0.25, -0.25]
+    assert "no JSON" in str(group.samples[0].outcome.reason)
+    assert len(asked) == 4  # two answers, and a fixed request for each refusal
+
+
+def test_a_refusal_without_an_answer_of_the_policy_is_no_reward(guess: str) -> None:
+    refusal = StatusFailure(status=400, message="tools need --enable-auto-tool-choice", attempts=None)
+    with model_of(Turn(text="no", failures=(refusal,))) as server, pytest.raises(RolloutError, match="auto-tool-choi"):
+        groups_of(guess, server, range(100), retries=0, concurrency=2)
+
+
+def test_an_endpoint_that_refuses_a_fixed_request_too_is_no_reward(guess: str) -> None:
+    answers = itertools.count()
+
+    def respond(request: EngineRequest) -> Answer:
+        if next(answers) < 2:
+            return vllm([11])(request)
+        return Answer.json({"error": {"message": "the model is gone"}}, status=400)
+
+    with FakeEngine(respond) as engine:
+
+        async def failed() -> SampleGroup:
+            groups: list[SampleGroup] = []
+            options: dict[str, Any] = {"samples": 2, "concurrency": 2, "retries": 0, "on_failed": groups.append}
+            with pytest.raises(RolloutError, match=r"and a fixed one, too.*the model is gone"):
+                async with play(guess, Model(base_url=engine.url, name="m"), [1], **options) as stream:
+                    await anext(aiter(stream))
+            return groups[0]
+
+        group = asyncio.run(asyncio.wait_for(failed(), 60))
+    assert group.rewards == [None, None]
+    assert {sample.outcome.status for sample in group.samples} == {"env_failed"}
 
 
 def test_without_a_server_it_says_so() -> None:

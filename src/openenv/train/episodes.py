@@ -14,8 +14,9 @@ A failure of the server or the endpoint is never scored: the episode has no rewa
 #     │          │                │            └─ the action was refused       the model reads the error and continues
 #     │          │                ├─ none: the model ends the episode          ok
 #     │          │                └─ not readable                              the model reads the reason and continues
-#     │          ├─ the conversation is too long, or `max_turns` is reached    truncated
-#     │          └─ the endpoint failed                                        env_failed
+#     │          ├─ the endpoint refuses the policy's answers: too long        truncated
+#     │          ├─ `max_turns` is reached                                     truncated
+#     │          └─ the endpoint failed, or refuses every request              env_failed
 #     └─ the server failed                                                     env_failed
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ Start = int | Mapping[str, Any]
 """The start of a group's episodes: a seed, or arguments of `reset`."""
 
 _CALL_TIMEOUT_S = 660.0
-_PROMPT_REFUSED = frozenset({400, 413, 422})
-"""Statuses that refuse the request: the conversation is too long for the model, so the episode ends."""
+_REFUSED = frozenset({400, 413, 422})
+"""Statuses that refuse a request: because of the policy's answers, or because the endpoint refuses every request."""
 
 
 class EndpointFailed(OpenEnvError):
@@ -302,10 +303,10 @@ class EpisodeStream(GroupStream[Start]):
         return self._dialogue.shown(result.observation)
 
     async def _ask(self, messages: Sequence[Json], episode: _PlayedEpisode, capture: Capture) -> Json | None:
-        """Return the model's reply as a message; None if the conversation is too long for the model.
+        """Return the model's reply as a message; None if the endpoint refuses what the policy said.
 
         Raises:
-            EndpointFailed: the endpoint does not answer.
+            EndpointFailed: the endpoint does not answer, or refuses requests without the policy's answers.
         """
         await self.is_free.wait()
         body: Json = {"model": self._model.name, "messages": messages}
@@ -322,8 +323,8 @@ class EpisodeStream(GroupStream[Start]):
             raise EndpointFailed(f"the model endpoint failed: {message_of(exc)}") from exc
         finally:
             episode.model_s += time.perf_counter() - began
-        if reply.status_code in _PROMPT_REFUSED:
-            episode.finish("truncated", f"the endpoint refused the conversation: {reply.text[:300]}")
+        if reply.status_code in _REFUSED:
+            await self._blame(reply.text[:300], episode, capture)
             return None
         if reply.status_code != 200:
             raise EndpointFailed(f"the model endpoint answered {reply.status_code}: {reply.text[:300]}")
@@ -333,6 +334,22 @@ class EpisodeStream(GroupStream[Start]):
             raise EndpointFailed(f"the model endpoint gave no message: {reply.text[:300]}") from exc
         kept = {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name)}
         return {"role": "assistant", "content": "", **kept}
+
+    async def _blame(self, refusal: str, episode: _PlayedEpisode, capture: Capture) -> None:
+        """End an episode whose request was refused, if its answers are the reason.
+
+        The conversation may be too long, or a tool call unparsable. But a refusal is an infrastructure failure if the
+        policy wrote no part of the request, or if the endpoint refuses a fixed request with the same tools.
+
+        Raises:
+            EndpointFailed: the endpoint is the reason.
+        """
+        if not episode.turn_rewards:
+            raise EndpointFailed(f"the endpoint refused the first request of an episode: {refusal}")
+        failure = await asyncio.wrap_future(capture.ask_endpoint(self._dialogue.tools))
+        if failure is not None:
+            raise EndpointFailed(f"the endpoint refused a request ({refusal}) and a fixed one, too: {failure}")
+        episode.finish("truncated", f"the endpoint refused the conversation: {refusal}")
 
 
 class _PlayedEpisode:

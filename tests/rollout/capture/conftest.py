@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,24 +12,10 @@ from typing import Any
 import httpx2
 import pytest
 
+import fake_engine as fake
 from openenv.rollout.capture import Capture, CaptureOptions, CaptureServer
 from openenv.rollout.tasks.task import Budget, Model
 from waiting import wait_until
-
-
-def _load() -> ModuleType:
-    name = "capture_fake_engine"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("fake_engine.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-fake = _load()
 
 
 @pytest.fixture(name="fake")

@@ -29,6 +29,7 @@ from openenv.rollout.capture import read
 from waiting import wait_until_async
 
 HERE = Path(__file__).parent
+ENGINE = str(HERE.parents[1] / "support" / "fake_engine.py")
 ENVIRON = {**os.environ, "PYTHONPATH": str(Path(openenv.__file__).parents[1])}
 ENVIRON.pop("OPENENV_CAPTURE_ADMIN_KEY", None)
 
@@ -171,7 +172,7 @@ def run_storm(folder: Path, calls: int) -> dict[str, int]:
     """Run it all; return the counts."""
     records, log = folder / "records", folder / "engine.log"
     plan = Plan.of(calls, random.Random(1))
-    with process(str(HERE / "fake_engine.py"), str(log)) as (_, line):
+    with process(ENGINE, str(log)) as (_, line):
         with proxy(records, line.strip(), 20) as (child, port, keys):
             asyncio.run(killed_storm(port, keys, plan, child))
         with proxy(records, line.strip(), 20) as (_, port, keys):
@@ -201,7 +202,7 @@ def test_two_hundred_streams_at_once_are_all_captured_whole(tmp_path: Path) -> N
         await asyncio.wait_for(asyncio.gather(*calls), 60)
 
     with (
-        process(str(HERE / "fake_engine.py"), str(log)) as (_, line),
+        process(ENGINE, str(log)) as (_, line),
         proxy(records, line.strip(), 20) as (_, port, keys),
     ):
         asyncio.run(run(port, keys))

@@ -22,7 +22,7 @@ import secrets
 import ssl
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from .agent_routes import AgentRoutes
 from .call_parts import Services
 from .captured_rollout import CapturedRollout, EndpointTraits, RolloutRegistry, Spending, Stats, key_digest
 from .control_routes import AdminRoutes, ControlRoutes, is_admin_path
+from .encoding import Json
 from .endpoint_check import ask_endpoint
 from .inbound import AgentReply, AgentRequest, InboundLimits
 from .listener import ProxyListener
@@ -82,15 +83,15 @@ class Capture:
         """Return the current figures: budget, failures of the endpoint, missing records."""
         return self.rollout.stats()
 
-    def ask_endpoint(self) -> concurrent.futures.Future[str | None]:
+    def ask_endpoint(self, tools: Iterable[Json] = ()) -> concurrent.futures.Future[str | None]:
         """Ask the rollout's endpoint for a few tokens; the result is the reason for its failure, or None if it answers.
 
-        No agent wrote the request: it is not recorded and costs no budget.
+        No agent wrote the request: it is not recorded and costs no budget. `tools` are sent with it.
 
         Raises:
             CaptureError: The capture server does not run.
         """
-        return self._server.ask_endpoint(self.rollout)
+        return self._server.ask_endpoint(self.rollout, tools)
 
     def revoke(self) -> None:
         """Revoke the key. When this returns, calls under way have ended and are recorded, and no call can begin."""
@@ -248,10 +249,12 @@ class CaptureServer(ProxyListener):
         return self._registry.by_id(rollout_id)
 
     # The replica that the rollout's calls use, not the first of the model: another replica may work.
-    def ask_endpoint(self, rollout: CapturedRollout) -> concurrent.futures.Future[str | None]:
+    def ask_endpoint(
+        self, rollout: CapturedRollout, tools: Iterable[Json] = ()
+    ) -> concurrent.futures.Future[str | None]:
         """Ask a rollout's endpoint for a few tokens; see `Capture.ask_endpoint`."""
         model = rollout.model.model_copy(update={"base_url": rollout.base_url})
-        return self._submit(ask_endpoint(self._services, model, refused=rollout.refused))
+        return self._submit(ask_endpoint(self._services, model, refused=rollout.refused, tools=tools))
 
     def pause(self) -> None:
         """Hold back new calls of all rollouts until `resume`; return when those under way have ended.

@@ -7,6 +7,7 @@ Nothing here is recorded, and nothing costs budget.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from openenv.errors import CaptureError
@@ -35,20 +36,25 @@ NEED_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
 # Who asks, and why:
 #
 #   openenv rollouts run    before sandboxes start: a wrong URL or key should not cost the setup of a task
+#   train.play              after a refused request: does it refuse a request that the policy did not write, too?
 #   run.phases              after an agent failed: did the endpoint fail, too? Then the rollout says nothing about the
 #                           agent. An agent must not get this label by faking failures, so the host asks itself.
 #
 # The request differs from an agent's in two points: it asks for few tokens, and never for log-probabilities or IDs.
 
 
-async def ask_endpoint(services: Services, model: Model, *, refused: frozenset[str] = frozenset()) -> str | None:
+async def ask_endpoint(
+    services: Services, model: Model, *, refused: frozenset[str] = frozenset(), tools: Iterable[Json] = ()
+) -> str | None:
     """Ask an endpoint for a few tokens; return the reason for its failure, or None if it answers.
 
     Args:
         services: The connections to use.
         model: The endpoint.
         refused: Parameters that the endpoint is known to refuse.
+        tools: Tools of the request, in the endpoint's dialect: some endpoints refuse every request with tools.
     """
+    tools = list(tools)
     options = CallOptions(
         model=model.name,
         top_logprobs=0,
@@ -56,7 +62,7 @@ async def ask_endpoint(services: Services, model: Model, *, refused: frozenset[s
         max_tokens=PROBE_TOKENS,
         refused=refused | {LOGPROBS},
         # If the endpoint refuses a parameter of the trainer, every call of every agent fails.
-        sampling={name: value for name, value in model.sampling.items() if name not in NEED_TOOLS},
+        sampling={name: value for name, value in model.sampling.items() if tools or name not in NEED_TOOLS},
     )
     backoff = Backoff(first_pause_s=services.backoff_s)
     refusal = _ProbeRefusal("")
@@ -64,7 +70,7 @@ async def ask_endpoint(services: Services, model: Model, *, refused: frozenset[s
         if attempt:
             await asyncio.sleep(_limit_pause_s(services, refusal) or backoff.pause_s(attempt - 1))
         try:
-            answer = await asyncio.wait_for(_ask_once(services.endpoints, model, options), PROBE_S)
+            answer = await asyncio.wait_for(_ask_once(services.endpoints, model, options, tools), PROBE_S)
         except (asyncio.TimeoutError, TimeoutError):  # another request would add to the load of a busy endpoint
             return f"it did not answer within {PROBE_S:g} s"
         if answer is None:
@@ -116,12 +122,16 @@ def _limit_pause_s(services: Services, refusal: _ProbeRefusal) -> float | None:
     return PROBE_PAUSE_S if wanted is None else min(wanted, services.retries.longest_wait_s)
 
 
-async def _ask_once(endpoints: Endpoints, model: Model, options: CallOptions) -> _ProbeRefusal | None:
+async def _ask_once(
+    endpoints: Endpoints, model: Model, options: CallOptions, tools: list[Json]
+) -> _ProbeRefusal | None:
     """Ask an endpoint once; return the reason for its failure, or None."""
     dialect = DIALECTS[model.dialect]
     question: Json = {"messages": [{"role": "user", "content": "Say yes."}]}
     if dialect.name == "openai_responses":
         question = {"input": "Say yes."}
+    if tools:
+        question["tools"] = tools
     body = dumps(dialect.rewrite(question, options).body)
     url, headers = endpoint_url(model.base_url, dialect.path), endpoint_headers(model, {})
     try:
