@@ -19,6 +19,7 @@ import typer
 
 from openenv import settings
 from openenv.cli.__main__ import build
+from openenv.cli.command import shown_names
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
@@ -87,7 +88,7 @@ def _row(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         names = f"`{metavar}`"
     else:
-        words = [*sorted(parameter.opts, key=len, reverse=True), *parameter.secondary_opts]
+        words = shown_names(parameter)
         names = ", ".join(f"`{word}`" for word in words) + ("" if parameter.is_flag else f" {metavar}")
     return f"| {_cell(names)} | {_cell(_default(parameter))} | {_cell(_escaped(parameter.help or ''))} |"
 

@@ -68,8 +68,8 @@ def test_a_model_is_a_teacher(track: str, tmp_path: Path, provider: str | None) 
     with walks(3) as model:
         chosen = () if provider is None else ("--provider", provider)
         result = collect(
-            "track", "--base-url", track, "-o", tmp_path, "-n", 1, *chosen, "--model", "walker",
-            "--llm-endpoint", "http://127.0.0.1", "--llm-port", model.port, "--system-prompt", "Walk.",
+            "track", "--url", track, "-o", tmp_path, "-n", 1, *chosen, "--model", "walker",
+            "--llm-url", "http://127.0.0.1", "--llm-port", model.port, "--system-prompt", "Walk.",
         )  # fmt: skip
         assert result.exit_code == 0, result.output
         (played,) = model.played()
@@ -88,7 +88,7 @@ def test_a_key_of_the_environment_is_sent_and_never_shown(
     monkeypatch.setenv("API_KEY", "secret-key")
     with walks(3) as model:
         address = f"http://127.0.0.1:{model.port}"
-        result = collect(track, "-o", tmp_path, "-n", 1, "--model", "m", "--llm-endpoint", address)
+        result = collect(track, "-o", tmp_path, "-n", 1, "--model", "m", "--llm-url", address)
     assert result.exit_code == 0, result.output
     assert "secret-key" not in result.output + "".join(path.read_text() for path in tmp_path.iterdir())
 
@@ -170,7 +170,7 @@ def test_the_same_command_goes_on_and_no_resume_starts_a_new_file(track: str, tm
     assert [row["episode_id"] for row in episodes(tmp_path)] == ["x-000000"]
     (aside,) = tmp_path.glob("results.*.bak.jsonl")
     assert len(aside.read_text().splitlines()) == 3
-    result = collect("other", "--base-url", track, "-o", tmp_path, "-n", 1)
+    result = collect("other", "--url", track, "-o", tmp_path, "-n", 1)
     assert f"has episodes with env {track}; new ones have other" in result.output
 
 
@@ -211,7 +211,7 @@ def test_what_the_environment_fails_at_is_played_again_and_is_no_episode(tmp_pat
 def test_an_endpoint_that_fails_ends_the_run_soon(track: str, tmp_path: Path) -> None:
     with walks(3, failures=[StatusFailure(status=401, message="no such key", attempts=None)]) as model:
         address = f"http://127.0.0.1:{model.port}"
-        result = collect(track, "-o", tmp_path, "-n", 50, "--model", "m", "--llm-endpoint", address)
+        result = collect(track, "-o", tmp_path, "-n", 50, "--model", "m", "--llm-url", address)
     assert result.exit_code == 1
     assert "failed=5" in result.output
     assert "no such key" in result.output
@@ -259,17 +259,17 @@ def test_without_a_server_it_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("maze",), "give the server of maze: --base-url"),
-        (("maze:big", "--base-url", "http://127.0.0.1:9"), "only openspiel:GAME and reasoning_gym:DATASET"),
-        (("openspiel", "--base-url", "http://127.0.0.1:9"), "names no variant"),
+        (("maze",), "give the server of maze: --url"),
+        (("maze:big", "--url", "http://127.0.0.1:9"), "only openspiel:GAME and reasoning_gym:DATASET"),
+        (("openspiel", "--url", "http://127.0.0.1:9"), "names no variant"),
         (("http://127.0.0.1:9", "--provider", "opnai"), "'opnai' is not one of scripted, openai, anthropic"),
         (("http://127.0.0.1:9", "--provider", "openai"), "--model NAME"),
-        (("http://127.0.0.1:9", "--llm-endpoint", "http://127.0.0.1:9"), "--model NAME"),
-        (("http://127.0.0.1:9", "--model", "m"), "needs --provider openai or anthropic, or --llm-endpoint"),
-        (("http://127.0.0.1:9", "--llm-port", "80"), "needs --llm-endpoint URL"),
+        (("http://127.0.0.1:9", "--llm-url", "http://127.0.0.1:9"), "--model NAME"),
+        (("http://127.0.0.1:9", "--model", "m"), "needs --provider openai or anthropic, or --llm-url"),
+        (("http://127.0.0.1:9", "--llm-port", "80"), "needs --llm-url URL"),
         (("http://127.0.0.1:9", "--provider", "openai", "--model", "m"), "set OPENAI_API_KEY or API_KEY"),
         (("http://127.0.0.1:9", "--provider", "anthropic", "--model", "m"), "set ANTHROPIC_API_KEY or API_KEY"),
-        (("http://127.0.0.1:9", "--model", "m", "--llm-endpoint", "http://u:pw@h"), "must not have credentials"),
+        (("http://127.0.0.1:9", "--model", "m", "--llm-url", "http://u:pw@h"), "must not have credentials"),
         (("http://127.0.0.1:9", "--dataset-config", "{"), "is not valid JSON"),
         (("http://127.0.0.1:9", "--dataset-config", "[]"), "must be a JSON object"),
         (("http://127.0.0.1:9", "--seed", "1", "--split", "train"), "cannot be combined with --seed"),

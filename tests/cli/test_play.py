@@ -41,7 +41,7 @@ def door() -> Iterator[str]:
 def played(url: str, first: str, *options: str) -> Any:
     with ScriptedModel(Script(name="player", turns=[Turn(text=first)], ending="sesame")) as model:
         address = model.model()
-        arguments = ["play", url, "--base-url", address["base_url"], "--model", address["name"], *options]
+        arguments = ["play", url, "--llm-url", address["base_url"], "--model", address["name"], *options]
         return CliRunner().invoke(build(["play"]), arguments)
 
 

@@ -65,6 +65,19 @@ def test_a_package_becomes_a_docker_space_of_the_user(maze: Path, hub: HubDouble
     assert f"{hub.url}/spaces/{USER}/maze_env" in result.stdout
 
 
+def test_a_dry_run_prints_the_plan_and_asks_nobody(maze: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing listens there, so any request would fail.
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    result = push(maze, "--dry-run", "--private", "-e", "SIZE=9", "--secret", f"KEY={SECRET}", "-n", "2")
+    assert result.exit_code == 0, result.output
+    assert "Space YOUR-NAMESPACE/maze_env-1, YOUR-NAMESPACE/maze_env-2, private" in result.stdout
+    assert "variables  SIZE\nsecrets    KEY\n" in result.stdout
+    assert "\n  server/app.py  " in result.stdout
+    assert SECRET not in result.output
+    image = push(maze, "--dry-run", "--registry", "registry.example.org/team/")
+    assert image.stdout.startswith("target     image registry.example.org/team/maze_env\n")
+
+
 @pytest.mark.parametrize(("repo_id", "target"), [("other", f"{USER}/other"), ("team/maze", f"{ORGANIZATION}/maze")])
 def test_a_bare_name_gets_the_users_namespace(maze: Path, hub: HubDouble, repo_id: str, target: str) -> None:
     assert push(maze, "-r", repo_id).exit_code == 0

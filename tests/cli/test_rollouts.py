@@ -49,7 +49,7 @@ def task(tmp_path: Path) -> str:
 
 
 def test_a_task_is_run_listed_shown_exported_and_verified_again(call: Call, task: str, tmp_path: Path) -> None:
-    ran = call("run", task, "--agent", "oracle", "--repeat", "2", "--concurrency", "2", "--json")
+    ran = call("run", task, "--agent", "oracle", "--samples", "2", "--concurrency", "2", "--json")
     assert [(outcome["status"], outcome["reward"]) for outcome in ran] == [("ok", 1.0)] * 2
     listed = call("ls", "--json")
     assert {row["rollout_id"] for row in listed["rollouts"]} == {outcome["rollout_id"] for outcome in ran}
@@ -97,7 +97,7 @@ def test_repeated_rollouts_share_their_setup_unless_an_option_says_no(
     options: tuple[str, ...], setups: int, call: Call, task: str
 ) -> None:
     Path(task).write_text("instruction: x\nsetup: cat /proc/sys/kernel/random/uuid > token\nverify: test -s token\n")
-    ran = call("run", task, "--agent", "noop", "--repeat", "2", "--json", *options)
+    ran = call("run", task, "--agent", "noop", "--samples", "2", "--json", *options)
     assert len({outcome["files"]["/home/user/workdir/token"] for outcome in ran}) == setups
 
 
@@ -247,8 +247,8 @@ def test_failures_are_one_line_and_an_exit_code(call: Call, tmp_path: Path) -> N
     assert "cannot be read" in call("run", str(tmp_path / "nowhere.yaml"), code=1)
     (tmp_path / "t.yaml").write_text("instruction: x\n")
     assert "go together" in call("run", str(tmp_path / "t.yaml"), "--model", "m", code=1)
-    assert "--base-url and its id with --model" in call("run", str(tmp_path / "t.yaml"), code=1)
-    model = ("--base-url", "http://localhost:1/v1", "--model", "m")
+    assert "--llm-url and its id with --model" in call("run", str(tmp_path / "t.yaml"), code=1)
+    model = ("--llm-url", "http://localhost:1/v1", "--model", "m")
     assert "not JSON" in call("run", str(tmp_path / "t.yaml"), *model, "--sampling", "{", code=1)
     assert "one answer" in call("run", str(tmp_path / "t.yaml"), *model, "--sampling", '{"n": 2}', code=1)
     assert "unknown agent 'no-such-agent'" in call("run", str(tmp_path / "t.yaml"), "--agent", "no_such_agent", code=1)
@@ -260,12 +260,12 @@ def test_failures_are_one_line_and_an_exit_code(call: Call, tmp_path: Path) -> N
 
 def test_the_endpoint_is_asked_before_anything_else(call: Call, tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text("instruction: x\n")
-    model = ("--base-url", "http://127.0.0.1:1/v1", "--model", "m", "--agent", "mini-swe-agent@0.0.0.no-such-version")
+    model = ("--llm-url", "http://127.0.0.1:1/v1", "--model", "m", "--agent", "mini-swe-agent@0.0.0.no-such-version")
     output = call("run", str(tmp_path / "t.yaml"), *model, code=1)
     assert "Error: The endpoint http://127.0.0.1:1/v1 does not answer for the model 'm': no connection" in output
     assert not (tmp_path / "store").exists()
     with ScriptedModel(Script(name="s", turns=(Turn(text="yes"),)), api_key="the-key") as server:
-        there = ("--base-url", server.url, "--model", server.name, "--agent", "mini-swe-agent@0.0.0.no-such-version")
+        there = ("--llm-url", server.url, "--model", server.name, "--agent", "mini-swe-agent@0.0.0.no-such-version")
         assert "status 401" in call("run", str(tmp_path / "t.yaml"), *there, code=1)
         answered = call("run", str(tmp_path / "t.yaml"), *there, "--api-key", "the-key", "--sandbox", "nowhere", code=1)
         assert "unknown sandbox backend 'nowhere'" in answered
@@ -273,7 +273,7 @@ def test_the_endpoint_is_asked_before_anything_else(call: Call, tmp_path: Path) 
 
 def test_a_run_whose_machinery_failed_exits_with_1_and_counts_what_is_done(call: Call, task: str) -> None:
     Path(task).write_text("instruction: x\nsetup: 'false'\nverify: 'true'\nsolution: 'true'\n")
-    output = call("run", task, "--agent", "oracle", "--repeat", "2", code=1)
+    output = call("run", task, "--agent", "oracle", "--samples", "2", code=1)
     assert "env_failed" in output
     assert "2 of 2 done: env_failed, reward" in output
     Path(task).write_text("instruction: x\nverify: 'false'\nsolution: 'true'\n")
@@ -290,7 +290,7 @@ def test_interrupted_rollouts_are_listed(call: Call, tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_and_stores_what_runs(call: Call, task: str, tmp_path: Path) -> None:
     Path(task).write_text("instruction: sleep\nverify: 'true'\nsolution: sleep 60\n")
-    command = [sys.executable, "-m", "openenv", "rollouts", "run", task, "--agent", "oracle", "--repeat", "3"]
+    command = [sys.executable, "-m", "openenv", "rollouts", "run", task, "--agent", "oracle", "--samples", "3"]
     process = subprocess.Popen(
         [*command, "--concurrency", "3", "--store", str(tmp_path / "store")],
         stderr=subprocess.PIPE,

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from openenv import LocalEnv
 from openenv.cli.__main__ import build
+from openenv.cli.command import shown_names
 from openenv.cli.skills import skill_text
 
 
@@ -57,7 +58,7 @@ def test_the_overview_has_every_command_and_every_option() -> None:
             continue
         named = set(re.findall(r"`(--[a-z-]+)`", sections[" ".join(path)].partition("Options: ")[2]))
         visible = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
-        assert named == {max(one.opts, key=len) for one in visible} - {"--help"}
+        assert named == {shown_names(one)[0] for one in visible} - {"--help"}
 
 
 def test_the_guide_names_no_command_or_option_that_is_not_there() -> None:

@@ -52,6 +52,43 @@ def test_help_fits_the_terminal_and_shows_an_example(path: tuple[str, ...], colu
     assert len(begin) == 1, "explanations stand in one column"
 
 
+# Each command, with the names that its options had before.
+OLD_NAMES = {
+    ("play",): {"--base-url": "--llm-url", "--system": "--system-prompt"},
+    ("collect",): {
+        "--base-url": "--url", "--llm-endpoint": "--llm-url", "--output-dir": "--output", "--num-episodes": "--episodes"
+    },
+    ("rollouts", "run"): {"--base-url": "--llm-url", "--repeat": "--samples"},
+    ("harbor", "rollout"): {"--out": "--output"},
+    ("init",): {"--output-dir": "--output"},
+    ("import",): {"--output-dir": "--output"},
+    ("fork",): {"--set-env": "--env-var", "--set-secret": "--secret"},
+    ("deploy", "k8s"): {"--env": "--env-var"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", OLD_NAMES, ids=" ".join)
+def test_an_earlier_name_of_an_option_is_accepted_but_not_shown(path: tuple[str, ...]) -> None:
+    command: click.Command = typer.main.get_command(build())
+    for name in path:
+        command = command.commands[name]  # type: ignore[attr-defined]
+    shown = CliRunner().invoke(build(), [*path, "--help"], env={"COLUMNS": "120"}).output
+    for old, new in OLD_NAMES[path].items():
+        named = [one for one in command.params if old in one.opts]
+        assert [new in one.opts for one in named] == [True]
+        assert f"{new}," in shown or f"{new} " in shown
+        assert f"{old} " not in shown
+        assert f"{old}," not in shown
+
+
+def test_the_help_of_the_program_lists_every_command_below_its_panel() -> None:
+    shown = CliRunner().invoke(build(), ["--help"], env={"COLUMNS": "100"}).output
+    titles = [line.removesuffix(":") for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
+    assert titles == ["Write", "Serve", "Run and train", "Look", "Operate", "Options"]
+    for name in typer.main.get_command(build()).commands:  # type: ignore[attr-defined]
+        assert f"\n  {name} " in shown
+
+
 def test_options_say_what_they_take_in_words() -> None:
     shown = CliRunner().invoke(build(), ["serve", "--help"], env={"COLUMNS": "80"}).output
     for words in ("--max-sessions N ", "--grace SECONDS ", "--port, -p PORT ", "[127.0.0.1]", "Sessions:", "Access:"):

@@ -117,6 +117,14 @@ def test_skip_build_skips_what_needs_the_package_to_run(package: Callable[..., P
     assert results["runtime.seed_control"].evidence == ["unmet dependency: runtime.startup"]
 
 
+def test_checks_that_need_a_failed_one_are_one_line(package: Callable[..., Path]) -> None:
+    folder = str(package(("server/app.py", "import argparse", "raise SystemExit")))
+    shown = validate(folder, "--skip-build").stdout
+    assert " checks were skipped because of it; --verbose lists them\n" in shown
+    assert "runtime.seed_control" not in shown
+    assert "runtime.seed_control" in validate(folder, "--skip-build", "--verbose").stdout
+
+
 # -- faults ---------------------------------------------------------------------------------------------------------
 
 FAULTS: dict[str, tuple[tuple[Change, ...], set[str], str]] = {

@@ -313,7 +313,7 @@ def test_an_interrupted_or_killed_command_leaves_nothing_in_the_cluster(
     seconds = f"{30_000 + os.getpid()}.{number}"
     task = numbered(1, seconds=float(seconds))
     (tmp_path / "task.json").write_text(task.model_dump_json())
-    command = [sys.executable, "-m", "openenv", "rollouts", "run", "task.json", "--repeat", "8", "--agent", "oracle"]
+    command = [sys.executable, "-m", "openenv", "rollouts", "run", "task.json", "--samples", "8", "--agent", "oracle"]
     process = subprocess.Popen(
         [*command, "--ray", nodes.address, "--store", "store"],
         cwd=tmp_path,
@@ -342,7 +342,7 @@ def test_an_interrupted_or_killed_command_leaves_nothing_in_the_cluster(
 
 def test_the_command_runs_them_and_prints_their_outcomes(nodes: RayNodes, tmp_path: Path) -> None:
     (tmp_path / "task.json").write_text(numbered(5).model_dump_json())
-    command = [sys.executable, "-m", "openenv", "rollouts", "run", "task.json", "--repeat", "3", "--agent", "oracle"]
+    command = [sys.executable, "-m", "openenv", "rollouts", "run", "task.json", "--samples", "3", "--agent", "oracle"]
     done = subprocess.run(
         [*command, "--ray", nodes.address, "--store", "store"],
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,

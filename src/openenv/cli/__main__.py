@@ -26,24 +26,39 @@ from .command import HelpCommand, HelpGroup
 GROUP = "openenv.commands"
 """The entry-point group of commands: each is a function, or a Typer group. Other packages may add theirs."""
 
+# The titles in `openenv --help`, each with its commands in the order in which a user meets them.
+_PANELS = {
+    "Write": ("init", "validate", "client", "build", "import", "skills"),
+    "Serve": ("serve", "mcp", "gateway", "push", "fork", "deploy"),
+    "Run and train": ("play", "train", "rollouts", "collect", "harbor", "replay"),
+    "Look": ("view", "discover", "catalog"),
+    "Operate": ("doctor", "ps", "gc", "sandboxes"),
+}
+_PANEL_OF = {name: title for title, names in _PANELS.items() for name in names}
+_ORDER = list(_PANEL_OF)
+# Commands of other packages come last.
+_OTHERS = "Other packages"
+
 _EXAMPLES = """
 Write an RL environment once, serve it, step it from fast typed clients.
 
   openenv init my_env              create an environment package
-  openenv serve my_env.py          serve the environment in a file
-  openenv client URL               write a typed client for a server
-  openenv ps                       list running servers and sandboxes
-  openenv play URL --model NAME    let a model play a served environment
-  openenv replay FILE URL          replay a recorded episode and compare
+  openenv serve my_env             serve it, with a page to play it by hand
+  openenv play URL --model NAME    let a model play it
   openenv rollouts run task.yaml   let a coding agent work on a task
-  openenv view                     browse its rollouts
-  openenv collect URL -o FOLDER    collect a dataset of episodes
-  openenv skills add --claude      teach this command line to a coding agent
-  openenv push                     push a package to the Hugging Face Hub
-  openenv doctor                   check this machine
+  openenv view                     browse the rollouts
 
 `openenv COMMAND --help` explains a command, with examples.
 """
+
+
+class _Root(HelpGroup):
+    """The program itself: its help lists the commands in the order of their panels."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(
+            super().list_commands(ctx), key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)
+        )
 
 
 def build(arguments: Sequence[str] = ()) -> typer.Typer:
@@ -55,7 +70,7 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
     arguments = settings.completion_words() or arguments
     app = typer.Typer(
         name="openenv",
-        cls=HelpGroup,
+        cls=_Root,
         help=_EXAMPLES,
         no_args_is_help=True,
         rich_markup_mode=None,  # `command` writes the help; mistakes are plain lines
@@ -65,11 +80,12 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
     # Without a callback, an app with a single loaded command would run it without its name.
     app.callback(invoke_without_command=True)(_root)
     for name, command in _commands(arguments).items():
+        panel = _PANEL_OF.get(name, _OTHERS)
         # `rollouts`, `harbor`, `deploy`, `skills`, `sandboxes` and `catalog` are groups.
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
+            app.add_typer(command, name=name, rich_help_panel=panel)
         else:
-            app.command(name, cls=HelpCommand)(command)
+            app.command(name, cls=HelpCommand, rich_help_panel=panel)(command)
     return app
 
 

@@ -17,7 +17,7 @@ import typer
 from openenv import settings
 from openenv.errors import OpenEnvError, message_of
 
-from .command import check_choice, failure, printable, tidy_on_sigterm
+from .command import OldName, check_choice, failure, printable, tidy_on_sigterm
 from .options import flags_class, options_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,12 @@ class TeacherFlags:
     model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's ID.")] = None
     llm_endpoint: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Your own chat completions endpoint; /v1 is added to a bare host."),
+        typer.Option(
+            "--llm-url",
+            OldName("--llm-endpoint"),
+            metavar="URL",
+            help="Your own chat completions endpoint; /v1 is added to a bare host.",
+        ),
     ] = None
     llm_port: Annotated[int | None, typer.Option(metavar="PORT", help="The endpoint's port, if its URL has none.")] = (
         None
@@ -64,16 +69,16 @@ class TeacherFlags:
     def check(self) -> None:
         """Raise for options that do not fit together."""
         check_choice("--provider", self.provider, _PROVIDERS)
-        # --llm-endpoint alone is enough: except with --provider anthropic, it means an endpoint with OpenAI's API.
+        # --llm-url alone is enough: except with --provider anthropic, it means an endpoint with OpenAI's API.
         is_model = self.llm_endpoint is not None or self.provider != "scripted"
         if is_model and not self.model:
             raise typer.BadParameter("name the model: --model NAME", param_hint="--model")
         # Without this check, `--model NAME` alone would silently collect episodes of the scripted teacher.
         if not is_model and (self.model or self.system_prompt):
             hint = "--model" if self.model else "--system-prompt"
-            raise typer.BadParameter("needs --provider openai or anthropic, or --llm-endpoint URL", param_hint=hint)
+            raise typer.BadParameter("needs --provider openai or anthropic, or --llm-url URL", param_hint=hint)
         if self.llm_port is not None and self.llm_endpoint is None:
-            raise typer.BadParameter("needs --llm-endpoint URL", param_hint="--llm-port")
+            raise typer.BadParameter("needs --llm-url URL", param_hint="--llm-port")
 
     def model_step(self) -> ModelStep:
         """Return the function that the harness calls for each turn."""
@@ -158,13 +163,30 @@ class CollectFlags:
         str,
         typer.Argument(metavar="ENV", help="The environment: a name, a URL, openspiel:GAME or reasoning_gym:DATASET."),
     ]
-    base_url: Annotated[str | None, typer.Option(metavar="URL", help="The server's URL, if ENV is a name.")] = None
+    base_url: Annotated[
+        str | None,
+        typer.Option("--url", OldName("--base-url"), metavar="URL", help="The server's URL, if ENV is a name."),
+    ] = None
     output_dir: Annotated[
         Path,
-        typer.Option("--output-dir", "-o", metavar="FOLDER", help="Folder of results.jsonl and metadata.json."),
+        typer.Option(
+            "--output",
+            "-o",
+            OldName("--output-dir"),
+            metavar="FOLDER",
+            help="Folder of results.jsonl and metadata.json.",
+        ),
     ]
     num_episodes: Annotated[
-        int, typer.Option("--num-episodes", "-n", metavar="N", min=1, help="Number of episodes in the dataset.")
+        int,
+        typer.Option(
+            "--episodes",
+            "-n",
+            OldName("--num-episodes"),
+            metavar="N",
+            min=1,
+            help="Number of episodes in the dataset.",
+        ),
     ] = 10
     max_turns: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum replies per episode.")] = 9
     episode_id_prefix: Annotated[str, typer.Option(metavar="TEXT", help="Prefix of the episodes' IDs.")] = "ep"
@@ -212,7 +234,7 @@ def collect(flags: CollectFlags) -> None:
     OPENAI_API_KEY, ANTHROPIC_API_KEY or API_KEY.
 
       openenv collect http://localhost:8000 -o episodes
-      openenv collect maze --base-url http://localhost:8000 -o episodes -n 100 \\
+      openenv collect maze --url http://localhost:8000 -o episodes -n 100 \\
           --provider anthropic --model NAME -H me/maze-episodes
     """
     # This process plays; the environment is a server that runs already:
@@ -371,15 +393,15 @@ def _print(result: CollectResult, output_dir: Path) -> None:
 
 
 def _address(env: str, base_url: str | None) -> str:
-    """Return the server's address: --base-url, or ENV if that is a URL."""
+    """Return the server's address: --url, or ENV if that is a URL."""
     if base_url is not None:
         return base_url
     # http://localhost:8000 is an address, maze and openspiel:chess are names.
     if "://" in env:
         return env
     raise typer.BadParameter(
-        f"give the server of {env}: --base-url http://localhost:8000 (openenv serve starts one)",
-        param_hint="--base-url",
+        f"give the server of {env}: --url http://localhost:8000 (openenv serve starts one)",
+        param_hint="--url",
     )
 
 

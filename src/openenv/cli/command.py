@@ -44,6 +44,20 @@ class HelpGroup(_PlainHelp, TyperGroup):
     """A group of commands with help as plain text."""
 
 
+# One name per meaning in all commands, so `play --llm-url` and `rollouts run --llm-url` are the same; scripts with the
+# name an option had before go on working:
+#
+#   typer.Option("--llm-url", OldName("--base-url"))      the help shows --llm-url only
+class OldName(str):
+    """An earlier spelling of an option: accepted, but not shown."""
+
+
+def shown_names(option: Any) -> list[str]:
+    """Return an option's names for the help, the long form first: `--port`, `-p`."""
+    names = [name for name in option.opts if not isinstance(name, OldName)]
+    return [*sorted(names, key=len, reverse=True), *option.secondary_opts]
+
+
 def command_group(help_text: str) -> typer.Typer:
     """Return a group of commands; its own texts stay plain, too."""
     return typer.Typer(
@@ -73,7 +87,9 @@ def _help(command: Any, ctx: Any) -> str:
         sections.setdefault("Arguments", []).append((_metavar(one), _explanation(one)))
     if commands := getattr(command, "commands", None):
         usage.append("COMMAND")
-        sections["Commands"] = [(name, first_sentence(one.help or "")) for name, one in commands.items()]
+        for name in command.list_commands(ctx):
+            title = commands[name].rich_help_panel or "Commands"
+            sections.setdefault(title, []).append((name, first_sentence(commands[name].help or "")))
     for one in parameters:
         if one.param_type_name == "option":
             sections.setdefault(getattr(one, "rich_help_panel", None) or _OPTIONS, []).append(
@@ -115,8 +131,7 @@ def _metavar(parameter: Any) -> str:
 
 
 def _label(option: Any) -> str:
-    # The long form first: `--port, -p PORT`.
-    names = ", ".join([*sorted(option.opts, key=len, reverse=True), *option.secondary_opts])
+    names = ", ".join(shown_names(option))
     return names if option.is_flag else f"{names} {_metavar(option)}"
 
 
@@ -229,7 +244,7 @@ def target_failures() -> Iterator[None]:
         yield
     except TargetError as exc:
         # TargetFailed: the user's code raised, so its traceback helps. TargetError alone: a missing file or attribute.
-        if isinstance(exc, TargetFailed):
+        if isinstance(exc, TargetFailed) and not exc.is_logged:
             typer.echo(exc.report(), err=True)
         raise failure(exc) from None
 

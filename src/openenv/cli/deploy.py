@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .command import HelpCommand, check_choice, command_group, failure, name_values, tidy_on_sigterm
+from .command import HelpCommand, OldName, check_choice, command_group, failure, name_values, tidy_on_sigterm
 from .options import ClusterFlags, Panel, flags_class, options_of
 
 if TYPE_CHECKING:
@@ -39,9 +39,10 @@ _OLDER = {"policy/v1": "policy/v1beta1", "autoscaling/v2": "autoscaling/v2beta2"
 class PodFlags:
     """Options of the pods."""
 
-    env: Annotated[list[str], typer.Option("--env", "-e", metavar="NAME=VALUE", help="Set a variable; repeatable.")] = (
-        field(default_factory=list)
-    )
+    env: Annotated[
+        list[str],
+        typer.Option("--env-var", "-e", OldName("--env"), metavar="NAME=VALUE", help="Set a variable; repeatable."),
+    ] = field(default_factory=list)
     secret: Annotated[
         list[str],
         typer.Option(metavar="NAME", help="A Secret whose keys become variables (OPENENV_TOKEN); repeatable."),
@@ -74,8 +75,8 @@ class PodFlags:
         """
         from openenv.providers.kubernetes_objects import ServerPods
 
-        # --env wins over openenv.yaml, and --max-sessions over both.
-        variables = {**package.variables, **name_values("--env", self.env)}
+        # --env-var wins over openenv.yaml, and --max-sessions over both.
+        variables = {**package.variables, **name_values("--env-var", self.env)}
         if max_sessions is not None:
             variables["OPENENV_MAX_SESSIONS"] = str(max_sessions)
         port = self.port or package.port

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from .command import failure, name_values, printable, secret_values
+from .command import OldName, failure, name_values, printable, secret_values
 
 
 def fork(
@@ -18,13 +18,13 @@ def fork(
     ),
     private: bool = typer.Option(False, "--private", help="Make the copy private."),
     set_env: list[str] = typer.Option(
-        [], "--set-env", "-e", metavar="NAME=VALUE", help="A variable of the copy; repeatable."
+        [], "--env-var", "-e", OldName("--set-env"), metavar="NAME=VALUE", help="A variable of the copy; repeatable."
     ),
     set_secret: list[str] = typer.Option(
         [],
-        "--set-secret",
         "--secret",
         "-s",
+        OldName("--set-secret"),
         metavar="NAME[=VALUE]",
         help="A secret of the copy; without a value, the environment variable's. Repeatable.",
     ),
@@ -57,7 +57,7 @@ def fork(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--repo-id") from error
     settings = SpaceSettings(
-        private, hardware, name_values("--set-env", set_env), secret_values("--set-secret", set_secret)
+        private, hardware, name_values("--env-var", set_env), secret_values("--secret", set_secret)
     )
     try:
         typer.echo(f"Copying {source}", err=True)

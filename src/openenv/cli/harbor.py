@@ -15,7 +15,7 @@ import typer
 from openenv import settings
 from openenv.errors import OpenEnvError, message_of
 
-from .command import HelpCommand, check_choice, command_group, failure
+from .command import HelpCommand, OldName, check_choice, command_group, failure
 from .options import flags_class, options_of
 
 # Processes of `rollout`, for each task in turn, and of `serve`, for each call of run_rollout:
@@ -160,6 +160,8 @@ class InfoFlags:
 def info(flags: InfoFlags) -> None:
     """Show the endpoint, sandboxes, datasets and agents that can run tasks here, and missing prerequisites.
 
+    Exits with 1 if no sandbox can run tasks, or if the endpoint or a dataset that you name does not work.
+
     Examples:
 
       openenv harbor info --dataset tasks
@@ -191,6 +193,9 @@ def info(flags: InfoFlags) -> None:
     #
     # TRAIN: the endpoint returns tokens and log-probabilities. EVAL ONLY: text only.
     typer.echo(json.dumps(found.to_dict(), indent=2) if flags.as_json else found.render(verbose=flags.verbose))
+    # Scripts ask "can I start?"; `EVAL ONLY` endpoints can run tasks, too.
+    if not found.is_usable:
+        raise typer.Exit(1)
 
 
 @flags_class
@@ -219,7 +224,12 @@ class RolloutFlags:
     force_build: Annotated[
         bool, typer.Option("--force-build", help="Build images again, without the engine's cache.")
     ] = False
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the results to this file, as JSON.")] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", OldName("--out"), metavar="FILE", help="Write the results to this file, as JSON."
+        ),
+    ] = None
 
 
 @harbor.command("rollout", cls=HelpCommand)
@@ -232,7 +242,7 @@ def rollout(flags: RolloutFlags) -> None:
     Examples:
 
       openenv harbor rollout --dataset tasks --harness oracle
-      openenv harbor rollout --dataset tasks -n 10 --out results.json \\
+      openenv harbor rollout --dataset tasks -n 10 -o results.json \\
           --llm-url http://localhost:8000/v1
     """
     from openenv.adapters.harbor.runner import run_batch

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from .command import printable
+from .command import OldName, printable
 from .init import Names, ScaffoldError, corrected
 
 
@@ -19,7 +19,12 @@ def import_env(
         None, "--name", "-n", metavar="NAME", help="The package's name; by default that of SOURCE."
     ),
     output_dir: Path = typer.Option(
-        Path(), "--output-dir", "-o", help="Parent of the new folder; by default the current folder."
+        Path(),
+        "--output",
+        "-o",
+        OldName("--output-dir"),
+        metavar="FOLDER",
+        help="Parent of the new folder; by default the current folder.",
     ),
     env_class: str | None = typer.Option(
         None, "--env-class", metavar="CLASS", help="The class, or module:class, if SOURCE has several environments."

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import typer
 
+from .command import OldName
+
 # Seconds for `uv lock`, which may download metadata from an index.
 _LOCK_S = 60.0
 _TEMPLATE = Path(__file__).parent / "template"
@@ -29,7 +31,12 @@ _LOOKS = (("🎲", "blue", "green"), ("🧭", "indigo", "purple"), ("🧩", "yel
 def init(
     name: str = typer.Argument(..., metavar="NAME", help="The package's name, such as maze_env."),
     output_dir: Path = typer.Option(
-        Path(), "--output-dir", "-o", help="Parent of the new folder; by default the current folder."
+        Path(),
+        "--output",
+        "-o",
+        OldName("--output-dir"),
+        metavar="FOLDER",
+        help="Parent of the new folder; by default the current folder.",
     ),
 ) -> None:
     """Create an environment package: a small environment that runs, a typed client, tests, and a Dockerfile.
@@ -37,7 +44,7 @@ def init(
         openenv init maze_env
         openenv serve maze_env
 
-    NAME is the name of the Python package; its folder is made in the current one, or in --output-dir. Then edit
+    NAME is the name of the Python package; its folder is made in the current one, or in --output. Then edit
     models.py and server/NAME_environment.py. The command offers a correction for an invalid name.
     """
     #   NAME ──check──> names of parts ──> template/*.tmpl ──placeholders──> NAME/ ──uv lock──> next commands
@@ -225,10 +232,10 @@ def write_package(names: Names, folder: Path, variant: Variant = Variant()) -> l
         ScaffoldError: The folder is a file, or holds something already, or cannot be written.
     """
     if folder.exists() and not folder.is_dir():
-        raise ScaffoldError(f"{folder} is a file; choose another name, or another place with --output-dir")
+        raise ScaffoldError(f"{folder} is a file; choose another name, or another place with --output")
     # Never merge with files that exist: their authors would lose changes.
     if folder.exists() and any(folder.iterdir()):
-        raise ScaffoldError(f"{folder} is not empty; choose another name, or another place with --output-dir")
+        raise ScaffoldError(f"{folder} is not empty; choose another name, or another place with --output")
     # Remembered before the first write, so that a failure also removes the parents that were made.
     new_folder = _missing_top(folder)
     values = {**names.placeholders(), **variant.values}

@@ -9,6 +9,7 @@ import typer
 
 from openenv import settings
 
+from .command import OldName
 from .options import flags_class
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 class ModelFlags:
     """Options of the model's endpoint."""
 
-    base_url: Annotated[str | None, typer.Option(metavar="URL", help="The model's endpoint, ending in /v1.")] = None
+    llm_url: Annotated[
+        str | None,
+        typer.Option("--llm-url", OldName("--base-url"), metavar="URL", help="The model's endpoint, ending in /v1."),
+    ] = None
     model: Annotated[str | None, typer.Option(metavar="MODEL", help="The model's ID at that endpoint.")] = None
     api_key: Annotated[
         str | None,
@@ -44,11 +48,11 @@ class ModelFlags:
         from openenv.rollout.tasks.task import Model
 
         # Agents such as noop need no model, so neither option is an error.
-        if self.base_url is None and self.model is None:
+        if self.llm_url is None and self.model is None:
             return None
-        if self.base_url is None or self.model is None:
-            raise ValueError("--base-url and --model go together")
-        fields: dict[str, object] = {"base_url": self.base_url, "name": self.model}
+        if self.llm_url is None or self.model is None:
+            raise ValueError("--llm-url and --model go together")
+        fields: dict[str, object] = {"base_url": self.llm_url, "name": self.model}
         # Without a key, `Model` has a placeholder, which endpoints without authentication ignore.
         api_key = self.api_key or settings.model_key()
         if api_key is not None:

@@ -14,7 +14,7 @@ import typer
 
 from openenv.errors import OpenEnvError, RolloutError
 
-from .command import failure, printable
+from .command import OldName, failure, printable
 from .model_flags import ModelFlags
 from .options import flags_class, options_of
 
@@ -42,7 +42,10 @@ class PlayFlags:
     samples: Annotated[int, typer.Option(metavar="N", min=1, help="Episodes from each start.")] = 1
     seed: Annotated[int, typer.Option(metavar="SEED", help="Seed of the first start; each next one adds 1.")] = 1
     concurrency: Annotated[int, typer.Option(metavar="N", min=1, help="Number of parallel episodes.")] = 16
-    system: Annotated[str, typer.Option(metavar="TEXT", help="The model's system prompt.")] = ""
+    system_prompt: Annotated[
+        str,
+        typer.Option("--system-prompt", OldName("--system"), metavar="TEXT", help="The model's system prompt."),
+    ] = ""
     max_turns: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum replies per episode.")] = 20
     max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum tokens of a reply.")] = None
     token: Annotated[
@@ -65,11 +68,11 @@ def play(flags: PlayFlags) -> None:
     or the endpoint are retried and never scored. Exits with 1 if an episode ends without a reward.
 
       openenv serve maze.py --max-sessions 64
-      openenv play http://localhost:8000 --base-url http://localhost:8001/v1 \\
-          --model NAME -n 64 --concurrency 64 --system "Find the way out."
+      openenv play http://localhost:8000 --llm-url http://localhost:8001/v1 \\
+          --model NAME -n 64 --concurrency 64 --system-prompt "Find the way out."
     """
     # `ModelFlags` allows an absent model for agents that need none; here both options are required.
-    for option, value in (("--base-url", flags.model.base_url), ("--model", flags.model.model)):
+    for option, value in (("--llm-url", flags.model.llm_url), ("--model", flags.model.model)):
         if value is None:
             raise typer.BadParameter("give the model that plays", param_hint=option)
     try:
@@ -134,7 +137,7 @@ async def _play(flags: PlayFlags, model: Model, store: RolloutStore | None) -> l
             samples=flags.samples,
             # No more sessions than episodes: each one takes a slot of the server.
             concurrency=min(flags.concurrency, count),
-            system=flags.system,
+            system=flags.system_prompt,
             max_turns=flags.max_turns,
             max_tokens=flags.max_tokens,
             client_options={} if flags.token is None else {"token": flags.token},

@@ -101,6 +101,7 @@ class PushFlags:
     registry: Annotated[
         str | None, typer.Option(metavar="HOST/PATH", help="Push an image to this registry instead of a Space.")
     ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and push nothing.")] = False
     space: Annotated[SpaceFlags, Panel("Spaces")]
 
     @property
@@ -121,6 +122,7 @@ def push(flags: PushFlags) -> None:
       openenv push --delete '*'                     remove stale files
       openenv push --create-pr -r team/maze         open a pull request
       openenv push --registry registry.example.org/team
+      openenv push --dry-run                        print what would be pushed
 
     The package is checked and copied. The copy has no hidden files, caches, build/ and *.egg-info; its Dockerfile is in
     the root, and its README has the front matter of a Space. The variables of openenv.yaml become variables of the
@@ -140,7 +142,9 @@ def push(flags: PushFlags) -> None:
     # Neither an image nor a pull request can carry variables, so the user has to set them at the target.
     if package.variables and (flags.registry is not None or flags.space.create_pr):
         _note("only a push to a Space sets the variables of openenv.yaml; set them where the image runs")
-    if flags.registry is not None:
+    if flags.dry_run:
+        _print_plan(package, flags, page)
+    elif flags.registry is not None:
         _push_image(package, flags.registry, flags.base_image, page)
     else:
         with tidy_on_sigterm():
@@ -176,6 +180,53 @@ def _push_space(package: SpacePackage, flags: PushFlags, page: bool | None) -> N
         raise failure(printable(error)) from error
 
 
+def _print_plan(package: SpacePackage, flags: PushFlags, page: bool | None) -> None:
+    """Print what a push would do; log in nowhere and send nothing."""
+    from openenv.packaging.hub.staging import PackageStructureError, staged_space
+
+    options = flags.space
+    variables = {**package.variables, **name_values("--env-var", options.env_var)}
+    name = options.repo_id or _name_on_hub(package.name)
+    names = [name] if options.count == 1 else [f"{name}-{number}" for number in range(1, options.count + 1)]
+    # Sample:
+    #
+    #   target     Space team/maze, private
+    #   variables  MAZE_SIZE
+    #   secrets    API_KEY
+    #   files      7, 12.3 kB
+    #     Dockerfile  0.4 kB
+    #     ...
+    if flags.registry is not None:
+        target = f"image {_image_tag(package, flags.registry)}"
+    else:
+        # Without an owner, the Hub takes the namespace of whoever is logged in.
+        spaces = ", ".join(one if "/" in one else f"YOUR-NAMESPACE/{one}" for one in names)
+        target = f"{'pull request to ' if options.create_pr else ''}Space {spaces}"
+        target += ", private" if options.private else ""
+        target += f", {options.hardware}" if options.hardware else ""
+    _plan_line("target", target)
+    if flags.registry is None and not options.create_pr:
+        _plan_line("variables", ", ".join(variables))
+        # Names only: a plan is pasted into tickets.
+        _plan_line("secrets", ", ".join(secret_values("--secret", options.secret)))
+        _plan_line("deletes", ", ".join(options.delete))
+    try:
+        ignore = _ignore_lines(package.folder, options.exclude)
+        with staged_space(package, ignore=ignore, base_image=flags.base_image, interface=page) as folder:
+            sizes = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    except PackageStructureError as error:
+        raise typer.BadParameter(printable(error)) from error
+    _plan_line("files", f"{len(sizes)}, {sum(sizes.values()) / 1000:.1f} kB")
+    for path, size in sorted(sizes.items()):
+        typer.echo(f"  {printable(path)}  {size / 1000:.1f} kB")
+    typer.echo("Nothing was pushed.", err=True)
+
+
+def _plan_line(what: str, text: str) -> None:
+    if text:
+        typer.echo(f"{what:<10} {printable(text)}")
+
+
 def _deploy(spaces: Spaces, target: str, upload: Upload, settings: SpaceSettings, count: int) -> None:
     """Deploy one Space, or several with numbered names; print their addresses."""
     from openenv.packaging.hub.spaces import HubError
@@ -207,7 +258,7 @@ def _push_image(package: SpacePackage, registry: str, base_image: str | None, pa
     """Build an image of a package and push it; the engine must be logged in."""
     from openenv.packaging.hub.staging import docker_file, edit_file
 
-    tag = f"{registry.rstrip('/')}/{package.name.lower()}"
+    tag = _image_tag(package, registry)
     with tidy_on_sigterm():
         engine = container_engine()
         try:
@@ -219,6 +270,10 @@ def _push_image(package: SpacePackage, registry: str, base_image: str | None, pa
             raise failure(error) from error
         run_engine(engine, "push", tag)
     typer.secho(f"Image: {tag}", fg="green")
+
+
+def _image_tag(package: SpacePackage, registry: str) -> str:
+    return f"{registry.rstrip('/')}/{package.name.lower()}"
 
 
 def _package(folder: Path) -> SpacePackage:

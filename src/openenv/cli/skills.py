@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .command import HelpCommand, command_group, failure, first_sentence, usage_of
+from .command import HelpCommand, command_group, failure, first_sentence, shown_names, usage_of
 from .options import flags_class, options_of
 
 # The folder's name has to be the name in the front matter of SKILL.md.
@@ -249,7 +249,7 @@ def _section(command: Any, path: tuple[str, ...]) -> str:
     parameters = [one for one in command.params if not getattr(one, "hidden", False)]
     usage = usage_of(one for one in parameters if one.param_type_name == "argument")
     # The long form: `--port` of `--port, -p`.
-    options = [max(one.opts, key=len) for one in parameters if one.param_type_name == "option"]
+    options = [shown_names(one)[0] for one in parameters if one.param_type_name == "option"]
     # Sample:
     #
     #   ### `openenv gc`

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -246,6 +247,8 @@ class _Display:
         #       ...the evidence...
         #       fix: ...the advice...
         self._width = max(len(check_id) for check_id in RULE)
+        # Checks that were skipped because another one failed, by that other one: they say nothing of their own.
+        self._folded: Counter[str] = Counter()
 
     @classmethod
     def of(cls, flags: ValidateFlags) -> _Display:
@@ -263,6 +266,9 @@ class _Display:
             kind = "warn"
         if not result.applies:
             kind = "n/a"
+        if kind == "skip" and result.unmet is not None and not self._verbose:
+            self._folded[result.unmet] += 1
+            return
         says = "by a grader of another package" if rule is None else rule.says
         self._line(kind, result.check_id, says, result.evidence, result.remediation)
 
@@ -276,6 +282,9 @@ class _Display:
 
     def summary(self, report: ValidationReport, seconds: float) -> None:
         """Print the verdict on a package."""
+        for name, count in self._folded.items():
+            says = f"{count} check{'s were' if count > 1 else ' was'} skipped because of it; --verbose lists them"
+            self._line("skip", name, says, (), None)
         words = {"pass": "passed", "fail": "failed", "error": "could not run", "skip": "skipped"}
         counts = {name: sum(one.status.value == name and one.applies for one in report.results) for name in words}
         # Sample: `31 passed, 0 failed, 2 skipped, 3 not applicable in 8.4 s. Verdict: pass`.

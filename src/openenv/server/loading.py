@@ -47,12 +47,16 @@ class TargetError(Exception):
 class TargetFailed(TargetError):
     """The target's code raised while it was loaded or built; `__cause__` is the exception."""
 
-    def __init__(self, label: str, cause: BaseException, problem: str = "cannot be loaded") -> None:
+    # `is_logged`: the log has the traceback already, so that nobody prints it again.
+    def __init__(
+        self, label: str, cause: BaseException, problem: str = "cannot be loaded", *, is_logged: bool = False
+    ) -> None:
         hint = ""
         if isinstance(cause, ModuleNotFoundError) and (extra := _EXTRAS.get((cause.name or "").partition(".")[0])):
             hint = f". Install it with: pip install 'openenv[{extra}]'"
         super().__init__(f"{label} {problem}: {type(cause).__name__}: {cause}{hint}")
         self.__cause__ = cause
+        self.is_logged = is_logged
 
     def report(self) -> str:
         """Return the traceback from the target's first frame on."""

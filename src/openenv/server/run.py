@@ -271,7 +271,7 @@ class EnvironmentServer(uvicorn.Server):
             await server.service.metadata()
         except EnvironmentFactoryError as exc:
             name = factory_name(server.service.factory)
-            self.failure = TargetFailed(name, exc.__cause__ or exc, "cannot be built")
+            self.failure = TargetFailed(name, exc.__cause__ or exc, "cannot be built", is_logged=True)
             self.should_exit = True
         except Exception:  # the metadata failed, or all slots are in use: the constructor works
             logger.warning("The environment could not be asked for its metadata", exc_info=True)

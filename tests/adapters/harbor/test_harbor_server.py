@@ -174,8 +174,10 @@ def test_the_command_line_says_what_is_wrong(dataset: Path, tmp_path: Path) -> N
         return done.exit_code, done.output
 
     code, text = run("info", "--dataset", str(dataset), "--json")
-    assert code == 0
+    assert code == (0 if any(one["available"] for one in json.loads(text)["sandboxes"]) else 1)
     assert json.loads(text)["datasets"][0]["num_tasks"] == 2
+    code, text = run("info", "--dataset", str(tmp_path / "none"))
+    assert (code, "unknown dataset" in text) == (1, True)
     assert run("rollout", "--dataset", str(dataset))[1].startswith("Error: no LLM URL given")
     code, text = run("rollout", "--dataset", str(dataset), "--harness", "oracle", "--task-index", "9")
     assert (code, "none of index 9" in text) == (1, True)

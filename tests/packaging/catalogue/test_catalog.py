@@ -448,6 +448,18 @@ def test_a_catalogue_is_built_searched_and_inspected(repository: Path, tmp_path:
     assert "None of 3" in call("discover", "poker", "--catalog", str(path)).stdout
 
 
+def test_without_a_catalogue_the_installed_environments_are_searched() -> None:
+    shown = call("discover", "a gridworld")
+    assert shown.exit_code == 0
+    assert shown.stdout.startswith("gridworld_env: ")
+    assert "  serve: openenv serve " in shown.stdout
+    found = json.loads(call("discover", "gridworld", "--limit", "1", "--json").stdout)["results"]
+    assert [(one["name"], one["score"]) for one in found] == [("gridworld_env", 100)]
+    assert "of 10 installed environments matches" in call("discover", "xyzzy").stdout
+    refused = call("discover", "--filter", "tags=grid")
+    assert (refused.exit_code, "needs --catalog" in refused.stderr) == (2, True)
+
+
 def test_an_incomplete_catalogue_is_written_with_exit_code_1(repository: Path, tmp_path: Path) -> None:
     commit(repository, {"envs/maze/openenv.yaml": "name: \x1b[31mred"})
     path = tmp_path / "catalog.json"

@@ -64,6 +64,13 @@ class HarborCapabilities:
         return [sandbox.name for sandbox in self.sandboxes if sandbox.available]
 
     @property
+    def is_usable(self) -> bool:
+        """Whether a sandbox can run, and everything that was named works: the endpoint and each dataset."""
+        is_endpoint_down = bool(self.llm) and self.llm.get("ok") is False and not self.llm.get("reachable")
+        has_broken_dataset = any(dataset.get("error") for dataset in self.datasets)
+        return bool(self.available_sandboxes) and not is_endpoint_down and not has_broken_dataset
+
+    @property
     def validated_harnesses(self) -> list[str]:
         """The agents covered by tests."""
         return [harness.name for harness in self.harnesses if harness.status == "validated"]

@@ -16,7 +16,7 @@ _EXAMPLES = """
 Run agents on tasks; lint tasks; list, show, count, export and re-verify stored rollouts.
 
   openenv rollouts lint task.yaml
-  openenv rollouts run task.yaml --base-url URL --model MODEL
+  openenv rollouts run task.yaml --llm-url URL --model MODEL
   openenv rollouts ls --since 2h
   openenv rollouts stats --by model
   openenv rollouts export good.parquet --status ok

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from ..command import printable
+from ..command import OldName, printable
 from ..model_flags import ModelFlags
 from ..options import flags_class, options_of
 from ..sandboxes import import_from_here
@@ -45,7 +45,10 @@ class RunFlags:
     tasks: Annotated[list[Path], typer.Argument(metavar="TASK...", help=TASKS_HELP)]
     agent: Annotated[str, typer.Option(metavar="AGENT", help="The agent; a version may follow after @.")] = "opencode"
     model: ModelFlags
-    repeat: Annotated[int, typer.Option(metavar="N", min=1, help="How often to run each task.")] = 1
+    samples: Annotated[
+        int,
+        typer.Option("--samples", OldName("--repeat"), metavar="N", min=1, help="How often to run each task."),
+    ] = 1
     concurrency: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Parallel rollouts; by default 1, with --ray one per free CPU."),
@@ -98,7 +101,7 @@ def run(flags: RunFlags) -> None:
     To try it without a real model, serve a scripted one in another terminal:
 
       python -m openenv.testing.scripted opencode:binary_search --port 8001
-      openenv rollouts run task.yaml --base-url http://localhost:8001/v1 \\
+      openenv rollouts run task.yaml --llm-url http://localhost:8001/v1 \\
           --model scripted/binary_search
     """
     from openenv.providers.ray_cluster import RayCluster
@@ -109,13 +112,13 @@ def run(flags: RunFlags) -> None:
 
     # Everything that can be wrong with the command line is found in this block, before the store is created.
     with one_line_failures():
-        tasks = [each for path in flags.tasks for task in load_tasks(path) for each in _repeated(task, flags.repeat)]
+        tasks = [each for path in flags.tasks for task in load_tasks(path) for each in _repeated(task, flags.samples)]
         sandbox = flags.sandbox or ("docker" if any(task.image is not None for task in tasks) else "local")
         endpoint = flags.model.endpoint()
         # Agents without a dialect, such as noop and oracle, make no model calls.
         needs_model = driver(flags.agent).dialect is not None
         if endpoint is None and needs_model:
-            raise ValueError(f"{flags.agent} needs a model: give its endpoint with --base-url and its id with --model")
+            raise ValueError(f"{flags.agent} needs a model: give its endpoint with --llm-url and its id with --model")
         cluster = None if flags.ray is None else RayCluster(flags.ray)
         # Probe the endpoint before an agent is downloaded and a rollout fails. With a cluster, the nodes may
         # reach endpoints that this machine does not.

@@ -39,18 +39,27 @@ def search_catalog(
         near = difflib.get_close_matches(name, SUPPORTED_FILTERS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(sorted(SUPPORTED_FILTERS))}"
         raise CatalogError(f"unknown filter {name!r}: {hint}")
-    wanted = _words(query)
     matches = []
     for entry in snapshot.entries:
         if all(value in _values(entry, name) for name, value in filters.items()):
-            # Whole words, without case. The score is the share of the query's words.
-            common = wanted & _words(" ".join(_texts(entry)))
-            if common or not wanted:
-                score = round(100 * len(common) / len(wanted)) if wanted else 0
+            score = match_score(query, *_texts(entry))
+            if score is not None:
                 matches.append(SearchMatch(entry=entry, score=score))
     # Ties are ordered by identifier, so results are the same every time.
     matches.sort(key=lambda match: (-match.score, match.entry.identifier))
     return matches[:limit]
+
+
+def match_score(query: str, *texts: str) -> int | None:
+    """Return how many percent of a query's words the texts have: whole words, without case.
+
+    None means that they have no word of it. A query without words matches everything, with 0.
+    """
+    wanted = _words(query)
+    common = wanted & _words(" ".join(texts))
+    if wanted and not common:
+        return None
+    return round(100 * len(common) / len(wanted)) if wanted else 0
 
 
 def resolve_entry(snapshot: CatalogSnapshot, identifier: str) -> DiscoveryEntry:

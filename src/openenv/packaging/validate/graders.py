@@ -28,7 +28,7 @@ from .manifest import NormalizedManifest
 from .policy import DeclarationBounds, PolicyError
 from .probe import Moment, PlayedEpisode
 from .recording import NetworkEvidence, RuntimeEvidence
-from .report import CheckOutcome, skipped
+from .report import UNMET, CheckOutcome, skipped
 from .rules import CheckStatus, Level, ProviderCapability
 from .served_package import RunningSubject
 
@@ -178,7 +178,7 @@ def execute_graders(
         missing = sorted(one.value for one in grader.requires_provider if one not in provider_capabilities)
         unmet = [check_id for check_id in grader.depends_on if check_id not in passed]
         if unmet:
-            result = skipped(grader.check_id, f"unmet dependency: {', '.join(unmet)}")
+            result = skipped(grader.check_id, f"{UNMET}{', '.join(unmet)}")
         elif missing:
             result = skipped(grader.check_id, f"missing provider capabilities: {', '.join(missing)}")
         else:
@@ -281,7 +281,7 @@ class EvidenceGrader(ABC):
             return skipped(self.check_id, "no episode was recorded")
         # An incomplete episode fails `runtime.startup`; repeating that here would hide the cause.
         if evidence.failure_phase is not None:
-            return skipped(self.check_id, f"unmet dependency: {STARTUP} (the episode is incomplete)")
+            return skipped(self.check_id, f"{UNMET}{STARTUP} (the episode is incomplete)")
         started = time.monotonic()
         try:
             problems = self.check(subject, evidence)

@@ -25,6 +25,7 @@ from openenv.protocol.schema import Unmakeable
 from .json_schema import make
 from .manifest import NormalizedManifest, NormalizedManifestV2
 from .recording import RuntimePlan, RuntimePlanError, read_runtime_plan
+from .report import UNMET
 from .rules import CheckFailed, CheckNotApplicable, CheckSkipped
 from .served_package import NotServed, PackageServer
 
@@ -215,7 +216,7 @@ class Probe:
         """Do something once for all checks: the first check that needs it fails with it, later ones are skipped."""
         # The first check that needs a broken part fails. Later ones are skipped, so that one fault is reported once.
         if what in self._failures:
-            raise CheckSkipped(f"unmet dependency: {what} ({self._failures[what]})")
+            raise CheckSkipped(f"{UNMET}{what} ({self._failures[what]})")
         if what not in self._cache:
             try:
                 self._cache[what] = make()

@@ -24,6 +24,10 @@ _NOT_APPLICABLE = "applicable"
 _CHUNK = 1 << 20
 
 
+UNMET = "unmet dependency: "
+"""How the reason begins if a check was skipped because another one did not pass."""
+
+
 # Models forbid extra fields, so that a misspelled one fails instead of vanishing.
 class CheckOutcome(BaseModel):
     """The outcome of a check."""
@@ -40,6 +44,12 @@ class CheckOutcome(BaseModel):
     def applies(self) -> bool:
         """False: skipped, because there is nothing here that it is about."""
         return self.status is not CheckStatus.SKIP or self.measured.get(_NOT_APPLICABLE) is not False
+
+    @property
+    def unmet(self) -> str | None:
+        """The check or the step whose failure led to this skip, if one did."""
+        reasons = [line.removeprefix(UNMET) for line in self.evidence if line.startswith(UNMET)]
+        return reasons[0] if reasons and self.status is CheckStatus.SKIP else None
 
 
 CheckResult = CheckOutcome  # the published name

@@ -29,7 +29,15 @@ from .manifest import NormalizedManifest, NormalizedManifestV2, OpenEnvYamlParse
 from .policy import PolicyError, SeverityPolicy, apply_policy, load_policy
 from .probe import Probe, last_line
 from .recording import RuntimeEvidence, RuntimePlan, collect_runtime_evidence
-from .report import CheckOutcome, ValidationReport, ValidationReportV2, skipped, source_digest, write_runtime_bundle
+from .report import (
+    UNMET,
+    CheckOutcome,
+    ValidationReport,
+    ValidationReportV2,
+    skipped,
+    source_digest,
+    write_runtime_bundle,
+)
 from .rules import (
     RULE,
     RULES,
@@ -368,7 +376,7 @@ class _PackageRun:
         if startup is not None:
             self.add(skipped(_STARTUP, startup))
         for check_id in ids:
-            self.add(skipped(check_id, f"unmet dependency: {_STARTUP}"))
+            self.add(skipped(check_id, f"{UNMET}{_STARTUP}"))
 
 
 def _applies(rule: Rule, manifest: NormalizedManifest | None) -> bool:
