@@ -30,12 +30,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx2
 from typing_extensions import Unpack
 
 from openenv.client.env_client import GenericEnvClient
 from openenv.client.rewards import RewardHistory
 from openenv.errors import (
+    CaptureError,
     ExecutionError,
     OpenEnvError,
     RequestValidationError,
@@ -47,6 +47,7 @@ from openenv.protocol.json_values import finite_reward, reply_reward
 from openenv.rollout.agents.dialogue import AnswerRefused, Dialogue, Json
 from openenv.rollout.agents.served_episode import RewardRule, served_dialogue
 from openenv.rollout.capture import Capture, CaptureServer, export
+from openenv.rollout.capture.encoding import dumps, load_object
 from openenv.rollout.capture.training_trace import RolloutTurn
 from openenv.rollout.run.engine import new_rollout_id
 from openenv.rollout.store.outcome import Outcome, Status
@@ -146,13 +147,10 @@ async def play(
             dialogue = chosen.dialogue
             if dialogue is None:
                 dialogue = await asyncio.to_thread(served_dialogue, urls[0], chosen.system, chosen.client_options)
-            limits = httpx2.Limits(max_connections=chosen.concurrency, max_keepalive_connections=chosen.concurrency)
-            http = httpx2.AsyncClient(base_url=proxy.url, trust_env=False, timeout=_CALL_TIMEOUT_S, limits=limits)
-            async with http:
-                endpoint = CapturedModel(model_to_train(model), proxy, http)
-                stream = EpisodeStream(starts, chosen, urls=urls, dialogue=dialogue, endpoint=endpoint)
-                async with stream:
-                    yield stream
+            endpoint = CapturedModel(model_to_train(model), proxy)
+            stream = EpisodeStream(starts, chosen, urls=urls, dialogue=dialogue, endpoint=endpoint)
+            async with stream:
+                yield stream
         finally:
             await asyncio.to_thread(proxy.stop)
 
@@ -163,8 +161,6 @@ class CapturedModel:
 
     model: Model
     proxy: CaptureServer
-    http: httpx2.AsyncClient
-    """Sends to the proxy."""
 
 
 class EpisodeStream(GroupStream[Start]):
@@ -187,7 +183,6 @@ class EpisodeStream(GroupStream[Start]):
         self._model = endpoint.model
         self._dialogue = dialogue
         self._open_capture = endpoint.proxy.open
-        self._http = endpoint.http
         self._client_options = dict(options.client_options or {})
         self._clients: dict[int, GenericEnvClient] = {}
 
@@ -316,22 +311,21 @@ class EpisodeStream(GroupStream[Start]):
             body["tools"] = self._dialogue.tools
         began = time.perf_counter()
         try:
-            reply = await self._http.post(
-                "/v1/chat/completions", json=body, headers={"authorization": f"Bearer {capture.key}"}
-            )
-        except httpx2.HTTPError as exc:
+            reply = await capture.post("/v1/chat/completions", dumps(body), timeout_s=_CALL_TIMEOUT_S)
+        except CaptureError as exc:
             raise EndpointFailed(f"the model endpoint failed: {message_of(exc)}") from exc
         finally:
             episode.model_s += time.perf_counter() - began
-        if reply.status_code in _REFUSED:
-            await self._blame(reply.text[:300], episode, capture)
+        text = reply.body[:1000].decode("utf-8", "replace")[:300]
+        if reply.status in _REFUSED:
+            await self._blame(text, episode, capture)
             return None
-        if reply.status_code != 200:
-            raise EndpointFailed(f"the model endpoint answered {reply.status_code}: {reply.text[:300]}")
+        if reply.status != 200:
+            raise EndpointFailed(f"the model endpoint answered {reply.status}: {text}")
         try:
-            message: Json = reply.json()["choices"][0]["message"]
+            message: Json = (load_object(reply.body) or {})["choices"][0]["message"]
         except (ValueError, LookupError, TypeError) as exc:
-            raise EndpointFailed(f"the model endpoint gave no message: {reply.text[:300]}") from exc
+            raise EndpointFailed(f"the model endpoint gave no message: {text}") from exc
         kept = {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name)}
         return {"role": "assistant", "content": "", **kept}
 

@@ -41,7 +41,7 @@ from .captured_rollout import CapturedRollout, EndpointTraits, RolloutRegistry, 
 from .control_routes import AdminRoutes, ControlRoutes, is_admin_path
 from .encoding import Json
 from .endpoint_check import ask_endpoint
-from .inbound import AgentReply, AgentRequest, InboundLimits
+from .inbound import AgentReply, AgentRequest, InboundLimits, LocalReply
 from .listener import ProxyListener
 from .outbound import Endpoints
 from .records import FILE, Call, JournalFull, Recorder, Recording, read
@@ -92,6 +92,22 @@ class Capture:
             CaptureError: The capture server does not run.
         """
         return self._server.ask_endpoint(self.rollout, tools)
+
+    async def post(self, path: str, body: bytes, *, timeout_s: float | None = None) -> LocalReply:
+        """Make a model call from this process: like an agent's request with this key, but without a connection.
+
+        Args:
+            path: The path of the dialect, such as `/v1/chat/completions`.
+            body: The request.
+            timeout_s: How long the answer may take; None for no limit.
+
+        Raises:
+            CaptureError: The capture server does not run, or the answer took too long.
+        """
+        reply = LocalReply()
+        request = AgentRequest("POST", path, {"authorization": f"Bearer {self.key}"}, body)
+        await self._server.answer_here(request, reply, timeout_s)
+        return reply
 
     def revoke(self) -> None:
         """Revoke the key. When this returns, calls under way have ended and are recorded, and no call can begin."""

@@ -96,6 +96,22 @@ class InboundLimits:
     held: int = 256 * 1024 * 1024
     """The memory of all unanswered requests of one key."""
 
+    def check(self, body: bytes) -> None:
+        """Check a whole request of a known key.
+
+        Raises:
+            RequestRefused: It is too large.
+        """
+        if len(body) > self.body:
+            raise RequestRefused(413, f"a request may have {self.body} bytes")
+        if len(body) > _UNCOUNTED and count_values(body) > self.values:
+            raise RequestRefused(413, f"a request may have {self.values} JSON values")
+
+
+def count_values(piece: bytes) -> int:
+    """Return an upper bound of the JSON values in a piece of a body: texts contain commas, too."""
+    return sum(map(piece.count, b",[{"))
+
 
 class AgentReply:
     """The answer to one request, in pieces. Writing waits while the agent reads slowly."""
@@ -143,6 +159,45 @@ class AgentReply:
             transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         transport.close()
         self._cycle.disconnected = True  # for uvicorn, which reports an application that leaves an answer unfinished
+
+
+@dataclass(slots=True)
+class LocalReply(AgentReply):
+    """The answer to a request from this process: there is no connection, so it is kept as a whole."""
+
+    status: int = 0
+    body: bytes = b""
+    started: bool = False
+    ended: bool = False
+    gone: bool = False
+    on_gone: Callable[[], None] | None = None
+
+    async def send(self, status: int, body: bytes, headers: Headers = ()) -> None:
+        await self.start(status)
+        await self.write(body)
+        await self.end()
+
+    async def start(self, status: int, headers: Headers = ()) -> None:
+        self.started, self.status = True, status
+
+    async def write(self, data: bytes) -> None:
+        if not self.ended:
+            self.body += data
+
+    async def end(self) -> None:
+        self.ended = True
+
+    def abort(self, data: bytes = b"") -> None:
+        """End an answer that is incomplete."""
+        self.ended, self.status = True, 502
+        self.body += data
+
+    def hang_up(self) -> None:
+        """End the call: its caller no longer waits."""
+        if not self.ended:
+            self.gone = True
+            if self.on_gone is not None:
+                self.on_gone()
 
 
 Handler: TypeAlias = Callable[[AgentRequest, AgentReply], Awaitable[None]]
@@ -426,7 +481,7 @@ class AgentConnection(HttpToolsProtocol):
             if len(body) > limit:
                 raise RequestRefused(413, f"a request may have {limit} bytes")
             if len(body) > _UNCOUNTED:
-                marks = sum(map(piece.count, b",[{"))  # an upper bound: texts contain commas, too
+                marks = count_values(piece)
                 values += marks
                 shared.hold(request, marks * _VALUE_BYTES)
                 if values > limits.values:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import logging
 import os
 import shutil
 import socket
@@ -28,9 +29,10 @@ from typing import Any, TypeVar
 
 from openenv.errors import CaptureError
 
-from .inbound import AgentConnections, AgentReply, AgentRequest, InboundLimits
+from .inbound import AgentConnections, AgentReply, AgentRequest, InboundLimits, LocalReply, RequestRefused
 
 T = TypeVar("T")
+log = logging.getLogger("openenv.rollout.capture")
 
 
 class ProxyListener(ABC):
@@ -50,6 +52,7 @@ class ProxyListener(ABC):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._socket_parent = sockets
         self._folder: Path | None = None
 
@@ -154,6 +157,58 @@ class ProxyListener(ABC):
             work.close()
         else:
             asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    # A request from this process has one hop to the server's loop and one back. A connection to this server would cost
+    # several times as much as the call itself.
+    #
+    #   the caller's loop                      the server's loop
+    #     answer_here -- handle -------------> answer_sandbox, `answer_here` waits for `answered`
+    #                 <------- answered ------
+    #     cancelled, or too late: hang_up ---> the call ends as if its agent had hung up
+    async def answer_here(self, request: AgentRequest, reply: LocalReply, timeout_s: float | None = None) -> None:
+        """Answer a request from another event loop of this process.
+
+        Raises:
+            CaptureError: The server does not run, or the answer takes longer than `timeout_s`.
+        """
+        server = self._loop
+        if self._thread is None or server is None or server.is_closed():
+            raise CaptureError("The capture server does not run.")
+        caller = asyncio.get_running_loop()
+        answered: asyncio.Future[None] = caller.create_future()
+
+        def wake() -> None:
+            if not answered.done():
+                answered.set_result(None)
+
+        async def handle() -> None:
+            try:
+                self._agents.limits.check(request.body)
+                await self.answer_sandbox(request, reply)
+            except RequestRefused as exc:
+                await reply.send(exc.status, str(exc).encode())
+            except Exception:  # the boundary of a request
+                log.exception("a request failed: %s %s", request.method, request.route_path)
+            finally:
+                if not reply.ended:
+                    reply.abort()
+                with contextlib.suppress(RuntimeError):  # the caller's loop has ended
+                    caller.call_soon_threadsafe(wake)
+
+        try:
+            server.call_soon_threadsafe(lambda: self._keep(server.create_task(handle())))
+            await asyncio.wait((answered,), timeout=timeout_s)
+        finally:
+            if not answered.done():
+                with contextlib.suppress(RuntimeError):
+                    server.call_soon_threadsafe(reply.hang_up)
+        if not answered.done():
+            raise CaptureError(f"The model call has no answer after {timeout_s:g} s.")
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        """Hold a reference to a task until it ends: a loop has weak ones only."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Use the loop of an ASGI server, unless the server has its own."""

@@ -1,0 +1,139 @@
+"""Model calls from the proxy's own process: the same records, budgets, redaction and failures as over a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenv.errors import CaptureError
+from openenv.rollout import Model
+from openenv.rollout.capture import Capture, CaptureServer
+from openenv.rollout.tasks.task import Budget
+
+PATH = "/v1/chat/completions"
+BODY = {"model": "m", "messages": [{"role": "user", "content": "Hello."}], "temperature": 0.5}
+
+
+def post(capture: Capture, body: Any = BODY, path: str = PATH, **options: Any) -> tuple[int, Any]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    reply = asyncio.run(capture.post(path, data, **options))
+    return reply.status, json.loads(reply.body)
+
+
+def without_times(capture: Capture) -> list[dict[str, Any]]:
+    times = {"started_at", "latency_s", "first_byte_s"}
+    return [{name: value for name, value in asdict(call).items() if name not in times} for call in capture.calls()]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, BODY),
+        ("/v1/messages", {**BODY, "max_tokens": 50}),
+        ("/v1/responses", {"model": "m", "input": "Hello."}),
+    ],
+    ids=["chat", "anthropic", "responses"],
+)
+def test_a_local_call_is_answered_and_recorded_like_one_over_a_connection(
+    open_agent: Any, path: str, body: Any, stream: bool
+) -> None:
+    local, remote = open_agent(), open_agent()
+    body = {**body, "stream": stream}
+    there = remote.post(path.removeprefix("/v1"), body)
+    reply = asyncio.run(local.capture.post(path, json.dumps(body).encode()))
+    assert reply.status == there.status_code == 200
+    assert reply.body.count(b"data: ") == there.content.count(b"data: ")
+    assert bool(reply.body.count(b"data: ")) is stream
+    assert without_times(local.capture) == without_times(remote.capture)
+    assert [call.ended for call in local.capture.calls()] == ["complete"]
+
+
+def test_a_refused_local_call_has_the_status_of_one_over_a_connection(open_agent: Any, engine: Any, fake: Any) -> None:
+    agent = open_agent()
+    large = {**BODY, "messages": [{"role": "user", "content": "," * 1_100_000}]}
+    assert post_status(agent.capture, json.dumps(large).encode()) == 413
+    assert post_status(agent.capture, b"{not json") == 400
+    assert post(agent.capture, path="/v1/unknown")[0] == 404
+    assert engine.requests == []
+    assert agent.capture.calls() == []
+    agent.capture.revoke()
+    assert post(agent.capture)[0] == 401
+
+
+def post_status(capture: Capture, data: bytes) -> int:
+    return asyncio.run(capture.post(PATH, data)).status
+
+
+def test_the_budget_ends_local_calls(open_agent: Any, engine: Any) -> None:
+    agent = open_agent(budget=Budget(max_calls=1))
+    assert post(agent.capture)[0] == 200
+    status, answer = post(agent.capture)
+    assert (status, answer["choices"][0]["finish_reason"]) == (200, "stop")
+    assert len(engine.requests) == 1
+    assert agent.capture.stats().budget_exhausted == "calls"
+
+
+def test_an_error_of_the_endpoint_reaches_a_local_caller_without_its_key(
+    open_agent: Any, engine: Any, fake: Any
+) -> None:
+    agent = open_agent(api_key="sk-the-real-key-of-the-endpoint")
+    error = {"message": "bad key sk-the-real-key-of-the-endpoint"}
+    engine.respond = lambda request: fake.Answer.json({"error": error}, 422)
+    status, answer = post(agent.capture)
+    assert status == 422
+    assert "the-real-key" not in json.dumps(answer)
+    assert "bad key" in json.dumps(answer)
+
+
+def test_a_cancelled_local_call_ends_at_the_endpoint_and_in_the_records(
+    open_agent: Any, engine: Any, fake: Any, wait_for: Any
+) -> None:
+    agent = open_agent()
+    engine.respond = lambda request: fake.Answer([30.0])
+
+    async def cancel() -> None:
+        call = asyncio.ensure_future(agent.capture.post(PATH, json.dumps(BODY).encode()))
+        while not engine.requests:  # noqa: ASYNC110 - the engine runs in another thread
+            await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(cancel())
+    wait_for(lambda: [call.ended for call in agent.capture.calls()] == ["agent_gone"])
+    assert agent.capture.stats().active == 0
+
+
+def test_a_local_call_that_takes_too_long_fails_and_is_ended(
+    open_agent: Any, engine: Any, fake: Any, wait_for: Any
+) -> None:
+    agent = open_agent()
+    engine.respond = lambda request: fake.Answer([30.0])
+    with pytest.raises(CaptureError, match=r"no answer after 0\.2 s"):
+        post(agent.capture, timeout_s=0.2)
+    wait_for(lambda: [call.ended for call in agent.capture.calls()] == ["agent_gone"])
+
+
+def test_a_local_call_after_the_server_stopped_fails(engine: Any, tmp_path: Path) -> None:
+    with CaptureServer(tmp_path) as server:
+        capture = server.open("late", Model(base_url=engine.url, name="m"))
+    with pytest.raises(CaptureError, match="does not run"):
+        post(capture)
+
+
+def test_many_local_calls_at_once_are_each_recorded_once(open_agent: Any, engine: Any) -> None:
+    agents = [open_agent() for _ in range(64)]
+
+    async def all_of_them() -> list[int]:
+        calls = [agent.capture.post(PATH, json.dumps(BODY).encode()) for agent in agents for _ in range(4)]
+        return [reply.status for reply in await asyncio.gather(*calls)]
+
+    assert asyncio.run(all_of_them()) == [200] * 256
+    assert [len(agent.capture.calls()) for agent in agents] == [4] * 64
+    assert len(engine.requests) == 256
