@@ -200,6 +200,22 @@ def top_entries(tree: Tree) -> list[str]:
     )
 
 
+def sleeps_of_tests(tree: Tree) -> list[str]:
+    """Return the sleeps in tests and in the programs that they write, apart from the two modules that tests share.
+
+    `sleep(0)` only lets others run. `waiting` looks again after each of its sleeps, and `slow_steps` is the work of an
+    environment that takes its time.
+    """
+    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "envs").glob("*/tests/**/*.py")]
+    return [
+        f"{file.relative_to(ROOT)}:{number} {line.strip()}"
+        for file in sorted(files)
+        if file.name not in ("waiting.py", "slow_steps.py")
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"sleep\((?!0\))", line)
+    ]
+
+
 # -- traces: the files of the package that a run calls -----------------------------------------------------------------
 
 
@@ -304,6 +320,7 @@ _FIGURES: dict[str, tuple[Callable[[Tree], list[str]], bool]] = {
     "conditional_expressions_per_1000_lines": (conditional_expressions, True),
     "nested_conditional_expressions": (nested_conditional_expressions, False),
     "wrong_way_imports": (wrong_way_imports, False),
+    "sleeps_of_tests": (sleeps_of_tests, False),
 }
 _TRACES = {"files_of_a_v2_step": traced_step, "files_of_a_noop_rollout": traced_rollout}
 _AT_LEAST = {"comments_per_1000_lines"}

@@ -24,8 +24,9 @@ import openenv
 from waiting import wait_until
 
 ENV = """
-import logging, pathlib, time
+import logging, pathlib
 from openenv import Action, Environment, Observation, State
+from waiting import wait_until
 
 class Go(Action):
     where: str = "north"
@@ -40,8 +41,7 @@ class Walk(Environment[Go, Observation, State]):
             raise RuntimeError("a dead end")
         if action.where == "slowly":
             pathlib.Path("started").touch()
-            while not pathlib.Path("go on").exists():
-                time.sleep(0.01)
+            wait_until(pathlib.Path("go on").exists)
         return Observation(reward=1.0)
     @property
     def state(self):
@@ -55,7 +55,7 @@ class Served:
     """A running `openenv serve` and what it has printed."""
 
     def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
-        source = str(Path(openenv.__file__).parents[1])
+        source = os.pathsep.join(map(str, (Path(openenv.__file__).parents[1], Path(__file__).parents[1] / "support")))
         kept = {key: value for key, value in os.environ.items() if not key.startswith("OPENENV_")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "openenv", "serve", "walk.py", "--port", "0", *arguments],

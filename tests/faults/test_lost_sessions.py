@@ -417,8 +417,9 @@ def test_keeping_alive_never_takes_a_reply(serve: Any, probe: Any) -> None:
 @pytest.mark.anyio
 async def test_an_idle_awaiting_client_pings_and_is_answered(serve: Any, probe: Any) -> None:
     """W26: with a short interval the client's own pings keep the connection known to be good."""
-    url = serve(probe.app()).url
-    async with GenericEnvClient(base_url=url, websocket_ping_interval_s=0.05, websocket_ping_timeout_s=20.0) as client:
+    server = serve(probe.app())
+    options = {"websocket_ping_interval_s": 0.05, "websocket_ping_timeout_s": 20.0}
+    async with GenericEnvClient(base_url=server.url, **options) as client:
         await client.reset()
-        await asyncio.sleep(0.5)
+        await holds_for_async(0.5, lambda: server.manager.active == 1)  # ten pings
         assert (await client.step({})).observation["count"] == 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -173,7 +173,7 @@ def test_a_full_queue_of_the_server_is_waited_for(tmp_path: Path) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         exposure = Relay().add(listener, path)
         clients = [socket.create_connection(listener.getsockname(), 10) for _ in range(8)]
-        time.sleep(0.1)
+        holds_for(0.1, lambda: not select.select(clients, [], [], 0)[0], "a connection was closed")
         threading.Thread(target=serve, args=(server, echo), daemon=True).start()
         for number, client in enumerate(clients):
             client.sendall(b"%d" % number)

@@ -249,7 +249,8 @@ def cloud_boxes(folder: Path, certificate_folder: Path | None = None) -> Iterato
     image = folder / "sums" / "env"
     image.mkdir(parents=True)
     (image / "openenv.yaml").write_text(MANIFEST)
-    shutil.copy(Path(__file__).with_name("sum_app.py"), image)
+    for name in ("sum_app.py", "slow_steps.py"):
+        shutil.copy(Path(__file__).with_name(name), image)
     boxes.images["sums"] = image.parent
     empty = folder / "empty"
     empty.mkdir()

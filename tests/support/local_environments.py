@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Any
 
 import gymnasium
@@ -14,6 +13,7 @@ from gymnasium import spaces
 from openenv.adapters.gymnasium import gymnasium_environment
 from openenv.env.environment import Environment
 from openenv.types import Action, Observation, State
+from slow_steps import take
 
 
 class Order(Action):
@@ -52,7 +52,7 @@ class Scribe(Environment[Order, Seen, State]):
         if action.do == "hang":
             signal.pause()
         if action.do == "nap":
-            time.sleep(0.5)
+            take(0.5)
         self.count += 1
         reward = float("nan") if action.do == "nan" else 1.0
         return Seen(text=f"{action.do} {self.count}", reward=reward, done=action.do == "end", pid=os.getpid())

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from openenv.sandboxes import LocalSandboxes
 from openenv.sandboxes.base import ExecResult
 from openenv.settings import cache_dir
 from openenv.testing import Script, ScriptedModel
+from waiting import wait_until
 
 
 class FolderJob:
@@ -215,10 +215,7 @@ class Served:
 
     def wait_until_free(self, timeout_s: float = 20.0) -> None:
         """Wait until nothing of any sandbox is left, or fail."""
-        deadline = time.monotonic() + timeout_s
-        while self.sandboxed():
-            assert time.monotonic() < deadline, f"processes are left: {self.sandboxed()}"
-            time.sleep(0.05)
+        wait_until(lambda: not self.sandboxed(), timeout_s, lambda: f"processes are left: {self.sandboxed()}")
 
 
 @pytest.fixture(scope="session")

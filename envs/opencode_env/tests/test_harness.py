@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from openenv.core.harness.capture.upstream import training_sampling
 from openenv.sandboxes import LocalSandboxes
 from openenv.testing import HangFailure, Script, ScriptedModel, Turn
 from openenv.testing.scripted.agent_scripts import run_command, write_file
+from waiting import wait_until
 
 Play = Callable[..., ScriptedModel]
 KEY = "sk-the-real-one"
@@ -380,11 +380,12 @@ class OwnPort(OpenCodeSessionFactory):
         line += f" --port {port} --sampling '{json.dumps(self.sampling)}' --model-override {self._config.model}"
         key = {"OPENCODE_UPSTREAM_API_KEY": self._config.api_key}
         job = sandbox.start_bg(f"{line} > {proxy_log_path(self._config)} 2>&1", envs=key)
-        for _ in range(200):
-            if sandbox.exec(f"curl -sf http://127.0.0.1:{port}/healthz", timeout=5).exit_code == 0:
-                return job, f"http://127.0.0.1:{port}/v1", trace
-            time.sleep(0.05)
-        raise RuntimeError(sandbox.read_text(proxy_log_path(self._config)))
+        asked = f"curl -sf http://127.0.0.1:{port}/healthz"
+        wait_until(
+            lambda: sandbox.exec(asked, timeout=5).exit_code == 0,
+            message=lambda: sandbox.read_text(proxy_log_path(self._config)),
+        )
+        return job, f"http://127.0.0.1:{port}/v1", trace
 
 
 def test_a_factory_of_a_user_may_start_the_proxy_itself(folder_backend: Any, play: Play) -> None:

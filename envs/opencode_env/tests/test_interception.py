@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from opencode_env.sandbox.interception import (
     without_refused,
 )
 from openenv.testing import CutFailure, Script, ScriptedCall, ScriptedModel, StatusFailure, Turn
+from waiting import wait_until
 
 Play = Callable[..., ScriptedModel]
 TALK = Script(name="talk", turns=(Turn(text="one two three four five"),))
@@ -72,9 +73,7 @@ def ask(client: httpx2.Client, **more: Any) -> httpx2.Response:
 
 def settled(trace: Path, count: int = 1) -> list[dict[str, Any]]:
     """The records, once so many are there: each is written when its call has ended."""
-    deadline = time.monotonic() + 10
-    while len(read_trace(trace)) < count and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(read_trace(trace)) >= count, 10, lambda: read_trace(trace))
     return read_trace(trace)
 
 
@@ -335,14 +334,14 @@ def test_the_proxy_needs_no_packages_and_keeps_its_key_from_others(play: Play, t
     environ = {"OPENCODE_UPSTREAM_API_KEY": "sk-real", "PATH": os.environ["PATH"]}
     process = subprocess.Popen([*command, "--model-override", model.name], env=environ, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                assert httpx2.get(f"http://127.0.0.1:{port}/healthz", trust_env=False).json() == {"status": "ok"}
-                break
-            except httpx2.HTTPError:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+
+        def is_healthy() -> bool:
+            with contextlib.suppress(httpx2.HTTPError):
+                answer: object = httpx2.get(f"http://127.0.0.1:{port}/healthz", trust_env=False).json()
+                return answer == {"status": "ok"}
+            return False
+
+        wait_until(is_healthy, 20, "the proxy did not start")
         with httpx2.Client(base_url=f"http://127.0.0.1:{port}/v1", trust_env=False) as client:
             assert ask(client).json()["choices"][0]["message"]["content"] == "one two three four five"
         assert "sk-real" not in " ".join(command)

@@ -17,6 +17,12 @@ ENOUGH_S = 0.5
 """How long a call that never returns is waited for before it is cancelled."""
 
 
+async def runs_on(call: asyncio.Future[Any]) -> None:
+    """Give a call time to reach its tool, which must not return."""
+    done, _ = await asyncio.wait({call}, timeout=ENOUGH_S)
+    assert not done, "the tool has returned"
+
+
 class Mcp1:
     """The official SDK, first major."""
 
@@ -48,7 +54,7 @@ class Mcp1:
 
         request_id = self.session._request_id  # this client cancels nothing by itself: the application has to tell
         running = asyncio.ensure_future(self.session.call_tool(tool))
-        await asyncio.sleep(ENOUGH_S)
+        await runs_on(running)
         params = types.CancelledNotificationParams(requestId=request_id, reason="enough")
         note = types.CancelledNotification(method="notifications/cancelled", params=params)
         await self.session.send_notification(types.ClientNotification(note))
@@ -82,7 +88,7 @@ class Mcp2(Mcp1):
 
     async def cancel(self, tool: str) -> None:
         running = asyncio.ensure_future(self.session.call_tool(tool))
-        await asyncio.sleep(ENOUGH_S)
+        await runs_on(running)
         running.cancel()
         await running
 
@@ -112,7 +118,7 @@ class FastMcp:
     async def cancel(self, tool: str) -> None:
         request_id = self.client.session._request_id if self.major < 4 else None
         running = asyncio.ensure_future(self.client.call_tool(tool))
-        await asyncio.sleep(ENOUGH_S)
+        await runs_on(running)
         if request_id is None:
             running.cancel()
         else:  # this client cancels nothing by itself either

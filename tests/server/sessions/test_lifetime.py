@@ -77,7 +77,6 @@ async def main():
     manager = SessionManager(Nothing, SessionLimits(sessions=2, idle_s=float(sys.argv[2])))
     session = await manager.open(SessionKind.HTTP)
     shift[0] = float(sys.argv[1])
-    await asyncio.sleep(0.3)
     manager._expired()
     print(session.state.value, abs(manager.info(session.id).created_at - time.time()) < 300)
     await manager.drain()

@@ -19,6 +19,7 @@ from pydantic import Field
 from openenv.env.environment import Environment
 from openenv.env.rubrics.rubric import Rubric
 from openenv.types import Action, EnvironmentMetadata, Observation, State
+from slow_steps import take, take_async
 
 DEATHS = ("kill", "exit", "segfault")
 
@@ -115,7 +116,7 @@ class Perilous(Environment[Do, Saw, Inside]):
     def _act(self, what: str, value: Any) -> Any:
         match what:
             case "sleep":
-                time.sleep(value)
+                take(value)
             case "die in close":
                 self.dies_in_close = value
             case "hang in close":
@@ -181,7 +182,7 @@ class Awaiting(Perilous):
 
     async def step_async(self, action: Do, timeout_s: float | None = None, **kwargs: Any) -> Saw:
         if action.what == "sleep":
-            await asyncio.sleep(action.value)
+            await take_async(action.value)
         return super().step(action)
 
     def reset(self, *args: Any, **kwargs: Any) -> Saw:

@@ -19,7 +19,8 @@ from openenv.server.app import HTTPEnvServer
 from openenv.server.runners import ProcessOptions
 from openenv.server.sessions.lifetime import SessionLimits
 
-SOURCE = str(Path(openenv.__file__).resolve().parents[1])
+SUPPORT = Path(__file__).parents[3] / "support"
+SOURCE = os.pathsep.join([str(Path(openenv.__file__).resolve().parents[1]), str(SUPPORT)])
 ENVIRONMENTS = Path(__file__).with_name("environments.py")
 
 
