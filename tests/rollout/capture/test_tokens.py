@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv.rollout.capture.dialects import DIALECTS
@@ -102,6 +102,7 @@ PIECES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(PIECES)
 def test_the_three_lists_have_one_length_for_any_input(pieces: Any) -> None:
     log = TokenLog()
@@ -123,6 +124,7 @@ EVENTS = [
 ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(EVENTS), max_size=8), st.data())
 def test_events_are_the_same_however_the_bytes_are_cut(events: list[bytes], data: Any) -> None:
     whole = b"".join(events) + b"data: half"

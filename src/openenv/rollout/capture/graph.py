@@ -25,7 +25,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -88,36 +88,88 @@ class CallGraph:
 
 def build(calls: Iterable[Call]) -> CallGraph:
     """Link the calls of one rollout, in any order."""
-    nodes = [CallNode(call) for call in calls if call.sampled]
-    # Tokens are compared with tokens only, messages with messages: an engine may omit the IDs of single calls.
-    exact = [node for node in nodes if node.has_tokens]
-    rest = [node for node in nodes if not node.has_tokens]
-    _link(exact, _token_marks)
-    _link(rest, _message_marks)
-    for node in nodes:
-        if node.parent is not None:
+    nodes = {call.number: CallNode(call) for call in calls if call.sampled}
+    links = Linker()
+    for node in nodes.values():
+        marks = _token_marks(node) if node.has_tokens else _message_marks(node)
+        links.add(node.number, *marks, is_exact=node.has_tokens)
+    for number, node in nodes.items():
+        parent = links.parent_of(number)
+        if parent is not None:
+            node.parent = nodes[parent]
             node.parent.children.append(node)
-    _mark_discarded(nodes)
-    return CallGraph(nodes)
+    _mark_discarded(list(nodes.values()))
+    return CallGraph(list(nodes.values()))
 
 
-def _link(nodes: list[CallNode], marks_of: Callable[[CallNode], tuple[bytes, bytes]]) -> None:
-    """Set the parent of each node: the longest call at the beginning of its question."""
-    # Two passes, because the calls come in any order.
-    #
-    #     node   question    answer     end = question + answer
-    #     1      [1 2 3]     [4 5]      [1 2 3 4 5]
-    #     2      [1 2 3 4 5 6]          begins with the end of 1, so 1 is its parent
-    pieces = [marks_of(node) for node in nodes]
-    ends: EndTable[CallNode] = EndTable()
-    for node, (question, answer) in zip(nodes, pieces, strict=True):
-        if answer:  # an empty answer cannot be continued: every repeated question would be a continuation
-            ends.add(question + answer, node)
-    for node, (question, _) in zip(nodes, pieces, strict=True):
-        for candidates in ends.beginnings_of(question):
+@dataclass(slots=True, eq=False)
+class _LinkedCall:
+    number: int
+    question: bytes
+    end: bytes
+    """Question and answer."""
+    parent: _LinkedCall | None = None
+
+
+class Linker:
+    """Finds the parent of each call: the longest call at the beginning of its question. Calls come in any order.
+
+        number   question         answer     end = question + answer
+        1        [1 2 3]          [4 5]      [1 2 3 4 5]
+        2        [1 2 3 4 5 6]    [7]        begins with the end of 1, so 1 is its parent
+
+    Agents make calls at the same time, so a parent may come after its child. It adopts the child then, unless the child
+    has a longer parent.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[int, _LinkedCall] = {}
+        # Tokens are compared with tokens only, messages with messages: an engine may omit the IDs of single calls.
+        self._tokens: tuple[EndTable[_LinkedCall], list[_LinkedCall]] = (EndTable(), [])
+        self._messages: tuple[EndTable[_LinkedCall], list[_LinkedCall]] = (EndTable(), [])
+
+    def add(self, number: int, question: bytes, answer: bytes, *, is_exact: bool) -> list[int]:
+        """Add a call; return the numbers of the earlier calls that get it as their parent.
+
+        Args:
+            number: Identifies the call; numbers grow with time.
+            question: The prompt, or the messages.
+            answer: The sampled tokens, or the reply.
+            is_exact: Whether both are tokens.
+        """
+        call = self._calls[number] = _LinkedCall(number, question, question + answer)
+        ends, others = self._tokens if is_exact else self._messages
+        call.parent = _parent_in(ends, call)
+        if call.end:
+            ends.add(call.end, call)
+        # Prompts grow, so `startswith` compares the bytes of late calls only.
+        children = [other for other in others if len(other.question) > len(question) and call.end]
+        adopted = []
+        for other in children:
+            if other.question.startswith(call.end):
+                parent = _parent_in(ends, other)
+                if parent is not other.parent:
+                    other.parent = parent
+                    adopted.append(other.number)
+        others.append(call)
+        return adopted
+
+    def parent_of(self, number: int) -> int | None:
+        """Return the number of a call's parent; None for the first call of a conversation."""
+        parent = self._calls[number].parent
+        return None if parent is None else parent.number
+
+
+def _parent_in(ends: EndTable[_LinkedCall], call: _LinkedCall) -> _LinkedCall | None:
+    parent: _LinkedCall | None = None
+    for candidates in ends.beginnings_of(call.question):
+        # The question must have grown: otherwise a repeated question would continue a call with an empty answer.
+        shorter = [other for other in candidates if len(other.question) < len(call.question)]
+        if shorter:
             # The last candidates are the longest. Among calls of equal text, take the latest before this one.
-            earlier = [other for other in candidates if other.number < node.number]
-            node.parent = earlier[-1] if earlier else candidates[0]
+            earlier = [other for other in shorter if other.number < call.number]
+            parent = earlier[-1] if earlier else shorter[0]
+    return parent
 
 
 class EndTable(Generic[T]):
@@ -213,7 +265,7 @@ def _mark_discarded(nodes: list[CallNode]) -> None:
     if not any(not node.children for group in (*repeated, *forks) for node in group):
         return  # the usual case: each call continues the one before
     later = {node.number: [child.number for child in node.children] for node in nodes}
-    for number, user in _used_answers(nodes):
+    for number, user in used_answers(talk for talk in map(_talk, nodes) if talk is not None):
         later[number].append(user)
     for group in repeated:
         whole = [node for node in group if node.call.ended == "complete"]
@@ -232,7 +284,27 @@ def _mark_discarded(nodes: list[CallNode]) -> None:
                 node.discarded = True
 
 
-def _used_answers(nodes: list[CallNode]) -> Iterator[tuple[int, int]]:
+@dataclass(slots=True)
+class Talk:
+    """A call's messages and answer, with a digest for each message."""
+
+    number: int
+    question: list[bytes]
+    roles: list[Any]
+    answer: list[bytes]
+    role: Any
+    is_linked: bool
+    """Whether the tokens of a later prompt continue it."""
+
+    @classmethod
+    def of(cls, number: int, question: Sequence[Any], answer: Sequence[Any], *, is_linked: bool) -> Talk:
+        """Return the talk of a call from the items of its messages and of its answer."""
+        digests = [[digest(dumps(item)) for item in items] for items in (question, answer)]
+        role = _role_of(answer[0]) if answer else None
+        return cls(number, digests[0], list(map(_role_of, question)), digests[1], role, is_linked)
+
+
+def used_answers(talks: Iterable[Talk]) -> Iterator[tuple[int, int]]:
     """Yield the numbers of a call and of a later call that has its answer in its messages.
 
     The tokens of an answer may differ in the next prompt: the template writes the arguments of a tool call in another
@@ -245,44 +317,31 @@ def _used_answers(nodes: list[CallNode]) -> Iterator[tuple[int, int]]:
         call 4   [user, C, tool]               C is no answer: it uses call 2, the latest, in another form
         call 5   [user, user]                  uses none
     """
-    talks = [talk for talk in map(_talk, nodes) if talk is not None]
-    questions: EndTable[_Talk] = EndTable()
-    for talk in talks:
+    listed = list(talks)
+    questions: EndTable[Talk] = EndTable()
+    for talk in listed:
         questions.add(b"".join(talk.question), talk)
-    for talk in talks:
+    for talk in listed:
         for candidates in questions.beginnings_of(b"".join(talk.question)):
             place = len(candidates[0].question)
-            asked = [other for other in candidates if other.node.number < talk.node.number and other.answer]
+            asked = [other for other in candidates if other.number < talk.number and other.answer]
             if not asked or place == len(talk.question):
                 continue
             same = [other for other in asked if talk.question[place : place + len(other.answer)] == other.answer]
             edited = [other for other in asked if talk.roles[place] == other.role]
             # Of equal answers, the one with the tokens of a later prompt was used, or else the latest.
-            linked = [other for other in same if other.node.children]
+            linked = [other for other in same if other.is_linked]
             if linked or same or edited:
-                yield (linked or same or edited)[-1].node.number, talk.node.number
+                yield (linked or same or edited)[-1].number, talk.number
 
 
-@dataclass(slots=True)
-class _Talk:
-    """A call's messages and answer, with a digest for each message."""
-
-    node: CallNode
-    question: list[bytes]
-    roles: list[Any]
-    answer: list[bytes]
-    role: Any
-
-
-def _talk(node: CallNode) -> _Talk | None:
+def _talk(node: CallNode) -> Talk | None:
     call = node.call
     try:
-        question = call.reader.items(call.sent)
-        answer = call.reader.reply_items(call.response or {})
+        question, answer = call.reader.items(call.sent), call.reader.reply_items(call.response or {})
     except MALFORMED:
         return None
-    digests = [[digest(dumps(item)) for item in items] for items in (question, answer)]
-    return _Talk(node, digests[0], list(map(_role_of, question)), digests[1], _role_of(answer[0] if answer else None))
+    return Talk.of(node.number, question, answer, is_linked=bool(node.children))
 
 
 def _role_of(item: Any) -> Any:

@@ -48,6 +48,26 @@ def test_an_answer_that_the_agent_did_not_go_on_from_is_discarded() -> None:
     assert "discarded: 1" in summarise(document)
 
 
+def test_an_answer_with_other_tokens_in_the_next_prompt_is_not_discarded() -> None:
+    question = {"role": "user", "content": "list the files"}
+    call = {"id": "1", "type": "function", "function": {"name": "bash", "arguments": '{"command":"ls"}'}}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "1", "content": "a.txt"}
+    first = node("a", [1], [2], request_messages=[question], response_message=answer)
+    # The template writes the arguments with a space: [2] comes back as [22], and then as [23].
+    second = node("b", [1, 22, 3], [4], request_messages=[question, answer, result], response_message=answer)
+    third = node("c", [1, 22, 3, 4, 5], [6], request_messages=[question, answer, result, answer, result])
+    retried = node("d", [1], [7], request_messages=[question], response_message={"content": "no"})
+    graph = graph_of(first, retried, second, third)
+    assert [each.node_id for each in graph.discarded_nodes()] == ["d"]
+    again = node("e", [1, 7, 8], [9], request_messages=[question, {"role": "assistant", "content": "no"}, question])
+    graph.add_turn(again)
+    assert (again.parent_id, [each.node_id for each in graph.discarded_nodes()]) == ("d", [])
+    unused = node("f", [1], [3], request_messages=[question], response_message={"content": "maybe"})
+    graph.add_turn(unused)
+    assert [each.node_id for each in graph.discarded_nodes()] == ["f"]
+
+
 def test_a_call_without_logprobs_or_with_a_forced_tool_is_context() -> None:
     forced = node("b", [1, 2, 3], [4], trainable=False)
     unscored = TurnNode("c", [1, 2, 3, 4, 5], [6], None, n_tools=1)

@@ -1,6 +1,7 @@
 """The calls of one rollout as nodes that are added in any order, and linked by the beginnings of their prompts.
 
-The published graph of `CaptureSession.graph`. `graph.py` has the table of beginnings that finds parents.
+The published graph of `CaptureSession.graph`. `graph.py` finds the parents and the used answers; only the published
+rule for discarded answers is here.
 """
 
 # A call continues an earlier one if its prompt begins with that one's prompt and answer, token for token:
@@ -12,17 +13,18 @@ The published graph of `CaptureSession.graph`. `graph.py` has the table of begin
 #   call 5     prompt [9 9]                                   a root: another conversation
 #
 # Of several possible parents the longest counts. Calls without token IDs are linked in the same way by the digests of
-# their messages. Agents make calls at the same time, so a child may be added before its parent: `_adopt` links it then.
+# their messages.
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..dialects.dialect import MALFORMED
 from ..dialects.openai_chat import OpenAIChat
 from ..encoding import Json, dumps
-from ..graph import EndTable, digest, token_bytes
+from ..graph import Linker, Talk, digest, token_bytes, used_answers
 
 _CHAT = OpenAIChat()
 
@@ -112,58 +114,28 @@ class RolloutGraph:
     def __init__(self) -> None:
         self._nodes: dict[str, TurnNode] = {}
         self._children: dict[str, list[str]] = {}
-        self._prompts: dict[str, bytes] = {}
-        self._token_ends: EndTable[TurnNode] = EndTable()
-        self._message_ends: EndTable[TurnNode] = EndTable()
+        self._links = Linker()
 
     def add_turn(self, node: TurnNode) -> TurnNode:
         """Add a call, set its `index` and `parent_id`, and link earlier calls that continue it."""
-        prompt, end = _token_marks(node)
-        messages, reply = _message_marks(node)
-        parent = self._token_parent(node, prompt) if node.prompt_ids else self._message_parent(messages)
         node.index = len(self._nodes)
-        node.parent_id = None if parent is None else parent.node_id
+        is_exact = bool(node.prompt_ids)
+        marks = _token_marks(node) if is_exact else _message_marks(node)
+        adopted = self._links.add(node.index, *marks, is_exact=is_exact)
+        names = [*self._nodes, node.node_id]
+        parent = self._links.parent_of(node.index)
+        node.parent_id = None if parent is None else names[parent]
         self._children[node.node_id] = []  # before the node: readers may see it at once
-        self._prompts[node.node_id] = prompt
         self._nodes[node.node_id] = node
-        if parent is not None:
-            self._children[parent.node_id].append(node.node_id)
-        if end:
-            self._adopt(node, end)
-            self._token_ends.add(end, node)
-        if messages or reply:
-            self._message_ends.add(messages + reply, node)
+        if node.parent_id is not None:
+            self._children[node.parent_id].append(node.node_id)
+        for number in adopted:
+            child = self._nodes[names[number]]
+            if child.parent_id is not None:
+                self._children[child.parent_id].remove(child.node_id)
+            child.parent_id = node.node_id
+            self._children[node.node_id].append(child.node_id)
         return node
-
-    # `beginnings_of` yields the calls that a prompt begins with, the shortest first. A call with the same prompt and an
-    # empty answer cannot be a parent: nothing would be new.
-    def _token_parent(self, node: TurnNode, prompt: bytes) -> TurnNode | None:
-        parent: TurnNode | None = None
-        for candidates in self._token_ends.beginnings_of(prompt):  # the last ones are the longest
-            shorter = [other for other in candidates if len(other.prompt_ids) < len(node.prompt_ids)]
-            parent = shorter[0] if shorter else parent
-        return parent
-
-    def _message_parent(self, messages: bytes) -> TurnNode | None:
-        parent: TurnNode | None = None
-        for candidates in self._message_ends.beginnings_of(messages):
-            parent = candidates[0]
-        return parent
-
-    def _adopt(self, node: TurnNode, end: bytes) -> None:
-        """Link earlier calls that continue this one: agents make several calls at once."""
-        size = len(node.prompt_ids) + len(node.sampled_ids)
-        for other_id, other in self._nodes.items():
-            prompt = self._prompts[other_id]
-            if other is node or len(other.prompt_ids) <= len(node.prompt_ids) or not prompt.startswith(end):
-                continue
-            if other.parent_id is not None:
-                parent = self._nodes[other.parent_id]
-                if len(parent.prompt_ids) + len(parent.sampled_ids) >= size:
-                    continue  # it continues a longer one
-                self._children[other.parent_id].remove(other_id)
-            other.parent_id = node.node_id
-            self._children[node.node_id].append(other_id)
 
     def nodes(self) -> list[TurnNode]:
         """Return all calls in the order of additions."""
@@ -214,20 +186,30 @@ class RolloutGraph:
 
         Answers to one question are the children of one call, or roots of one prompt.
         """
-        # A group has the answers to one prompt. If the agent continued one of them, it dropped the others.
+        # A group has the answers to one prompt. If the agent continued one of them, it dropped the others. An answer
+        # that a later call has in its messages is continued too, even if the template wrote it with other tokens.
         groups = [children for _, children in self.forks()]
-        by_prompt: dict[bytes, list[str]] = {}
+        by_prompt: dict[tuple[int, ...], list[str]] = {}
         for root in self.roots():
             if root.prompt_ids:
-                by_prompt.setdefault(self._prompts[root.node_id], []).append(root.node_id)
-        groups += by_prompt.values()
+                by_prompt.setdefault(tuple(root.prompt_ids), []).append(root.node_id)
+        groups = [group for group in (*groups, *by_prompt.values()) if len(group) > 1]
+        if not groups:
+            return []
+        nodes = self.nodes()
+        continued = {node.node_id for node in nodes if self._children[node.node_id]}
+        continued |= {nodes[number].node_id for number, _ in used_answers(map(self._talk, nodes))}
         return [
             self._nodes[node_id]
             for group in groups
-            if any(self._children[other] for other in group)
+            if continued.intersection(group)
             for node_id in group
-            if not self._children[node_id]
+            if node_id not in continued
         ]
+
+    def _talk(self, node: TurnNode) -> Talk:
+        question, answer = _items(node)
+        return Talk.of(node.index, question, answer, is_linked=bool(self._children[node.node_id]))
 
     def sequence_for(self, leaf_id: str) -> TrainingSequence:
         """Return the path to a call as a training example; calls without valid log-probabilities are context in it."""
@@ -270,20 +252,25 @@ class RolloutGraph:
 
 
 def _token_marks(node: TurnNode) -> tuple[bytes, bytes]:
-    """Return the prompt as bytes, and prompt with completion; both empty for invalid IDs."""
+    """Return prompt and completion as bytes; both empty for invalid IDs."""
     try:
-        prompt = token_bytes(node.prompt_ids)
-        return prompt, prompt + token_bytes(node.sampled_ids)
+        return token_bytes(node.prompt_ids), token_bytes(node.sampled_ids)
     except (TypeError, OverflowError, ValueError):  # invalid IDs: the call stays alone
         return b"", b""
 
 
 def _message_marks(node: TurnNode) -> tuple[bytes, bytes]:
     """Return the conversation without its system texts, and the answer, as a digest for each message."""
+    question, answer = ([digest(dumps(item)) for item in items] for items in _items(node))
+    return b"".join(question), b"".join(answer)
+
+
+def _items(node: TurnNode) -> tuple[list[Any], list[Any]]:
+    """Return the items of the messages and of the answer; none for malformed messages."""
+    message = {"role": "assistant", **node.response_message}
     try:
-        question = [digest(dumps(item)) for item in _CHAT.items({"messages": node.request_messages})]
-        message = {"role": "assistant", **node.response_message}
-        answer = [digest(dumps(item)) for item in _CHAT.reply_items({"choices": [{"message": message}]})]
+        question = _CHAT.items({"messages": node.request_messages})
+        answer = _CHAT.reply_items({"choices": [{"message": message}]}) if node.response_message else []
     except MALFORMED:
-        return b"", b""
-    return b"".join(question), b"".join(answer if node.response_message else ())
+        return [], []
+    return list(question), list(answer)
