@@ -19,6 +19,7 @@ from servers import Server
 
 HTTP_CONNECTIONS = 64
 TOOL_SESSIONS = 64
+STATELESS_CALLS = 16  # at once; each builds an environment
 MESSAGE_SESSIONS = 8
 MESSAGES = {"10 KB": 10_000, "1 MB": 1_000_000}
 SETUP_TIMEOUT_S = 120.0
@@ -83,7 +84,7 @@ def measure_http(plan: Plan) -> None:
 
 
 def measure_mcp(plan: Plan) -> None:
-    """Call a tool: as a step and in an mcp message on /ws, and with POST /mcp on a session."""
+    """Call a tool: as a step and in an mcp message on /ws, and with POST /mcp with and without a session."""
     action = json.dumps({"type": "call_tool", "tool_name": "echo", "arguments": {"message": "x" * 100}})
     # One session first, as a server that has been up for a while has seen: it shows what a call costs, and the thread
     # runner places the others by that.
@@ -92,6 +93,7 @@ def measure_mcp(plan: Plan) -> None:
         "step on /ws": (TOOL_SESSIONS, ("--action", action)),
         "mcp on /ws": (TOOL_SESSIONS, ("--mode", "mcp")),
         "POST /mcp": (TOOL_SESSIONS, ("--mode", "mcp-http", "--http-session")),
+        "POST /mcp, no session": (STATELESS_CALLS, ("--mode", "mcp-http")),
     }
     for round_ in range(1, plan.rounds + 1):
         with ExitStack() as stack:

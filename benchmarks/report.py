@@ -96,7 +96,7 @@ TABLES = (
             Column("errors", "errors", worst=True),
         ),
         "One FastMCP tool that returns its 100-character argument. POST /mcp names a session that "
-        "`openenv/session/create` has opened.",
+        "`openenv/session/create` has opened; without a session, 16 calls at once each build an environment.",
     ),
     Table(
         "Many sessions as one",

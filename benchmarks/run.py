@@ -9,6 +9,7 @@ sections:
   ws        WebSocket sessions at rising levels: steps/s, p50, p99, CPU, connect + reset/s, memory, threads, errors
   http      POST /step over 64 connections, with a session header (ours) and stateless (both)
   mcp       tool calls of 64 sessions: as steps and in mcp messages on /ws, and with POST /mcp on a session
+            and without one
   vector    256 sessions over 4 connections with VectorEnv beside 256 sockets, and beside 256 async clients of each
             package; images as MessagePack and as JSON lists
   messages  10 KB and 1 MB messages, 8 sessions

@@ -363,7 +363,7 @@ class GymRoutes:
         """Run on a new environment. Exceptions go to the application, as for any route."""
         headers: HeaderList = ()
         try:
-            async with self._manager.borrow() as session:
+            async with self._manager.borrow(is_built=False) as session:
                 result = await call.run(session)
                 if call.begins and self._manager.keep_soft(session):
                     headers = [set_cookie(SESSION_COOKIE, session.id)]

@@ -141,6 +141,10 @@ def register_get_endpoints(app: FastAPI, configs: Sequence[GetEndpointConfig]) -
         )
 
 
+FAILURE = "openenv.failure"
+"""The key of a scope for the exception of a call that ran already: the route raises it instead of running again."""
+
+
 class DocumentedRoute(APIRoute):
     """A route with a `signature` for the OpenAPI document and a bare ASGI `handler` for requests.
 
@@ -162,6 +166,8 @@ class DocumentedRoute(APIRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
+        if FAILURE in scope:
+            raise scope[FAILURE]
         if scope["method"] in self._methods:
             await self.app(scope, receive, send)
         else:

@@ -298,3 +298,86 @@ def test_a_connection_that_goes_without_a_word_is_forgotten(app: FastAPI, serve:
 def test_only_named_sessions_take_the_short_way() -> None:
     assert http_module.names_session({"headers": [(b"x-openenv-session", b"new")]})
     assert not http_module.names_session({"headers": [(b"cookie", b"openenv_session=1")]})
+
+
+class Bare(Exception):
+    """An exception that only the application can handle."""
+
+
+class Bursts(Parrot):
+    """An environment whose steps raise, or whose constructor does."""
+
+    constructors = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).constructors += 1
+
+    def step(self, action: Say, **kwargs: Any) -> Heard:
+        raise Bare("from the step")
+
+
+def test_handlers_of_the_application_get_the_exceptions_of_calls_without_a_session(
+    serve: Callable[..., Any], short_ways: list[str]
+) -> None:
+    app = create_app(Bursts, Say, Heard, max_concurrent_envs=8)
+
+    @app.exception_handler(Bare)
+    async def answer(request: Any, exc: Exception) -> JSONResponse:
+        return JSONResponse({"handled": str(exc), "path": request.url.path}, 418)
+
+    server = serve(app)
+    http_calls.get(f"{server.url}/health").raise_for_status()
+    before = Bursts.constructors
+    answered = step(server, {})
+    assert (answered.status_code, answered.json()) == (418, {"handled": "from the step", "path": "/step"})
+    assert short_ways == ["/step"]
+    assert Bursts.constructors == before + 1  # the call did not run again
+
+
+def test_calls_without_a_session_take_the_short_way_and_answer_alike(
+    app: FastAPI, serve: Callable[..., Any], short_ways: list[str]
+) -> None:
+    other = create_app(Parrot, Say, Heard, max_concurrent_envs=8)
+    other.add_middleware(Recorder, seen=[])
+    answers = []
+    for server in (serve(app), serve(other)):
+        http_calls.get(f"{server.url}/health").raise_for_status()
+        rows: list[Any] = [step(server, {}), step(server, {}, "boom")]
+        rows.append(http_calls.post(f"{server.url}/step", content=b"{"))
+        rows.append(http_calls.post(f"{server.url}/reset", json={"seed": 3}))
+        rows.append(http_calls.get(f"{server.url}/state"))
+        rows.append(http_calls.get(f"{server.url}/step"))
+        answers.append([(row.status_code, row.text.replace(_episode(row), "ID"), sorted(row.headers)) for row in rows])
+    assert answers[0] == answers[1]
+    assert short_ways.count("/step") == 3
+
+
+def _episode(row: Any) -> str:
+    """Return the random part of an answer."""
+    body = row.json() if row.headers.get("content-type") == "application/json" else {}
+    return str(body.get("episode_id") or "no episode")
+
+
+def test_a_response_to_an_environments_call_is_one_write(app: FastAPI, serve: Callable[..., Any]) -> None:
+    server = serve(app)
+    http_calls.get(f"{server.url}/health").raise_for_status()
+    body = json.dumps({"action": {"message": "a"}}).encode()
+    request = b"POST /step HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        for _ in range(20):
+            connection.sendall(request)
+            answer = connection.recv(65536)  # the first packet holds head and body
+            head, _, rest = answer.partition(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            assert json.loads(rest)["observation"]["text"] == "a"
+            assert len(rest) == length
+        connection.sendall(request * 3)  # pipelined requests get their responses in order
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 3 or not received.endswith(b"}"):
+            received += connection.recv(65536)
+        connection.sendall(request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+        assert received.endswith(b"}"), "closed before the body was written"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 
 import pytest
 
 from environments import Idle
-from openenv.server.sessions.lifetime import Reaper, SessionLimits
+from openenv.server.sessions.lifetime import ClosedEnvironments, Reaper, SessionLimits
 from openenv.server.sessions.manager import SessionClocks, SessionManager
 from openenv.server.sessions.session import SessionKind
 from waiting import holds_for_async, wait_until_async
@@ -109,3 +111,46 @@ def test_times_are_shown_by_one_clock_and_ages_counted_by_the_other() -> None:
         await manager.drain()
 
     asyncio.run(main())
+
+
+class Plain:
+    """An environment that is freed without the garbage collector."""
+
+
+class Ring:
+    """An environment that only the garbage collector can free."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_young_closed_environments_need_no_full_garbage_collection() -> None:
+    generations: list[int] = []
+
+    def collect(generation: int) -> int:
+        generations.append(generation)
+        return gc.collect(generation)
+
+    closed = ClosedEnvironments(lambda: 0, collect)
+    rings = []
+    for _ in range(64):
+        ring = Ring()
+        rings.append(weakref.ref(ring))
+        closed.add(ring)
+        del ring
+    assert set(generations) == {1}
+    assert sum(ref() is not None for ref in rings) < 16
+
+
+def test_closed_environments_that_stay_get_a_full_collection_and_then_longer_pauses() -> None:
+    generations: list[int] = []
+    closed = ClosedEnvironments(lambda: 0, lambda generation: generations.append(generation))
+    environments = [Plain() for _ in range(48)]
+    for environment in environments[:16]:
+        closed.add(environment)
+    assert generations == [1, 2]
+    for environment in environments[16:47]:
+        closed.add(environment)
+    assert generations == [1, 2]
+    closed.add(environments[47])
+    assert generations == [1, 2, 1, 2]

@@ -250,6 +250,29 @@ async def test_a_borrowed_environment_is_closed_after_its_request_and_takes_no_s
         await wait_until_async(lambda: env.alive == 1)
 
 
+async def test_a_call_of_a_single_request_need_not_wait_for_the_environment(env: type[Env]) -> None:
+    async with managing(env, sessions=1) as manager:
+        async with manager.borrow(is_built=False) as session:
+            assert session.state is SessionState.CREATING
+            assert await session.run(CALL, lambda env: env.alive) == 1
+        await wait_until_async(lambda: env.alive == 0)
+
+
+async def test_a_failed_constructor_answers_a_waiting_call_and_is_one_error() -> None:
+    def broken() -> Any:
+        raise ValueError("no licence")
+
+    events: list[Any] = []
+    async with managing(broken, sessions=1) as manager:
+        manager.listeners.append(events.append)
+        for _ in range(3):  # each gives its place back
+            with pytest.raises(EnvironmentFactoryError, match="'broken' failed") as caught:
+                async with manager.borrow(is_built=False) as session:
+                    await session.run(CALL, lambda _: "unreachable")
+            assert isinstance(caught.value.__cause__, ValueError)
+        assert [event.reason for event in events if event.name == "error"] == [EnvironmentFactoryError.code] * 3
+
+
 async def test_single_requests_wait_their_turn_and_never_exceed_the_limit(env: type[Env]) -> None:
     async def one(manager: SessionManager) -> None:
         async with manager.borrow() as session:

@@ -6,6 +6,10 @@ requests go through the application as usual.
 
     uvicorn: ProxyHeaders -> FastAPI: ServerError -> ExceptionTelemetry -> Exception -> AsyncExitStack -> APIRouter
              -> Route -> Guard -> endpoint                       direct: route match -> Guard.admitted -> endpoint
+                          ^                                              |
+                          +--------- an exception of the environment ----+   for the application's handlers
+
+Direct responses are also sent in one write. Uvicorn writes head and body separately, and each write is a system call.
 """
 
 from __future__ import annotations
@@ -22,17 +26,19 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import Match, WebSocketRoute
 from uvicorn.config import Config
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from ..access import Guard
-from ..asgi import Handler, Receive, Scope, Send
+from ..asgi import Handler, Message, Receive, Scope, Send
 from ..http_routes import GymRoutes, names_session
 from ..mcp.endpoint import McpEndpoint
-from ..routes import DocumentedRoute
+from ..routes import FAILURE, DocumentedRoute
 from ..ws import WsEndpoint
 
 # They handle errors, which the endpoints answer themselves, and rewrite addresses, which the endpoints ignore.
 _STOCK = (ServerErrorMiddleware, ExceptionMiddleware, AsyncExitStackMiddleware)
 _STOCK_NAMES = frozenset({"fastapi.telemetry._asgi.ExceptionTelemetryMiddleware"})
+_PATHS = frozenset({"/step", "/reset", "/state", "/mcp"})
 _CHECK_S = 1.0
 _DISPATCHES: WeakKeyDictionary[Config, DirectDispatch] = WeakKeyDictionary()
 
@@ -60,13 +66,24 @@ class DirectDispatch:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer an HTTP request."""
-        handler: Handler = self.handler(scope) or self._served
-        return handler(scope, receive, send)
+        handler = self.handler(scope)
+        if handler is None:
+            served: Handler = self._served
+            return served(scope, receive, send)
+        return self._answer(handler, scope, receive, ResponseWriter.of(send))
+
+    async def _answer(self, handler: Handler, scope: Scope, receive: Receive, send: ResponseWriter | Send) -> None:
+        try:
+            await handler(scope, receive, send)
+        except Exception as exc:
+            if names_session(scope) or (isinstance(send, ResponseWriter) and send.has_begun):
+                raise
+            # A call without a session raises the environment's exceptions, which the application may handle.
+            await self._served({**scope, FAILURE: exc}, receive, send)
 
     def handler(self, scope: Scope) -> Handler | None:
-        """Find the handler of a request to a session or to `/mcp`, if it is one of ours."""
-        # A Gym request without a session may raise exceptions that the application handles.
-        if scope["type"] != "http" or not (scope["path"] == "/mcp" or names_session(scope)):
+        """Find the handler of a request to an environment, if it is one of ours."""
+        if scope["type"] != "http" or not (scope["path"] in _PATHS or names_session(scope)):
             return None
         route, match = self._match(scope)
         handler = _behind(route.app, scope) if type(route) is DocumentedRoute else None
@@ -111,3 +128,73 @@ def _is_clear(app: Any) -> bool:
         return False
     telemetry = getattr(app, "_native_telemetry", None)  # newer versions can report each request
     return telemetry is None or not telemetry.enabled()
+
+
+class ResponseWriter:
+    """Sends head and body of a short response in one write.
+
+    A response without a length is a stream: its head must not wait for its first event.
+    """
+
+    __slots__ = ("_cycle", "_head", "_send", "has_begun")
+
+    def __init__(self, cycle: Any, send: Send) -> None:
+        self._cycle = cycle
+        self._send = send
+        self._head: Message | None = None
+        self.has_begun = False
+
+    @classmethod
+    def of(cls, send: Send) -> ResponseWriter | Send:
+        """Return the writer for a response of uvicorn; `send` itself for any other."""
+        cycle = getattr(send, "__self__", None)
+        return cls(cycle, send) if type(cycle) is RequestResponseCycle else send
+
+    async def __call__(self, message: Message) -> None:
+        """Send a message of the application."""
+        self.has_begun = True
+        head, self._head = self._head, None
+        if head is None:
+            headers = message.get("headers", ())
+            if message["type"] == "http.response.start" and any(name == b"content-length" for name, _ in headers):
+                self._head = message
+            else:
+                await self._send(message)
+            return
+        cycle = self._cycle
+        transport = cycle.transport
+        cycle.transport = parts = _ResponseParts(transport)
+        try:
+            await self._send(head)
+            await self._send(message)
+        finally:
+            cycle.transport = transport
+            parts.write_out()
+
+
+class _ResponseParts:
+    """Stands in for a transport while uvicorn writes the parts of one response."""
+
+    __slots__ = ("_parts", "_transport")
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._parts: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Keep a part for `write_out`."""
+        self._parts.append(data)
+
+    def write_out(self) -> None:
+        """Write all parts."""
+        parts, self._parts = self._parts, []
+        if parts:
+            self._transport.writelines(parts)
+
+    def close(self) -> None:
+        """Close the transport behind the parts."""
+        self.write_out()
+        self._transport.close()

@@ -97,11 +97,11 @@ class OpenEnvRpc:
         params = request.params
         match request.method:
             case McpMethod.TOOLS_LIST.value:
-                tools = await self._run(request, own, self._list)
+                tools = await self._run(request, own, role, self._list)
                 return {"tools": [_described(tool) for tool in tools]}
             case McpMethod.TOOLS_CALL.value:
                 call = _tool_call(params, notify)
-                return await self._run(request, own, self._call_of(role, call))
+                return await self._run(request, own, role, self._call_of(role, call))
             case "openenv/session/create":
                 return await self._create(own, role)
             case "openenv/session/close":
@@ -117,7 +117,7 @@ class OpenEnvRpc:
             return lambda session, origin: session.run(operations.call, call, cancellable=True, origin=origin)
         return lambda session, origin: operations.run_for_agent(session, call, mode=mode, origin=origin)
 
-    async def _run(self, request: JsonRpcRequest, own: Session | None, work: InSession) -> Any:
+    async def _run(self, request: JsonRpcRequest, own: Session | None, role: Role, work: InSession) -> Any:
         """Run on the connection's session, the named session, or a new environment for this request."""
         params = request.params
         origin = origin_of_rpc(self._manager, request.id, params)
@@ -125,7 +125,8 @@ class OpenEnvRpc:
             session = own if own is not None else self._named(params)
             if session is not None:
                 return await work(session, origin)
-            async with self._manager.borrow() as borrowed:
+            # Whether an agent's call is a step depends on the environment.
+            async with self._manager.borrow(is_built=role is Role.AGENT) as borrowed:
                 return await work(borrowed, origin)
         except NoTools as exc:
             raise internal_error(str(exc)) from exc

@@ -334,15 +334,31 @@ class SessionManager:
         return None if session is None else self._admitted(session)
 
     @asynccontextmanager
-    async def borrow(self) -> Any:
+    async def borrow(self, *, is_built: bool = True) -> Any:
         """Build an environment for a single request, without a slot; at most as many at once as the server has slots.
 
-        Close the session afterwards, in the background, unless `keep_soft` gave it a slot meanwhile.
+        The session closes afterwards, in the background, unless `keep_soft` gave it a slot meanwhile.
+
+        Args:
+            is_built: Wait for the environment. Otherwise calls of the block wait for it in the session's lane, which
+                saves a change of threads.
+
+        Raises:
+            EnvironmentFactoryError: The constructor raised; if `is_built` is false, at the first call of the block.
         """
         session = self._admitted(await self.slots.reserve(SessionKind.ONCE))
+        problems: list[OpenEnvError | None] = []
         try:
-            await self._construct(session)
+            if is_built:
+                await self._construct(session)
+            else:
+                self.build(session, problems.append)
             yield session
+        except SessionClosedError as exc:
+            problem = problems[0] if problems else None
+            if problem is None or problem is exc:
+                raise
+            raise problem from problem.__cause__  # the constructor's exception
         finally:
             if session.kind is SessionKind.ONCE:
                 session.close("request done")

@@ -402,6 +402,8 @@ class Session:
         """
         if self._on_error is None:
             return None
+        if self.kind is SessionKind.ONCE and isinstance(error, SessionClosedError):
+            return None  # the request has one answer: the constructor's failure, which the manager reports
         self._on_error(self, error)
         return error.reply if isinstance(error, NonFiniteReward) else None
 
