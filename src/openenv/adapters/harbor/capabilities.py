@@ -9,7 +9,7 @@ from typing import Any
 
 from openenv import settings
 from openenv.errors import message_of
-from openenv.rollout.capture.sessions_api.engine_probe import list_models, validate_llm
+from openenv.rollout.capture.sessions_api.engine_probe import only_model, validate_llm
 from openenv.sandboxes.base import IMAGES, backend
 
 from . import seams
@@ -253,11 +253,7 @@ def _probe(endpoint: ModelEndpoint) -> dict[str, Any]:
     """Ask the endpoint for its models, and probe its capture level with short calls."""
     url, key = endpoint.llm_url or "", endpoint.api_key or settings.llm_api_key()
     about: dict[str, Any] = {"url": url, "authenticated": bool(key)}
-    model = endpoint.model or settings.llm_model() or ""
-    # Without a name the choice is unambiguous only if one model is served.
-    if not model:
-        served = list_models(url, api_key=key, auth_header=endpoint.auth_header)
-        model = served[0] if len(served) == 1 else ""
+    model = endpoint.model or settings.llm_model() or only_model(url, api_key=key, auth_header=endpoint.auth_header)
     if not model:
         problem = "no model given and the endpoint does not serve exactly one; pass --model"
         return {**about, "model": "", "ok": False, "findings": [problem]}

@@ -17,7 +17,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -348,6 +348,46 @@ def _is_off(value: Any, off: Any) -> bool:
     return value is None or value in (off if isinstance(off, tuple) else (off,))
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutDocument:
+    """The fields that all documents of a rollout share: ours, and those of the published capture API."""
+
+    session_id: str
+    metadata: Json
+    budget_stop_count: int
+    turns: list[Json]
+    graph: Mapping[str, int]
+    """Numbers of turns, roots, leaves, forks and discarded answers."""
+    n_sequences: int
+    trained: list[int]
+    """The number of tokens to train on of each trainable sequence."""
+    sequences: list[Json]
+    validation: list[Any]
+    trainable: bool
+    capture_level: str
+    is_training: bool
+
+    def json(self) -> Json:
+        """Return the document."""
+        return {
+            "session_id": self.session_id,
+            "metadata": self.metadata,
+            "budget_stop_count": self.budget_stop_count,
+            "turns": self.turns,
+            "stats": {
+                **self.graph,
+                "n_sequences": self.n_sequences,
+                "n_trainable_sequences": len(self.trained),
+                "n_trainable_tokens": sum(self.trained),
+            },
+            "sequences": self.sequences,
+            "validation": self.validation,
+            "trainable": self.trainable,
+            "capture_level": self.capture_level,
+            "rollout_type": "train" if self.is_training else "eval",
+        }
+
+
 def document(recording: Recording, *, include_discarded: bool = True, include_messages: bool = False) -> Json:
     """Return a whole rollout as plain values: turns, sequences, figures and findings."""
     graph = build(recording.calls)
@@ -358,33 +398,26 @@ def document(recording: Recording, *, include_discarded: bool = True, include_me
     discarded = {node.number for node in graph.nodes if node.discarded}
     listed = [item for item in all_sequences if include_discarded or item.role != "discarded"]
     parents = {node.number: node.parent.number if node.parent else None for node in graph.nodes}
-    return {
-        "session_id": recording.rollout_id,
-        "metadata": recording.metadata,
-        "model": recording.model,
-        "budget_stop_count": len(recording.stops),
-        "turns": [
+    shared = RolloutDocument(
+        session_id=recording.rollout_id,
+        metadata=recording.metadata,
+        budget_stop_count=len(recording.stops),
+        turns=[
             _turn_document(call, parents, discarded, include_messages)
             for call in recording.calls
             if include_discarded or call.number not in discarded
         ],
-        "stats": {
-            "n_turns": len(graph.nodes),
-            "n_roots": len(graph.roots),
-            "n_leaves": len(graph.leaves),
-            "n_forks": len(graph.forks),
-            "n_discarded": len(discarded),
-            "n_sequences": len(all_sequences),
-            "n_trainable_sequences": sum(item.trainable for item in all_sequences),
-            "n_trainable_tokens": sum(item.n_trainable for item in all_sequences if item.trainable),
-        },
-        "tokens": asdict(token_counts(turns(recording), all_sequences)),
-        "sequences": [item.document() for item in listed],
-        "validation": [asdict(finding) for finding in findings],
-        "trainable": trainable,
-        "capture_level": captured,
-        "rollout_type": "train" if trainable else "eval",
-    }
+        graph=graph.stats(),
+        n_sequences=len(all_sequences),
+        trained=[item.n_trainable for item in all_sequences if item.trainable],
+        sequences=[item.document() for item in listed],
+        validation=[asdict(finding) for finding in findings],
+        trainable=trainable,
+        capture_level=captured,
+        is_training=trainable,
+    )
+    counts = token_counts(turns(recording), all_sequences)
+    return {**shared.json(), "model": recording.model, "tokens": asdict(counts)}
 
 
 def _turn_document(call: Call, parents: Mapping[int, int | None], discarded: set[int], messages: bool) -> Json:

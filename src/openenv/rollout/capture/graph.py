@@ -25,7 +25,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -84,6 +84,22 @@ class CallGraph:
     def forks(self) -> list[CallNode]:
         """Return the calls with several continuations."""
         return [node for node in self.nodes if len(node.children) > 1]
+
+    def stats(self) -> dict[str, int]:
+        """Return the numbers of calls, roots, leaves, forks and discarded answers."""
+        discarded = sum(node.discarded for node in self.nodes)
+        return graph_stats(self.nodes, self.roots, self.leaves, self.forks, discarded)
+
+
+def graph_stats(nodes: Sized, roots: Sized, leaves: Sized, forks: Sized, discarded: int) -> dict[str, int]:
+    """Return the figures of a graph by their names in documents."""
+    return {
+        "n_turns": len(nodes),
+        "n_roots": len(roots),
+        "n_leaves": len(leaves),
+        "n_forks": len(forks),
+        "n_discarded": discarded,
+    }
 
 
 def build(calls: Iterable[Call]) -> CallGraph:

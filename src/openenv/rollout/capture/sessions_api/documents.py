@@ -21,6 +21,7 @@ import logging
 from typing import Any, Protocol
 
 from ..encoding import Json
+from ..export import RolloutDocument
 from ..training_trace import CaptureReport, TraceEntry, TrainingTrace, check_turn, validate_training_turn
 from .capture_checks import check_rollout, check_sequence
 from .capture_sessions import CaptureSession, is_trainable
@@ -59,23 +60,20 @@ def export_session(
         if include_discarded or role != DISCARDED
     ]
     chosen = [row for row in rows if row["trainable"]]
-    return {
-        "session_id": session.session_id,
-        "metadata": session.metadata,
-        "budget_stop_count": stops,
-        "turns": [_turn(graph, node, node.node_id in discarded, include_messages) for node in graph.nodes()],
-        "stats": {
-            **graph.stats(),
-            "n_sequences": len(rows),
-            "n_trainable_sequences": len(chosen),
-            "n_trainable_tokens": sum(row["n_trainable"] for row in chosen),
-        },
-        "sequences": rows,
-        "validation": [*map(str, report.findings), *session.findings],
-        "trainable": bool(chosen) and report.ok,
-        "capture_level": capture_level,
-        "rollout_type": "train" if trainable else "eval",
-    }
+    return RolloutDocument(
+        session_id=session.session_id,
+        metadata=session.metadata,
+        budget_stop_count=stops,
+        turns=[_turn(graph, node, node.node_id in discarded, include_messages) for node in graph.nodes()],
+        graph=graph.stats(),
+        n_sequences=len(rows),
+        trained=[row["n_trainable"] for row in chosen],
+        sequences=rows,
+        validation=[*map(str, report.findings), *session.findings],
+        trainable=bool(chosen) and report.ok,
+        capture_level=capture_level,
+        is_training=trainable,
+    ).json()
 
 
 def _roles(

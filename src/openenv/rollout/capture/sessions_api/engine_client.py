@@ -13,10 +13,12 @@ connections (`outbound`), the retries and the repairs of refused requests.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -137,6 +139,78 @@ def _names_another(token: object, entry: object) -> bool:
     return isinstance(text, str) and text.startswith(_ID_PREFIX) and text[len(_ID_PREFIX) :] != str(token)
 
 
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """An endpoint, and how requests reach it; for the client and for probes.
+
+    Args:
+        base_url: The address, with its version.
+        headers: The headers of each request.
+        timeout_s: The time limit of one request.
+    """
+
+    base_url: str
+    headers: Mapping[str, str]
+    timeout_s: float = TIMEOUT_S
+
+    async def send(self, endpoints: Endpoints, path: str, body: Json | None = None) -> tuple[EndpointResponse, bytes]:
+        """Send a request once, GET if it has no body; return the response and its body.
+
+        Raises:
+            UpstreamTimeoutError: The endpoint did not answer in time.
+            UpstreamTransportError: It cannot be reached, or hung up.
+        """
+        method, data = ("GET", b"") if body is None else ("POST", dumps(body))
+        headers = {"content-type": "application/json", "accept-encoding": "identity", **self.headers}
+        try:
+            response = await endpoints.send(method, self.base_url + path, data, headers, timeout_s=self.timeout_s)
+            return response, await response.read(RESPONSE_LIMIT)
+        except EndpointError as exc:
+            kind = UpstreamTimeoutError if exc.kind == "timeout" else UpstreamTransportError
+            raise kind(f"could not reach engine: {exc}") from exc
+
+
+def parsed_answer(response: EndpointResponse, data: bytes) -> Json:
+    """Return the JSON object of a response.
+
+    Raises:
+        UpstreamHTTPError: The response is an error.
+        UpstreamTransportError: It is not a JSON object.
+    """
+    if 200 <= response.status < 300:
+        answer = load_object(data)
+        if answer is None:
+            raise UpstreamTransportError("the engine's answer is not a JSON object")
+        return answer
+    text = data.decode("utf-8", "replace").strip()
+    try:
+        parsed = loads(text) if text else None
+    except (ValueError, RecursionError):
+        parsed = text
+    raise UpstreamHTTPError(response.status, parsed if isinstance(parsed, dict) else text or None)
+
+
+async def complete_with_repairs(post: Callable[[Json], Awaitable[Json]], body: Json, fixes: list[ParamFix]) -> Json:
+    """Post a chat request until the endpoint refuses none of its parameters; return the normalised completion.
+
+    Args:
+        post: Sends a request.
+        body: The request, changed in place.
+        fixes: Known repairs; new ones are added.
+
+    Raises:
+        UpstreamError: The endpoint failed, or its error names no parameter.
+    """
+    for fix in fixes:
+        fix.apply(body)
+    while True:
+        try:
+            return normalize_response(await post(body))
+        except UpstreamHTTPError as exc:
+            if not repair(exc.status_code, exc.body, body, fixes):
+                raise
+
+
 class InferenceClient:
     """Asks one endpoint for chat completions, and remembers the parameters that it refuses.
 
@@ -185,14 +259,7 @@ class InferenceClient:
         if self.provider == "anthropic":
             return await self._native_completion(request)
         body = prepare_request(dict(request), served_model=self.served_model, capture_level=self.capture_level)
-        for fix in self.param_fixes:
-            fix.apply(body)
-        while True:
-            try:
-                return normalize_response(await self._post("/chat/completions", body))
-            except UpstreamHTTPError as exc:
-                if not repair(exc.status_code, exc.body, body, self.param_fixes):
-                    raise
+        return await complete_with_repairs(functools.partial(self._post, "/chat/completions"), body, self.param_fixes)
 
     def note_refused(self, parameters: Collection[str]) -> None:
         """Leave out parameters that the endpoint is known to refuse.
@@ -214,7 +281,7 @@ class InferenceClient:
         Raises:
             UpstreamError: The endpoint does not list them.
         """
-        return _parsed(*await self._send("GET", "/models", b""))
+        return parsed_answer(*await self._send("/models"))
 
     async def aclose(self) -> None:
         """Close the connections of the running loop."""
@@ -226,36 +293,16 @@ class InferenceClient:
     async def _post(self, path: str, body: Json) -> Json:
         """Send a request, again if that may help."""
         for attempt in itertools.count(1):
-            response, data = await self._send("POST", path, dumps(body))
+            response, data = await self._send(path, body)
             retry_after = response.headers.get("retry-after", "")
             pause_s = _RETRIES.pause_s(attempt, status=response.status, retry_after=retry_after)
             if 200 <= response.status < 300 or pause_s is None:
-                return _parsed(response, data)
+                return parsed_answer(response, data)
             await asyncio.sleep(pause_s)
         raise AssertionError("unreachable")
 
-    async def _send(self, method: str, path: str, body: bytes) -> tuple[EndpointResponse, bytes]:
+    async def _send(self, path: str, body: Json | None = None) -> tuple[EndpointResponse, bytes]:
         endpoints = self._endpoints.setdefault(asyncio.get_running_loop(), Endpoints())
-        headers = {"content-type": "application/json", "accept-encoding": "identity"}
-        headers |= {"anthropic-version": "2023-06-01"} if self.provider == "anthropic" else {}
+        headers = {"anthropic-version": "2023-06-01"} if self.provider == "anthropic" else {}
         headers |= auth_headers(self.api_key, self.auth_header)
-        try:
-            response = await endpoints.send(method, self.base_url + path, body, headers, timeout_s=TIMEOUT_S)
-            return response, await response.read(RESPONSE_LIMIT)
-        except EndpointError as exc:
-            kind = UpstreamTimeoutError if exc.kind == "timeout" else UpstreamTransportError
-            raise kind(f"could not reach engine: {exc}") from exc
-
-
-def _parsed(response: EndpointResponse, data: bytes) -> Json:
-    if 200 <= response.status < 300:
-        answer = load_object(data)
-        if answer is None:
-            raise UpstreamTransportError("the engine's answer is not a JSON object")
-        return answer
-    text = data.decode("utf-8", "replace").strip()
-    try:
-        parsed = loads(text) if text else None
-    except (ValueError, RecursionError):
-        parsed = text
-    raise UpstreamHTTPError(response.status, parsed if isinstance(parsed, dict) else text or None)
+        return await EngineAddress(self.base_url, headers).send(endpoints, path, body)

@@ -20,7 +20,8 @@ Blocking, for code that runs before a server does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import functools
+from collections.abc import Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,13 +29,21 @@ from typing import Any
 from openenv import settings
 
 from ...tasks.model_parameters import finite_number
-from ..answer_relay import RESPONSE_LIMIT
 from ..dialects.dialect import as_dict, as_list, dicts_in
-from ..encoding import Json, dumps, load_object
-from ..outbound import EndpointError, Endpoints
-from ..parameter_fixes import ParamFix, behaviour_warnings, repair
+from ..encoding import Json
+from ..outbound import Endpoints
+from ..parameter_fixes import ParamFix, behaviour_warnings
+from ..upstream_errors import UpstreamError, UpstreamHTTPError
 from .capture_checks import check_upstream_response
-from .engine_client import PROVIDERS, auth_headers, normalise_engine_base, normalize_response, openai_api_base
+from .engine_client import (
+    PROVIDERS,
+    EngineAddress,
+    auth_headers,
+    complete_with_repairs,
+    normalise_engine_base,
+    openai_api_base,
+    parsed_answer,
+)
 
 HINT = (
     "Ids and log-probabilities to train on come from vLLM with --return-tokens-as-token-ids --logprobs-mode"
@@ -44,7 +53,6 @@ _EXPECTED = ("no_prompt_token_ids", "no_completion_token_ids", "no_logprobs", "t
 """Findings that a level below `tokens` implies."""
 _SMALLEST_GAP = 0.5  # below it, rounding hides the effect of temperature
 _LOWEST_LOGPROB = 100.0
-_UNREACHABLE = (OSError, ValueError)  # of `_Endpoint`: no answer, an error status, or invalid JSON
 _TOOL: Json = {
     "name": "bash",
     "description": "Run a shell command.",
@@ -95,15 +103,6 @@ class LLMReport:
         return "engine NOT reachable:\n  " + "\n  ".join(self.findings)
 
 
-class _ErrorStatus(OSError):
-    """The endpoint answered with an error status."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(f"HTTP {status}: {text[:300]}")
-        self.status = status
-        self.text = text
-
-
 @dataclass(frozen=True)
 class _Endpoint:
     """The address of the requests."""
@@ -117,48 +116,31 @@ class _Endpoint:
         """Send a request, and return the JSON object of the answer.
 
         Raises:
-            OSError: The endpoint did not answer, or with an error status.
-            ValueError: The answer is not a JSON object.
+            UpstreamError: The endpoint did not answer, or with an error or something other than an object.
         """
-        fields = {"content-type": "application/json", "user-agent": "openenv", "accept-encoding": "identity", **headers}
-        fields |= auth_headers(self.api_key, self.auth_header)
-        method, data = ("GET", b"") if body is None else ("POST", dumps(body))
-        # In a thread with its own loop: probes block, and their callers may run on a loop, as notebooks do.
-        with ThreadPoolExecutor(1, thread_name_prefix="openenv-probe") as thread:
-            status, raw = thread.submit(asyncio.run, self._fetch(method, path, data, fields)).result()
-        answer = load_object(raw)
-        if not 200 <= status < 300:
-            raise _ErrorStatus(status, raw[:2000].decode("utf-8", "replace"))
-        if answer is None:
-            raise ValueError("the answer is not a JSON object")
-        return answer
+        return _run(self._ask(path, body, **headers))
 
-    async def _fetch(self, method: str, path: str, data: bytes, fields: dict[str, str]) -> tuple[int, bytes]:
+    def complete(self, body: Json, fixes: list[ParamFix]) -> Json:
+        """Ask for a completion; repair the request as calls do, and add the repairs to `fixes`.
+
+        Raises:
+            UpstreamError: As `ask`; the error is about something else than a parameter.
+        """
+        return _run(complete_with_repairs(functools.partial(self._ask, "/chat/completions"), body, fixes))
+
+    async def _ask(self, path: str, body: Json | None = None, **headers: str) -> Json:
+        fields = {"user-agent": "openenv", **headers, **auth_headers(self.api_key, self.auth_header)}
         endpoints = Endpoints()
         try:
-            response = await endpoints.send(method, f"{self.base}{path}", data, fields, timeout_s=self.timeout_s)
-            return response.status, await response.read(RESPONSE_LIMIT)
-        except EndpointError as exc:
-            raise OSError(str(exc)) from exc
+            return parsed_answer(*await EngineAddress(self.base, fields, self.timeout_s).send(endpoints, path, body))
         finally:
             endpoints.close()
 
-    # As in calls, a parameter is dropped only if the endpoint refuses it. `fixes` are reported as missing features.
-    def complete(self, body: Json, fixes: list[ParamFix]) -> Json:
-        """Ask for a completion; repair the request if the endpoint refuses a parameter, and add the repair to `fixes`.
 
-        Raises:
-            OSError: The endpoint did not answer, or with an error about something else.
-            ValueError: The answer is not a JSON object.
-        """
-        for fix in fixes:
-            fix.apply(body)
-        while True:
-            try:
-                return self.ask("/chat/completions", body)
-            except _ErrorStatus as exc:
-                if not repair(exc.status, load_object(exc.text) or exc.text, body, fixes):
-                    raise
+def _run(request: Coroutine[Any, Any, Json]) -> Json:
+    """Run a request in a thread with its own loop: probes block, and callers may run on a loop, as notebooks do."""
+    with ThreadPoolExecutor(1, thread_name_prefix="openenv-probe") as thread:
+        return thread.submit(asyncio.run, request).result()
 
 
 def list_models(
@@ -174,9 +156,21 @@ def list_models(
     """
     try:
         answer = _Endpoint(openai_api_base(llm_url), api_key, auth_header, timeout).ask("/models")
-    except _UNREACHABLE:
+    except UpstreamError:
         return []
     return [str(model.get("id") or "") for model in dicts_in(answer.get("data"))]
+
+
+def only_model(llm_url: str, *, api_key: str | None = None, auth_header: str = "Authorization") -> str:
+    """Return the name of an endpoint's model if it serves exactly one; empty otherwise.
+
+    Args:
+        llm_url: Its address.
+        api_key: Its key.
+        auth_header: The header for the key.
+    """
+    served = list_models(llm_url, api_key=api_key, auth_header=auth_header)
+    return served[0] if len(served) == 1 else ""
 
 
 def probe_tool_support(
@@ -206,11 +200,9 @@ def probe_tool_support(
     body |= {"tools": [{"type": "function", "function": _TOOL}], "tool_choice": "auto"}
     try:
         answer = endpoint.complete(body, applied)
-    except OSError as exc:
-        refused = isinstance(exc, _ErrorStatus)
+    except UpstreamError as exc:
+        refused = isinstance(exc, UpstreamHTTPError)
         return "rejected" if refused else "unknown", applied[len(earlier_fixes) :]
-    except ValueError:
-        return "unknown", applied[len(earlier_fixes) :]
     # Without a call: a model that was cut off while thinking is unknown, one that finished does not call tools.
     choice = _first_choice(answer)
     if as_dict(choice.get("message")).get("tool_calls"):
@@ -255,7 +247,7 @@ def probe_logprobs_mode(
         body: Json = {"model": model, "messages": [question], "max_tokens": 1, "temperature": temperature}
         try:
             answer = endpoint.complete({**body, "logprobs": True, "top_logprobs": 5}, list(earlier_fixes))
-        except _UNREACHABLE:
+        except UpstreamError:
             return "unknown"
         entries = dicts_in(as_dict(_first_choice(answer).get("logprobs")).get("content"))
         tops = dicts_in(entries[0].get("top_logprobs")) if entries else []
@@ -330,8 +322,8 @@ def validate_llm(
     body |= {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
     fixes: list[ParamFix] = []
     try:
-        payload = normalize_response(_Endpoint(base, api_key, auth_header, timeout).complete(body, fixes))
-    except _UNREACHABLE as exc:
+        payload = _Endpoint(base, api_key, auth_header, timeout).complete(body, fixes)
+    except UpstreamError as exc:
         report.findings.append(f"probe failed: {type(exc).__name__}: {str(exc)[:300]}")
         report.param_fixes = [str(fix) for fix in fixes]
         return report
@@ -389,10 +381,10 @@ def _validate_anthropic(endpoint: _Endpoint, model: str, *, check_tools: bool) -
         body["tool_choice"] = {"type": "tool", "name": "report_ok"}
     try:
         answer = endpoint.ask("/v1/messages", body, **{"anthropic-version": "2023-06-01"})
-    except _ErrorStatus as exc:
-        report.findings.append(f"Native Messages HTTP {exc.status}")
+    except UpstreamHTTPError as exc:
+        report.findings.append(f"Native Messages HTTP {exc.status_code}")
         return report
-    except _UNREACHABLE as exc:
+    except UpstreamError as exc:
         report.findings.append(f"Native Messages probe failed: {type(exc).__name__}")
         return report
     blocks = dicts_in(answer.get("content"))

@@ -24,7 +24,7 @@ from typing import Any
 from ..dialects.dialect import MALFORMED
 from ..dialects.openai_chat import OpenAIChat
 from ..encoding import Json, dumps
-from ..graph import Linker, Talk, digest, token_bytes, used_answers
+from ..graph import Linker, Talk, digest, graph_stats, token_bytes, used_answers
 
 _CHAT = OpenAIChat()
 
@@ -242,13 +242,7 @@ class RolloutGraph:
 
     def stats(self) -> dict[str, int]:
         """Return the numbers of calls, roots, leaves, forks and discarded answers."""
-        return {
-            "n_turns": len(self._nodes),
-            "n_roots": len(self.roots()),
-            "n_leaves": len(self.leaves()),
-            "n_forks": len(self.forks()),
-            "n_discarded": len(self.discarded_nodes()),
-        }
+        return graph_stats(self._nodes, self.roots(), self.leaves(), self.forks(), len(self.discarded_nodes()))
 
 
 def _token_marks(node: TurnNode) -> tuple[bytes, bytes]:

@@ -23,7 +23,7 @@ from dataclasses import replace
 from ..encoding import Json
 from .capture_sessions import UpstreamAddress
 from .engine_client import InferenceClient
-from .engine_probe import list_models, validate_llm
+from .engine_probe import only_model, validate_llm
 
 log = logging.getLogger("openenv.rollout.capture")
 
@@ -116,10 +116,8 @@ class UpstreamPool:
 
 def _probed(upstream: UpstreamAddress) -> tuple[str, str]:
     """Return the model and the capture level of an endpoint."""
-    model = upstream.model
-    if not model:
-        served = list_models(upstream.llm_url, api_key=upstream.api_key, auth_header=upstream.auth_header)
-        model = served[0] if len(served) == 1 else ""
+    key, header = upstream.api_key, upstream.auth_header
+    model = upstream.model or only_model(upstream.llm_url, api_key=key, auth_header=header)
     if not model:
         log.warning("%s does not serve exactly one model, and the session names none", upstream.llm_url)
         return "", "text"
@@ -127,8 +125,8 @@ def _probed(upstream: UpstreamAddress) -> tuple[str, str]:
         upstream.llm_url,
         model,
         provider=upstream.provider,
-        api_key=upstream.api_key,
-        auth_header=upstream.auth_header,
+        api_key=key,
+        auth_header=header,
     )
     level = report.capture_level or "text"
     log.info("%s (%s): capture level %s", upstream.llm_url, model, level)
