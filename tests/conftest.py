@@ -19,23 +19,22 @@ import socket
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import openenv
+from interpreters import NOT_INHERITED, Interpreter
 from openenv.errors import SandboxUnavailable
 from openenv.sandboxes import LocalSandboxes
-from servers import RunningServer, running_server
+from servers import Serve, running_server
 
 SOURCE = Path(openenv.__file__).resolve().parent.parent
 PUBLISHED_VENV = Path(__file__).resolve().parents[1] / ".bench" / "published"
 PUBLISHED_REQUIREMENTS = ["openenv==0.10.0", "uvloop", "httptools"]
 IS_PUBLISHED = "from importlib.metadata import version; assert version('openenv') == '0.10.0'"
-NOT_INHERITED = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OPENENV_MODE", "ENABLE_WEB_INTERFACE"}
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -79,14 +78,14 @@ def episode_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., RunningServer]]:
+def serve() -> Iterator[Serve]:
     """Start servers; all are stopped when the test ends."""
     with contextlib.ExitStack() as stack:
         yield lambda app, **settings: stack.enter_context(running_server(app, **settings))
 
 
 @pytest.fixture(scope="session")
-def serve_once() -> Iterator[Callable[..., RunningServer]]:
+def serve_once() -> Iterator[Serve]:
     """Start servers that tests share; all are stopped at the very end."""
     with contextlib.ExitStack() as stack:
         yield lambda app, **settings: stack.enter_context(running_server(app, **settings))
@@ -141,21 +140,6 @@ def local() -> LocalSandboxes:
 def anyio_backend() -> str:
     """Asynchronous tests run on asyncio."""
     return "asyncio"
-
-
-@dataclass(frozen=True)
-class Interpreter:
-    """A Python with one of the two packages in it."""
-
-    name: str
-    python: str
-    source: Path | None = None
-
-    def environment(self, folder: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What its processes inherit: a folder of test code on the path, and our source where it is ours."""
-        path = [str(folder)] if self.source is None else [str(self.source), str(folder)]
-        inherited = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED}
-        return {**inherited, "PYTHONPATH": os.pathsep.join(path), **(extra or {})}
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from interpreters import Interpreter
 from waiting import wait_until_healthy
 
 START_TIMEOUT_S = 100.0
@@ -64,7 +65,7 @@ StartServer = Callable[..., ServerProcess]
 
 
 @pytest.fixture
-def start_server(ours: Any, tmp_path: Path, free_port: Callable[[], int]) -> Iterator[StartServer]:
+def start_server(ours: Interpreter, tmp_path: Path, free_port: Callable[[], int]) -> Iterator[StartServer]:
     """Start servers of a source; all are ended with the test."""
     servers: list[ServerProcess] = []
 

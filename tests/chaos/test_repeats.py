@@ -19,6 +19,7 @@ from openenv.errors import StaleRequest
 from openenv.server.app import create_fastapi_app
 from openenv.server.sessions.ledger import KEPT, KEPT_BYTES, REMEMBERED, Ledger
 from openenv.types import State
+from servers import Serve
 
 KEY = "Idempotency-Key"
 HANDSHAKE, MODERN = "2025-06-18", "2026-07-28"
@@ -103,7 +104,7 @@ class Caller:
 
 
 @pytest.fixture
-def caller(serve: Any) -> Iterator[Caller]:
+def caller(serve: Serve) -> Iterator[Caller]:
     env_cls = type("OwnButton", (Button,), {"gate": threading.Event(), "begun": threading.Event()})
     made = Caller(serve(create_fastapi_app(env_cls, Push, Pushed, max_concurrent_envs=2)), env_cls)
     yield made

@@ -17,6 +17,8 @@ from storm.faults import DOWN, UP, Kind, plan_of
 from storm.runner import Run, Storm
 from storm.verdict import Outcome, judge
 
+from interpreters import Interpreter
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -48,7 +50,7 @@ def test_every_episode_is_identical_to_its_twin_or_ends_in_a_typed_error(
 
 @pytest.mark.published
 @pytest.mark.slow
-def test_lies_are_found(published: Any, tmp_path: Path) -> None:
+def test_lies_are_found(published: Interpreter, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     command = [published.python, "-m", "storm", "--package", "published", "--episodes", "12", "--json", str(file)]
     done = subprocess.run(

@@ -20,6 +20,7 @@ from openenv.client.schema_models import read_models
 from openenv.protocol.schema import json_schema
 from openenv.server.loading import as_app
 from openenv.types import Observation, State
+from servers import Serve
 
 HOSTILE = 'End """ of\\ it"; import os; os._exit(3) # \x1b[31m \u202e'
 ROBOT: dict[str, Any] = {
@@ -59,7 +60,7 @@ def loaded(path: Path) -> Any:
     return module
 
 
-def test_a_module_is_written_and_plays(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_module_is_written_and_plays(serve: Serve, tmp_path: Path) -> None:
     url = serve(as_app(Counter, "Counter")).url
     path = tmp_path / "written_counter.py"
     written = CliRunner().invoke(build(), ["client", url, "-o", str(path)])
@@ -108,7 +109,7 @@ def test_texts_of_a_server_are_texts(tmp_path: Path) -> None:
     assert move.model_dump(mode="json", fallback=list)['class" or'] == HOSTILE
 
 
-def test_a_file_of_ones_own_is_not_replaced(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_file_of_ones_own_is_not_replaced(serve: Serve, tmp_path: Path) -> None:
     url = serve(as_app(Counter, "Counter")).url
     path = tmp_path / "mine.py"
     path.write_text("mine = 1\n", encoding="utf-8")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from interpreters import Interpreter
 from openenv.cli.init import Names, write_package
 
 PLAY = """
@@ -36,7 +37,11 @@ with MazeEnv(base_url=sys.argv[1]).sync() as env:
 @pytest.mark.slow
 @pytest.mark.published
 def test_either_client_steps_a_new_package(
-    tmp_path: Path, ours: Any, published: Any, free_port: Callable[[], int], serve_package: Callable[..., Any]
+    tmp_path: Path,
+    ours: Interpreter,
+    published: Interpreter,
+    free_port: Callable[[], int],
+    serve_package: Callable[..., Any],
 ) -> None:
     write_package(Names.of("maze_env"), tmp_path / "maze_env")
     with serve_package(ours, tmp_path, free_port()) as url:

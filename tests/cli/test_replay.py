@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from environments import Add, Counter, Sum
 from openenv.cli.__main__ import build
 from openenv.server.app import create_app
+from servers import Serve
 
 ROWS: list[dict[str, Any]] = [
     {"kind": "episode", "version": 1, "id": "20260101-000000-00000000", "env": "counter"},
@@ -43,7 +44,7 @@ FAILED = {"kind": "step", "n": 2, "action": {"fail": True}, "error": {"type": "V
 
 
 @pytest.fixture
-def url(serve: Callable[..., Any]) -> str:
+def url(serve: Serve) -> str:
     """The address of a counter."""
     address: str = serve(create_app(Counter, Add, Sum, max_concurrent_envs=4)).url
     return address

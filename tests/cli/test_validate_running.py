@@ -15,10 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 from environments import Idle
+from interpreters import Interpreter
 from openenv import Action, Observation, State
 from openenv.cli.__main__ import build
 from openenv.server.app import create_app
 from portable_package import write_portable_package
+from servers import Serve
 
 ENDPOINTS = [
     "openapi_version_available",
@@ -76,7 +78,7 @@ def app(env: type = Cart, **options: Any) -> Any:
     return create_app(env, Push, Observation, env_name="cart", max_concurrent_envs=8, **options)
 
 
-def test_a_server_of_ours_passes_and_its_sessions_too(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_server_of_ours_passes_and_its_sessions_too(serve: Serve, tmp_path: Path) -> None:
     url = serve(app()).url
     done = validate(url + "/", "--json", "--timeout", "30", "--output", str(tmp_path / "report.json"))
     assert done.exit_code == 0, done.output
@@ -96,12 +98,12 @@ def test_a_server_of_ours_passes_and_its_sessions_too(serve: Callable[..., Any],
     assert (report["target"], report["validation_type"]) == (url, "running_environment")
 
 
-def test_without_sessions_only_the_endpoints_are_asked(serve: Callable[..., Any]) -> None:
+def test_without_sessions_only_the_endpoints_are_asked(serve: Serve) -> None:
     done = validate("--url", serve(app()).url, "--level", "static", "--json", "--timeout", "30")
     assert [one["id"] for one in json.loads(done.stdout)["criteria"]] == ENDPOINTS
 
 
-def test_what_sessions_show_is_reported_and_decides_nothing(serve: Callable[..., Any]) -> None:
+def test_what_sessions_show_is_reported_and_decides_nothing(serve: Serve) -> None:
     class Forgetful(Cart):
         def step(self, action: Push, timeout_s: float | None = None, **kwargs: Any) -> Observation:
             return Observation(reward=1.0)
@@ -114,14 +116,14 @@ def test_what_sessions_show_is_reported_and_decides_nothing(serve: Callable[...,
     assert "Verdict: warn" in done.stdout
 
 
-def test_a_server_in_production_has_no_episodes_to_check(serve: Callable[..., Any]) -> None:
+def test_a_server_in_production_has_no_episodes_to_check(serve: Serve) -> None:
     done = validate(serve(app(mode="production")).url, "--json", "--timeout", "30")
     report = json.loads(done.stdout)
     assert (done.exit_code, report["mode"]) == (0, "production")
     assert [one["id"] for one in report["criteria"]] == ENDPOINTS
 
 
-def test_a_server_that_asks_for_a_token_gets_one(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_asks_for_a_token_gets_one(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENENV_TOKEN", "secret")
     secured = app()
     monkeypatch.delenv("OPENENV_TOKEN")
@@ -190,7 +192,7 @@ def shape(value: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.published
 def test_both_judge_a_published_server_alike(
-    tmp_path: Path, published: Any, free_port: Callable[[], int], serve_package: Callable[..., Any]
+    tmp_path: Path, published: Interpreter, free_port: Callable[[], int], serve_package: Callable[..., Any]
 ) -> None:
     write_portable_package(tmp_path / "maze_env")
     theirs = [str(Path(published.python).with_name("openenv")), "validate"]

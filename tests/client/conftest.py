@@ -19,6 +19,7 @@ from openenv.protocol.frames import FrameReader, text_head
 from openenv.server.app import HTTPEnvServer, create_app, new_application
 from openenv.server.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
+from servers import Serve
 from slow_steps import take
 from waiting import wait_until
 
@@ -48,7 +49,7 @@ def parrot_app() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def parrot(serve: Callable[..., Any], parrot_app: Callable[..., Any]) -> Any:
+def parrot(serve: Serve, parrot_app: Callable[..., Any]) -> Any:
     """A server of the environment, with four slots."""
     return serve(parrot_app())
 
@@ -106,7 +107,7 @@ def env_cls() -> type[CountingEnv]:
 
 
 @pytest.fixture
-def start(serve: Callable[..., Any], env_cls: type[CountingEnv]) -> Callable[..., Any]:
+def start(serve: Serve, env_cls: type[CountingEnv]) -> Callable[..., Any]:
     """Serve the environment under limits."""
 
     def start(port: int = 0, **limits: Any) -> Any:

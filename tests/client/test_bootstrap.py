@@ -10,6 +10,7 @@ import pytest
 from openenv import GenericEnvClient, HTTPEnvClient
 from openenv.client.bootstrap import load_provider, stop_provider
 from openenv.errors import ConnectFailed
+from servers import Serve
 
 
 class InProcess:
@@ -58,7 +59,7 @@ class Runtime(InProcess):
 
 
 @pytest.fixture
-def start_server(serve: Callable[..., Any], parrot_app: Callable[..., Any]) -> Callable[[], Any]:
+def start_server(serve: Serve, parrot_app: Callable[..., Any]) -> Callable[[], Any]:
     return lambda: serve(parrot_app())
 
 

@@ -22,6 +22,7 @@ from openenv.errors import (
     SessionLost,
 )
 from openenv.types import Action, StepResult
+from servers import Serve
 
 
 class ParrotClient(EnvClient[Any, str, int]):
@@ -228,7 +229,7 @@ async def test_an_awaited_request_that_times_out_or_is_cancelled_loses_the_episo
 @pytest.mark.parametrize("protocol", ["v1", "v2"])
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "awaited"])
 def test_a_server_that_goes_away_loses_the_episode(
-    serve: Callable[..., Any], parrot_app: Callable[..., Any], blocking: bool, protocol: Any
+    serve: Serve, parrot_app: Callable[..., Any], blocking: bool, protocol: Any
 ) -> None:
     server = serve(parrot_app())
     options = {"protocol": protocol, "reconnect_timeout_s": 0.3}
@@ -313,7 +314,7 @@ def test_children_have_sessions_of_their_own_and_end_with_their_parent(parrot: A
 @pytest.mark.parametrize("connect_first", [True, False])
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "awaited"])
 def test_a_full_server_is_always_a_capacity_error_on_reset(
-    serve: Callable[..., Any], parrot_app: Callable[..., Any], connect_first: bool, blocking: bool
+    serve: Serve, parrot_app: Callable[..., Any], connect_first: bool, blocking: bool
 ) -> None:
     server = serve(parrot_app(sessions=1))
     holder = GenericEnvClient(server.url).sync()
@@ -344,7 +345,7 @@ def test_a_reply_over_the_limit_loses_the_episode_and_says_why(parrot: Any) -> N
             client.step({"message": "x" * 100_000})
 
 
-def test_a_peer_that_speaks_another_protocol_is_a_protocol_error(serve: Callable[..., Any]) -> None:
+def test_a_peer_that_speaks_another_protocol_is_a_protocol_error(serve: Serve) -> None:
     async def chatty(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             return
@@ -359,7 +360,7 @@ def test_a_peer_that_speaks_another_protocol_is_a_protocol_error(serve: Callable
         GenericEnvClient(server.url).sync().reset()
 
 
-def test_headers_reach_the_server(serve: Callable[..., Any]) -> None:
+def test_headers_reach_the_server(serve: Serve) -> None:
     headers: dict[bytes, bytes] = {}
 
     async def nosy(scope: Any, receive: Any, send: Any) -> None:

@@ -26,6 +26,7 @@ from openenv.protocol.client_sessions import ResumableSession
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.server.sessions.events import SessionEvent
+from servers import Serve
 from slow_steps import take
 
 both = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "awaited"])
@@ -181,7 +182,7 @@ def test_a_server_that_says_no_is_not_asked_again(connecting: Connecting, status
     assert listener.count == 1
 
 
-def test_a_refused_token_is_not_tried_again(serve: Any, parrot_app: Any, connecting: Connecting) -> None:
+def test_a_refused_token_is_not_tried_again(serve: Serve, parrot_app: Any, connecting: Connecting) -> None:
     server = serve(parrot_app(access=AccessPolicy(orchestrator="right-token")))
     with FaultyListener(joins(server.port)) as listener, pytest.raises(AccessDenied):
         connecting(listener.url, token="wrong-token")
@@ -276,7 +277,7 @@ def test_lost_answers_to_many_opens_leave_no_second_sessions(start: Any, proxy_t
 
 @both
 def test_a_constructor_under_way_is_waited_for_and_not_begun_again(
-    serve: Any, env_cls: Any, proxy_to: Any, player: Any, blocking: bool
+    serve: Serve, env_cls: Any, proxy_to: Any, player: Any, blocking: bool
 ) -> None:
     built, is_building = itertools.count(), threading.Event()
 

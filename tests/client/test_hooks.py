@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -15,6 +14,7 @@ from openenv import EnvClient, Environment, HTTPEnvClient, StepResult, VectorEnv
 from openenv.errors import ProtocolError
 from openenv.server.loading import as_app
 from openenv.types import Action, Observation, State
+from servers import Serve
 
 ObsT = TypeVar("ObsT")
 
@@ -56,7 +56,7 @@ class CameraEnv(EnvClient[Action, Picture, State]):
     pass
 
 
-def test_an_empty_client_class_plays_an_episode(serve: Callable[..., Any]) -> None:
+def test_an_empty_client_class_plays_an_episode(serve: Serve) -> None:
     with CounterEnv(serve(as_app(Counter, "Counter")).url).sync() as env:
         first = env.reset(episode_id="mine")
         result = env.step(Add(amount=3))
@@ -66,7 +66,7 @@ def test_an_empty_client_class_plays_an_episode(serve: Callable[..., Any]) -> No
         assert env.state().episode_id == "mine"
 
 
-def test_clients_over_http_and_vectors_need_no_methods_either(serve: Callable[..., Any]) -> None:
+def test_clients_over_http_and_vectors_need_no_methods_either(serve: Serve) -> None:
     class OverHttp(HTTPEnvClient[Add, Sum]):
         pass
 
@@ -79,7 +79,7 @@ def test_clients_over_http_and_vectors_need_no_methods_either(serve: Callable[..
         assert [one.total for one in many.step([Add(amount=1), Add(amount=5)]).observations] == [1, 5]
 
 
-def test_arrays_and_bytes_come_back_as_what_they_were(serve: Callable[..., Any]) -> None:
+def test_arrays_and_bytes_come_back_as_what_they_were(serve: Serve) -> None:
     with CameraEnv(serve(as_app(Camera, "Camera")).url).sync() as env:
         first = env.reset().observation
         assert first.pixels.dtype == np.uint8

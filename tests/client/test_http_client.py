@@ -19,6 +19,7 @@ from openenv.errors import (
     SessionCapacityError,
     SessionLost,
 )
+from servers import Serve
 
 
 def test_an_episode_keeps_its_state_between_requests(parrot: Any) -> None:
@@ -40,7 +41,7 @@ def test_a_bare_host_is_an_address(parrot: Any) -> None:
         client.reset()
 
 
-def test_errors_are_typed(serve: Callable[..., Any], parrot_app: Callable[..., Any]) -> None:
+def test_errors_are_typed(serve: Serve, parrot_app: Callable[..., Any]) -> None:
     server = serve(parrot_app(sessions=1))
     with DictHTTPClient(server.url) as client:
         client.reset()
@@ -53,9 +54,7 @@ def test_errors_are_typed(serve: Callable[..., Any], parrot_app: Callable[..., A
         assert client.step({"message": "still"}).observation["text"] == "still"
 
 
-def test_a_first_reset_that_fails_does_not_lose_its_slot(
-    serve: Callable[..., Any], parrot_app: Callable[..., Any]
-) -> None:
+def test_a_first_reset_that_fails_does_not_lose_its_slot(serve: Serve, parrot_app: Callable[..., Any]) -> None:
     server = serve(parrot_app(sessions=1))
     with DictHTTPClient(server.url) as client:
         for _ in range(3):
@@ -108,14 +107,14 @@ def test_a_server_that_is_not_there_is_a_failed_connection() -> None:
             client.reset()
 
 
-def test_a_server_without_sessions_is_warned_about(serve: Callable[..., Any]) -> None:
+def test_a_server_without_sessions_is_warned_about(serve: Serve) -> None:
     server = serve(_answering(b'{"observation":{},"reward":null,"done":false}'), lifespan="off")
     with DictHTTPClient(server.url) as client, pytest.warns(RuntimeWarning, match="keeps no sessions"):
         client.reset()
 
 
 @pytest.mark.parametrize("body", [b"hello", b"[]"])
-def test_an_answer_that_is_no_object_is_a_protocol_error(serve: Callable[..., Any], body: bytes) -> None:
+def test_an_answer_that_is_no_object_is_a_protocol_error(serve: Serve, body: bytes) -> None:
     server = serve(_answering(body), lifespan="off")
     with DictHTTPClient(server.url) as client, pytest.raises(ProtocolError):
         client.reset()

@@ -13,6 +13,7 @@ from openenv.client.driver import KeepaliveThread
 from openenv.client.network import ConnectionOptions, parse_ws_url
 from openenv.client.websocket import AsyncConnection, BlockingConnection
 from openenv.errors import SessionLost
+from servers import Serve
 from waiting import wait_until, wait_until_async
 
 
@@ -62,7 +63,7 @@ def options(**kwargs: Any) -> ConnectionOptions:
     return ConnectionOptions(connect_timeout_s=30, message_timeout_s=30, **kwargs)
 
 
-def test_a_blocking_connection_pings_a_quiet_server_and_reads_its_pong(serve: Callable[..., Any]) -> None:
+def test_a_blocking_connection_pings_a_quiet_server_and_reads_its_pong(serve: Serve) -> None:
     server, _ = silent_server(serve)
     connection = BlockingConnection(
         parse_ws_url(f"ws://127.0.0.1:{server.port}/"), options(ping_interval_s=0.02, ping_timeout_s=20)
@@ -121,7 +122,7 @@ async def test_a_server_that_does_not_answer_pings_is_given_up() -> None:
 
 
 @pytest.mark.anyio
-async def test_an_awaited_connection_stays_open_while_pongs_come(serve: Callable[..., Any]) -> None:
+async def test_an_awaited_connection_stays_open_while_pongs_come(serve: Serve) -> None:
     server, done = silent_server(serve)
     connection = AsyncConnection(
         parse_ws_url(f"ws://127.0.0.1:{server.port}/"), options(ping_interval_s=0.03, ping_timeout_s=20)

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from sample_tools import Shelf
 from sample_tools import app as shelf_app
 
+from interpreters import Interpreter
 from openenv.client.env_client import GenericEnvClient, SyncEnvClient
 from openenv.client.mcp_client import GenericMCPObservation, MCPClientBase, MCPToolClient
 from openenv.errors import (
@@ -36,6 +37,7 @@ from openenv.protocol.tool_messages import (
 )
 from openenv.server.app import HTTPEnvServer, create_app
 from openenv.server.sessions.lifetime import SessionLimits
+from servers import Serve
 from waiting import wait_until_healthy
 
 SAMPLES = Path(__file__).parents[1] / "compat"
@@ -45,7 +47,7 @@ Ask = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def published_shelf(
-    published: Any, tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+    published: Interpreter, tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
 ) -> Iterator[str]:
     """The environment in a process of the published package."""
     port = free_port()
@@ -71,7 +73,7 @@ def shelf_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def our_url(serve: Callable[..., Any]) -> str:
+def our_url(serve: Serve) -> str:
     """Our server alone."""
     return str(serve(shelf_app).url)
 
@@ -262,7 +264,7 @@ def test_calls_of_several_tasks_take_turns_and_get_their_own_replies(our_url: st
 
 
 @pytest.mark.parametrize("protocol", ["v1", "v2"])
-def test_a_client_that_dies_leaves_no_session_behind(serve: Callable[..., Any], protocol: str) -> None:
+def test_a_client_that_dies_leaves_no_session_behind(serve: Serve, protocol: str) -> None:
     """With v2 the session waits for its client to come back, for a while."""
     app = FastAPI()
     limits = SessionLimits(sessions=1, grace_s=0.3)
@@ -280,7 +282,7 @@ def test_a_client_that_dies_leaves_no_session_behind(serve: Callable[..., Any], 
     server.wait_for(lambda: not server.manager.sessions())
 
 
-def test_tools_of_a_production_server_can_be_called_and_nothing_else(serve: Callable[..., Any]) -> None:
+def test_tools_of_a_production_server_can_be_called_and_nothing_else(serve: Serve) -> None:
     server = serve(create_app(Shelf, CallToolAction, CallToolObservation, mode="production"))
     with MCPToolClient(base_url=server.url).sync() as shelf:
         assert shelf.has_tool("put")

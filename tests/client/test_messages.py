@@ -25,6 +25,7 @@ from openenv.errors import (
 from openenv.protocol.client_sessions import error_from_frame
 from openenv.server.app import create_app
 from openenv.types import Action, Observation
+from servers import Serve
 from waiting import wait_until_async
 
 
@@ -37,7 +38,7 @@ class Broken(Idle):
         raise ValueError("no such data set")
 
 
-def test_a_refused_action_names_the_field_and_what_is_wrong_with_it(serve: Callable[..., Any]) -> None:
+def test_a_refused_action_names_the_field_and_what_is_wrong_with_it(serve: Serve) -> None:
     server = serve(create_app(Idle, Number, Observation, max_concurrent_envs=4))
     with GenericEnvClient(server.url).sync() as client, DictHTTPClient(server.url) as over_http:
         client.reset()
@@ -74,7 +75,7 @@ def test_only_the_first_fields_are_reported_and_odd_lists_are_left_out(errors: A
     assert str(error) == text
 
 
-def test_a_failing_constructor_is_reported_with_its_reason(serve: Callable[..., Any]) -> None:
+def test_a_failing_constructor_is_reported_with_its_reason(serve: Serve) -> None:
     server = serve(create_app(Broken, Number, Observation))
     with pytest.raises(EnvironmentFactoryError) as caught:
         GenericEnvClient(server.url).sync().reset()
@@ -88,7 +89,7 @@ def test_a_failing_constructor_is_reported_with_its_reason(serve: Callable[..., 
 
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "awaited"])
 def test_a_full_server_is_reported_plainly_with_advice(
-    serve: Callable[..., Any], parrot_app: Callable[..., Any], blocking: bool
+    serve: Serve, parrot_app: Callable[..., Any], blocking: bool
 ) -> None:
     server = serve(parrot_app(sessions=1))
 

@@ -18,6 +18,7 @@ from openenv.errors import ConnectFailed, ProtocolError, RequestValidationError
 from openenv.protocol.schema import json_schema
 from openenv.server.loading import as_app
 from openenv.types import Action, Observation, State
+from servers import Serve
 
 
 class Point(BaseModel):
@@ -69,7 +70,7 @@ def types_of(action: Any, observation: Any = Observation, state: Any = State) ->
     return build_types(read_models(schemas))
 
 
-def test_models_come_from_the_server(serve: Callable[..., Any]) -> None:
+def test_models_come_from_the_server(serve: Serve) -> None:
     with openenv.connect(serve(as_app(Robot, "Robot")).url).sync() as env:
         first = env.reset().observation
         assert (type(first).__name__, first.raw, first.pair, first.tree.children[0].name) == (
@@ -89,7 +90,7 @@ def test_models_come_from_the_server(serve: Callable[..., Any]) -> None:
         assert env.state().step_count == 0
 
 
-def test_an_action_that_does_not_fit_is_refused_before_it_is_sent(serve: Callable[..., Any]) -> None:
+def test_an_action_that_does_not_fit_is_refused_before_it_is_sent(serve: Serve) -> None:
     with openenv.connect(serve(as_app(Robot, "Robot")).url).sync() as env:
         env.reset()
         with pytest.raises(ValidationError, match="less than or equal to 9"):
@@ -100,7 +101,7 @@ def test_an_action_that_does_not_fit_is_refused_before_it_is_sent(serve: Callabl
 
 
 @pytest.mark.anyio
-async def test_it_is_awaited_inside_a_loop(serve: Callable[..., Any]) -> None:
+async def test_it_is_awaited_inside_a_loop(serve: Serve) -> None:
     async with openenv.connect(serve(as_app(Counter, "Counter")).url) as env:
         await env.reset()
         assert (await env.step(env.Action(amount=2))).observation.total == 2
@@ -108,7 +109,7 @@ async def test_it_is_awaited_inside_a_loop(serve: Callable[..., Any]) -> None:
             assert other.Action is env.Action
 
 
-def test_the_models_are_known_once_it_is_connected(serve: Callable[..., Any]) -> None:
+def test_the_models_are_known_once_it_is_connected(serve: Serve) -> None:
     env = openenv.connect(serve(as_app(Counter, "Counter")).url)
     with pytest.raises(RuntimeError, match="once the client is connected"):
         _ = env.Action
@@ -116,7 +117,7 @@ def test_the_models_are_known_once_it_is_connected(serve: Callable[..., Any]) ->
         assert env.Action(amount=1).amount == 1
 
 
-def test_tools_are_called_by_steps(serve: Callable[..., Any]) -> None:
+def test_tools_are_called_by_steps(serve: Serve) -> None:
     with openenv.connect(serve(as_app(Shelf, "Shelf")).url).sync() as env:
         env.reset()
         assert env.Action.model_fields.keys() >= {"metadata"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.types import Action, Observation
+from servers import Serve
 
 
 class Still(Idle):
@@ -34,7 +34,7 @@ class Bell(Tools):
 
 
 @pytest.fixture(scope="module")
-def url(serve_once: Callable[..., Any]) -> str:
+def url(serve_once: Serve) -> str:
     policy = AccessPolicy(orchestrator="main", agent="tools", observer="eyes")
     return str(serve_once(create_app(Still, Action, Observation, max_concurrent_envs=16, access=policy)).url)
 
@@ -105,7 +105,7 @@ def test_an_agent_cannot_reset_and_hears_why(url: str, protocol: Any) -> None:
         assert caught.value.role == "agent"
 
 
-def test_an_agent_calls_tools(serve: Callable[..., Any]) -> None:
+def test_an_agent_calls_tools(serve: Serve) -> None:
     policy = AccessPolicy(agent="tools")
     url = serve(create_app(Bell, CallToolAction, CallToolObservation, access=policy)).url
     with MCPToolClient(url, token="tools").sync() as client:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dict_client import DictHTTPClient
 from openenv.errors import ConnectFailed, SessionLost
+from servers import Serve
 
 STEPS = 3
 
@@ -63,7 +63,7 @@ def test_a_connection_that_breaks_each_time_is_a_lost_session(start: Any, proxy_
         assert client.step({}).observation["count"] == 1
 
 
-def test_a_request_without_a_session_is_never_repeated(serve: Callable[..., Any]) -> None:
+def test_a_request_without_a_session_is_never_repeated(serve: Serve) -> None:
     """Older servers know no keys: a second request would be a second step."""
     paths: list[bytes] = []
 
@@ -78,7 +78,7 @@ def test_a_request_without_a_session_is_never_repeated(serve: Callable[..., Any]
     assert paths == [b"/step"]
 
 
-def test_gone_is_a_lost_session_whatever_server_answers_it(serve: Callable[..., Any]) -> None:
+def test_gone_is_a_lost_session_whatever_server_answers_it(serve: Serve) -> None:
     async def gone(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 410, "headers": []})
         await send({"type": "http.response.body", "body": b"no longer here"})

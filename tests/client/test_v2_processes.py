@@ -21,6 +21,7 @@ import pytest
 import openenv
 from openenv import GenericEnvClient
 from openenv.errors import SessionLost
+from servers import Serve
 from waiting import wait_until
 
 SOURCE = str(Path(openenv.__file__).resolve().parents[1])
@@ -201,7 +202,7 @@ def test_another_process_continues_the_episode(served: Served) -> None:
 
 
 def test_a_program_that_ends_ends_its_sessions_and_one_that_is_killed_leaves_them_for_a_while(
-    serve: Callable[..., Any], parrot_app: Callable[..., Any]
+    serve: Serve, parrot_app: Callable[..., Any]
 ) -> None:
     server = serve(parrot_app())
     script = (
@@ -221,7 +222,7 @@ def test_a_program_that_ends_ends_its_sessions_and_one_that_is_killed_leaves_the
 
 
 def test_a_forgotten_client_ends_its_session_without_the_help_of_the_collector(
-    serve: Callable[..., Any], parrot_app: Callable[..., Any]
+    serve: Serve, parrot_app: Callable[..., Any]
 ) -> None:
     server = serve(parrot_app())
     gc.collect()

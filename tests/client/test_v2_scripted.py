@@ -13,6 +13,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from openenv import GenericEnvClient, MCPToolClient
 from openenv.errors import ConnectFailed, ProtocolError, RequestCancelled, SessionLost, StaleRequest
+from servers import Serve
 
 V2 = "openenv.v2.json"
 
@@ -162,7 +163,7 @@ def test_a_client_that_wants_v1_offers_nothing(stage: Stage, use: Callable[..., 
     assert use(protocol="v1")("reset").observation == {"n": 1}
 
 
-def test_a_subprotocol_that_was_not_offered_is_a_failed_connection(serve: Callable[..., Any]) -> None:
+def test_a_subprotocol_that_was_not_offered_is_a_failed_connection(serve: Serve) -> None:
     async def odd(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await send({"type": "websocket.accept", "subprotocol": "chat"})

@@ -28,6 +28,7 @@ from openenv.core.env_server.types import (
     StepRequest,
     StepResponse,
 )
+from servers import Serve
 
 # -- applications that look at create_app -----------------------------------------------------------------------------
 
@@ -42,7 +43,7 @@ def test_an_application_that_reads_the_annotation_passes_the_class(function: Any
     assert "/ws" in {getattr(route, "path", None) for route in function(env, EchoAction, EchoObservation).routes}
 
 
-def test_an_application_that_asks_for_optional_parameters_may_pass_them(serve: Callable[..., Any]) -> None:
+def test_an_application_that_asks_for_optional_parameters_may_pass_them(serve: Serve) -> None:
     wanted = {
         "gradio_builder": lambda *args, **kwargs: None,
         "custom_tab_name": "Mine",
@@ -116,9 +117,7 @@ def register_stateful_routes(app: FastAPI) -> None:
 
 
 @pytest.mark.parametrize("take_out", [assign_router_routes, assign_slice, remove_each])
-def test_routes_can_be_taken_out_and_put_in_again(
-    take_out: Callable[[FastAPI], None], serve: Callable[..., Any]
-) -> None:
+def test_routes_can_be_taken_out_and_put_in_again(take_out: Callable[[FastAPI], None], serve: Serve) -> None:
     app = echo_app()
     take_out(app)
     assert GYM.isdisjoint({route.path for route in app.routes})  # type: ignore[attr-defined]
@@ -140,7 +139,7 @@ def test_routes_can_be_taken_out_and_put_in_again(
     assert played(url) == ("hi", 2.0)
 
 
-def test_taken_out_routes_are_gone(serve: Callable[..., Any]) -> None:
+def test_taken_out_routes_are_gone(serve: Serve) -> None:
     app = echo_app()
     assign_router_routes(app)
     url = serve(app).url
@@ -148,7 +147,7 @@ def test_taken_out_routes_are_gone(serve: Callable[..., Any]) -> None:
     assert GYM.isdisjoint(http_calls.get(url + "/openapi.json", trust_env=False).json()["paths"])
 
 
-def test_the_socket_route_can_be_replaced_as_well(serve: Callable[..., Any]) -> None:
+def test_the_socket_route_can_be_replaced_as_well(serve: Serve) -> None:
     app = echo_app()
     app.router.routes = [route for route in app.router.routes if getattr(route, "path", None) != "/ws"]
 
@@ -162,7 +161,7 @@ def test_the_socket_route_can_be_replaced_as_well(serve: Callable[..., Any]) -> 
     assert frames(serve(app).url, {"type": "state"})[0]["type"] == "mine"
 
 
-def test_routers_middleware_and_an_own_lifespan(serve: Callable[..., Any]) -> None:
+def test_routers_middleware_and_an_own_lifespan(serve: Serve) -> None:
     events: list[str] = []
 
     @asynccontextmanager
@@ -224,13 +223,13 @@ def test_an_own_lifespan_is_stopped_with_the_sessions_closed() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*websockets.*", "ignore:remove second")
 @pytest.mark.parametrize("ws", ["auto", "websockets", "websockets-sansio"])
-def test_an_application_runs_on_uvicorns_own_settings(ws: str, serve: Callable[..., Any]) -> None:
+def test_an_application_runs_on_uvicorns_own_settings(ws: str, serve: Serve) -> None:
     url = serve(echo_app(), ws=ws, http="auto", ws_per_message_deflate=True).url
     assert played(url) == ("hi", 2.0)
     assert http_calls.post(url + "/reset", trust_env=False).status_code == 200
 
 
-def test_an_application_can_be_mounted_in_another(serve: Callable[..., Any]) -> None:
+def test_an_application_can_be_mounted_in_another(serve: Serve) -> None:
     outer = FastAPI()
     outer.mount("/envs/echo", echo_app())
     url = serve(outer).url + "/envs/echo"
@@ -254,7 +253,7 @@ class CountingServer(HTTPEnvServer):
             return {"name": env.get_metadata().name, "limit": self.max_concurrent_envs, "cls": self.action_cls.__name__}
 
 
-def test_a_server_can_be_subclassed_with_routes_of_its_own(serve: Callable[..., Any]) -> None:
+def test_a_server_can_be_subclassed_with_routes_of_its_own(serve: Serve) -> None:
     app = FastAPI(title="mine")
     server = CountingServer(env=EchoEnvironment, action_cls=EchoAction, observation_cls=EchoObservation)
     server.register_routes(app)

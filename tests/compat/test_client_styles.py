@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from client_styles import STYLES
 from sample_echo import echo_app
+
+from interpreters import Interpreter
+from servers import Serve
 
 pytestmark = pytest.mark.slow
 
@@ -27,13 +29,13 @@ def play(interpreter: Any, url: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def mine(ours: Any, serve_once: Callable[..., Any]) -> dict[str, Any]:
+def mine(ours: Interpreter, serve_once: Serve) -> dict[str, Any]:
     """What this package's client does."""
     return play(ours, serve_once(echo_app(max_concurrent_envs=64)).url)
 
 
 @pytest.fixture(scope="module")
-def theirs(published: Any, serve_once: Callable[..., Any]) -> dict[str, Any]:
+def theirs(published: Interpreter, serve_once: Serve) -> dict[str, Any]:
     """What the published client does, on the same server."""
     return play(published, serve_once(echo_app(max_concurrent_envs=64)).url)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from openenv.core.env_server import types
 from openenv.core.generic_client import GenericAction, GenericEnvClient
 from openenv.core.sync_client import SyncEnvClient
 from openenv.core.utils import convert_to_ws_url, hf_space_subdomain, run_async_safely
+from servers import Serve
 
 # -- constructors and what they refuse --------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ def test_utilities() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_clients_own_coroutines_are_awaited(serve: Callable[..., Any]) -> None:
+async def test_a_clients_own_coroutines_are_awaited(serve: Serve) -> None:
     async with EchoEnv(base_url=serve(echo_app()).url) as client:
         await client.reset()
         assert await client.say("a", "b") == ["a", "b"]
@@ -168,7 +168,7 @@ async def test_a_clients_own_coroutines_are_awaited(serve: Callable[..., Any]) -
         assert (await client.state()).step_count == 5
 
 
-def test_a_clients_own_coroutines_block_behind_sync(serve: Callable[..., Any]) -> None:
+def test_a_clients_own_coroutines_block_behind_sync(serve: Serve) -> None:
     with EchoEnv(base_url=serve(echo_app()).url).sync() as client:
         client.reset()
         assert client.say("a", "b") == ["a", "b"]
@@ -177,7 +177,7 @@ def test_a_clients_own_coroutines_block_behind_sync(serve: Callable[..., Any]) -
         assert client.state().step_count == 5
 
 
-def test_a_client_is_a_context_manager_where_no_loop_runs(serve: Callable[..., Any]) -> None:
+def test_a_client_is_a_context_manager_where_no_loop_runs(serve: Serve) -> None:
     with EchoEnv(base_url=serve(echo_app()).url) as client:
         begun: Any = client.reset(episode_id="e")
         assert begun.observation.echoed == "ready"
@@ -187,7 +187,7 @@ def test_a_client_is_a_context_manager_where_no_loop_runs(serve: Callable[..., A
         assert state.episode_id == "e"
 
 
-def test_keywords_of_step_are_accepted_and_stay_at_home(serve: Callable[..., Any]) -> None:
+def test_keywords_of_step_are_accepted_and_stay_at_home(serve: Serve) -> None:
     with EchoEnv(base_url=serve(echo_app()).url).sync() as client:
         client.reset()
         assert client.step(EchoAction(message="abc"), timeout_s=3).observation.echoed == "abc"
@@ -214,7 +214,7 @@ class Provider:
 STARTED = ("start", "echo:latest", {"A": "b"}, {"memory": "1g"})
 
 
-def test_a_client_from_an_image_blocks_behind_sync(serve: Callable[..., Any]) -> None:
+def test_a_client_from_an_image_blocks_behind_sync(serve: Serve) -> None:
     provider = Provider(serve(echo_app()).url)
     made = EchoEnv.from_docker_image("echo:latest", provider=provider, env_vars={"A": "b"}, memory="1g")
     client = made.sync()
@@ -227,7 +227,7 @@ def test_a_client_from_an_image_blocks_behind_sync(serve: Callable[..., Any]) ->
 
 
 @pytest.mark.anyio
-async def test_a_client_from_an_image_is_awaited(serve: Callable[..., Any]) -> None:
+async def test_a_client_from_an_image_is_awaited(serve: Serve) -> None:
     provider = Provider(serve(echo_app()).url)
     client = await EchoEnv.from_docker_image("echo:latest", provider=provider, env_vars={"A": "b"}, memory="1g")
     assert (await client.reset()).observation.echoed == "ready"

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from interpreters import Interpreter
+
 SCRIPT = Path(__file__).with_name("collected.py")
 
 
@@ -28,7 +30,7 @@ def printed(interpreter: Any, folder: Path) -> Any:
 @pytest.mark.published
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_both_packages_collect_alike(ours: Any, published: Any, tmp_path: Path) -> None:
+def test_both_packages_collect_alike(ours: Interpreter, published: Interpreter, tmp_path: Path) -> None:
     here, there = printed(ours, tmp_path), printed(published, tmp_path)
     for part in here["collected"]:
         assert here["collected"][part] == there["collected"][part], part

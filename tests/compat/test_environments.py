@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -20,6 +19,7 @@ from openenv.core.env_server.types import (
     State,
 )
 from openenv.core.generic_client import GenericEnvClient
+from servers import Serve
 
 # -- models that are not quite the usual ones -------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ class UnionEnvironment(Environment):
         return State()
 
 
-def test_a_union_of_actions_and_a_plain_observation(serve: Callable[..., Any]) -> None:
+def test_a_union_of_actions_and_a_plain_observation(serve: Serve) -> None:
     server = serve(create_app(UnionEnvironment, AnyAction, PlainObservation))
     begun, moved, said, wrong = frames(
         server.url,
@@ -107,7 +107,7 @@ class OddEnvironment(Environment[Action, OddObservation, OddState]):
         return OddState(episode_id="e", board=[[1, 2]], info={"k": "v"}, unlisted=5)
 
 
-def test_fields_with_the_names_of_the_envelope_and_states_with_more_fields(serve: Callable[..., Any]) -> None:
+def test_fields_with_the_names_of_the_envelope_and_states_with_more_fields(serve: Serve) -> None:
     url = serve(create_app(OddEnvironment, Action, OddObservation)).url
     begun, stepped, state = frames(
         url, {"type": "reset", "data": {"episode_id": "e"}}, {"type": "step", "data": {}}, {"type": "state"}
@@ -148,7 +148,7 @@ class RaisingShyEnvironment(ShyEnvironment):
     raises = True
 
 
-def test_a_state_that_is_none_before_the_first_reset_is_empty(serve: Callable[..., Any]) -> None:
+def test_a_state_that_is_none_before_the_first_reset_is_empty(serve: Serve) -> None:
     url = serve(create_app(ShyEnvironment, Action, Observation)).url
     before, _, after = frames(url, {"type": "state"}, {"type": "reset"}, {"type": "state"})
     assert before == {"type": "state", "data": {}}
@@ -156,7 +156,7 @@ def test_a_state_that_is_none_before_the_first_reset_is_empty(serve: Callable[..
     assert http_calls.get(url + "/state", trust_env=False).status_code == 200
 
 
-def test_a_state_that_raises_before_the_first_reset_is_an_error_and_no_more(serve: Callable[..., Any]) -> None:
+def test_a_state_that_raises_before_the_first_reset_is_an_error_and_no_more(serve: Serve) -> None:
     url = serve(create_app(RaisingShyEnvironment, Action, Observation)).url
     before, begun, after = frames(url, {"type": "state"}, {"type": "reset"}, {"type": "state"})
     assert before["data"] == {"message": "reset first", "code": "EXECUTION_ERROR"}
@@ -217,9 +217,7 @@ class Asynchronous(Base):
         (Asynchronous, {"seed": 4, "level": 2}),
     ],
 )
-def test_reset_gets_the_keywords_it_takes(
-    env: type[Environment], got: dict[str, Any], serve: Callable[..., Any]
-) -> None:
+def test_reset_gets_the_keywords_it_takes(env: type[Environment], got: dict[str, Any], serve: Serve) -> None:
     url = serve(create_app(env, Action, Observation)).url
     sent = {"seed": 4, "episode_id": "e", "task_id": "t", "level": 2}
     assert frames(url, {"type": "reset", "data": sent})[0]["data"]["metadata"]["got"] == got
@@ -229,7 +227,7 @@ def test_reset_gets_the_keywords_it_takes(
         assert client.reset().done is False
 
 
-def test_step_gets_keywords_over_http_and_never_a_second_action(serve: Callable[..., Any]) -> None:
+def test_step_gets_keywords_over_http_and_never_a_second_action(serve: Serve) -> None:
     url = serve(create_app(Usual, Action, Observation)).url
     body = {"action": {}, "timeout_s": 2.5, "request_id": "r", "hint": 1}
     metadata = http_calls.post(url + "/step", json=body, trust_env=False).json()["metadata"]
@@ -252,9 +250,7 @@ class OwnCallToolAction(CallToolAction):
 
 
 @pytest.mark.parametrize("action_cls", [Action, ListToolsAction, CallToolAction])
-def test_tool_actions_are_recognised_where_the_class_is_open_to_them(
-    action_cls: Any, serve: Callable[..., Any]
-) -> None:
+def test_tool_actions_are_recognised_where_the_class_is_open_to_them(action_cls: Any, serve: Serve) -> None:
     url = serve(create_app(NamesItsAction, action_cls, Observation)).url
     listed, called = frames(
         url,
@@ -265,7 +261,7 @@ def test_tool_actions_are_recognised_where_the_class_is_open_to_them(
     assert called["data"]["metadata"] == {"action": "CallToolAction"}
 
 
-def test_with_a_subclass_a_tool_action_is_that_subclass_or_refused(serve: Callable[..., Any]) -> None:
+def test_with_a_subclass_a_tool_action_is_that_subclass_or_refused(serve: Serve) -> None:
     url = serve(create_app(NamesItsAction, OwnCallToolAction, Observation)).url
     called, listed, rpc = frames(
         url,

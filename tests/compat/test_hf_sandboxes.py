@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hf_double import TOKEN, HuggingFaceDouble
 
+from interpreters import Interpreter
 from openenv.errors import AgentUnavailable
 from openenv.rollout.agents.opencode import OpenCode
 from openenv.settings import cache_dir
@@ -60,7 +61,7 @@ def test_the_names_are_there_without_the_package() -> None:
 
 
 @pytest.mark.published
-def test_a_sandbox_does_what_the_harness_needs(published: Any, tmp_path: Path) -> None:
+def test_a_sandbox_does_what_the_harness_needs(published: Interpreter, tmp_path: Path) -> None:
     with HuggingFaceDouble() as double:
         double.fails_cancel = 1
         done = run(published, double, "use", tmp_path)
@@ -87,7 +88,7 @@ def test_a_sandbox_does_what_the_harness_needs(published: Any, tmp_path: Path) -
 
 
 @pytest.mark.published
-def test_an_account_that_may_not_start_jobs_gets_a_typed_error(published: Any, tmp_path: Path) -> None:
+def test_an_account_that_may_not_start_jobs_gets_a_typed_error(published: Interpreter, tmp_path: Path) -> None:
     with HuggingFaceDouble() as double:
         double.refuses_jobs = True
         text = run(published, double, "refused", tmp_path)
@@ -98,7 +99,7 @@ def test_an_account_that_may_not_start_jobs_gets_a_typed_error(published: Any, t
 @pytest.mark.slow
 @pytest.mark.published
 def test_opencode_works_in_such_a_sandbox_and_its_tokens_are_exact(
-    published: Any, tmp_path: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    published: Interpreter, tmp_path: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     try:
         [mount] = OpenCode().install(cache_dir(), lambda message: None).mounts

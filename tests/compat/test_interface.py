@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from interface import NAMES, VALUES
 
+from interpreters import Interpreter
+
 pytestmark = pytest.mark.published
 
 FOLDER = Path(__file__).parent
@@ -25,13 +27,13 @@ def ask(interpreter: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def mine(ours: Any) -> Any:
+def mine(ours: Interpreter) -> Any:
     """What this package prints."""
     return ask(ours)
 
 
 @pytest.fixture(scope="module")
-def theirs(published: Any) -> Any:
+def theirs(published: Interpreter) -> Any:
     """What the published one prints."""
     return ask(published)
 

@@ -7,7 +7,7 @@ whole episodes against a current server.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
@@ -28,6 +28,7 @@ from openenv.errors import (
     SessionLost,
 )
 from openenv.server.app import create_app
+from servers import Serve
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -106,7 +107,7 @@ def call(method: str, url: str, body: Any = None) -> Any:
 
 
 @pytest.fixture(params=["create_app", "create_fastapi_app", "HTTPEnvServer", "openenv_core.create_app"])
-def shared(request: pytest.FixtureRequest, serve: Callable[..., Any]) -> Any:
+def shared(request: pytest.FixtureRequest, serve: Serve) -> Any:
     """A server of an instance, made in each of the old ways."""
     env = CountEnvironment()
     if request.param == "HTTPEnvServer":
@@ -203,7 +204,7 @@ def test_a_shared_environment_keeps_its_episode_in_a_test_client_that_is_not_ent
     assert [http.post("/step", json={"action": {}}).json()["observation"]["total"] for _ in range(2)] == [1, 2]
 
 
-def test_the_legacy_factories_take_a_class_as_the_current_ones_do(serve: Callable[..., Any]) -> None:
+def test_the_legacy_factories_take_a_class_as_the_current_ones_do(serve: Serve) -> None:
     for make in (legacy_create_app, legacy_create_fastapi_app):
         app = make(CountEnvironment, CountAction, CountObservation)
         assert "/ws" in {getattr(route, "path", None) for route in app.routes}
@@ -217,7 +218,7 @@ def test_the_legacy_factories_take_a_class_as_the_current_ones_do(serve: Callabl
 
 
 @pytest.fixture
-def client(serve: Callable[..., Any]) -> Iterator[CountEnv]:
+def client(serve: Serve) -> Iterator[CountEnv]:
     """A client of a current server."""
     with CountEnv(base_url=serve(count_app(max_concurrent_envs=2)).url) as client:
         yield client
@@ -238,7 +239,7 @@ def test_an_http_client_passes_keywords_to_the_environments_step(client: CountEn
     assert seen == {"timeout_s": 2.5, "request_id": "r-1", "hint": "x"}
 
 
-def test_two_http_clients_do_not_mix(serve: Callable[..., Any]) -> None:
+def test_two_http_clients_do_not_mix(serve: Serve) -> None:
     url = serve(count_app(max_concurrent_envs=2)).url
     with CountEnv(base_url=url) as one, CountEnv(base_url=url) as two:
         one.reset(seed=1)
@@ -262,7 +263,7 @@ def test_an_http_client_raises_typed_errors_and_goes_on(client: CountEnv) -> Non
     assert client.step(CountAction(amount=4)).observation.total == 8
 
 
-def test_an_http_client_meets_a_full_server(serve: Callable[..., Any]) -> None:
+def test_an_http_client_meets_a_full_server(serve: Serve) -> None:
     url = serve(count_app()).url
     with CountEnv(base_url=url) as one, CountEnv(base_url=url) as two:
         one.reset()
@@ -272,7 +273,7 @@ def test_an_http_client_meets_a_full_server(serve: Callable[..., Any]) -> None:
         assert one.step(CountAction(amount=4)).observation.total == 4
 
 
-def test_an_http_client_learns_that_the_factory_failed(serve: Callable[..., Any]) -> None:
+def test_an_http_client_learns_that_the_factory_failed(serve: Serve) -> None:
     class Broken(CountEnvironment):
         def __init__(self) -> None:
             raise OSError("no power")
@@ -283,7 +284,7 @@ def test_an_http_client_learns_that_the_factory_failed(serve: Callable[..., Any]
         assert failed.value.factory_name == "Broken"
 
 
-def test_a_lost_session_is_an_error_until_reset(serve: Callable[..., Any]) -> None:
+def test_a_lost_session_is_an_error_until_reset(serve: Serve) -> None:
     server = serve(count_app())
     with CountEnv(base_url=server.url) as client:
         client.reset()
@@ -297,7 +298,7 @@ def test_a_lost_session_is_an_error_until_reset(serve: Callable[..., Any]) -> No
         assert client.step(CountAction(amount=4)).observation.total == 4
 
 
-def test_an_http_client_sends_its_headers_with_every_request(serve: Callable[..., Any]) -> None:
+def test_an_http_client_sends_its_headers_with_every_request(serve: Serve) -> None:
     app = count_app()
     seen: list[tuple[str, str | None]] = []
 
@@ -314,7 +315,7 @@ def test_an_http_client_sends_its_headers_with_every_request(serve: Callable[...
     assert {header for _, header in seen} == {"Bearer t"}
 
 
-def test_an_http_client_from_an_image_stops_its_container_when_closed(serve: Callable[..., Any]) -> None:
+def test_an_http_client_from_an_image_stops_its_container_when_closed(serve: Serve) -> None:
     class Provider:
         calls: ClassVar[list[Any]] = []
 
@@ -339,7 +340,7 @@ def test_a_server_that_is_not_there_is_a_connection_error() -> None:
         client.reset()
 
 
-def test_an_answer_without_a_code_is_a_server_error(serve: Callable[..., Any]) -> None:
+def test_an_answer_without_a_code_is_a_server_error(serve: Serve) -> None:
     with CountEnv(base_url=serve(count_app(mode="production")).url) as client, pytest.raises(ServerError, match="404"):
         client.reset()
 
@@ -347,7 +348,7 @@ def test_an_answer_without_a_code_is_a_server_error(serve: Callable[..., Any]) -
 # -- clients that know nothing of sessions --------------------------------------------------------------------------
 
 
-def test_a_cookie_keeping_client_continues_its_episode(serve: Callable[..., Any]) -> None:
+def test_a_cookie_keeping_client_continues_its_episode(serve: Serve) -> None:
     with http_calls.Client(base_url=serve(count_app()).url, trust_env=False) as http:
         assert http.post("/reset", json={}).json()["observation"]["total"] == 0
         for total in (2, 4, 6):
@@ -358,7 +359,7 @@ def test_a_cookie_keeping_client_continues_its_episode(serve: Callable[..., Any]
         assert http.get("/state").json()["step_count"] == 0
 
 
-def test_two_cookie_keeping_clients_do_not_mix(serve: Callable[..., Any]) -> None:
+def test_two_cookie_keeping_clients_do_not_mix(serve: Serve) -> None:
     url = serve(count_app(max_concurrent_envs=2)).url
     with (
         http_calls.Client(base_url=url, trust_env=False) as one,
@@ -371,7 +372,7 @@ def test_two_cookie_keeping_clients_do_not_mix(serve: Callable[..., Any]) -> Non
         assert [http.get("/state").json()["total"] for http in (one, two)] == [2, 20]
 
 
-def test_a_cookie_never_keeps_another_client_out(serve: Callable[..., Any]) -> None:
+def test_a_cookie_never_keeps_another_client_out(serve: Serve) -> None:
     url = serve(count_app()).url
     with http_calls.Client(base_url=url, trust_env=False) as http, CountEnv(base_url=url) as client:
         http.post("/reset", json={})
@@ -382,7 +383,7 @@ def test_a_cookie_never_keeps_another_client_out(serve: Callable[..., Any]) -> N
         assert http.post("/reset", json={}).status_code == 200
 
 
-def test_a_client_without_cookies_gets_a_fresh_environment_for_each_call(serve: Callable[..., Any]) -> None:
+def test_a_client_without_cookies_gets_a_fresh_environment_for_each_call(serve: Serve) -> None:
     url = serve(count_app()).url
     call("POST", url + "/reset", {})
     for _ in range(2):

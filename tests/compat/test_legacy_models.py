@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ from pydantic import ValidationError
 
 import http_calls
 import openenv.core.env_server.types as current
+from servers import Serve
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -100,7 +100,7 @@ class MoveEnv(HTTPEnvClient[MoveAction, MoveObservation]):
 
 @pytest.mark.filterwarnings("ignore:.*keeps no sessions")
 @pytest.mark.parametrize("env", [MoveEnvironment, MoveEnvironment()], ids=["class", "instance"])
-def test_an_environment_of_dataclasses_plays(serve: Callable[..., Any], env: Any) -> None:
+def test_an_environment_of_dataclasses_plays(serve: Serve, env: Any) -> None:
     with MoveEnv(base_url=serve(create_app(env, MoveAction, MoveObservation)).url) as client:
         assert client.reset().observation == MoveObservation(position=0, reward=0.0)
         first = client.step(MoveAction(direction="up", steps=2, tags=["a"]))
@@ -109,7 +109,7 @@ def test_an_environment_of_dataclasses_plays(serve: Callable[..., Any], env: Any
         assert client.state() == MoveState("e", 2, position=4, path=["up", "left"])
 
 
-def test_a_refused_action_is_unprocessable_and_the_schema_is_there(serve: Callable[..., Any]) -> None:
+def test_a_refused_action_is_unprocessable_and_the_schema_is_there(serve: Serve) -> None:
     url = serve(create_app(MoveEnvironment(), MoveAction, MoveObservation)).url
     assert http_calls.post(url + "/step", json={"action": {"steps": 2}}, trust_env=False).status_code == 422
     schema = http_calls.get(url + "/schema", trust_env=False).json()
@@ -146,7 +146,7 @@ def test_what_a_dataclass_does_after_its_constructor_is_done() -> None:
     assert Command.model_validate({"text": "hi", "loud": True}).text == "HI"
 
 
-def test_a_subclass_without_the_decorator_is_an_ordinary_model(serve: Callable[..., Any]) -> None:
+def test_a_subclass_without_the_decorator_is_an_ordinary_model(serve: Serve) -> None:
     assert PlainAction(direction="up").model_dump() == {"metadata": {}, "direction": "up"}
     url = serve(create_app(MoveEnvironment(), Action, MoveObservation)).url
     assert http_calls.post(url + "/step", json={"action": {"colour": 1}}, trust_env=False).status_code == 422
@@ -205,7 +205,7 @@ class ReplyEnvironment(Environment):
         return State(episode_id="e")
 
 
-def test_the_client_and_the_server_of_the_package_page_play_an_episode(serve: Callable[..., Any]) -> None:
+def test_the_client_and_the_server_of_the_package_page_play_an_episode(serve: Serve) -> None:
     client = ReplyClient(base_url=serve(create_app(ReplyEnvironment(), PlainText, PlainReply)).url)
     assert client.reset().observation == PlainReply(response="Ready")
     result = client.step(PlainText(text="hello"))

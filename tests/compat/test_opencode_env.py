@@ -8,9 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from interpreters import Interpreter
 
 ENVS = Path(__file__).parents[2] / "envs"
 PLAY = """
@@ -66,7 +67,7 @@ def served_rollouts() -> Iterator[str]:
 
 @pytest.mark.published
 @pytest.mark.slow
-def test_the_published_client_calls_the_tool(published: Any, served_rollouts: str, tmp_path: Path) -> None:
+def test_the_published_client_calls_the_tool(published: Interpreter, served_rollouts: str, tmp_path: Path) -> None:
     arguments = {"endpoint": "scripted", "instruction": "x", "setup": ["exit 3"], "task_id": "t"}
     done = subprocess.run(
         [published.python, "-c", PLAY, served_rollouts, json.dumps(arguments)],
@@ -87,7 +88,9 @@ def test_the_published_client_calls_the_tool(published: Any, served_rollouts: st
 
 @pytest.mark.slow
 @pytest.mark.published
-def test_the_shapes_of_harnesses_are_those_of_the_published_package(ours: Any, published: Any, tmp_path: Path) -> None:
+def test_the_shapes_of_harnesses_are_those_of_the_published_package(
+    ours: Interpreter, published: Interpreter, tmp_path: Path
+) -> None:
     shapes = [
         json.loads(
             subprocess.run(

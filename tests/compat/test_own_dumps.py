@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from openenv.core.env_server.serialization import serialize_observation
 from openenv.core.env_server.types import Action, Observation, State
 from openenv.core.generic_client import GenericEnvClient
 from openenv.protocol.binary_values import observation_message, state_message
+from servers import Serve
 
 
 class Riddle(Observation):
@@ -52,7 +52,7 @@ class Riddles(Environment):
 
 
 @pytest.mark.parametrize("protocol", ["v1", "v2"])
-def test_only_what_a_model_dumps_is_sent(serve: Callable[..., Any], protocol: Any) -> None:
+def test_only_what_a_model_dumps_is_sent(serve: Serve, protocol: Any) -> None:
     server = serve(create_app(Riddles, Action, Riddle, max_concurrent_envs=4))
     with GenericEnvClient(server.url, protocol=protocol).sync() as client:
         results = [client.reset(), client.step({}), client.step({"metadata": {"metadata": {"a": 1}}})]
@@ -65,7 +65,7 @@ def test_only_what_a_model_dumps_is_sent(serve: Callable[..., Any], protocol: An
         assert client.state() == {"step_count": 3}
 
 
-def test_what_a_model_hides_is_not_sent_because_it_fails(serve: Callable[..., Any]) -> None:
+def test_what_a_model_hides_is_not_sent_because_it_fails(serve: Serve) -> None:
     server = serve(create_app(Riddles, Action, Riddle, max_concurrent_envs=4))
     with GenericEnvClient(server.url).sync() as client:
         client.reset()

@@ -16,6 +16,7 @@ import pytest
 from websockets.sync.client import connect
 
 import http_calls
+from interpreters import Interpreter
 
 pytestmark = [pytest.mark.published, pytest.mark.timeout(900)]
 
@@ -42,7 +43,7 @@ class Pair:
         pytest.param("ours on published", marks=pytest.mark.slow),
     ]
 )
-def pair(request: pytest.FixtureRequest, ours: Any, published: Any, server: Any, peer: Any) -> Pair:
+def pair(request: pytest.FixtureRequest, ours: Interpreter, published: Interpreter, server: Any, peer: Any) -> Pair:
     """Each way to put the two packages together."""
     if request.param == "ours on published":
         return Pair(peer(ours).play, lambda **settings: server(published, **settings).url)
@@ -245,7 +246,7 @@ def comparable(value: Any) -> Any:
 
 @pytest.mark.slow_but_for("serve")
 @pytest.mark.parametrize("how", ["uvicorn", "serve"])
-def test_both_servers_answer_each_frame_alike(ours: Any, published: Any, server: Any, how: str) -> None:
+def test_both_servers_answer_each_frame_alike(ours: Interpreter, published: Interpreter, server: Any, how: str) -> None:
     expected, expected_code = converse(server(published, **MANY).url, FRAMES)
     got, code = converse(server(ours, how, **MANY).url, FRAMES)
     assert code == expected_code == 1000
@@ -266,7 +267,9 @@ def refusal(url: str) -> tuple[dict[str, Any], int | None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["uvicorn", "serve"])
-def test_both_servers_refuse_alike_when_the_factory_fails(ours: Any, published: Any, server: Any, how: str) -> None:
+def test_both_servers_refuse_alike_when_the_factory_fails(
+    ours: Interpreter, published: Interpreter, server: Any, how: str
+) -> None:
     expected, expected_code = refusal(server(published, **BROKEN).url)
     frame, code = refusal(server(ours, how, **BROKEN).url)
     assert code == expected_code == 1000
@@ -275,7 +278,9 @@ def test_both_servers_refuse_alike_when_the_factory_fails(ours: Any, published: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["uvicorn", "serve"])
-def test_both_servers_refuse_alike_when_they_are_full(ours: Any, published: Any, server: Any, how: str) -> None:
+def test_both_servers_refuse_alike_when_they_are_full(
+    ours: Interpreter, published: Interpreter, server: Any, how: str
+) -> None:
     refusals = []
     for url in (server(published, **ONE).url, server(ours, how, **ONE).url):
         for _ in range(200):  # the slot of an earlier test may still be coming free
@@ -351,7 +356,7 @@ def without_own_fields(body: Any) -> Any:
 
 @pytest.mark.parametrize(("method", "path", "body"), REQUESTS)
 def test_both_servers_answer_each_request_alike(
-    ours: Any, published: Any, server: Any, method: str, path: str, body: Any
+    ours: Interpreter, published: Interpreter, server: Any, method: str, path: str, body: Any
 ) -> None:
     theirs, mine = (
         http_calls.request(method, server(which, **MANY).url + path, json=body, trust_env=False)
@@ -373,7 +378,7 @@ def test_both_servers_answer_each_request_alike(
 @pytest.mark.parametrize("path", ["/reset", "/step"])
 @pytest.mark.parametrize("content", ["[1]", "null", '"x"', "{", '{"action": 3}', '{"seed": {}}'])
 def test_both_servers_refuse_other_bodies_with_the_same_shape(
-    ours: Any, published: Any, server: Any, path: str, content: str
+    ours: Interpreter, published: Interpreter, server: Any, path: str, content: str
 ) -> None:
     theirs, mine = (
         http_calls.post(
@@ -391,7 +396,7 @@ def test_both_servers_refuse_other_bodies_with_the_same_shape(
 
 
 def test_the_api_document_has_the_published_paths_with_their_methods_tags_and_statuses(
-    ours: Any, published: Any, server: Any
+    ours: Interpreter, published: Interpreter, server: Any
 ) -> None:
     theirs, mine = (
         http_calls.get(server(which, **MANY).url + "/openapi.json", trust_env=False).json()
@@ -408,7 +413,7 @@ def test_the_api_document_has_the_published_paths_with_their_methods_tags_and_st
     assert set(theirs["components"]["schemas"]) <= set(mine["components"]["schemas"])
 
 
-def test_only_ours_keeps_the_session_after_a_frame_that_is_no_object(ours: Any, server: Any) -> None:
+def test_only_ours_keeps_the_session_after_a_frame_that_is_no_object(ours: Interpreter, server: Any) -> None:
     replies, _ = converse(server(ours, **MANY).url, [{"type": "reset", "data": {"start": 6}}, "[1]", {"type": "state"}])
     assert json.loads(replies[1])["data"]["code"] == "INVALID_JSON"
     assert json.loads(replies[2])["data"]["total"] == 6

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from interpreters import Interpreter
+
 pytestmark = pytest.mark.published
 
 # Names that are no interface: what a module uses itself.
@@ -45,7 +47,7 @@ NOT_MODULES |= {f"openenv.harbor.{name}" for name in ("ui_runs", "ui_settings", 
 
 
 @pytest.fixture(scope="module")
-def modules(published: Any) -> dict[str, set[str]]:
+def modules(published: Interpreter) -> dict[str, set[str]]:
     """The published modules, each with its public names, read from the sources."""
     command = [published.python, "-c", "import importlib.util as u; print(u.find_spec('openenv').origin)"]
     root = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()).parent

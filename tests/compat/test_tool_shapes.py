@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from tool_shapes import CALLS
 
+from interpreters import Interpreter
+
 pytestmark = [pytest.mark.slow, pytest.mark.published, pytest.mark.timeout(900)]
 
 FOLDER = Path(__file__).parent
@@ -25,7 +27,7 @@ def ask(which: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def printed(ours: Any, published: Any) -> tuple[Any, Any]:
+def printed(ours: Interpreter, published: Interpreter) -> tuple[Any, Any]:
     """What this package prints, and what the published one does."""
     return ask(ours), ask(published)
 

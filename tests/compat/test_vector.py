@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from interpreters import Interpreter
 from openenv import AsyncVectorEnv, VectorEnv
 from openenv.errors import (
     ConnectFailed,
@@ -26,7 +27,7 @@ SESSIONS = "16"
 
 
 @pytest.fixture
-def old(server: Callable[..., Any], published: Any) -> str:
+def old(server: Callable[..., Any], published: Interpreter) -> str:
     """A server of the published package, with 16 slots."""
     url: str = server(published, MAX_CONCURRENT_ENVS=SESSIONS).url
     return url
@@ -102,7 +103,7 @@ def test_typed_results_come_from_the_client_class(old: str) -> None:
         assert [state.total for state in env.states()] == [1, 2]
 
 
-def test_old_and_new_servers_work_side_by_side(old: str, server: Callable[..., Any], ours: Any) -> None:
+def test_old_and_new_servers_work_side_by_side(old: str, server: Callable[..., Any], ours: Interpreter) -> None:
     new = server(ours, MAX_CONCURRENT_ENVS=SESSIONS).url
     with connected([old, new], 8) as env:  # type: ignore[arg-type]
         assert sum(name == "v1" for name in env.codecs) == 4
@@ -121,7 +122,9 @@ def test_an_old_server_is_stepped_from_an_event_loop(old: str) -> None:
     assert asyncio.run(play()) == [0.5, 1.0]
 
 
-def test_a_server_with_one_slot_is_reported_at_once_and_with_advice(server: Callable[..., Any], published: Any) -> None:
+def test_a_server_with_one_slot_is_reported_at_once_and_with_advice(
+    server: Callable[..., Any], published: Interpreter
+) -> None:
     url = server(published).url
     with pytest.raises(SessionCapacityError, match=r"max_concurrent_envs.*by default 1"):
         VectorEnv(url, 3).connect()
@@ -129,7 +132,9 @@ def test_a_server_with_one_slot_is_reported_at_once_and_with_advice(server: Call
         assert env.reset().ok.all()
 
 
-def test_an_environment_that_cannot_be_built_is_reported_at_once(server: Callable[..., Any], published: Any) -> None:
+def test_an_environment_that_cannot_be_built_is_reported_at_once(
+    server: Callable[..., Any], published: Interpreter
+) -> None:
     url = server(published, MAX_CONCURRENT_ENVS=SESSIONS, COUNTER_IS_BROKEN="1").url
     with pytest.raises(EnvironmentFactoryError):
         VectorEnv(url, 2).connect()

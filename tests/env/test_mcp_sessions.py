@@ -18,6 +18,7 @@ from openenv.client.env_client import GenericEnvClient
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation, ListToolsAction
 from openenv.server.app import create_app
 from openenv.types import Action, Observation
+from servers import Serve
 
 LIMIT_S = 0.3
 
@@ -158,7 +159,7 @@ def test_the_step_that_the_author_wrote_runs_in_this_process(env_cls: Any, by: l
 
 @pytest.mark.parametrize(("env_cls", "by", "reward"), CASES, ids=lambda case: getattr(case, "__name__", None))
 def test_the_step_that_the_author_wrote_runs_on_a_server(
-    serve: Any, env_cls: Any, by: list[str], reward: float | None
+    serve: Serve, env_cls: Any, by: list[str], reward: float | None
 ) -> None:
     with GenericEnvClient(base_url=serve(toolbox_app(env_cls)).url).sync() as env:
         env.reset()
@@ -176,7 +177,7 @@ def test_a_step_below_an_asynchronous_step_of_another_author_does_not_hide_it() 
 
 
 @pytest.mark.parametrize("env_cls", [Toolbox, OverridesStep, OverridesStepAsync], ids=lambda cls: cls.__name__)
-def test_all_blocking_code_of_a_session_runs_in_one_thread(serve: Any, env_cls: Any) -> None:
+def test_all_blocking_code_of_a_session_runs_in_one_thread(serve: Serve, env_cls: Any) -> None:
     server = serve(toolbox_app(env_cls, max_concurrent_envs=4))
     with GenericEnvClient(base_url=server.url).sync() as env, GenericEnvClient(base_url=server.url).sync() as other:
         threads = {env.reset().metadata["thread"]}
@@ -188,7 +189,9 @@ def test_all_blocking_code_of_a_session_runs_in_one_thread(serve: Any, env_cls: 
         assert threading.get_ident() not in threads
 
 
-def test_two_hundred_calls_of_a_session_make_no_thread_and_no_loop(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_hundred_calls_of_a_session_make_no_thread_and_no_loop(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = ["thread", "thread_with_context", "loop", "count"]
     with GenericEnvClient(base_url=serve(toolbox_app()).url).sync() as env:
         env.reset()
@@ -217,7 +220,7 @@ def test_two_hundred_calls_of_a_session_make_no_thread_and_no_loop(serve: Any, m
         assert made == []
 
 
-def test_state_of_the_context_is_the_sessions(serve: Any) -> None:
+def test_state_of_the_context_is_the_sessions(serve: Serve) -> None:
     server = serve(toolbox_app(max_concurrent_envs=4))
     with GenericEnvClient(base_url=server.url).sync() as env, GenericEnvClient(base_url=server.url).sync() as other:
         assert [tool(env, "count") for _ in range(3)] == [1, 2, 3]
@@ -226,7 +229,7 @@ def test_state_of_the_context_is_the_sessions(serve: Any) -> None:
 
 @pytest.mark.parametrize("env_cls", [Toolbox, OverridesStep, OverridesStepAsync], ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("runner", ["thread", "inline"])
-def test_a_tool_that_never_ends_costs_its_call_and_nothing_else(serve: Any, env_cls: Any, runner: str) -> None:
+def test_a_tool_that_never_ends_costs_its_call_and_nothing_else(serve: Serve, env_cls: Any, runner: str) -> None:
     server = serve(toolbox_app(env_cls, runner=runner))
     with GenericEnvClient(base_url=server.url).sync() as env:
         env.reset()
@@ -247,7 +250,7 @@ def test_a_tool_that_never_ends_is_stopped_in_this_process_too(env_cls: Any) -> 
     assert not _is_endless()
 
 
-def test_a_client_that_leaves_during_a_call_ends_the_call(serve: Any, in_a_hurry: Any) -> None:
+def test_a_client_that_leaves_during_a_call_ends_the_call(serve: Serve, in_a_hurry: Any) -> None:
     server = serve(toolbox_app())
     with GenericEnvClient(base_url=server.url).sync() as env:
         env.reset()
@@ -261,7 +264,7 @@ def _is_endless() -> bool:
     return any(frame.f_code is endless.__code__ for frame in sys._current_frames().values())
 
 
-def test_a_failed_call_is_a_step_like_any_other(serve: Any) -> None:
+def test_a_failed_call_is_a_step_like_any_other(serve: Serve) -> None:
     with GenericEnvClient(base_url=serve(toolbox_app()).url).sync() as env:
         env.reset()
         for name, kind in [("fail", "execution_error"), ("nothing", "tool_not_found")]:
@@ -274,7 +277,7 @@ def test_a_failed_call_is_a_step_like_any_other(serve: Any) -> None:
         assert tool(env, "count") == 1
 
 
-def test_the_environment_is_closed_with_its_session(serve: Any) -> None:
+def test_the_environment_is_closed_with_its_session(serve: Serve) -> None:
     made: list[Toolbox] = []
 
     def make() -> Toolbox:

@@ -30,6 +30,7 @@ from openenv.core.env_server.http_server import create_app
 from openenv.env.environment import Environment
 from openenv.protocol.frames import FrameReader, Opcode, masked_control_frame, masked_text_frame
 from openenv.types import Action, Observation, State
+from servers import Serve
 from slow_steps import take, take_async
 from waiting import comes_true, wait_until
 
@@ -318,7 +319,7 @@ class Peer:
 
 
 @pytest.fixture
-def peer(serve: Any) -> Iterator[Callable[..., Peer]]:
+def peer(serve: Serve) -> Iterator[Callable[..., Peer]]:
     """Connect raw peers; all are gone when the test ends, before its servers stop."""
     peers: list[Peer] = []
 
@@ -332,7 +333,7 @@ def peer(serve: Any) -> Iterator[Callable[..., Peer]]:
 
 
 @pytest.fixture
-def http(serve: Any) -> Iterator[Callable[..., httpx2.Client]]:
+def http(serve: Serve) -> Iterator[Callable[..., httpx2.Client]]:
     """Open plain HTTP clients; they keep cookies."""
     clients: list[httpx2.Client] = []
 

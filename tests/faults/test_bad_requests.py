@@ -12,13 +12,13 @@ from pydantic import field_validator
 
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.types import Action, Observation
-from servers import PlainAsgi
+from servers import PlainAsgi, Serve
 
 Carry = Callable[..., Any]
 
 
 @pytest.fixture(params=["own", "middleware", "uvicorn", "uvicorn and middleware"])
-def carry(request: pytest.FixtureRequest, serve: Any) -> Carry:
+def carry(request: pytest.FixtureRequest, serve: Serve) -> Carry:
     """Serve an application in each of the ways a WebSocket can be carried."""
 
     def start(app: Any) -> Any:
@@ -59,7 +59,7 @@ def picky_app(probe: Any) -> Any:
 
 
 @pytest.mark.parametrize("word", ["bad", "assert", "key"])
-def test_a_custom_validator_that_raises_keeps_the_session(serve: Any, probe: Any, peer: Any, word: str) -> None:
+def test_a_custom_validator_that_raises_keeps_the_session(serve: Serve, probe: Any, peer: Any, word: str) -> None:
     """W3: over WebSocket a validator's exception is a VALIDATION_ERROR, and the episode goes on."""
     one = peer(serve(picky_app(probe)).port)
     one.reset()
@@ -72,7 +72,7 @@ def test_a_custom_validator_that_raises_keeps_the_session(serve: Any, probe: Any
 
 @pytest.mark.parametrize("word", ["bad", "assert", "key"])
 def test_a_custom_validator_that_raises_is_unprocessable_over_http(
-    serve: Any, probe: Any, http: Any, word: str
+    serve: Serve, probe: Any, http: Any, word: str
 ) -> None:
     """W3: over HTTP it is a 422 that names the field, not a 500."""
     answer = http(serve(picky_app(probe)).url).post("/step", json={"action": {"word": word}})
@@ -182,7 +182,7 @@ def test_a_message_over_the_limit_is_refused_and_the_session_lives(
     assert (answer.status_code, answer.json()["code"]) == (413, "BODY_TOO_LARGE")
 
 
-def test_production_mode_has_no_gym_interface_on_any_surface(serve: Any, probe: Any, peer: Any, http: Any) -> None:
+def test_production_mode_has_no_gym_interface_on_any_surface(serve: Serve, probe: Any, peer: Any, http: Any) -> None:
     """W16: with `mode="production"` neither HTTP nor WebSocket can reset, step or look at the state."""
     server = serve(probe.app(mode="production"))
     client = http(server.url)
@@ -194,7 +194,7 @@ def test_production_mode_has_no_gym_interface_on_any_surface(serve: Any, probe: 
     assert probe.count("reset") == probe.count("step") == probe.count("state") == 0
 
 
-def test_a_sockets_session_cannot_be_reached_by_its_id(serve: Any, probe: Any, peer: Any, http: Any) -> None:
+def test_a_sockets_session_cannot_be_reached_by_its_id(serve: Serve, probe: Any, peer: Any, http: Any) -> None:
     """W16: knowing a session's id is not enough to step the environment of another client's connection."""
     server = serve(probe.app())
     peer(server.port).reset()

@@ -15,6 +15,7 @@ from environments import Idle
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.types import Action, Observation
 from openenv.server.runners.thread import ThreadRunner
+from servers import Serve
 from waiting import wait_until
 
 HEADER = "X-OpenEnv-Session"
@@ -22,7 +23,7 @@ HEADER = "X-OpenEnv-Session"
 
 @pytest.mark.parametrize("held", ["construct", "reset", "step", "state", "close"])
 def test_a_slow_environment_does_not_stall_other_requests(
-    serve: Any, probe: Any, http: Any, peer: Any, held: str
+    serve: Serve, probe: Any, http: Any, peer: Any, held: str
 ) -> None:
     """W2: while any call of an environment hangs, `/health` answers and another session plays on."""
     server = serve(probe.app())
@@ -43,7 +44,7 @@ def test_a_slow_environment_does_not_stall_other_requests(
     probe.release(held)
 
 
-def test_stateless_requests_run_side_by_side(serve: Any, probe: Any, http: Any) -> None:
+def test_stateless_requests_run_side_by_side(serve: Serve, probe: Any, http: Any) -> None:
     """W2: constructors of concurrent `/reset` requests overlap instead of queueing on the loop."""
     server = serve(probe.app(max_concurrent_envs=4))
     probe.hold("construct")
@@ -56,7 +57,7 @@ def test_stateless_requests_run_side_by_side(serve: Any, probe: Any, http: Any) 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/reset"), ("GET", "/state"), ("POST", "/step")])
 def test_stateless_requests_keep_to_the_session_limit(
-    serve: Any, probe: Any, http: Any, method: str, path: str
+    serve: Serve, probe: Any, http: Any, method: str, path: str
 ) -> None:
     """W2: never are more environments alive for plain requests than the limit says; the others wait their turn."""
     server = serve(probe.app(max_concurrent_envs=2))
@@ -76,7 +77,7 @@ def test_stateless_requests_keep_to_the_session_limit(
     assert 1 <= most <= 2
 
 
-def test_metadata_is_asked_of_an_environment_once(serve: Any, probe: Any, http: Any) -> None:
+def test_metadata_is_asked_of_an_environment_once(serve: Serve, probe: Any, http: Any) -> None:
     """W2: `/metadata` builds an environment for the first request only."""
     client = http(serve(probe.app()).url)
     answers = [client.get("/metadata").json() for _ in range(3)]
@@ -85,7 +86,7 @@ def test_metadata_is_asked_of_an_environment_once(serve: Any, probe: Any, http: 
 
 
 def test_all_code_of_a_session_runs_on_one_thread_of_its_own_side(
-    serve: Any, probe: Any, peer: Any, wait_for: Callable[..., None]
+    serve: Serve, probe: Any, peer: Any, wait_for: Callable[..., None]
 ) -> None:
     """W11: constructor, reset, step, state and close of a session share one thread, and it is not the loop's."""
     server = serve(probe.app(max_concurrent_envs=64))
@@ -115,7 +116,7 @@ def test_all_code_of_a_session_runs_on_one_thread_of_its_own_side(
     assert not loop_threads & probe.threads()
 
 
-def test_an_http_session_keeps_its_thread_too(serve: Any, probe: Any, http: Any) -> None:
+def test_an_http_session_keeps_its_thread_too(serve: Serve, probe: Any, http: Any) -> None:
     """W11: the same over HTTP, where every request comes on a new task."""
     client = http(serve(probe.app()).url)
     named = {HEADER: client.post("/reset", headers={HEADER: "new"}).headers[HEADER]}
@@ -126,7 +127,7 @@ def test_an_http_session_keeps_its_thread_too(serve: Any, probe: Any, http: Any)
 
 
 def test_hundreds_of_fast_sessions_need_few_threads(
-    serve: Any, probe: Any, peer: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, probe: Any, peer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """W13: 500 sessions of a fast environment share fewer than 64 threads."""
     for bound in ("SLOW_S", "FAST_S"):
@@ -145,7 +146,7 @@ def test_hundreds_of_fast_sessions_need_few_threads(
     assert len(probe.threads()) < 64
 
 
-def test_sessions_of_an_environment_known_to_be_slow_run_side_by_side(serve: Any, probe: Any, peer: Any) -> None:
+def test_sessions_of_an_environment_known_to_be_slow_run_side_by_side(serve: Serve, probe: Any, peer: Any) -> None:
     """W13: once steps have shown to be slow, new sessions get threads of their own."""
     server = serve(probe.app(max_concurrent_envs=64))
     scout = peer(server.port)
@@ -166,7 +167,7 @@ def test_sessions_of_an_environment_known_to_be_slow_run_side_by_side(serve: Any
 
 
 def test_threads_of_slow_sessions_end_with_them(
-    serve: Any, probe: Any, peer: Any, wait_for: Callable[..., None]
+    serve: Serve, probe: Any, peer: Any, wait_for: Callable[..., None]
 ) -> None:
     """W13: only a handful of threads is kept for later."""
     before = set(threading.enumerate())
@@ -184,7 +185,7 @@ def test_threads_of_slow_sessions_end_with_them(
     wait_for(lambda: len(set(threading.enumerate()) - before) <= 9)
 
 
-def test_no_thread_is_made_per_step(serve: Any, probe: Any, peer: Any) -> None:
+def test_no_thread_is_made_per_step(serve: Serve, probe: Any, peer: Any) -> None:
     """W20: a hundred steps run on the thread that ran the first one."""
     server = serve(probe.app())
     one = peer(server.port)
@@ -196,7 +197,7 @@ def test_no_thread_is_made_per_step(serve: Any, probe: Any, peer: Any) -> None:
     assert len(probe.threads(1)) == 1
 
 
-def test_serving_makes_no_blocking_call_on_the_event_loop(serve: Any, probe: Any, http: Any, peer: Any) -> None:
+def test_serving_makes_no_blocking_call_on_the_event_loop(serve: Serve, probe: Any, http: Any, peer: Any) -> None:
     """W2: with a guard that raises in the loop's thread, sessions, HTTP episodes and plain requests all work."""
     server = serve(probe.app(runner="thread"))
     assert isinstance(server.manager.runner, ThreadRunner)
@@ -221,7 +222,7 @@ def test_serving_makes_no_blocking_call_on_the_event_loop(serve: Any, probe: Any
             one.receive()
 
 
-def test_the_guard_against_blocking_calls_would_notice(serve: Any, peer: Any) -> None:
+def test_the_guard_against_blocking_calls_would_notice(serve: Serve, peer: Any) -> None:
     """W2: the same guard catches an environment that sleeps on the loop, so the test above means something."""
     server = serve(_inline_sleeper_app())
     with blockbuster_ctx():

@@ -17,6 +17,7 @@ from openenv.core.env_server.types import Action, Observation
 from openenv.server.sessions.lifetime import SessionLimits
 from openenv.server.sessions.manager import SessionManager
 from openenv.server.sessions.session import SessionKind, SessionState
+from servers import Serve
 
 BUILT: list[int] = []
 
@@ -68,7 +69,7 @@ def _annotated(cls: type[Plain], log: list[int]) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_factory_is_not_called_before_the_first_session(serve: Any, http: Any, peer: Any, form: str) -> None:
+def test_a_factory_is_not_called_before_the_first_session(serve: Serve, http: Any, peer: Any, form: str) -> None:
     """W24: neither building the application nor starting the server makes an environment."""
     log: list[int] = []
     server = serve(create_app(FORMS[form](Concurrent, log), Action, Observation, max_concurrent_envs=4))
@@ -81,7 +82,7 @@ def test_a_factory_is_not_called_before_the_first_session(serve: Any, http: Any,
 
 
 @pytest.mark.parametrize("form", ["class", *FORMS])
-def test_environments_that_want_one_thread_get_one_thread(serve: Any, peer: Any, form: str) -> None:
+def test_environments_that_want_one_thread_get_one_thread(serve: Serve, peer: Any, form: str) -> None:
     """W24: `REQUIRES_SINGLE_THREAD_EXECUTOR` counts for classes, partials and functions alike."""
     log: list[int] = BUILT if form == "class" else []
     log.clear()
@@ -98,7 +99,7 @@ def test_environments_that_want_one_thread_get_one_thread(serve: Any, peer: Any,
     assert len(set(log)) == 1
 
 
-def test_sessions_without_that_wish_are_spread(serve: Any, peer: Any) -> None:
+def test_sessions_without_that_wish_are_spread(serve: Serve, peer: Any) -> None:
     """W24: the test above tells something."""
     log: list[int] = []
     server = serve(create_app(lambda: Concurrent(log), Action, Observation, max_concurrent_envs=16))
@@ -117,7 +118,7 @@ def test_a_known_class_that_shares_state_is_refused_at_once(form: str) -> None:
 
 
 def test_an_unknown_class_that_shares_state_gets_one_session(
-    serve: Any, peer: Any, caplog: pytest.LogCaptureFixture
+    serve: Serve, peer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """W24: the first real environment of a bare function tells; from then on one session is the limit."""
     log: list[int] = []
@@ -130,7 +131,7 @@ def test_an_unknown_class_that_shares_state_gets_one_session(
     assert "SUPPORTS_CONCURRENT_SESSIONS" in caplog.text
 
 
-def test_clients_that_come_at_once_to_an_unknown_class_wait_for_the_first(serve: Any, peer: Any) -> None:
+def test_clients_that_come_at_once_to_an_unknown_class_wait_for_the_first(serve: Serve, peer: Any) -> None:
     """W24: while the first environment is being built the limit is unknown, so no client is let past it."""
     entered, gate, log = threading.Event(), threading.Event(), []
 

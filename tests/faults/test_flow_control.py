@@ -7,7 +7,6 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from openenv.server.app import HTTPEnvServer
 from openenv.server.fast.frame_socket import KeepAlive
 from openenv.server.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
+from servers import Serve
 from slow_steps import take, take_async
 from waiting import holds_for
 
@@ -118,7 +118,7 @@ def frame(message: dict[str, Any]) -> bytes:
     return masked_text_frame(json.dumps(message).encode(), b"key!")
 
 
-def test_a_connection_that_dies_costs_no_other_client_its_reply(serve: Callable[..., Any]) -> None:
+def test_a_connection_that_dies_costs_no_other_client_its_reply(serve: Serve) -> None:
     Gated.gate = None
     server = serve(app_of(Gated))
     dying, healthy = dial(server), dial(server)
@@ -145,7 +145,7 @@ def test_a_connection_that_dies_costs_no_other_client_its_reply(serve: Callable[
         healthy.close()
 
 
-def test_a_client_that_never_reads_is_not_read_from_for_ever(serve: Callable[..., Any]) -> None:
+def test_a_client_that_never_reads_is_not_read_from_for_ever(serve: Serve) -> None:
     server = serve(app_of(Plain))
     peer = raw(server)
     peer.settimeout(1.0)
@@ -159,7 +159,7 @@ def test_a_client_that_never_reads_is_not_read_from_for_ever(serve: Callable[...
     server.wait_for(lambda: server.manager.active == 0)
 
 
-def test_a_message_over_the_limit_is_refused_in_its_turn(serve: Callable[..., Any]) -> None:
+def test_a_message_over_the_limit_is_refused_in_its_turn(serve: Serve) -> None:
     app = app_of(Plain)
     app.state.openenv_server.service.options = _with_limit(app, 1000)
     client = dial(serve(app))
@@ -178,7 +178,7 @@ def _with_limit(app: FastAPI, limit: int) -> Any:
     return replace(app.state.openenv_server.service.options, max_message_bytes=limit)
 
 
-def test_a_thousand_requests_sent_ahead_are_answered_without_recursion(serve: Callable[..., Any]) -> None:
+def test_a_thousand_requests_sent_ahead_are_answered_without_recursion(serve: Serve) -> None:
     server = serve(app_of(ClosesSlowly, sessions=1, runner="inline"))
     first = dial(server)
     first.send('{"type":"reset"}')
@@ -194,7 +194,7 @@ def test_a_thousand_requests_sent_ahead_are_answered_without_recursion(serve: Ca
     peer.close()
 
 
-def test_an_environment_that_hides_its_signature_is_served_and_freed(serve: Callable[..., Any]) -> None:
+def test_an_environment_that_hides_its_signature_is_served_and_freed(serve: Serve) -> None:
     server = serve(app_of(Compiled))
     client = dial(server)
     client.send(json.dumps({"type": "step", "data": {"n": 3}}))
@@ -230,7 +230,7 @@ def test_a_broken_connection_does_not_end_the_watch_over_the_others() -> None:
     asyncio.run(main())
 
 
-def test_a_client_that_sent_far_ahead_and_vanished_is_noticed_while_its_step_runs(serve: Callable[..., Any]) -> None:
+def test_a_client_that_sent_far_ahead_and_vanished_is_noticed_while_its_step_runs(serve: Serve) -> None:
     Held.entered.clear()
     Held.gate.clear()
     server = serve(app_of(Held))
@@ -255,9 +255,7 @@ def test_starlettes_test_client_ends_a_websocket_without_an_error() -> None:
 
 
 @pytest.mark.parametrize("value", [None, (Seen(), 0.0, True, False, {}), 3, "text"])
-def test_what_is_no_observation_is_an_error_and_never_a_step_without_reward(
-    serve: Callable[..., Any], value: Any
-) -> None:
+def test_what_is_no_observation_is_an_error_and_never_a_step_without_reward(serve: Serve, value: Any) -> None:
     class Wrong(Plain):
         def step(self, action: Move, **_: Any) -> Any:
             return value
@@ -270,7 +268,7 @@ def test_what_is_no_observation_is_an_error_and_never_a_step_without_reward(
     assert "not an Observation" in reply["data"]["message"]
 
 
-def test_those_who_wait_for_a_slot_are_woken_one_by_one(serve: Callable[..., Any]) -> None:
+def test_those_who_wait_for_a_slot_are_woken_one_by_one(serve: Serve) -> None:
     server = serve(app_of(Plain, sessions=1))
     done: list[int] = []
 

@@ -28,6 +28,7 @@ from openenv.server.sessions.manager import SessionManager
 from openenv.server.sessions.operations import CALL
 from openenv.server.sessions.session import SessionKind, SessionState
 from openenv.types import Action, Observation
+from servers import Serve
 from waiting import holds_for, holds_for_async, wait_until, wait_until_async
 
 SOURCE = Path(sys.modules["openenv"].__file__ or "").resolve().parent.parent
@@ -97,7 +98,7 @@ def leave_hanging(url: str, count: int = 1) -> None:
 
 @pytest.mark.parametrize("env_cls", [Stuck, StuckAsync])
 def test_a_close_that_hangs_gives_its_slot_up_and_is_reported(
-    serve: Any, fresh_env: Any, env_cls: type[Stuck], runner: str, caplog: pytest.LogCaptureFixture
+    serve: Serve, fresh_env: Any, env_cls: type[Stuck], runner: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     env_cls = fresh_env(env_cls)
     server = serve(app_of(env_cls, sessions=1, runner=runner))
@@ -126,7 +127,7 @@ def test_a_close_that_hangs_gives_its_slot_up_and_is_reported(
         assert http.get(f"/sessions/{name}").status_code in (404, 410)
 
 
-def test_the_server_goes_on_while_a_close_hangs(serve: Any, fresh_env: Any, runner: str) -> None:
+def test_the_server_goes_on_while_a_close_hangs(serve: Serve, fresh_env: Any, runner: str) -> None:
     """Sessions on the same thread too: fast ones share one."""
     env_cls = fresh_env(Stuck)
     server = serve(app_of(env_cls, sessions=64, runner=runner, close_timeout_s=60))
@@ -154,7 +155,7 @@ def test_the_server_goes_on_while_a_close_hangs(serve: Any, fresh_env: Any, runn
 
 
 def test_no_more_sessions_are_abandoned_than_there_are_slots(
-    serve: Any, fresh_env: Any, caplog: pytest.LogCaptureFixture
+    serve: Serve, fresh_env: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each keeps its environment and a thread: more and more of them would take all memory."""
     env_cls = fresh_env(Stuck)
@@ -233,7 +234,7 @@ async def test_a_single_requests_environment_that_hangs_gives_its_place_up(fresh
 
 
 def test_a_shutdown_names_what_it_could_not_close(
-    serve: Any, fresh_env: Any, runner: str, caplog: pytest.LogCaptureFixture
+    serve: Serve, fresh_env: Any, runner: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     env_cls = fresh_env(Stuck)
     limits = SessionLimits(sessions=4, drain_s=0.3, close_s=60)

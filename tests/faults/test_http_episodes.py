@@ -11,11 +11,12 @@ from dict_client import DictHTTPClient
 from openenv.errors import ExecutionError, RequestTimeout, SessionLost
 from openenv.server.sessions.lifetime import SessionLimits
 from openenv.types import ConcurrencyConfig
+from servers import Serve
 
 HEADER = "X-OpenEnv-Session"
 
 
-def test_an_http_episode_continues_from_request_to_request(serve: Any, probe: Any, http: Any) -> None:
+def test_an_http_episode_continues_from_request_to_request(serve: Serve, probe: Any, http: Any) -> None:
     """W1: `/reset`, `/step` and `/state` of one session share one environment."""
     client = http(serve(probe.app()).url)
     opened = client.post("/reset", headers={HEADER: "new"})
@@ -26,7 +27,7 @@ def test_an_http_episode_continues_from_request_to_request(serve: Any, probe: An
     assert probe.count("built") == 1
 
 
-def test_two_http_sessions_do_not_see_each_other(serve: Any, probe: Any, http: Any) -> None:
+def test_two_http_sessions_do_not_see_each_other(serve: Serve, probe: Any, http: Any) -> None:
     """W1: each named session has an environment of its own."""
     client = http(serve(probe.app()).url)
     names = [client.post("/reset", headers={HEADER: "new"}).headers[HEADER] for _ in range(2)]
@@ -35,7 +36,7 @@ def test_two_http_sessions_do_not_see_each_other(serve: Any, probe: Any, http: A
     assert states == [1, 0]
 
 
-def test_a_client_that_keeps_cookies_continues_its_episode(serve: Any, probe: Any, http: Any) -> None:
+def test_a_client_that_keeps_cookies_continues_its_episode(serve: Serve, probe: Any, http: Any) -> None:
     """W1: the legacy way, a plain `/reset` and then plain `/step`s, plays one episode."""
     client = http(serve(probe.app(max_concurrent_envs=1)).url)
     client.post("/reset")
@@ -43,7 +44,7 @@ def test_a_client_that_keeps_cookies_continues_its_episode(serve: Any, probe: An
     assert counts == [1, 2, 3]
 
 
-def test_the_http_client_plays_an_episode(serve: Any, probe: Any) -> None:
+def test_the_http_client_plays_an_episode(serve: Serve, probe: Any) -> None:
     """W1: our own client over HTTP is stateful by default."""
     with DictHTTPClient(serve(probe.app()).url) as client:
         client.reset()
@@ -53,7 +54,7 @@ def test_the_http_client_plays_an_episode(serve: Any, probe: Any) -> None:
         assert client.step({}).reward == 1.0
 
 
-def test_a_soft_session_never_makes_another_client_fail(serve: Any, probe: Any, http: Any, peer: Any) -> None:
+def test_a_soft_session_never_makes_another_client_fail(serve: Serve, probe: Any, http: Any, peer: Any) -> None:
     """W1, W6: a session that only a cookie keeps gives its slot to a client that needs it and then reports its loss."""
     server = serve(probe.app(max_concurrent_envs=1))
     client = http(server.url)
@@ -66,7 +67,7 @@ def test_a_soft_session_never_makes_another_client_fail(serve: Any, probe: Any, 
 
 
 def test_an_unused_http_session_gives_its_slot_back(
-    serve: Any, probe: Any, http: Any, wait_for: Callable[..., None], clock: Any
+    serve: Serve, probe: Any, http: Any, wait_for: Callable[..., None], clock: Any
 ) -> None:
     """W4, W6: a client that vanished holds its slot for the idle time only; coming back is a typed error."""
     app = probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=1, session_timeout=0.3))
@@ -88,7 +89,7 @@ def test_http_sessions_expire_by_default() -> None:
 
 
 def test_the_http_client_reports_an_expired_session_until_reset(
-    serve: Any, probe: Any, wait_for: Callable[..., None], clock: Any
+    serve: Serve, probe: Any, wait_for: Callable[..., None], clock: Any
 ) -> None:
     """W4, W26: steps after the end of a session raise `SessionLost`; `reset` starts over."""
     app = probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=1, session_timeout=0.2))
@@ -106,7 +107,7 @@ def test_the_http_client_reports_an_expired_session_until_reset(
         assert client.step({}).reward == 1.0
 
 
-def test_a_failed_reset_does_not_revive_a_lost_episode(serve: Any, probe: Any) -> None:
+def test_a_failed_reset_does_not_revive_a_lost_episode(serve: Serve, probe: Any) -> None:
     """W26: after a timeout only a reset that worked lets steps through, over HTTP too."""
     with DictHTTPClient(serve(probe.app()).url, request_timeout_s=1.5) as client:
         client.reset()
@@ -123,7 +124,7 @@ def test_a_failed_reset_does_not_revive_a_lost_episode(serve: Any, probe: Any) -
             client.step({})
 
 
-def test_a_session_name_that_never_was_is_not_found(serve: Any, probe: Any, http: Any) -> None:
+def test_a_session_name_that_never_was_is_not_found(serve: Serve, probe: Any, http: Any) -> None:
     """W1: a wrong name is an error and never a fresh environment."""
     client = http(serve(probe.app()).url)
     answer = client.post("/step", json={"action": {}}, headers={HEADER: "no-such-session"})
@@ -131,7 +132,7 @@ def test_a_session_name_that_never_was_is_not_found(serve: Any, probe: Any, http
     assert probe.count("built") == 0
 
 
-def test_a_step_carries_time_limit_request_id_and_keywords(serve: Any, probe: Any, http: Any) -> None:
+def test_a_step_carries_time_limit_request_id_and_keywords(serve: Serve, probe: Any, http: Any) -> None:
     """W12: what a step request holds beside the action reaches the environment."""
     client = http(serve(probe.app()).url)
     body = {"action": {}, "timeout_s": 2.5, "request_id": "r1", "hint": "left"}
@@ -139,7 +140,7 @@ def test_a_step_carries_time_limit_request_id_and_keywords(serve: Any, probe: An
     assert metadata == {"timeout_s": 2.5, "request_id": "r1", "hint": "left"}
 
 
-def test_state_and_schema_show_the_subclass(serve: Any, probe: Any, http: Any, peer: Any) -> None:
+def test_state_and_schema_show_the_subclass(serve: Serve, probe: Any, http: Any, peer: Any) -> None:
     """W23: fields of the environment's own state class are on every surface without being asked for."""
     server = serve(probe.app())
     client = http(server.url)
@@ -149,7 +150,7 @@ def test_state_and_schema_show_the_subclass(serve: Any, probe: Any, http: Any, p
     assert "secret" in str(client.get("/openapi.json").json()["components"]["schemas"]["Inner"])
 
 
-def test_an_environment_that_fails_over_http_keeps_its_session(serve: Any, probe: Any, http: Any) -> None:
+def test_an_environment_that_fails_over_http_keeps_its_session(serve: Serve, probe: Any, http: Any) -> None:
     """W1, W15: an exception in a step is reported as such, and the episode goes on."""
     client = http(serve(probe.app()).url)
     named = {HEADER: client.post("/reset", headers={HEADER: "new"}).headers[HEADER]}

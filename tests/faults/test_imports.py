@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from servers import Serve
+
 SERVER_SIDE = ("fastapi", "starlette", "uvicorn", "gradio", "fastmcp", "pandas", "numpy", "torch", "openai", "docker")
 
 PROGRAM = """
@@ -48,7 +50,7 @@ def test_importing_the_package_itself_loads_next_to_nothing(run_script: Any) -> 
     assert len(loaded(run_script, "import openenv")) <= 50
 
 
-def test_a_client_works_where_no_server_package_is_installed(serve: Any, probe: Any, run_script: Any) -> None:
+def test_a_client_works_where_no_server_package_is_installed(serve: Serve, probe: Any, run_script: Any) -> None:
     """W21: with every server package made unimportable a client plays an episode."""
     server = serve(probe.app())
     program = f"""

@@ -24,7 +24,7 @@ from openenv.errors import (
     SessionCapacityError,
     SessionLost,
 )
-from servers import PlainAsgi
+from servers import PlainAsgi, Serve
 from waiting import holds_for, holds_for_async
 
 Wait = Callable[..., None]
@@ -70,7 +70,7 @@ class CounterEnv(Environment[Wait, Count, State]):
 
 
 def test_a_step_that_timed_out_loses_the_episode_for_a_blocking_client(
-    serve: Any, probe: Any, in_a_hurry: Hurry
+    serve: Serve, probe: Any, in_a_hurry: Hurry
 ) -> None:
     """W26: the next step raises instead of running on a fresh environment; `reset` begins a new episode."""
     server = serve(probe.app(max_concurrent_envs=1))
@@ -95,7 +95,7 @@ def test_a_step_that_timed_out_loses_the_episode_for_a_blocking_client(
 
 @pytest.mark.anyio
 async def test_a_step_that_timed_out_loses_the_episode_for_an_awaiting_client(
-    serve: Any, probe: Any, in_a_hurry: Hurry
+    serve: Serve, probe: Any, in_a_hurry: Hurry
 ) -> None:
     """W26: the same with `await`."""
     server = serve(probe.app(max_concurrent_envs=1))
@@ -184,7 +184,7 @@ def test_a_server_that_shuts_down_is_a_lost_session(serve_process: Any) -> None:
     assert "Traceback" not in server.log
 
 
-def test_a_reset_that_failed_does_not_revive_a_lost_episode(serve: Any, probe: Any, in_a_hurry: Hurry) -> None:
+def test_a_reset_that_failed_does_not_revive_a_lost_episode(serve: Serve, probe: Any, in_a_hurry: Hurry) -> None:
     """W26: only a reset that worked begins an episode; a step after a failed one is not let through to a fresh one."""
     server = serve(probe.app(max_concurrent_envs=1))
     with GenericEnvClient(base_url=server.url) as client:
@@ -204,7 +204,7 @@ def test_a_reset_that_failed_does_not_revive_a_lost_episode(serve: Any, probe: A
         assert client.step({}).observation["count"] == 1
 
 
-def test_a_refused_session_is_reported_by_its_own_error(serve: Any, probe: Any) -> None:
+def test_a_refused_session_is_reported_by_its_own_error(serve: Serve, probe: Any) -> None:
     """W26, W15: a full server and a broken constructor have classes of their own, and the client can try again."""
     server = serve(probe.app(max_concurrent_envs=1))
     with GenericEnvClient(base_url=server.url) as first:
@@ -225,7 +225,7 @@ def test_a_refused_session_is_reported_by_its_own_error(serve: Any, probe: Any) 
             assert second.step({}).observation["count"] == 1
 
 
-def test_an_environment_that_raises_keeps_the_episode(serve: Any, probe: Any) -> None:
+def test_an_environment_that_raises_keeps_the_episode(serve: Serve, probe: Any) -> None:
     """W26: an ExecutionError is the environment's and does not lose the session."""
     with GenericEnvClient(base_url=serve(probe.app()).url) as client:
         client.reset()
@@ -239,7 +239,7 @@ def test_an_environment_that_raises_keeps_the_episode(serve: Any, probe: Any) ->
 
 
 @pytest.mark.anyio
-async def test_concurrent_awaits_on_one_client_get_their_own_replies(serve: Any, probe: Any) -> None:
+async def test_concurrent_awaits_on_one_client_get_their_own_replies(serve: Serve, probe: Any) -> None:
     """W27: fifty steps gathered on one client run one after the other, and each result is its own."""
     async with GenericEnvClient(base_url=serve(probe.app()).url) as client:
         await client.reset()
@@ -248,7 +248,7 @@ async def test_concurrent_awaits_on_one_client_get_their_own_replies(serve: Any,
         assert [result.observation["count"] for result in results] == list(range(1, 51))
 
 
-def test_threads_that_share_a_client_get_their_own_replies(serve: Any, probe: Any) -> None:
+def test_threads_that_share_a_client_get_their_own_replies(serve: Serve, probe: Any) -> None:
     """W27: the same for threads."""
     with GenericEnvClient(base_url=serve(probe.app()).url) as client, ThreadPoolExecutor(8) as pool:
         client.reset()
@@ -258,7 +258,7 @@ def test_threads_that_share_a_client_get_their_own_replies(serve: Any, probe: An
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_step_loses_the_session_instead_of_its_reply(serve: Any, probe: Any) -> None:
+async def test_a_cancelled_step_loses_the_session_instead_of_its_reply(serve: Serve, probe: Any) -> None:
     """W27: the reply to a step that is no longer awaited is never taken for the next one's."""
     server = serve(probe.app(max_concurrent_envs=1))
     async with GenericEnvClient(base_url=server.url) as client:
@@ -278,7 +278,7 @@ async def test_a_cancelled_step_loses_the_session_instead_of_its_reply(serve: An
 
 
 @pytest.mark.anyio
-async def test_a_step_cancelled_in_the_queue_does_not_harm_others(serve: Any, probe: Any) -> None:
+async def test_a_step_cancelled_in_the_queue_does_not_harm_others(serve: Serve, probe: Any) -> None:
     """W27: a request that was not sent yet can be cancelled without losing the one before it."""
     async with GenericEnvClient(base_url=serve(probe.app()).url) as client:
         await client.reset()
@@ -293,7 +293,7 @@ async def test_a_step_cancelled_in_the_queue_does_not_harm_others(serve: Any, pr
         assert (await client.step({"number": 3})).observation["count"] == 2
 
 
-def test_an_interrupted_blocking_step_loses_the_session(serve: Any, probe: Any) -> None:
+def test_an_interrupted_blocking_step_loses_the_session(serve: Serve, probe: Any) -> None:
     """W27: Ctrl-C between request and reply, then going on, does not pair replies wrongly."""
     with GenericEnvClient(base_url=serve(probe.app()).url) as client:
         client.reset()
@@ -316,7 +316,7 @@ def test_an_interrupted_blocking_step_loses_the_session(serve: Any, probe: Any) 
 # -- blocking without a loop --------------------------------------------------------------------------------------
 
 
-def test_a_blocking_client_makes_no_loop_and_no_thread_per_client(serve: Any, probe: Any) -> None:
+def test_a_blocking_client_makes_no_loop_and_no_thread_per_client(serve: Serve, probe: Any) -> None:
     """W31: ten clients share one thread that answers pings, and need no event loop."""
     server = serve(probe.app(max_concurrent_envs=16))
     before = set(threading.enumerate())
@@ -333,7 +333,7 @@ def test_a_blocking_client_makes_no_loop_and_no_thread_per_client(serve: Any, pr
 
 
 @pytest.mark.anyio
-async def test_the_blocking_twin_works_inside_a_running_loop(serve: Any, probe: Any) -> None:
+async def test_the_blocking_twin_works_inside_a_running_loop(serve: Serve, probe: Any) -> None:
     """W31: `.sync()` blocks and returns values where a loop runs, as in a notebook."""
     with GenericEnvClient(base_url=serve(probe.app()).url).sync() as client:
         assert client.reset().observation["count"] == 0
@@ -342,7 +342,7 @@ async def test_the_blocking_twin_works_inside_a_running_loop(serve: Any, probe: 
 
 
 @pytest.mark.anyio
-async def test_reading_a_result_without_await_is_an_error_and_blocks_nothing(serve: Any, probe: Any) -> None:
+async def test_reading_a_result_without_await_is_an_error_and_blocks_nothing(serve: Serve, probe: Any) -> None:
     """W31: inside a loop a call returns a coroutine and nothing that blocks when it is looked at."""
     client = GenericEnvClient(base_url=serve(probe.app()).url)
     pending: Any = client.reset()
@@ -362,7 +362,7 @@ class Helper(GenericEnvClient):
         return "helper"
 
 
-def test_helpers_of_a_client_work_on_its_blocking_twin(serve: Any, probe: Any) -> None:
+def test_helpers_of_a_client_work_on_its_blocking_twin(serve: Serve, probe: Any) -> None:
     """W31: coroutine helpers are run to their end, plain ones are just called."""
     with Helper(base_url=serve(probe.app()).url).sync() as client:
         client.reset()
@@ -373,7 +373,7 @@ def test_helpers_of_a_client_work_on_its_blocking_twin(serve: Any, probe: Any) -
 # -- idle clients -------------------------------------------------------------------------------------------------
 
 
-def test_an_idle_blocking_connection_answers_the_servers_pings(serve: Any, probe: Any) -> None:
+def test_an_idle_blocking_connection_answers_the_servers_pings(serve: Serve, probe: Any) -> None:
     """W26: a trainer that thinks longer than the server's ping timeout keeps its session."""
     app = probe.app()
     app.add_middleware(PlainAsgi)  # uvicorn's own pings, which can be made quick
@@ -386,7 +386,7 @@ def test_an_idle_blocking_connection_answers_the_servers_pings(serve: Any, probe
     connection.close()
 
 
-def test_a_connection_that_answers_no_pings_is_dropped(serve: Any, probe: Any) -> None:
+def test_a_connection_that_answers_no_pings_is_dropped(serve: Serve, probe: Any) -> None:
     """W9: the other side of it: a peer that fell silent is found, and its session ends."""
     app = probe.app()
     app.add_middleware(PlainAsgi)
@@ -400,7 +400,7 @@ def test_a_connection_that_answers_no_pings_is_dropped(serve: Any, probe: Any) -
         connection.exchange(b'{"type":"step","data":{}}', 5)
 
 
-def test_keeping_alive_never_takes_a_reply(serve: Any, probe: Any) -> None:
+def test_keeping_alive_never_takes_a_reply(serve: Serve, probe: Any) -> None:
     """W26: tending an idle connection over and over leaves requests and replies alone."""
     server = serve(probe.app())
     options = ConnectionOptions(ping_interval_s=0.0, ping_timeout_s=30.0)
@@ -415,7 +415,7 @@ def test_keeping_alive_never_takes_a_reply(serve: Any, probe: Any) -> None:
 
 
 @pytest.mark.anyio
-async def test_an_idle_awaiting_client_pings_and_is_answered(serve: Any, probe: Any) -> None:
+async def test_an_idle_awaiting_client_pings_and_is_answered(serve: Serve, probe: Any) -> None:
     """W26: with a short interval the client's own pings keep the connection known to be good."""
     server = serve(probe.app())
     options = {"websocket_ping_interval_s": 0.05, "websocket_ping_timeout_s": 20.0}

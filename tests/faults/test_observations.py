@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from environments import Idle
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.types import Action, Observation, State
+from servers import Serve
 
 HEADER = "X-OpenEnv-Session"
 
@@ -184,7 +185,7 @@ class LooseEnv(AnyEnv):
 
 
 @pytest.mark.parametrize("where", ["value", "metadata"])
-def test_no_value_loses_a_step_over_websocket(serve: Any, peer: Any, where: str) -> None:
+def test_no_value_loses_a_step_over_websocket(serve: Serve, peer: Any, where: str) -> None:
     """W22: each step is answered with an observation, its reward, and the value in a form that JSON has."""
     one = peer(serve(create_app(AnyEnv, Pick, Thing)).port)
     one.reset()
@@ -198,7 +199,7 @@ def test_no_value_loses_a_step_over_websocket(serve: Any, peer: Any, where: str)
 
 
 @pytest.mark.parametrize("where", ["value", "metadata"])
-def test_no_value_loses_a_step_over_http(serve: Any, http: Any, where: str) -> None:
+def test_no_value_loses_a_step_over_http(serve: Serve, http: Any, where: str) -> None:
     """W22: the same over HTTP, with the same encoding."""
     client = http(serve(create_app(AnyEnv, Pick, Thing)).url)
     named = {HEADER: client.post("/reset", headers={HEADER: "new"}).headers[HEADER]}
@@ -211,7 +212,7 @@ def test_no_value_loses_a_step_over_http(serve: Any, http: Any, where: str) -> N
         assert check(value), (name, value)
 
 
-def test_a_state_with_odd_values_is_shown(serve: Any, http: Any, peer: Any) -> None:
+def test_a_state_with_odd_values_is_shown(serve: Serve, http: Any, peer: Any) -> None:
     """W22, W23: the state is encoded by the same rules."""
     server = serve(create_app(AnyEnv, Pick, Thing))
     for shown in (peer(server.port).ask({"type": "state"})["data"], http(server.url).get("/state").json()):
@@ -220,7 +221,7 @@ def test_a_state_with_odd_values_is_shown(serve: Any, http: Any, peer: Any) -> N
 
 
 @pytest.mark.parametrize("where", ["value", "odd metadata"])
-def test_no_reward_loses_a_step_and_both_wires_agree(serve: Any, http: Any, peer: Any, where: str) -> None:
+def test_no_reward_loses_a_step_and_both_wires_agree(serve: Serve, http: Any, peer: Any, where: str) -> None:
     """W22: odd rewards are numbers where they can be and null with a note where not, alike over both wires."""
     server = serve(create_app(LooseEnv, Pick, Loose))
     one, client = peer(server.port), http(server.url)

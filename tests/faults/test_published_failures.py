@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from interpreters import Interpreter
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -193,7 +195,7 @@ class Player:
 
 
 @pytest.fixture(scope="session")
-def our_player(ours: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Player]:
+def our_player(ours: Interpreter, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Player]:
     """A process with this package."""
     player = Player(ours, tmp_path_factory.mktemp("ours") / "log", patience_s=15)
     yield player
@@ -201,7 +203,7 @@ def our_player(ours: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(scope="session")
-def published_player(published: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Player]:
+def published_player(published: Interpreter, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Player]:
     """A process with the published package."""
     player = Player(published, tmp_path_factory.mktemp("published") / "log", patience_s=2)
     yield player

@@ -13,6 +13,7 @@ from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.types import Action, Observation
 from openenv.core.rubrics import LLMJudge, Rubric, Sequential
 from openenv.env.rubrics.llm_judge import ScoreParseError
+from servers import Serve
 
 
 class Constant(Rubric):
@@ -57,7 +58,7 @@ class ScoredAsync(Scored):
 
 @pytest.mark.parametrize(("scores", "expected"), [((1.0, 0.5), 0.5), ((0.0, 0.5), 0.0)])
 def test_a_rubric_in_an_asynchronous_step_gives_a_number(
-    serve: Any, peer: Any, scores: tuple[float, float], expected: float
+    serve: Serve, peer: Any, scores: tuple[float, float], expected: float
 ) -> None:
     """W34: `_apply_rubric` inside a running loop returns the score, whatever the score is."""
     for env_cls in (Scored, ScoredAsync):
@@ -67,7 +68,7 @@ def test_a_rubric_in_an_asynchronous_step_gives_a_number(
         assert one.step()["data"]["reward"] == expected
 
 
-def test_an_asynchronous_rubric_is_awaited_or_refused_but_never_a_reward(serve: Any, peer: Any) -> None:
+def test_an_asynchronous_rubric_is_awaited_or_refused_but_never_a_reward(serve: Serve, peer: Any) -> None:
     """W34: with the plain method it is an error that names the right one; with the awaiting method it is a score."""
     one = peer(serve(create_app(lambda: Scored(rubric=Slow(0.25)), Action, Observation)).port)
     refused = one.step()
@@ -119,7 +120,7 @@ async def test_a_judge_reads_the_score_it_was_given(answer: str, score: float | 
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
-def test_a_reward_that_is_no_number_is_reported(serve: Any, peer: Any, reward: float) -> None:
+def test_a_reward_that_is_no_number_is_reported(serve: Serve, peer: Any, reward: float) -> None:
     """W22: it is null on the wire, and the metadata says what it was."""
     one = peer(serve(create_app(lambda: ScoredAsync(rubric=Constant(reward)), Action, Observation)).port)
     data = one.step()["data"]

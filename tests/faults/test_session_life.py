@@ -22,6 +22,7 @@ from openenv.server.sessions.manager import SessionManager
 from openenv.server.sessions.operations import CALL, Operation
 from openenv.server.sessions.session import SessionKind, SessionState
 from openenv.types import ConcurrencyConfig
+from servers import Serve
 from waiting import holds_for
 
 HEADER = "X-OpenEnv-Session"
@@ -31,7 +32,7 @@ Wait = Callable[..., None]
 # -- the reaper (W4) ----------------------------------------------------------------------------------------------
 
 
-def test_the_reaper_spares_a_session_whose_socket_is_open(serve: Any, probe: Any, peer: Any) -> None:
+def test_the_reaper_spares_a_session_whose_socket_is_open(serve: Serve, probe: Any, peer: Any) -> None:
     """W4: however long an attached client thinks, its environment and its slot stay."""
     server = serve(probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=1, session_timeout=0.1)))
     one = peer(server.port)
@@ -44,7 +45,7 @@ def test_the_reaper_spares_a_session_whose_socket_is_open(serve: Any, probe: Any
 
 
 def test_the_reaper_spares_a_session_while_its_step_runs(
-    serve: Any, probe: Any, http: Any, wait_for: Wait, clock: Any
+    serve: Serve, probe: Any, http: Any, wait_for: Wait, clock: Any
 ) -> None:
     """W4: a step longer than the idle limit runs to its end, and the session is idle only from then on."""
     app = probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=2, session_timeout=0.2))
@@ -69,7 +70,7 @@ def test_the_reaper_spares_a_session_while_its_step_runs(
 
 
 def test_the_reaper_spares_an_http_session_with_a_socket_attached(
-    serve: Any, probe: Any, http: Any, peer: Any, wait_for: Wait, clock: Any
+    serve: Serve, probe: Any, http: Any, peer: Any, wait_for: Wait, clock: Any
 ) -> None:
     """W4: attaching a socket holds a named session; letting go starts its idle time."""
     app = probe.app(concurrency_config=ConcurrencyConfig(max_concurrent_envs=2, session_timeout=0.2))
@@ -94,7 +95,7 @@ def test_the_reaper_spares_an_http_session_with_a_socket_attached(
 
 @pytest.mark.parametrize("hard", [True, False])
 def test_a_client_that_goes_during_construction_frees_its_slot(
-    serve: Any, probe: Any, peer: Any, wait_for: Wait, hard: bool
+    serve: Serve, probe: Any, peer: Any, wait_for: Wait, hard: bool
 ) -> None:
     """W5: an environment without a waiting client is closed, and the only slot is free again."""
     server = serve(probe.app(max_concurrent_envs=1))
@@ -110,7 +111,7 @@ def test_a_client_that_goes_during_construction_frees_its_slot(
 
 
 def test_a_client_that_goes_while_it_waits_for_a_slot_leaves_nothing_behind(
-    serve: Any, probe: Any, peer: Any, wait_for: Wait
+    serve: Serve, probe: Any, peer: Any, wait_for: Wait
 ) -> None:
     """W5, W7: the slot it waited for goes to the next client and not to a session without an owner."""
     server = serve(probe.app(max_concurrent_envs=1))
@@ -251,7 +252,7 @@ def worker_threads() -> set[threading.Thread]:
 
 
 def test_shutdown_closes_every_environment_also_under_a_lifespan_of_the_users(
-    serve: Any, probe: Any, peer: Any, http: Any, wait_for: Wait
+    serve: Serve, probe: Any, peer: Any, http: Any, wait_for: Wait
 ) -> None:
     """W8: sockets, named and soft sessions are all closed, the user's lifespan ends, and no thread is left."""
     before = worker_threads()
@@ -270,7 +271,7 @@ def test_shutdown_closes_every_environment_also_under_a_lifespan_of_the_users(
     assert server.manager.active == 0
 
 
-def test_shutdown_lets_a_running_step_finish(serve: Any, probe: Any, peer: Any, wait_for: Wait) -> None:
+def test_shutdown_lets_a_running_step_finish(serve: Serve, probe: Any, peer: Any, wait_for: Wait) -> None:
     """W8: the environment is closed after its step, on the same thread, and never during it."""
     server = serve(probe.app())
     one = peer(server.port)
@@ -283,7 +284,7 @@ def test_shutdown_lets_a_running_step_finish(serve: Any, probe: Any, peer: Any, 
     assert len(probe.threads(1)) == 1
 
 
-def test_sessions_of_an_app_with_a_lifespan_expire(serve: Any, probe: Any, http: Any, wait_for: Wait) -> None:
+def test_sessions_of_an_app_with_a_lifespan_expire(serve: Serve, probe: Any, http: Any, wait_for: Wait) -> None:
     """W8: the reaper needs no start-up hook."""
     app = FastAPI(lifespan=_quiet_lifespan)
     limits = SessionLimits(sessions=2, idle_s=0.2)
@@ -304,7 +305,7 @@ async def _quiet_lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("hard", [True, False])
 def test_a_client_that_goes_during_a_step_is_noticed_at_once(
-    serve: Any,
+    serve: Serve,
     probe: Any,
     peer: Any,
     wait_for: Wait,
@@ -330,7 +331,7 @@ def test_a_client_that_goes_during_a_step_is_noticed_at_once(
 
 
 def test_an_asynchronous_step_is_cancelled_when_its_client_goes(
-    serve: Any, probe: Any, peer: Any, async_env_cls: type[Any], wait_for: Wait, capfd: pytest.CaptureFixture[str]
+    serve: Serve, probe: Any, peer: Any, async_env_cls: type[Any], wait_for: Wait, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """W9: a coroutine does not run on without a client; its environment is closed and the slot is free."""
     server = serve(probe.app(env_cls=async_env_cls, max_concurrent_envs=1))
@@ -346,7 +347,7 @@ def test_an_asynchronous_step_is_cancelled_when_its_client_goes(
 
 
 def test_a_client_that_says_goodbye_in_mid_step_ends_its_session(
-    serve: Any, probe: Any, peer: Any, async_env_cls: type[Any], wait_for: Wait
+    serve: Serve, probe: Any, peer: Any, async_env_cls: type[Any], wait_for: Wait
 ) -> None:
     """W9: frames that were sent ahead of a vanishing client are not run without a client."""
     server = serve(probe.app(max_concurrent_envs=1))
@@ -366,7 +367,7 @@ def test_a_client_that_says_goodbye_in_mid_step_ends_its_session(
 
 
 def test_why_a_factory_failed_is_on_the_wire_and_in_the_log(
-    serve: Any, probe: Any, peer: Any, http: Any, caplog: pytest.LogCaptureFixture
+    serve: Serve, probe: Any, peer: Any, http: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """W15: the client reads the cause, the log has the traceback, the slot is free for the next try."""
     probe.fail["construct"] = FileNotFoundError("no level file maze.txt")
@@ -386,7 +387,7 @@ def test_why_a_factory_failed_is_on_the_wire_and_in_the_log(
 
 
 def test_a_close_that_raises_is_logged_with_its_session(
-    serve: Any, probe: Any, peer: Any, wait_for: Wait, caplog: pytest.LogCaptureFixture
+    serve: Serve, probe: Any, peer: Any, wait_for: Wait, caplog: pytest.LogCaptureFixture
 ) -> None:
     """W15: a failing `close()` is logged with the session's id and its traceback, and the slot comes back."""
     probe.fail["close"] = RuntimeError("the simulator is stuck")
@@ -424,7 +425,7 @@ class Wordless(Exception):
 )
 @pytest.mark.parametrize("where", ["construct", "reset", "step", "state", "close"])
 def test_whatever_an_environment_raises_is_answered(
-    no_logs: None, serve: Any, probe: Any, peer: Any, http: Any, where: str, error: BaseException
+    no_logs: None, serve: Serve, probe: Any, peer: Any, http: Any, where: str, error: BaseException
 ) -> None:
     """W15: no exception, however odd, leaves a request unanswered, a slot taken or the server dead."""
     server = serve(probe.app(max_concurrent_envs=1))

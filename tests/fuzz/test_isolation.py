@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from environments import Shelf
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.app import create_app
 from openenv.types import State
+from servers import Serve
 
 SESSION = "X-OpenEnv-Session"
 PUT = {"name": "put", "arguments": {"item": "intruder"}}
@@ -97,7 +98,7 @@ def address(url: str, query: str = "") -> str:
 
 
 @pytest.fixture(scope="module")
-def url(serve_once: Callable[..., Any]) -> str:
+def url(serve_once: Serve) -> str:
     app = create_app(Drawer, CallToolAction, CallToolObservation, max_concurrent_envs=64)
     return str(serve_once(app).url)
 

@@ -17,6 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from environments import Add, Counter, Sum
 from openenv.server.app import create_app
+from servers import Serve
 
 KNOWN = {
     "INVALID_JSON",
@@ -129,7 +130,7 @@ class Peer:
 
 
 @pytest.fixture(scope="module")
-def port(serve_once: Any) -> int:
+def port(serve_once: Serve) -> int:
     found: int = serve_once(create_app(Counter, Add, Sum, max_concurrent_envs=10_000)).port
     return found
 

@@ -14,6 +14,7 @@ import http_calls
 from environments import Idle
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.types import Action, Observation, State
+from servers import Serve
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +110,7 @@ def operations(url: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("env_cls", [Grid, pytest.param(Bare, marks=pytest.mark.slow)])
-def test_made_up_requests_find_no_undocumented_server_error(serve: Any, env_cls: type[Any]) -> None:
+def test_made_up_requests_find_no_undocumented_server_error(serve: Serve, env_cls: type[Any]) -> None:
     """W2, W3: valid and invalid requests alike are answered as the document says, and the server lives on."""
     server = serve(create_app(env_cls, Go, View, env_name="grid", max_concurrent_envs=4))
     tried = []

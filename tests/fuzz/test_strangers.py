@@ -34,6 +34,7 @@ from openenv.env.environment import Environment
 from openenv.server.app import HTTPEnvServer, new_application
 from openenv.server.sessions.manager import SessionLimits
 from openenv.types import Action, Observation, State
+from servers import Serve
 from slow_steps import take_async
 
 REFUSALS = {"SESSION_NOT_FOUND", "SESSION_LOST", "VALIDATION_ERROR", "STALE_REQUEST"}
@@ -364,7 +365,7 @@ def _seen(reply: dict[str, Any]) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_clients_cannot_touch_each_others_sessions(serve: Any) -> None:
+def test_clients_cannot_touch_each_others_sessions(serve: Serve) -> None:
     server = HTTPEnvServer(Adder, Add, Sum, state_cls=Total, limits=SessionLimits(sessions=64, grace_s=600))
     app = new_application()
     app.state.openenv_server = server

@@ -22,6 +22,7 @@ from openenv.core.env_server.http_server import create_app
 from openenv.env.mcp_environment import MCPEnvironment
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.types import Action, ConcurrencyConfig, Observation, State
+from servers import Serve
 
 BOTH = "application/json, text/event-stream"
 MODERN = "2026-07-28"
@@ -208,7 +209,7 @@ class Server:
 
 
 @pytest.fixture
-def desk(serve: Callable[..., Any]) -> Callable[..., Server]:
+def desk(serve: Serve) -> Callable[..., Server]:
     """Serve desks: `sessions` slots, and a lease in seconds if asked for."""
 
     def start(
@@ -234,7 +235,7 @@ def desk_app(watch: Watch, config: ConcurrencyConfig, extra_tools: int = 0, mode
 
 
 @pytest.fixture(scope="session")
-def shared_desk(serve_once: Callable[..., Any]) -> Server:
+def shared_desk(serve_once: Serve) -> Server:
     """A served desk with eight slots, for all tests that need nothing else."""
     watch = Watch()
     return Server(serve_once(desk_app(watch, ConcurrencyConfig(max_concurrent_envs=8))), watch)
@@ -417,7 +418,7 @@ class ModernClient(Wire):
 
 
 @pytest.fixture
-def connect(serve: Any) -> Iterator[Callable[..., Any]]:
+def connect(serve: Serve) -> Iterator[Callable[..., Any]]:
     """Make clients of any class here; they are closed before the servers stop."""
     with ExitStack() as stack:
 
@@ -489,7 +490,7 @@ class RpcSocket:
 
 
 @pytest.fixture
-def open_socket(serve: Any) -> Iterator[Callable[..., Any]]:
+def open_socket(serve: Serve) -> Iterator[Callable[..., Any]]:
     """Open WebSockets: plain ones, or those that carry JSON-RPC."""
     with ExitStack() as stack:
 

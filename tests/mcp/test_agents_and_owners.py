@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import httpx2
 import pytest
@@ -14,6 +13,7 @@ from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.server.sessions.lifetime import life_s
+from servers import RunningServer, Serve
 
 HELLO = {
     "jsonrpc": "2.0",
@@ -26,20 +26,20 @@ AGENT = {"authorization": "Bearer agent-token"}
 
 
 @pytest.fixture
-def server(serve: Any) -> Any:
+def server(serve: Serve) -> RunningServer:
     policy = AccessPolicy(orchestrator="trainer-token", agent="agent-token")
     return serve(create_app(Greeter, CallToolAction, CallToolObservation, max_concurrent_envs=4, access=policy))
 
 
 @pytest.fixture
-def http(server: Any) -> Iterator[httpx2.Client]:
+def http(server: RunningServer) -> Iterator[httpx2.Client]:
     accepted = {"accept": "application/json, text/event-stream"}
     with httpx2.Client(base_url=server.url, trust_env=False, timeout=30, headers=accepted) as client:
         yield client
 
 
 def test_an_agent_cannot_end_a_session_that_an_orchestrator_has_opened_over_mcp(
-    server: Any, http: httpx2.Client
+    server: RunningServer, http: httpx2.Client
 ) -> None:
     name = {"mcp-session-id": http.post("/mcp", json=HELLO, headers=TRAINER).headers["mcp-session-id"]}
     refused = http.delete("/mcp", headers={**AGENT, **name})
@@ -49,7 +49,9 @@ def test_an_agent_cannot_end_a_session_that_an_orchestrator_has_opened_over_mcp(
     server.wait_for(lambda: server.manager.active == 0)
 
 
-def test_an_agent_ends_what_it_has_opened_itself_and_leaves_what_it_was_lent(server: Any, http: httpx2.Client) -> None:
+def test_an_agent_ends_what_it_has_opened_itself_and_leaves_what_it_was_lent(
+    server: RunningServer, http: httpx2.Client
+) -> None:
     lent = http.post("/sessions", headers=TRAINER).json()["session_id"]
     own = http.post("/mcp", json=HELLO, headers=AGENT).headers["mcp-session-id"]
     shown = http.post("/mcp", json=HELLO, headers={**AGENT, "X-OpenEnv-Session": lent}).headers["mcp-session-id"]
@@ -61,7 +63,7 @@ def test_an_agent_ends_what_it_has_opened_itself_and_leaves_what_it_was_lent(ser
 
 @pytest.mark.parametrize(("who", "is_shortened"), [(AGENT, False), (TRAINER, True)], ids=["agent", "orchestrator"])
 def test_a_socket_that_goes_shortens_the_life_of_its_own_clients_session_only(
-    server: Any, http: httpx2.Client, who: dict[str, str], is_shortened: bool
+    server: RunningServer, http: httpx2.Client, who: dict[str, str], is_shortened: bool
 ) -> None:
     lent = http.post("/sessions", headers=TRAINER).json()["session_id"]
     session = server.manager.find(lent)

@@ -27,6 +27,7 @@ from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.server.web.web_page import add_page
 from openenv.types import Action, Observation
+from servers import RunningServer, Serve
 
 REWARD = 0.4321987
 SECRET = "the-answer-is-42"
@@ -80,7 +81,7 @@ def check(text: str) -> str:
 
 
 @pytest.fixture(params=["by step", "by its own action class", "by server"])
-def server(request: pytest.FixtureRequest, serve: Any) -> Any:
+def server(request: pytest.FixtureRequest, serve: Serve) -> RunningServer:
     env_cls = ByServer if request.param == "by server" else ByStep
     action_cls = OwnAction if request.param == "by its own action class" else CallToolAction
     app = create_app(env_cls, action_cls, CallToolObservation, max_concurrent_envs=32, access=POLICY)
@@ -89,7 +90,7 @@ def server(request: pytest.FixtureRequest, serve: Any) -> Any:
 
 
 @pytest.fixture
-def http(server: Any) -> Iterator[httpx2.Client]:
+def http(server: RunningServer) -> Iterator[httpx2.Client]:
     with httpx2.Client(base_url=server.url, trust_env=False, timeout=30) as client:
         yield client
 
@@ -138,7 +139,7 @@ def test_own_json_rpc_over_http_shows_the_result_alone(http: httpx2.Client, lent
 
 
 @pytest.mark.parametrize("path", ["/mcp", "/ws"])
-def test_sockets_show_the_result_alone(server: Any, lent: str, path: str) -> None:
+def test_sockets_show_the_result_alone(server: RunningServer, lent: str, path: str) -> None:
     for address in (path, f"{path}?session_id={lent}"):
         with socket(server, address) as ask:
             for body in calls():
@@ -147,7 +148,7 @@ def test_sockets_show_the_result_alone(server: Any, lent: str, path: str) -> Non
                 check(ask({"type": kind, "data": {}}))
 
 
-def test_protocol_v2_shows_the_result_alone(server: Any) -> None:
+def test_protocol_v2_shows_the_result_alone(server: RunningServer) -> None:
     with socket(server, "/ws", subprotocols=["openenv.v2.json"]) as ask:
         opened = json.loads(check(ask({"type": "open", "id": 1})))
         for number, body in enumerate(calls(), 2):
@@ -180,7 +181,7 @@ def test_standard_mcp_shows_the_result_alone(http: httpx2.Client, lent: str) -> 
     assert episode(http, lent)["total_reward"] >= 2 * REWARD
 
 
-def test_no_route_shows_it(server: Any, http: httpx2.Client, lent: str) -> None:
+def test_no_route_shows_it(server: RunningServer, http: httpx2.Client, lent: str) -> None:
     assert episode(http, lent) == {"steps": 0, "reward": None, "total_reward": 0.0, "done": False}
     action = {"type": "call_tool", "tool_name": "knock", "arguments": {}}
     stepped = http.post("/step", json={"action": action}, headers={**TRAINER, "X-OpenEnv-Session": lent})
@@ -209,7 +210,7 @@ def test_a_reply_that_is_kept_for_the_orchestrator_is_not_repeated_for_an_agent(
     assert again.text == first.text
 
 
-def test_the_orchestrator_still_gets_the_whole_observation(serve: Any) -> None:
+def test_the_orchestrator_still_gets_the_whole_observation(serve: Serve) -> None:
     app = create_app(ByStep, CallToolAction, CallToolObservation, max_concurrent_envs=4, access=POLICY)
     reply = httpx2.post(f"{serve(app).url}/mcp", json=rpc("tools/call", name="knock"), headers=TRAINER, trust_env=False)
     result = reply.json()["result"]
@@ -241,7 +242,7 @@ class Counting(Tools):
 
 
 @pytest.mark.parametrize("surface", ["HTTP", "WS /mcp", "/ws"])
-def test_an_agent_cannot_call_tools_past_the_environments_own_step(serve: Any, surface: str) -> None:
+def test_an_agent_cannot_call_tools_past_the_environments_own_step(serve: Serve, surface: str) -> None:
     """The limit of steps holds on OpenEnv's JSON-RPC too, and an agent's own session begins with a reset."""
     app = create_app(Counting, CallToolAction, CallToolObservation, max_concurrent_envs=4, access=POLICY)
     server = serve(app)

@@ -11,6 +11,7 @@ import pytest
 from mcp.types import TextContent
 
 from openenv.env.tools.source import ContentBlock
+from servers import Serve
 
 SAMPLE = Path(__file__).parent / "conformance_env.py"
 
@@ -27,7 +28,7 @@ def sample() -> Any:
 
 
 @pytest.fixture(scope="module")
-def url(serve_once: Any, sample: Any) -> str:
+def url(serve_once: Serve, sample: Any) -> str:
     """It served."""
     return str(serve_once(sample.app).url)
 

@@ -23,6 +23,7 @@ from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.server.mcp import endpoint, mcp_sessions
 from openenv.types import Observation
+from servers import RunningServer, Serve
 from waiting import wait_until_async
 
 BOTH = {"accept": "application/json, text/event-stream"}
@@ -57,7 +58,7 @@ def app_of(env_cls: type[Any], **options: Any) -> Any:
 
 
 @pytest.fixture
-def server(serve: Any) -> Any:
+def server(serve: Serve) -> RunningServer:
     Chatter.done.clear()
     return serve(app_of(Chatter))
 
@@ -75,7 +76,9 @@ def rpc(method: str, **params: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("surface", ["standard MCP", "WS /mcp"])
-def test_reports_that_a_client_does_not_read_do_not_pile_up(server: Any, handshake: Any, surface: str) -> None:
+def test_reports_that_a_client_does_not_read_do_not_pile_up(
+    server: RunningServer, handshake: Any, surface: str
+) -> None:
     """200 MB of them: the server keeps a few, answers others meanwhile, and the tool comes to its end."""
     call = rpc("tools/call", name="chat", arguments={"times": 50_000, "size": 4096}, _meta={"progressToken": 1})
     other = handshake(server.url)
@@ -99,7 +102,7 @@ def test_reports_that_a_client_does_not_read_do_not_pile_up(server: Any, handsha
         assert most < 100, "megabytes"
 
 
-def test_a_client_that_reads_gets_the_result_after_the_reports(server: Any, handshake: Any) -> None:
+def test_a_client_that_reads_gets_the_result_after_the_reports(server: RunningServer, handshake: Any) -> None:
     answer = handshake(server.url).call("chat", {"times": 300, "size": 10}, progressToken=1)
     assert answer.text == "said"
     numbers = [note["progress"] for note in answer.notes("notifications/progress")]
@@ -140,7 +143,7 @@ class Slow(Greeter):
         return Observation()
 
 
-def test_a_handshake_whose_client_hangs_up_leaves_no_session(serve: Any) -> None:
+def test_a_handshake_whose_client_hangs_up_leaves_no_session(serve: Serve) -> None:
     server = serve(app_of(Slow))
     body = json.dumps(rpc("initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo={})).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as peer:
@@ -152,7 +155,7 @@ def test_a_handshake_whose_client_hangs_up_leaves_no_session(serve: Any) -> None
     server.wait_for(lambda: server.manager.active == 0)
 
 
-def test_clients_with_open_streams_cannot_attach_without_end(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_with_open_streams_cannot_attach_without_end(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_sessions, "MAX_ATTACHED", 3)
     server = serve(app_of(Greeter, access=POLICY))
     with httpx2.Client(base_url=server.url, trust_env=False, headers=BOTH, timeout=30) as http:
@@ -178,7 +181,7 @@ def test_clients_with_open_streams_cannot_attach_without_end(serve: Any, monkeyp
 
 
 def test_a_client_has_a_limit_of_requests_under_way(
-    server: Any, handshake: Any, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, handshake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "MAX_RUNNING", 3)
     client = handshake(server.url)

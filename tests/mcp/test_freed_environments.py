@@ -19,6 +19,7 @@ from openenv import GenericEnvClient, LocalEnv
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation, ListToolsAction
 from openenv.server.app import create_app
 from openenv.server.web.web_page import add_page
+from servers import Serve
 from waiting import wait_until
 
 TOOLS = ("holds", "waits")
@@ -132,7 +133,7 @@ TABLE = [
 
 @pytest.mark.slow_but_for("Methods-by_steps", "Guarded-by_handshake")
 @pytest.mark.parametrize(("kind", "way"), TABLE)
-def test_a_closed_environment_is_freed(serve: Any, clients: Any, kind: type[Any], way: Callable[..., None]) -> None:
+def test_a_closed_environment_is_freed(serve: Serve, clients: Any, kind: type[Any], way: Callable[..., None]) -> None:
     app = app_of(kind)
     add_page(app)
     server = serve(app)
@@ -144,7 +145,7 @@ def test_a_closed_environment_is_freed(serve: Any, clients: Any, kind: type[Any]
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Methods, Guarded])
 @pytest.mark.parametrize("way", [by_handshake, by_steps])
-def test_it_is_freed_with_the_inline_runner_too(serve: Any, clients: Any, kind: type[Any], way: Any) -> None:
+def test_it_is_freed_with_the_inline_runner_too(serve: Serve, clients: Any, kind: type[Any], way: Any) -> None:
     server = serve(app_of(kind, runner="inline"))
     way(server, clients)
     server.wait_for(lambda: not server.manager.slots.all(), SOON_S)
@@ -176,7 +177,7 @@ def test_an_environment_that_is_closed_by_hand_is_freed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Methods, Guarded, Attribute])
-def test_it_is_freed_in_a_worker_process(serve: Any, handshake: Any, kind: type[Any]) -> None:
+def test_it_is_freed_in_a_worker_process(serve: Serve, handshake: Any, kind: type[Any]) -> None:
     factory = functools.partial(census_first, kind)
     models = (CallToolAction, CallToolObservation)
     server = serve(create_app(factory, *models, max_concurrent_envs=8, runner="process", env_processes=1))
@@ -201,7 +202,7 @@ def test_environments_that_share_a_server_do_not_disturb_each_other() -> None:
     other.close()
 
 
-def test_an_environment_keeps_its_tools_while_others_are_closed(serve: Any, handshake: Any) -> None:
+def test_an_environment_keeps_its_tools_while_others_are_closed(serve: Serve, handshake: Any) -> None:
     server = serve(app_of(Guarded))
     kept = handshake(server.url)
     for _ in range(3):
@@ -214,7 +215,7 @@ def test_an_environment_keeps_its_tools_while_others_are_closed(serve: Any, hand
 
 
 @pytest.mark.slow
-def test_garbage_of_closed_environments_does_not_pile_up(serve: Any, handshake: Any) -> None:
+def test_garbage_of_closed_environments_does_not_pile_up(serve: Serve, handshake: Any) -> None:
     """Nothing but a circle holds them; the collector would not look for long, since they are few objects."""
     server = serve(app_of(Methods))
     gc.disable()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import httpx2
 import pytest
@@ -12,6 +11,7 @@ from environments import Greeter
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.app import create_app
 from openenv.server.mcp.mcp_sessions import MAX_ATTACHED
+from servers import RunningServer, Serve
 
 HELLO = {
     "jsonrpc": "2.0",
@@ -23,18 +23,20 @@ LIST = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
 
 
 @pytest.fixture
-def server(serve: Any) -> Any:
+def server(serve: Serve) -> RunningServer:
     return serve(create_app(Greeter, CallToolAction, CallToolObservation, max_concurrent_envs=4))
 
 
 @pytest.fixture
-def http(server: Any) -> Iterator[httpx2.Client]:
+def http(server: RunningServer) -> Iterator[httpx2.Client]:
     accepted = {"accept": "application/json, text/event-stream"}
     with httpx2.Client(base_url=server.url, trust_env=False, timeout=30, headers=accepted) as client:
         yield client
 
 
-def test_the_oldest_of_many_handshakes_over_one_session_are_forgotten(server: Any, http: httpx2.Client) -> None:
+def test_the_oldest_of_many_handshakes_over_one_session_are_forgotten(
+    server: RunningServer, http: httpx2.Client
+) -> None:
     name = http.post("/sessions").json()["session_id"]
     own = http.post("/mcp", json=HELLO).headers["mcp-session-id"]
     clients = [
@@ -49,7 +51,7 @@ def test_the_oldest_of_many_handshakes_over_one_session_are_forgotten(server: An
     assert http.get(f"/sessions/{name}").json()["state"] == "ready"
 
 
-def test_a_handshake_with_an_open_stream_is_not_forgotten(server: Any, http: httpx2.Client) -> None:
+def test_a_handshake_with_an_open_stream_is_not_forgotten(server: RunningServer, http: httpx2.Client) -> None:
     name = http.post("/sessions").json()["session_id"]
     first = http.post("/mcp", json=HELLO, headers={"X-OpenEnv-Session": name}).headers["mcp-session-id"]
     stream = {"mcp-session-id": first, "accept": "text/event-stream"}

@@ -14,6 +14,7 @@ from environments import Idle
 from openenv.core.env_server.http_server import create_app
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.types import Observation
+from servers import Serve
 
 STEP = {"type": "call_tool", "tool_name": "count", "arguments": {}}
 
@@ -74,7 +75,7 @@ def test_an_orchestrator_sees_what_its_agent_earned(server: Any, uninitialized: 
     assert (stepped["reward"], stepped["observation"]["result"]["data"]) == (0.5, 9)
 
 
-def test_a_failed_reset_is_reported_and_leaves_no_session(serve: Any, uninitialized: Any, modern: Any) -> None:
+def test_a_failed_reset_is_reported_and_leaves_no_session(serve: Serve, uninitialized: Any, modern: Any) -> None:
     running = serve(create_app(Broken, CallToolAction, CallToolObservation))
     answer = uninitialized(running.url).initialize()
     assert (answer.status, answer.error["code"]) == (200, -32603)

@@ -20,6 +20,7 @@ from openenv.protocol.tool_messages import (
     Tool,
 )
 from openenv.types import Action, Observation
+from servers import Serve
 
 Own = Callable[..., Any]
 
@@ -228,7 +229,7 @@ def test_an_unused_session_ends_with_its_lease(desk: Any, wire: Any) -> None:
     assert "result" in client.own("openenv/session/create")
 
 
-def test_an_environment_that_cannot_be_built_is_a_server_error(serve: Any, wire: Any) -> None:
+def test_an_environment_that_cannot_be_built_is_a_server_error(serve: Serve, wire: Any) -> None:
     def factory() -> Any:
         raise RuntimeError("no room in here")
 
@@ -355,14 +356,14 @@ class Stepper(Idle):
         return CallToolObservation(tool_name=action.tool_name, result={"heard": action.arguments})
 
 
-def test_an_environment_without_tools_says_so(serve: Any, ask: Any) -> None:
+def test_an_environment_without_tools_says_so(serve: Serve, ask: Any) -> None:
     send = ask(serve(create_app(Idle, Action, Observation)).url)
     for method, params in (("tools/list", {}), ("tools/call", {"name": "any"})):
         assert refused(send(request(method, params=params)), -32603) == "Environment does not support MCP"
     assert refused(send(request("tools/call")), -32602) == "Missing 'name' in params"
 
 
-def test_standard_clients_learn_that_there_are_no_tools(serve: Any, uninitialized: Any, modern: Any) -> None:
+def test_standard_clients_learn_that_there_are_no_tools(serve: Serve, uninitialized: Any, modern: Any) -> None:
     running = serve(create_app(Idle, Action, Observation))
     answer = uninitialized(running.url).initialize()
     assert (answer.status, answer.error["code"]) == (200, -32603)
@@ -372,7 +373,7 @@ def test_standard_clients_learn_that_there_are_no_tools(serve: Any, uninitialize
     assert running.manager.active == 0
 
 
-def test_tools_that_are_only_actions_can_be_listed_and_called(serve: Any, ask: Any) -> None:
+def test_tools_that_are_only_actions_can_be_listed_and_called(serve: Serve, ask: Any) -> None:
     send = ask(serve(create_app(Stepper, CallToolAction, CallToolObservation)).url)
     (tool,) = send(request("tools/list"))["result"]["tools"]
     assert tool == {"name": "knock", "description": "Knock.", "input_schema": {"type": "object"}}
@@ -381,7 +382,7 @@ def test_tools_that_are_only_actions_can_be_listed_and_called(serve: Any, ask: A
     refused(send(request("tools/call", params={"name": "ring"})), -32603)
 
 
-def test_standard_clients_use_tools_that_are_only_actions(serve: Any, handshake: Any) -> None:
+def test_standard_clients_use_tools_that_are_only_actions(serve: Serve, handshake: Any) -> None:
     client = handshake(serve(create_app(Stepper, CallToolAction, CallToolObservation)).url)
     (tool,) = client.request("tools/list").result["tools"]
     assert tool == {"name": "knock", "description": "Knock.", "inputSchema": {"type": "object"}}

@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from websockets.sync.client import connect
 
+from interpreters import Interpreter
 from waiting import wait_until_healthy
 
 pytestmark = [pytest.mark.slow, pytest.mark.published, pytest.mark.timeout(900)]
@@ -61,7 +62,7 @@ def body_of(given: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def urls(
-    ours: Any, published: Any, tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+    ours: Interpreter, published: Interpreter, tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
 ) -> Iterator[tuple[str, str]]:
     """The tools, served by this package and by the published one."""
     folder = tmp_path_factory.mktemp("servers")

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from interpreters import Interpreter
+
 pytestmark = pytest.mark.timeout(300)
 
 HERE = Path(__file__).resolve().parent
@@ -35,7 +37,7 @@ CLIENTS = [
 
 
 @pytest.fixture
-def play(ours: Any) -> Callable[..., dict[str, Any]]:
+def play(ours: Interpreter) -> Callable[..., dict[str, Any]]:
     """Let a client play; what it saw."""
 
     def run(interpreter: Any, client: str, url: str, mode: str | None) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def play(ours: Any) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def interpreter(ours: Any) -> Callable[[str], Any]:
+def interpreter(ours: Interpreter) -> Callable[[str], Any]:
     """Find the interpreter of a client."""
 
     def find(name: str) -> Any:
@@ -98,7 +100,7 @@ def test_a_client_of_mcp_plays(
 @pytest.mark.slow
 @pytest.mark.published
 @pytest.mark.parametrize("mode", ["steps", "http"])
-def test_the_published_tool_client_plays(server: Any, published: Any, play: Any, mode: str) -> None:
+def test_the_published_tool_client_plays(server: Any, published: Interpreter, play: Any, mode: str) -> None:
     seen = play(published, "openenv", server.url, mode)
     assert {"echo", "count", "work", "peek"} <= set(seen["names"])
     assert (seen["counts"], seen["after"], seen["other"]) == ([1, 2, 3], 4, 1)

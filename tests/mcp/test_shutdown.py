@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from interpreters import Interpreter
 from waiting import wait_until
 
 HERE = Path(__file__).resolve().parent
@@ -42,7 +43,7 @@ class Served:
 
 
 @pytest.fixture
-def served(ours: Any, tmp_path: Path) -> Iterator[Served]:
+def served(ours: Interpreter, tmp_path: Path) -> Iterator[Served]:
     """Serve it, and end it with the test."""
     server = Served(ours, tmp_path / "log", "openenv", "serve")
     yield server
@@ -51,7 +52,7 @@ def served(ours: Any, tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(params=["h11", "httptools"])
-def on_uvicorn(ours: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+def on_uvicorn(ours: Interpreter, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     """The same with a server that knows nothing of it."""
     server = Served(ours, tmp_path / "log", "uvicorn", "--http", request.param)
     yield server

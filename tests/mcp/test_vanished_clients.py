@@ -15,6 +15,7 @@ from environments import Tools
 from openenv.core.env_server.http_server import create_app
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.types import ConcurrencyConfig
+from servers import Serve
 
 CLIENTS = 1000
 LEASE_S = 5.0  # longer than a busy machine takes for an answer
@@ -78,7 +79,7 @@ async def vanish(address: tuple[str, int], body: dict[str, Any], gate: asyncio.S
     ids=["openenv/session/create", "initialize"],
 )
 @pytest.mark.slow
-def test_all_slots_come_back_after_a_thousand_clients_vanished(serve: Any, wire: Any, body: dict[str, Any]) -> None:
+def test_all_slots_come_back_after_a_thousand_clients_vanished(serve: Serve, wire: Any, body: dict[str, Any]) -> None:
     Brief.alive = Brief.built = 0
     config = ConcurrencyConfig(max_concurrent_envs=CLIENTS, session_timeout=LEASE_S)
     server = serve(create_app(Brief, CallToolAction, CallToolObservation, concurrency_config=config))

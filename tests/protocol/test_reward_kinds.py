@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from interpreters import Interpreter
 from openenv.types import Observation
 
 
@@ -69,7 +70,7 @@ def outcome(make: Any) -> tuple[str, str]:
 
 @pytest.mark.parametrize(("plain", "ours"), PAIRS)
 @pytest.mark.parametrize("value", VALUES, ids=named)
-def test_values_and_their_types_are_those_of_the_annotation(plain: Any, ours: Any, value: Any) -> None:
+def test_values_and_their_types_are_those_of_the_annotation(plain: Any, ours: Interpreter, value: Any) -> None:
     def assigned(cls: Any) -> Any:
         made = cls()
         made.reward = value
@@ -81,7 +82,7 @@ def test_values_and_their_types_are_those_of_the_annotation(plain: Any, ours: An
 
 @pytest.mark.parametrize(("plain", "ours"), PAIRS)
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_is_read_as_the_annotation_says(plain: Any, ours: Any, text: str) -> None:
+def test_text_is_read_as_the_annotation_says(plain: Any, ours: Interpreter, text: str) -> None:
     whole = f'{{"reward":{text}}}'
     assert outcome(lambda: ours.model_validate_json(whole)) == outcome(lambda: plain.model_validate_json(whole))
     given = {"reward": text}

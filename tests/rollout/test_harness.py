@@ -30,6 +30,7 @@ from openenv.core.harness import (
 from openenv.errors import NonFiniteReward
 from openenv.protocol.tool_messages import Tool
 from openenv.rollout.run.agent_sessions import merge_turns
+from servers import Serve
 
 
 @dataclass
@@ -277,7 +278,7 @@ def session_of(client: Any, **options: Any) -> StepEnvSessionAdapter:
 
 
 @pytest.fixture
-def track(serve: Callable[..., Any]) -> Callable[[], Any]:
+def track(serve: Serve) -> Callable[[], Any]:
     """Blocking clients of a served track."""
     url = serve(create_app(Track, Walk, Spot)).url
     return lambda: GenericEnvClient(base_url=url).sync()

@@ -22,6 +22,7 @@ from openenv.server.access import AccessPolicy, Area, Role, may
 from openenv.server.app import HTTPEnvServer, create_app
 from openenv.server.web.web_page import add_page
 from openenv.types import Action, Observation
+from servers import Serve
 
 TOKENS = {"orchestrator": "orch.token", "agent": "agent-token", "observer": "obs_token~"}
 CALLERS = ["nobody", "stranger", "agent", "observer", "orchestrator"]
@@ -152,7 +153,7 @@ def test_the_table_knows_every_route() -> None:
 
 
 @pytest.fixture(scope="module")
-def ways(serve_once: Callable[..., Any]) -> dict[str, str]:
+def ways(serve_once: Serve) -> dict[str, str]:
     """The same application behind three ways into a server."""
     urls = {}
     for name, settings in WAYS.items():
@@ -223,7 +224,7 @@ def test_naming_a_session_is_no_way_around_the_token(ways: dict[str, str], way: 
 
 
 def test_documentation_at_other_addresses_is_guarded_and_other_routes_are_the_applications_own(
-    serve: Callable[..., Any],
+    serve: Serve,
 ) -> None:
     app = FastAPI(docs_url="/manual", openapi_url="/manual.json", redoc_url=None)
 
@@ -244,7 +245,7 @@ def test_documentation_at_other_addresses_is_guarded_and_other_routes_are_the_ap
             assert [client.get(path).status_code for path in paths] == [200, 200, status, status]
 
 
-def test_without_tokens_everything_is_open(serve: Callable[..., Any]) -> None:
+def test_without_tokens_everything_is_open(serve: Serve) -> None:
     url = serve(shelf_app(access=None)).url
     with http(url) as client, http(url, "stranger") as other:
         assert client.post("/reset", json={}).status_code == 200
@@ -253,7 +254,7 @@ def test_without_tokens_everything_is_open(serve: Callable[..., Any]) -> None:
         assert ask({"type": "reset"})["type"] == "observation"
 
 
-def test_settings_and_arguments_bring_tokens(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_and_arguments_bring_tokens(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENENV_TOKEN", "first, second")
     plain, opened = serve(shelf_app(access=None)).url, serve(shelf_app(access=AccessPolicy())).url
     for token, status in [("first", 200), ("second", 200), ("first, second", 401), ("third", 401)]:
@@ -349,9 +350,7 @@ def test_a_token_in_the_address_counts_where_clients_cannot_set_headers(ways: di
 
 
 @pytest.mark.parametrize("way", ["serve", "plain uvicorn"])
-def test_a_token_in_the_address_is_not_logged(
-    serve: Callable[..., Any], caplog: pytest.LogCaptureFixture, way: str
-) -> None:
+def test_a_token_in_the_address_is_not_logged(serve: Serve, caplog: pytest.LogCaptureFixture, way: str) -> None:
     url = serve(shelf_app(), **WAYS[way], access_log=True, log_config=None, log_level="info").url
     caplog.set_level(logging.INFO)
     token = TOKENS["orchestrator"]
@@ -393,9 +392,7 @@ def test_tokens_that_cannot_be_are_refused_and_not_repeated(tokens: dict[str, An
 # -- limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_largest_message_is_set_by_an_argument_or_a_setting(
-    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_largest_message_is_set_by_an_argument_or_a_setting(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENENV_MAX_MESSAGE_MB", "0.01")
     for app, limit in [(shelf_app(None), 10485), (shelf_app(None, max_message_bytes=2000), 2000)]:
         url = serve(app).url
@@ -429,7 +426,7 @@ async def test_a_real_mcp_client_calls_tools_with_an_agents_token_and_not_withou
 
 @pytest.mark.parametrize("is_allowed", [False, True])
 def test_recorded_episodes_are_for_orchestrators_and_for_observers_if_the_policy_says_so(
-    serve: Callable[..., Any], is_allowed: bool
+    serve: Serve, is_allowed: bool
 ) -> None:
     server = serve(shelf_app(AccessPolicy(**TOKENS, observers_see_episodes=is_allowed)))
     readers = {"orchestrator", "observer"} if is_allowed else {"orchestrator"}

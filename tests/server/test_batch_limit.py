@@ -16,6 +16,7 @@ from openenv.protocol.codec import JSON, MSGPACK, Codec
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.types import Action, Observation
+from servers import Serve
 
 LIMIT = 50
 POLICY = AccessPolicy(orchestrator="trainer-token", agent="agent-token")
@@ -67,7 +68,7 @@ def served(serve: Any, **arguments: Any) -> Any:
 
 @pytest.mark.parametrize("codec", [JSON, MSGPACK], ids=["json", "msgpack"])
 def test_a_batch_over_the_limit_is_refused_as_a_whole_and_the_session_lives_on(
-    serve: Any, dial: Dial, codec: Codec
+    serve: Serve, dial: Dial, codec: Codec
 ) -> None:
     peer = dial(served(serve, max_batch=LIMIT), codec)
     opened = peer.ask(type="open", id=1)
@@ -81,7 +82,7 @@ def test_a_batch_over_the_limit_is_refused_as_a_whole_and_the_session_lives_on(
     assert [reply["data"]["observation"]["total"] for reply in answer["replies"]] == list(range(1, LIMIT + 1))
 
 
-def test_a_batch_of_batches_counts_as_one_request_each_and_none_of_them_is_read(serve: Any, dial: Dial) -> None:
+def test_a_batch_of_batches_counts_as_one_request_each_and_none_of_them_is_read(serve: Serve, dial: Dial) -> None:
     peer = dial(served(serve, max_batch=LIMIT))
     inner = {"type": "batch", "id": 9, "requests": [{}] * LIMIT}
     answer = peer.ask(type="batch", id=2, requests=[inner] * LIMIT)
@@ -89,7 +90,7 @@ def test_a_batch_of_batches_counts_as_one_request_each_and_none_of_them_is_read(
     assert {reply["data"]["code"] for reply in answer["replies"]} == {"VALIDATION_ERROR"}
 
 
-def test_the_limit_holds_for_every_role_and_by_default(serve: Any, dial: Dial) -> None:
+def test_the_limit_holds_for_every_role_and_by_default(serve: Serve, dial: Dial) -> None:
     peer = dial(served(serve, access=POLICY), token="agent-token")
     peer.connection.send('{"requests":[' + "{}," * 10_000 + '{}],"id":7,"type":"batch"}')
     assert peer.take()["data"]["max_batch"] == 10_000
@@ -107,7 +108,7 @@ def test_a_setting_sets_the_limit_where_the_application_does_not(monkeypatch: py
         create_app(Counter, Add, Sum, max_batch=0)
 
 
-def test_options_of_the_command_line_replace_those_of_the_application(serve: Any, dial: Dial) -> None:
+def test_options_of_the_command_line_replace_those_of_the_application(serve: Serve, dial: Dial) -> None:
     app = create_app(Counter, Add, Sum, max_batch=3)
     app.state.openenv_server.reconfigure(max_batch=5)
     peer = dial(serve(app))
@@ -117,7 +118,7 @@ def test_options_of_the_command_line_replace_those_of_the_application(serve: Any
 
 
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
-def test_a_vector_splits_its_batches(serve: Any, codec: Any) -> None:
+def test_a_vector_splits_its_batches(serve: Serve, codec: Any) -> None:
     server = served(serve, max_batch=3)
     with VectorEnv(server.url, 10, connections=1, codec=codec) as env:
         env.reset()
@@ -155,7 +156,7 @@ class Wordy(Idle):
 @pytest.mark.parametrize("runner", ["thread", "inline"])
 @pytest.mark.parametrize("codec", [JSON, MSGPACK], ids=["json", "msgpack"])
 def test_replies_that_do_not_fit_into_the_answer_are_kept_and_come_when_they_are_asked_for_again(
-    serve: Any, dial: Dial, runner: str, codec: Codec
+    serve: Serve, dial: Dial, runner: str, codec: Codec
 ) -> None:
     app = create_app(Wordy, Size, Text, max_concurrent_envs=4, max_message_bytes=ANSWER_LIMIT, runner=runner)
     peer = dial(serve(app), codec)
@@ -172,7 +173,7 @@ def test_replies_that_do_not_fit_into_the_answer_are_kept_and_come_when_they_are
 
 @pytest.mark.parametrize("each", [False, True])
 def test_a_reply_that_is_asked_for_a_thousand_times_is_not_kept_a_thousand_times(
-    serve: Any, dial: Dial, each: bool
+    serve: Serve, dial: Dial, each: bool
 ) -> None:
     app = create_app(Wordy, Size, Text, max_message_bytes=ANSWER_LIMIT)
     peer = dial(serve(app))
@@ -190,7 +191,7 @@ def test_a_reply_that_is_asked_for_a_thousand_times_is_not_kept_a_thousand_times
         assert replies[-1]["data"]["code"] == "REPLY_TOO_LARGE"
 
 
-def test_a_vector_gets_replies_that_do_not_fit_into_one_answer(serve: Any) -> None:
+def test_a_vector_gets_replies_that_do_not_fit_into_one_answer(serve: Serve) -> None:
     app = create_app(Wordy, Size, Text, max_concurrent_envs=8, max_message_bytes=ANSWER_LIMIT)
     with VectorEnv(serve(app).url, 8, connections=1) as env:
         env.reset()

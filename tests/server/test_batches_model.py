@@ -25,6 +25,7 @@ from openenv.protocol.codec import JSON, MSGPACK, Codec
 from openenv.server.app import create_fastapi_app
 from openenv.server.telemetry.watched_calls import CallWatch
 from openenv.types import Action, Observation, State
+from servers import Serve
 from slow_steps import take
 
 SOON = 60.0
@@ -321,7 +322,7 @@ class Player:
 
 
 @pytest.fixture(params=KINDS)
-def server(request: pytest.FixtureRequest, serve: Any) -> Any:
+def server(request: pytest.FixtureRequest, serve: Serve) -> Any:
     """A server whose steps run in one of the ways there are."""
     kind: str = request.param
     classes = {"one thread": TallyingOnOneThread, "watched": TallyingOnOneThread, "coroutines": TallyingInLoop}

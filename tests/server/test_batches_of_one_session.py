@@ -13,6 +13,7 @@ from websockets.sync.client import ClientConnection, connect
 from environments import Add, Counter, Sum
 from openenv.server.app import HTTPEnvServer, new_application
 from openenv.server.sessions.lifetime import SessionLimits
+from servers import Serve
 
 
 class Adder(Counter):
@@ -24,7 +25,7 @@ class Adder(Counter):
 
 
 @pytest.fixture
-def peer(serve: Any) -> Iterator[ClientConnection]:
+def peer(serve: Serve) -> Iterator[ClientConnection]:
     app = new_application()
     app.state.openenv_server = HTTPEnvServer(Adder, Add, Sum, limits=SessionLimits(sessions=4))
     app.state.openenv_server.register_routes(app)

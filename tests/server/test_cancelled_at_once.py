@@ -13,6 +13,7 @@ from environments import Greeter
 from openenv.protocol.frames import FrameReader, Opcode, masked_text_frame
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.app import create_app
+from servers import RunningServer, Serve
 
 KEY = bytes(4)
 
@@ -51,12 +52,12 @@ class Raw:
 
 
 @pytest.fixture
-def server(serve: Any) -> Any:
+def server(serve: Serve) -> RunningServer:
     return serve(create_app(Greeter, CallToolAction, CallToolObservation, max_concurrent_envs=2))
 
 
 @pytest.fixture
-def peer(server: Any) -> Iterator[Raw]:
+def peer(server: RunningServer) -> Iterator[Raw]:
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         yield Raw(connection)
 
@@ -69,7 +70,7 @@ def code(message: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("more", [{}, {"nonce": "a-nonce-that-nobody-guesses"}, {"wait_s": 5}], ids=str)
 def test_an_open_that_is_cancelled_at_once_is_answered_and_leaves_nothing(
-    server: Any, peer: Raw, more: dict[str, Any]
+    server: RunningServer, peer: Raw, more: dict[str, Any]
 ) -> None:
     peer.send({"type": "open", "id": 1, **more}, {"type": "cancel", "id": 2, "request": 1})
     found = peer.take_by_id(1, 2)

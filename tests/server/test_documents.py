@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import httpx2
 import pytest
@@ -13,12 +12,13 @@ from environments import Idle
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.types import Action, Observation
+from servers import Serve
 
 TOKEN = "it's+a&token/?"  # all that an address or a script might stumble over
 
 
 @pytest.fixture
-def guarded(serve: Any) -> Iterator[httpx2.Client]:
+def guarded(serve: Serve) -> Iterator[httpx2.Client]:
     """A server that asks for a token, as an address bar sees it: without headers."""
     app = create_app(Idle, Action, Observation, access=AccessPolicy(orchestrator=TOKEN, agent="agent-token"))
     with http_calls.Client(base_url=serve(app).url, trust_env=False) as client:
@@ -66,7 +66,7 @@ def test_tokens_in_an_address_are_for_pages_and_tools_only(guarded: httpx2.Clien
     assert guarded.post("/reset", params={"token": TOKEN}).status_code == 401
 
 
-def test_a_server_without_tokens_documents_none(serve: Any) -> None:
+def test_a_server_without_tokens_documents_none(serve: Serve) -> None:
     app = create_app(Idle, Action, Observation)
     url = serve(app).url
     document = http_calls.get(f"{url}/openapi.json", trust_env=False).json()
@@ -74,7 +74,7 @@ def test_a_server_without_tokens_documents_none(serve: Any) -> None:
     assert "'/openapi.json'" in http_calls.get(f"{url}/docs", trust_env=False).text
 
 
-def test_tokens_that_come_later_are_documented_too(serve: Any) -> None:
+def test_tokens_that_come_later_are_documented_too(serve: Serve) -> None:
     app = create_app(Idle, Action, Observation)
     assert "components" in app.openapi()
     app.state.openenv_server.reconfigure(access=AccessPolicy(orchestrator="later"))

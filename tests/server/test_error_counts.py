@@ -14,6 +14,7 @@ import http_calls
 from environments import Idle
 from openenv import Action, Observation, create_app
 from openenv.server.access import AccessPolicy
+from servers import RunningServer, Serve
 
 LIMIT = 20_000
 BIG = "x" * (LIMIT + 10)
@@ -131,7 +132,7 @@ def counted(server: Any) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def server(serve_once: Any) -> Any:
+def server(serve_once: Serve) -> RunningServer:
     """A server that asks for tokens and takes no long requests."""
     return serve_once(
         create_app(
@@ -147,7 +148,7 @@ def server(serve_once: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_refusal_is_counted_once_under_its_code(server: Any, case: str) -> None:
+def test_each_refusal_is_counted_once_under_its_code(server: RunningServer, case: str) -> None:
     act, code = CASES[case]
     before = counted(server)
     act(server)
@@ -156,7 +157,7 @@ def test_each_refusal_is_counted_once_under_its_code(server: Any, case: str) -> 
 
 
 @pytest.mark.parametrize("subprotocol", [None, V2])
-def test_episodes_in_production_mode_are_counted_as_unknown(serve: Any, subprotocol: str | None) -> None:
+def test_episodes_in_production_mode_are_counted_as_unknown(serve: Serve, subprotocol: str | None) -> None:
     server = serve(create_app(Fragile, Action, Observation, mode="production", access=POLICY))
     opening = [{"type": "open", "id": 1}] if subprotocol else []
     ws("/ws", *opening, {"type": "reset", "id": 1} if subprotocol else {"type": "reset"}, subprotocol=subprotocol)(

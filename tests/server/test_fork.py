@@ -28,14 +28,14 @@ from openenv.server.access import AccessPolicy
 from openenv.server.app import HTTPEnvServer, create_app, new_application
 from openenv.server.sessions import lifetime
 from openenv.server.sessions.lifetime import SessionLimits
-from servers import RunningServer
+from servers import RunningServer, Serve
 from waiting import holds_for_async, wait_until, wait_until_async
 
 RUNNERS = ("thread", "inline")
 
 
 @pytest.fixture
-def start(serve: Callable[..., RunningServer]) -> Callable[..., RunningServer]:
+def start(serve: Serve) -> Callable[..., RunningServer]:
     """Serve an environment, by default in threads and with eight slots."""
 
     def start(env_cls: type[Any] = Walker, *, runner: str = "thread", **limits: Any) -> RunningServer:
@@ -288,7 +288,7 @@ def test_what_cannot_be_forked_says_so_and_goes_on(
 
 
 def test_the_texts_of_environments_are_kept_from_clients_where_that_is_asked_for(
-    serve: Callable[..., Any], client: Callable[..., Any]
+    serve: Serve, client: Callable[..., Any]
 ) -> None:
     env = client(serve(create_app(Forgetful, Go, Seen, max_concurrent_envs=4, redact_errors=True)))
     env.reset()
@@ -426,7 +426,7 @@ def test_a_fork_that_makes_no_sense_is_refused(start: Callable[..., Any], data: 
         assert ask(peer, type="reset", id=3)["type"] == "observation"
 
 
-def test_agents_do_not_fork(serve: Callable[..., Any]) -> None:
+def test_agents_do_not_fork(serve: Serve) -> None:
     access = AccessPolicy(orchestrator="owner", agent="helper")
     server = serve(create_app(Walker, Go, Seen, max_concurrent_envs=4, access=access))
     header = {"Authorization": "Bearer helper"}

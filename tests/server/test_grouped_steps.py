@@ -14,6 +14,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from environments import Add, Counter, Sum
 from openenv.server.app import create_fastapi_app
+from servers import Serve
 
 SOON = 10.0
 RUNNERS = ["thread", "inline"]
@@ -65,7 +66,7 @@ Dial = Callable[..., Peer]
 
 
 @pytest.fixture
-def dial(serve: Any) -> Iterator[Dial]:
+def dial(serve: Serve) -> Iterator[Dial]:
     """Serve the environment and connect to it."""
     opened: list[ClientConnection] = []
     served: dict[str, Any] = {}

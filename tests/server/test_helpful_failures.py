@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -26,6 +25,7 @@ from openenv.errors import AccessDenied, ExecutionError, RequestValidationError,
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.access import AccessPolicy
 from openenv.server.sessions.session import SessionKind
+from servers import Serve
 
 HINT = "reset() has not been called in this session yet"
 MISSING = "has no attribute 'left'"
@@ -56,7 +56,7 @@ class Countdown(Environment[Move, Observation, State]):
 
 
 @pytest.fixture
-def url(serve: Callable[..., Any]) -> str:
+def url(serve: Serve) -> str:
     return str(serve(create_app(Countdown, Move, Observation, max_concurrent_envs=8)).url)
 
 
@@ -169,7 +169,7 @@ class Bench(Tools):
     ],
 )
 def test_a_tool_action_of_no_known_type_is_answered_with_the_shapes(
-    serve: Callable[..., Any], protocol: str, action_cls: type[Action], action: dict[str, Any]
+    serve: Serve, protocol: str, action_cls: type[Action], action: dict[str, Any]
 ) -> None:
     url = serve(create_app(Bench, action_cls, CallToolObservation)).url
     if protocol == "http":
@@ -187,7 +187,7 @@ def test_a_tool_action_of_no_known_type_is_answered_with_the_shapes(
     assert len(errors) > 1, "what is wrong with the fields is still reported"
 
 
-def test_an_environment_without_tools_does_not_speak_of_them(serve: Callable[..., Any]) -> None:
+def test_an_environment_without_tools_does_not_speak_of_them(serve: Serve) -> None:
     with LocalEnv(Countdown, Action).sync() as env:
         with pytest.raises(RequestValidationError) as refused:
             env.step({"direction": "north"})
@@ -197,7 +197,7 @@ def test_an_environment_without_tools_does_not_speak_of_them(serve: Callable[...
 # -- tokens ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_token_is_distinguished_from_none(serve: Callable[..., Any]) -> None:
+def test_a_wrong_token_is_distinguished_from_none(serve: Serve) -> None:
     app = create_app(Countdown, Move, Observation)
     app.state.openenv_server.reconfigure(access=AccessPolicy(orchestrator="right-one"))
     url = serve(app).url

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import httpx2
@@ -18,6 +18,7 @@ from openenv.server.app import HTTPEnvServer, create_app, parse_mode
 from openenv.server.sessions.lifetime import SessionLimits
 from openenv.server.sessions.session import SessionState
 from openenv.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, ServerMode, State
+from servers import Serve
 
 SESSION = "X-OpenEnv-Session"
 
@@ -73,7 +74,7 @@ class Parrot(Environment[Say, Heard, Memory]):
 
 
 @pytest.fixture
-def http(serve: Callable[..., Any]) -> Iterator[httpx2.Client]:
+def http(serve: Serve) -> Iterator[httpx2.Client]:
     server = serve(create_app(Parrot, Say, Heard, max_concurrent_envs=3))
     with http_calls.Client(base_url=server.url, trust_env=False) as client:
         client.server = server  # type: ignore[attr-defined]
@@ -289,7 +290,7 @@ def test_environment_code_never_runs_on_the_servers_loop(http: httpx2.Client) ->
     assert not server_threads & Parrot.threads
 
 
-def test_a_body_over_the_limit_is_413(serve: Callable[..., Any]) -> None:
+def test_a_body_over_the_limit_is_413(serve: Serve) -> None:
     app = create_app(Parrot, Say, Heard)
     server = serve(app)
     service = app.state.openenv_server.service
@@ -300,7 +301,7 @@ def test_a_body_over_the_limit_is_413(serve: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["production", "PRODUCTION", ServerMode.PRODUCTION])
-def test_production_mode_has_no_gym_routes(serve: Callable[..., Any], mode: Any) -> None:
+def test_production_mode_has_no_gym_routes(serve: Serve, mode: Any) -> None:
     server = serve(create_app(Parrot, Say, Heard, mode=mode))
     with http_calls.Client(base_url=server.url, trust_env=False) as client:
         assert client.post("/reset", json={}).status_code == 404
@@ -359,7 +360,7 @@ def test_limits_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
     assert own.manager.limits.idle_s == 5
 
 
-def test_an_unused_http_session_expires(serve: Callable[..., Any]) -> None:
+def test_an_unused_http_session_expires(serve: Serve) -> None:
     config = ConcurrencyConfig(max_concurrent_envs=1, session_timeout=0.2)
     server = serve(create_app(Parrot, Say, Heard, concurrency_config=config))
     opened = http_calls.post(f"{server.url}/reset", json={}, headers={SESSION: "new"}, trust_env=False)
@@ -393,7 +394,7 @@ class Fragile(Parrot):
 
 @pytest.mark.parametrize("place", ["constructor", "reset"])
 def test_a_client_that_leaves_before_its_new_session_is_ready_leaves_no_session_behind(
-    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, place: str
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     for name, value in {"waits_in": place, "entered": threading.Event(), "go_on": threading.Event()}.items():
         monkeypatch.setattr(Fragile, name, value, raising=False)
@@ -410,7 +411,7 @@ def test_a_client_that_leaves_before_its_new_session_is_ready_leaves_no_session_
         assert client.post("/reset", headers={SESSION: "new"}).status_code == 200
 
 
-def test_a_first_reset_that_fails_opens_no_session(serve: Callable[..., Any]) -> None:
+def test_a_first_reset_that_fails_opens_no_session(serve: Serve) -> None:
     server = serve(create_app(Fragile, Say, Heard))
     with http_calls.Client(base_url=server.url, trust_env=False) as client:
         failed = client.post("/reset", json={"seed": 7}, headers={SESSION: "new"})

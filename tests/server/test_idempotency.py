@@ -13,6 +13,7 @@ import environments
 from environments import Button, Pushed
 from openenv.errors import ServerError
 from openenv.server.app import create_fastapi_app
+from servers import Serve
 
 
 class Push(environments.Push):
@@ -30,7 +31,7 @@ class Client(Button):
 
 
 @pytest.fixture
-def http(serve: Any) -> Iterator[httpx2.Client]:
+def http(serve: Serve) -> Iterator[httpx2.Client]:
     server = serve(create_fastapi_app(Client, Push, Pushed, max_concurrent_envs=2))
     with httpx2.Client(base_url=server.url, trust_env=False, timeout=20) as client:
         opened = client.post("/reset", headers={"X-OpenEnv-Session": "new"})

@@ -18,6 +18,7 @@ from openenv.errors import SessionCapacityError
 from openenv.server.access import AccessPolicy
 from openenv.server.app import HTTPEnvServer, create_app
 from openenv.types import Action, ConcurrencyConfig, Observation
+from servers import Serve
 
 POLICY = AccessPolicy(orchestrator="trainer-token", agent="agent-token")
 AGENT = {"Authorization": "Bearer agent-token"}
@@ -42,7 +43,7 @@ def test_the_settings_say_what_the_application_does_not(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 7.5])
-def test_clients_learn_the_grace_period(serve: Any, grace_s: float) -> None:
+def test_clients_learn_the_grace_period(serve: Serve, grace_s: float) -> None:
     server = serve(create_app(Greeter, Action, Observation, session_grace_s=grace_s))
     with dial(server) as peer:
         assert ask(peer, type="open", id=1)["grace_s"] == grace_s
@@ -108,7 +109,7 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.mark.parametrize("way", [by_v2, by_v1, by_rpc_socket, by_own_method, by_handshake])
 def test_agents_leave_slots_to_the_orchestrator(
-    serve: Any, stack: ExitStack, way: Callable[[Any, ExitStack], dict[str, Any]]
+    serve: Serve, stack: ExitStack, way: Callable[[Any, ExitStack], dict[str, Any]]
 ) -> None:
     app = create_app(Greeter, Action, Observation, max_concurrent_envs=3, max_agent_sessions=2, access=POLICY)
     server = serve(app)
@@ -128,7 +129,7 @@ def test_agents_leave_slots_to_the_orchestrator(
 
 @pytest.mark.parametrize("way", [by_v2, by_handshake])
 def test_agents_leave_a_slot_to_the_orchestrator_where_no_limit_was_set(
-    serve: Any, stack: ExitStack, way: Callable[[Any, ExitStack], dict[str, Any]]
+    serve: Serve, stack: ExitStack, way: Callable[[Any, ExitStack], dict[str, Any]]
 ) -> None:
     server = serve(create_app(Greeter, Action, Observation, max_concurrent_envs=2, access=POLICY))
     assert "error" not in json.dumps(way(server, stack))
@@ -140,13 +141,13 @@ def test_agents_leave_a_slot_to_the_orchestrator_where_no_limit_was_set(
         assert server.manager.active == 2
 
 
-def test_the_only_slot_of_a_server_is_the_agents_too(serve: Any, stack: ExitStack) -> None:
+def test_the_only_slot_of_a_server_is_the_agents_too(serve: Serve, stack: ExitStack) -> None:
     server = serve(create_app(Greeter, Action, Observation, access=POLICY))
     assert by_v2(server, stack)["type"] == "opened"
     assert by_v2(server, stack)["data"]["code"] == "CAPACITY_REACHED"
 
 
-def test_an_agent_waits_for_a_slot_that_agents_may_have(serve: Any, stack: ExitStack) -> None:
+def test_an_agent_waits_for_a_slot_that_agents_may_have(serve: Serve, stack: ExitStack) -> None:
     server = serve(create_app(Greeter, Action, Observation, max_concurrent_envs=2, access=POLICY))
     first, second = (stack.enter_context(dial(server, AGENT)) for _ in range(2))
     session = ask(first, type="open", id=1)["session"]
@@ -159,7 +160,7 @@ def test_an_agent_waits_for_a_slot_that_agents_may_have(serve: Any, stack: ExitS
     assert next(reply for reply in replies if reply["type"] != "event")["type"] == "opened"
 
 
-def test_agents_without_a_slot_of_their_own_still_reach_a_session_that_was_prepared(serve: Any) -> None:
+def test_agents_without_a_slot_of_their_own_still_reach_a_session_that_was_prepared(serve: Serve) -> None:
     app = create_app(Greeter, Action, Observation, max_concurrent_envs=2, max_agent_sessions=0, access=POLICY)
     server = serve(app)
     trainer = {"Authorization": "Bearer trainer-token", "X-OpenEnv-Session": "new"}
@@ -171,7 +172,7 @@ def test_agents_without_a_slot_of_their_own_still_reach_a_session_that_was_prepa
     assert refused["error"]["data"]["max_sessions"] == 2
 
 
-def test_an_agent_that_waits_does_not_stand_in_the_orchestrators_way(serve: Any, stack: ExitStack) -> None:
+def test_an_agent_that_waits_does_not_stand_in_the_orchestrators_way(serve: Serve, stack: ExitStack) -> None:
     app = create_app(Greeter, Action, Observation, max_concurrent_envs=2, max_agent_sessions=1, access=POLICY)
     server = serve(app)
     first = stack.enter_context(dial(server, AGENT))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,10 +18,11 @@ from environments import Move, Place
 from openenv import Observation, create_app
 from openenv.server.access import AccessPolicy
 from openenv.server.sessions.peers import boot_of
+from servers import RunningServer, Serve
 
 
 @pytest.fixture
-def server(serve: Callable[..., Any]) -> Any:
+def server(serve: Serve) -> RunningServer:
     Place.gate.clear()
     return serve(create_app(Place, Move, Observation, max_concurrent_envs=2))
 
@@ -49,7 +50,7 @@ def metrics(server: Any) -> dict[tuple[str, ...], float]:
     return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
 
 
-def test_sessions_slots_and_steps_are_those_of_the_clients(server: Any) -> None:
+def test_sessions_slots_and_steps_are_those_of_the_clients(server: RunningServer) -> None:
     with session(server) as first, session(server) as second:
         for socket in (first, second):
             ask(socket, "reset")
@@ -69,7 +70,7 @@ def test_sessions_slots_and_steps_are_those_of_the_clients(server: Any) -> None:
     assert seen["openenv_sessions_closed_total", "client disconnected"] == 2
 
 
-def test_a_running_step_shows_as_a_busy_session(server: Any) -> None:
+def test_a_running_step_shows_as_a_busy_session(server: RunningServer) -> None:
     with session(server) as socket:
         ask(socket, "reset")
         socket.send(json.dumps({"type": "step", "data": {"to": "far away"}}))
@@ -79,7 +80,7 @@ def test_a_running_step_shows_as_a_busy_session(server: Any) -> None:
         server.wait_for(lambda: metrics(server)["openenv_sessions", "busy"] == 0)
 
 
-def test_the_placement_of_a_class_and_the_hand_overs_are_shown(server: Any) -> None:
+def test_the_placement_of_a_class_and_the_hand_overs_are_shown(server: RunningServer) -> None:
     labels = ("openenv_runner_info", "thread", "Place")
     with session(server) as socket:
         ask(socket, "reset")
@@ -93,7 +94,7 @@ def test_the_placement_of_a_class_and_the_hand_overs_are_shown(server: Any) -> N
         assert sum(outcomes) >= 21
 
 
-def test_calls_are_timed_by_phase_from_the_first_reading_on(server: Any) -> None:
+def test_calls_are_timed_by_phase_from_the_first_reading_on(server: RunningServer) -> None:
     with session(server) as socket:
         ask(socket, "reset")
         ask(socket, "step", to="unseen")
@@ -108,7 +109,7 @@ def test_calls_are_timed_by_phase_from_the_first_reading_on(server: Any) -> None
         assert seen["openenv_steps_total",] == 301
 
 
-def test_a_call_that_waits_for_its_turn_counts_the_wait(server: Any) -> None:
+def test_a_call_that_waits_for_its_turn_counts_the_wait(server: RunningServer) -> None:
     url = f"{server.url}/step"
     name = http_calls.post(f"{server.url}/reset", headers={"X-OpenEnv-Session": "new"}, trust_env=False).headers
     headers = {"X-OpenEnv-Session": name["X-OpenEnv-Session"]}
@@ -132,7 +133,7 @@ def test_a_call_that_waits_for_its_turn_counts_the_wait(server: Any) -> None:
     assert seen["openenv_call_seconds_count", "step", "wait"] == 2
 
 
-def test_errors_are_counted_by_code_on_every_surface(server: Any) -> None:
+def test_errors_are_counted_by_code_on_every_surface(server: RunningServer) -> None:
     with session(server) as first, session(server) as second:
         ask(second, "reset")
         for _ in range(3):
@@ -153,7 +154,7 @@ def test_errors_are_counted_by_code_on_every_surface(server: Any) -> None:
     }
 
 
-def test_requests_without_a_token_and_of_foreign_pages_are_counted(serve: Callable[..., Any]) -> None:
+def test_requests_without_a_token_and_of_foreign_pages_are_counted(serve: Serve) -> None:
     app = create_app(Place, Move, Observation)
     app.state.openenv_server.reconfigure(access=AccessPolicy(orchestrator="secret"))
     server = serve(app)
@@ -166,7 +167,7 @@ def test_requests_without_a_token_and_of_foreign_pages_are_counted(serve: Callab
     assert http_calls.get(f"{server.url}/ready", trust_env=False).status_code == 200
 
 
-def test_an_environment_that_cannot_be_built_is_one_factory_error(serve: Callable[..., Any]) -> None:
+def test_an_environment_that_cannot_be_built_is_one_factory_error(serve: Serve) -> None:
     class Broken(Place):
         def __init__(self) -> None:
             raise OSError("no such device")
@@ -178,7 +179,7 @@ def test_an_environment_that_cannot_be_built_is_one_factory_error(serve: Callabl
     assert errors == {"FACTORY_ERROR": 1}
 
 
-def test_repeated_requests_and_resumed_sessions_are_counted(server: Any) -> None:
+def test_repeated_requests_and_resumed_sessions_are_counted(server: RunningServer) -> None:
     address = f"ws{server.url.removeprefix('http')}/ws"
     with connect(address, proxy=None, subprotocols=["openenv.v2.json"]) as socket:  # type: ignore[list-item]
         socket.send('{"type": "open", "id": 1}')
@@ -201,7 +202,7 @@ def test_repeated_requests_and_resumed_sessions_are_counted(server: Any) -> None
 
 
 @pytest.mark.parametrize("mode", ["simulation", "production"])
-def test_readiness_tells_how_full_the_server_is_in_either_mode(serve: Callable[..., Any], mode: str) -> None:
+def test_readiness_tells_how_full_the_server_is_in_either_mode(serve: Serve, mode: str) -> None:
     server = serve(create_app(Place, Move, Observation, max_concurrent_envs=3, mode=mode))
     with session(server):
         server.wait_for(lambda: server.manager.active == 1)
@@ -213,7 +214,7 @@ def test_readiness_tells_how_full_the_server_is_in_either_mode(serve: Callable[.
         assert metrics(server)["openenv_session_slots",] == 3
 
 
-def test_a_server_that_admits_no_sessions_is_alive_but_not_ready(server: Any) -> None:
+def test_a_server_that_admits_no_sessions_is_alive_but_not_ready(server: RunningServer) -> None:
     server.manager.stop_admitting()
     response = http_calls.get(f"{server.url}/ready", trust_env=False)
     assert (response.status_code, response.json()["status"]) == (503, "draining")
@@ -225,7 +226,7 @@ def test_a_server_that_admits_no_sessions_is_alive_but_not_ready(server: Any) ->
     assert "shutting down" in refused["message"]
 
 
-def test_both_routes_are_in_the_openapi_document(server: Any) -> None:
+def test_both_routes_are_in_the_openapi_document(server: RunningServer) -> None:
     paths = http_calls.get(f"{server.url}/openapi.json", trust_env=False).json()["paths"]
     assert list(paths["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
     assert set(paths["/ready"]["get"]["responses"]) >= {"200", "503"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from openenv import Action, GenericEnvClient, VectorEnv, create_app
 from openenv.errors import NonFiniteReward, SlotsFailed
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.access import AccessPolicy
+from servers import RunningServer, Serve
 
 BROKEN: list[Any] = [math.nan, math.inf, -math.inf, np.float32("nan"), np.float64("inf"), np.array(math.nan), 10**400]
 
@@ -55,7 +55,7 @@ class Payer(Idle):
 
 
 @pytest.fixture(params=["thread", "process"])
-def server(request: pytest.FixtureRequest, serve: Callable[..., Any]) -> Any:
+def server(request: pytest.FixtureRequest, serve: Serve) -> RunningServer:
     """A server that runs environments in threads, and one that runs them in worker processes."""
     options = {"env_processes": 1} if request.param == "process" else {}
     return serve(create_app(Payer, Pay, Paid, max_concurrent_envs=8, runner=request.param, **options))
@@ -71,7 +71,7 @@ def counted(server: Any, code: str = "NON_FINITE_REWARD") -> float:
 @pytest.mark.slow_but_for("thread-v1", "thread-v2", "process-v2")
 @pytest.mark.parametrize("protocol", ["v1", "v2"])
 def test_every_broken_reward_is_counted_and_each_session_logs_it_once(
-    server: Any, caplog: pytest.LogCaptureFixture, protocol: Any
+    server: RunningServer, caplog: pytest.LogCaptureFixture, protocol: Any
 ) -> None:
     caplog.set_level(logging.WARNING)
     with GenericEnvClient(server.url, protocol=protocol).sync() as client:
@@ -92,7 +92,7 @@ def test_every_broken_reward_is_counted_and_each_session_logs_it_once(
 
 
 @pytest.mark.slow_but_for("thread")
-def test_a_broken_reward_of_reset_begins_the_episode_all_the_same(server: Any) -> None:
+def test_a_broken_reward_of_reset_begins_the_episode_all_the_same(server: RunningServer) -> None:
     with GenericEnvClient(server.url, protocol="v2").sync() as client:
         with pytest.raises(NonFiniteReward):
             client.reset(seed=13)
@@ -101,7 +101,7 @@ def test_a_broken_reward_of_reset_begins_the_episode_all_the_same(server: Any) -
 
 
 @pytest.mark.slow_but_for("thread")
-def test_plain_http_publishes_null_and_counts_it(server: Any) -> None:
+def test_plain_http_publishes_null_and_counts_it(server: RunningServer) -> None:
     headers = {"X-OpenEnv-Session": "new"}
     first = http_calls.post(f"{server.url}/reset", json={}, headers=headers, trust_env=False)
     named = {"X-OpenEnv-Session": first.headers["X-OpenEnv-Session"]}
@@ -114,7 +114,7 @@ def test_plain_http_publishes_null_and_counts_it(server: Any) -> None:
 
 @pytest.mark.slow_but_for("thread-v1", "thread-v2")
 @pytest.mark.parametrize("protocol", ["v1", "v2"])
-def test_a_slot_of_a_vector_fails_and_the_others_step_on(server: Any, protocol: Any) -> None:
+def test_a_slot_of_a_vector_fails_and_the_others_step_on(server: RunningServer, protocol: Any) -> None:
     with VectorEnv(server.url, 3, protocol=protocol) as env:
         env.reset()
         with pytest.raises(SlotsFailed) as caught:
@@ -152,7 +152,7 @@ class Shop(Tools):
 
 
 def test_an_agent_gets_the_code_and_the_orchestrator_sees_that_the_episode_is_worthless(
-    serve: Callable[..., Any],
+    serve: Serve,
 ) -> None:
     policy = AccessPolicy(orchestrator="trainer-token", agent="agent-token")
     server = serve(create_app(Shop, CallToolAction, CallToolObservation, access=policy, max_concurrent_envs=4))

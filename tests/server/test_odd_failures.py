@@ -21,6 +21,7 @@ from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.app import create_fastapi_app
 from openenv.server.sessions.ledger import KEPT
 from openenv.types import Action, Observation
+from servers import Serve
 
 SOON = 30.0
 KEY = "a key that nobody has"
@@ -102,7 +103,7 @@ class Peer:
         return self.take()
 
 
-def test_a_step_that_is_repeated_is_answered_though_the_next_one_begins_before_its_group_is_done(serve: Any) -> None:
+def test_a_step_that_is_repeated_is_answered_though_the_next_one_begins_before_its_group_is_done(serve: Serve) -> None:
     server = serve(create_fastapi_app(Trying, Try, Seen, max_concurrent_envs=4))
     peer = Peer(server)
     first, slow = (peer.ask(type="open", id=number)["session"] for number in (1, 2))
@@ -124,7 +125,7 @@ def test_a_step_that_is_repeated_is_answered_though_the_next_one_begins_before_i
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("binary", [True, False])
-def test_a_validator_may_raise_anything(serve: Any, together: bool, binary: bool) -> None:
+def test_a_validator_may_raise_anything(serve: Serve, together: bool, binary: bool) -> None:
     server = serve(create_fastapi_app(Trying, Try, Seen, max_concurrent_envs=4))
     protocols: Any = ["openenv.v2.msgpack" if binary else "openenv.v2.json"]
     with connect(f"ws://127.0.0.1:{server.port}/ws", subprotocols=protocols, proxy=None) as connection:
@@ -144,7 +145,7 @@ def test_a_validator_may_raise_anything(serve: Any, together: bool, binary: bool
 
 
 @pytest.mark.parametrize("what", ["odd", "cancelled"])
-def test_a_keyed_request_that_raised_no_exception_is_answered_again(serve: Any, what: str) -> None:
+def test_a_keyed_request_that_raised_no_exception_is_answered_again(serve: Serve, what: str) -> None:
     server = serve(create_fastapi_app(Trying, Try, Seen, max_concurrent_envs=4))
     with httpx2.Client(base_url=server.url, timeout=SOON) as client:
         session = client.post("/sessions").json()["session_id"]
@@ -155,7 +156,7 @@ def test_a_keyed_request_that_raised_no_exception_is_answered_again(serve: Any, 
     assert Trying.steps == 1
 
 
-def test_a_keyed_request_whose_handler_is_cancelled_is_answered_when_it_is_repeated(serve: Any) -> None:
+def test_a_keyed_request_whose_handler_is_cancelled_is_answered_when_it_is_repeated(serve: Serve) -> None:
     app = create_fastapi_app(Trying, Try, Seen, max_concurrent_envs=4)
     handlers: list[asyncio.Task[Any]] = []
 
@@ -200,7 +201,7 @@ class OwnTools(Tools):
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_tools_that_are_none_fail_the_step_and_nothing_else(serve: Any, together: bool) -> None:
+def test_tools_that_are_none_fail_the_step_and_nothing_else(serve: Serve, together: bool) -> None:
     peer = Peer(serve(create_fastapi_app(OwnTools, CallToolAction, CallToolObservation, max_concurrent_envs=4)))
     session = peer.ask(type="open", id=1)["session"]
     step = {"type": "step", "id": 1, "session": session, "data": {"tool_name": "hammer", "arguments": {}}}
@@ -211,7 +212,7 @@ def test_tools_that_are_none_fail_the_step_and_nothing_else(serve: Any, together
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_a_reply_that_cannot_be_read_again_is_an_error_in_another_encoding(serve: Any, together: bool) -> None:
+def test_a_reply_that_cannot_be_read_again_is_an_error_in_another_encoding(serve: Serve, together: bool) -> None:
     server = serve(create_fastapi_app(Trying, Try, Seen, max_concurrent_envs=4))
     peer = Peer(server)
     opened = peer.ask(type="open", id=1)
@@ -230,7 +231,7 @@ def test_a_reply_that_cannot_be_read_again_is_an_error_in_another_encoding(serve
     peer.connection.close()
 
 
-def test_a_key_whose_reply_is_gone_is_refused_and_counted(serve: Any) -> None:
+def test_a_key_whose_reply_is_gone_is_refused_and_counted(serve: Serve) -> None:
     server = serve(create_fastapi_app(Trying, Try, Seen, max_concurrent_envs=4))
     codes: list[str | None] = []
     server.manager.listeners.append(lambda event: codes.append(event.reason) if event.name == "error" else None)

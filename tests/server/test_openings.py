@@ -17,6 +17,7 @@ from openenv.server.access import AccessPolicy
 from openenv.server.app import HTTPEnvServer, new_application
 from openenv.server.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation
+from servers import Serve
 
 NONCE = "a-nonce-that-nobody-guesses"
 
@@ -48,7 +49,7 @@ def env_cls() -> Iterator[type[Slow]]:
 
 
 @pytest.fixture
-def start(serve: Any, env_cls: Any) -> Callable[..., Any]:
+def start(serve: Serve, env_cls: Any) -> Callable[..., Any]:
     """Serve it under limits."""
 
     def start(access: AccessPolicy | None = None, **limits: Any) -> Any:

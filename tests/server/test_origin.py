@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from openenv.server.access import OriginPolicy
 from openenv.server.app import create_app
 from openenv.settings import allowed_origins
 from openenv.types import Action, Observation
+from servers import Serve
 
 CALLS = [
     ("POST", "/reset", {}),
@@ -24,7 +24,7 @@ CALLS = [
 ]
 
 
-def test_a_foreign_page_is_refused_on_everything_that_acts(serve: Callable[..., Any]) -> None:
+def test_a_foreign_page_is_refused_on_everything_that_acts(serve: Serve) -> None:
     server = serve(create_app(Idle, Action, Observation))
     foreign = {"Origin": "http://evil.example", "Content-Type": "text/plain"}
     with http_calls.Client(base_url=server.url, trust_env=False) as client:
@@ -42,7 +42,7 @@ def test_a_foreign_page_is_refused_on_everything_that_acts(serve: Callable[..., 
         assert "observation" in str(connection.recv(timeout=10))
 
 
-def test_a_setting_allows_further_origins(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_allows_further_origins(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENENV_ALLOWED_ORIGINS", "https://lab.example, http://localhost:3000/")
     server = serve(create_app(Idle, Action, Observation))
     with http_calls.Client(base_url=server.url, trust_env=False) as client:
@@ -80,7 +80,7 @@ def test_the_setting_is_a_list_separated_by_commas() -> None:
     assert allowed_origins({"OPENENV_ALLOWED_ORIGINS": " a , ,b"}) == {"a", "b"}
 
 
-def test_a_page_whose_name_was_made_to_point_at_loopback_is_refused(serve: Callable[..., Any]) -> None:
+def test_a_page_whose_name_was_made_to_point_at_loopback_is_refused(serve: Serve) -> None:
     server = serve(create_app(Idle, Action, Observation))
     rebound = {"Host": f"evil.example:{server.port}", "Origin": f"http://evil.example:{server.port}"}
     with http_calls.Client(base_url=server.url, trust_env=False) as client:
@@ -94,7 +94,7 @@ BROWSER = {"Accept-Language": "en", "User-Agent": "Mozilla/5.0"}
 
 
 @pytest.fixture(scope="module")
-def still(serve_once: Callable[..., Any]) -> Any:
+def still(serve_once: Serve) -> Any:
     """A server that several tests share."""
     return serve_once(create_app(Idle, Action, Observation))
 
@@ -118,7 +118,7 @@ def test_a_page_whose_name_was_made_to_point_at_loopback_cannot_look_either(stil
             assert client.get(path, headers=known).status_code != 403, known
 
 
-def test_a_name_that_a_setting_lists_may_look(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_a_setting_lists_may_look(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENENV_ALLOWED_ORIGINS", "http://lab.example")
     server = serve(create_app(Idle, Action, Observation))
     with http_calls.Client(base_url=server.url, trust_env=False) as client:

@@ -18,6 +18,7 @@ from openenv.server.app import create_app
 from openenv.server.runners import loop_local
 from openenv.server.slow_clients import PartialRequests
 from openenv.types import Action, Observation
+from servers import Serve
 
 MB = 1024 * 1024
 KEY = bytes(4)
@@ -46,7 +47,7 @@ class Gated(Idle):
 
 
 @pytest.fixture
-def server(serve: Any) -> Iterator[Any]:
+def server(serve: Serve) -> Iterator[Any]:
     Gated.gate.set()
     app = create_app(
         Gated, Say, Observation, max_concurrent_envs=16, max_message_bytes=LARGEST, max_unread_bytes=1, runner="thread"

@@ -18,6 +18,7 @@ from openenv.errors import ServerError
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.app import create_app
 from openenv.types import Action, Observation
+from servers import Serve
 
 
 class Failing(Idle):
@@ -57,7 +58,7 @@ def rpc(method: str, **params: Any) -> dict[str, Any]:
 
 
 def test_a_redacted_failure_is_an_id_to_the_client_and_a_traceback_in_the_log(
-    serve: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     url = serve(failing_app(), log_config=None).url
@@ -82,7 +83,7 @@ def test_a_redacted_failure_is_an_id_to_the_client_and_a_traceback_in_the_log(
         assert "hunter2" in str(record.exc_info[1])
 
 
-def test_why_an_environment_could_not_be_built_is_redacted_too(serve: Callable[..., Any]) -> None:
+def test_why_an_environment_could_not_be_built_is_redacted_too(serve: Serve) -> None:
     def broken() -> Failing:
         raise RuntimeError("password=hunter2")
 
@@ -98,7 +99,7 @@ def test_why_an_environment_could_not_be_built_is_redacted_too(serve: Callable[.
     assert all("log has more under" in text and "hunter2" not in text for text in replies)
 
 
-def test_what_a_tool_says_to_its_agent_is_never_redacted(serve: Callable[..., Any]) -> None:
+def test_what_a_tool_says_to_its_agent_is_never_redacted(serve: Serve) -> None:
     url = serve(create_app(Shelf, CallToolAction, CallToolObservation, redact_errors=True)).url
     with http(url) as client:
         answer = client.post("/mcp", json=rpc("tools/call", name="drop", arguments={})).json()

@@ -15,6 +15,7 @@ from openenv.protocol.server_v2 import WRITERS
 from openenv.server.app import create_fastapi_app
 from openenv.server.ws_v2 import KEPT, KEPT_BYTES, RecentMessages
 from openenv.types import State
+from servers import Serve
 
 RUNNERS = ["thread", "inline"]
 
@@ -55,7 +56,7 @@ def outcome(reply: dict[str, Any]) -> Any:
 
 
 @pytest.fixture(params=RUNNERS)
-def socket(request: pytest.FixtureRequest, serve: Any) -> Any:
+def socket(request: pytest.FixtureRequest, serve: Serve) -> Any:
     app = create_fastapi_app(Careless, Add, Sum, max_concurrent_envs=8, runner=request.param)
     url = serve(app).url.replace("http", "ws", 1)
     with connect(f"{url}/ws", subprotocols=[JSON.name], proxy=None) as connection:  # type: ignore[list-item]

@@ -12,22 +12,23 @@ from websockets.sync.client import ClientConnection, connect
 
 from environments import Button, Push, Pushed
 from openenv.server.app import create_fastapi_app
+from servers import RunningServer, Serve
 
 
 @pytest.fixture
-def server(serve: Any) -> Any:
+def server(serve: Serve) -> RunningServer:
     return serve(create_fastapi_app(Button, Push, Pushed, max_concurrent_envs=2))
 
 
 @pytest.fixture
-def http(server: Any) -> Iterator[httpx2.Client]:
+def http(server: RunningServer) -> Iterator[httpx2.Client]:
     with httpx2.Client(base_url=server.url, trust_env=False, timeout=20) as client:
         client.headers["X-OpenEnv-Session"] = client.post("/sessions").json()["session_id"]
         yield client
 
 
 @pytest.fixture
-def peer(server: Any) -> Iterator[ClientConnection]:
+def peer(server: RunningServer) -> Iterator[ClientConnection]:
     with connect(f"ws://127.0.0.1:{server.port}/ws", subprotocols=["openenv.v2.json"], proxy=None) as connection:  # type: ignore[list-item]
         yield connection
 

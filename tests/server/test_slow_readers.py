@@ -24,6 +24,7 @@ from openenv.server import slow_clients
 from openenv.server.app import HTTPEnvServer, new_application
 from openenv.server.sessions.lifetime import SessionLimits
 from openenv.types import Action, Observation, State
+from servers import RunningServer, Serve
 from waiting import wait_until
 
 KEY = bytes(4)
@@ -140,7 +141,7 @@ WAYS = [
 
 
 @pytest.fixture(params=WAYS)
-def server(request: pytest.FixtureRequest, serve: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def server(request: pytest.FixtureRequest, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> RunningServer:
     Talkative.steps = Talkative.states = 0
     way, settings = request.param, {}
     if way == "on ASGI":
@@ -157,7 +158,9 @@ def server(request: pytest.FixtureRequest, serve: Any, monkeypatch: pytest.Monke
     return serve(app, **settings)
 
 
-def test_steps_that_are_sent_ahead_are_not_all_run_for_a_client_that_does_not_read(server: Any, dial: Dial) -> None:
+def test_steps_that_are_sent_ahead_are_not_all_run_for_a_client_that_does_not_read(
+    server: RunningServer, dial: Dial
+) -> None:
     peer = dial(server)
     peer.send({"type": "open", "id": 1})
     assert peer.take()["type"] == "opened"
@@ -170,7 +173,9 @@ def test_steps_that_are_sent_ahead_are_not_all_run_for_a_client_that_does_not_re
     assert [reply["data"]["observation"]["count"] for reply in replies] == list(range(1, count + 1))
 
 
-def test_replies_that_are_kept_are_not_all_sent_again_to_a_client_that_does_not_read(server: Any, dial: Dial) -> None:
+def test_replies_that_are_kept_are_not_all_sent_again_to_a_client_that_does_not_read(
+    server: RunningServer, dial: Dial
+) -> None:
     peer = dial(server)
     peer.send({"type": "open", "id": 1})
     opened = peer.take()
@@ -191,7 +196,7 @@ def test_replies_that_are_kept_are_not_all_sent_again_to_a_client_that_does_not_
     assert peer.take()["data"]["observation"]["count"] == 2
 
 
-def test_a_client_that_reads_late_still_gets_everything_in_order(server: Any, dial: Dial) -> None:
+def test_a_client_that_reads_late_still_gets_everything_in_order(server: RunningServer, dial: Dial) -> None:
     peer = dial(server)
     peer.send(*({"type": "open", "id": number} for number in (1, 2, 3)))
     names = [peer.take()["session"] for _ in range(3)]
@@ -212,7 +217,7 @@ def test_a_client_that_reads_late_still_gets_everything_in_order(server: Any, di
     assert all(counts == list(numbers) for counts in seen.values())
 
 
-def test_a_client_that_leaves_without_reading_leaves_nothing_behind(server: Any, dial: Dial) -> None:
+def test_a_client_that_leaves_without_reading_leaves_nothing_behind(server: RunningServer, dial: Dial) -> None:
     peer = dial(server)
     peer.send({"type": "open", "id": 1})
     token = peer.take()["token"]
@@ -251,7 +256,7 @@ def settled(server: Any, count: Callable[[], int]) -> int:
     return counts[-1]
 
 
-def test_large_replies_that_nobody_reads_are_not_made(server: Any, dial: Dial) -> None:
+def test_large_replies_that_nobody_reads_are_not_made(server: RunningServer, dial: Dial) -> None:
     peer = dial(server)
     peer.send({"type": "open", "id": 1})
     peer.take()
@@ -270,7 +275,7 @@ def socket_buffers() -> int:
     return sum(int(limit.read_text().split()[2]) for limit in limits)
 
 
-def test_large_requests_are_not_all_read_ahead(server: Any, dial: Dial) -> None:
+def test_large_requests_are_not_all_read_ahead(server: RunningServer, dial: Dial) -> None:
     peer = dial(server)
     peer.send({"type": "open", "id": 1})
     peer.take()
@@ -285,7 +290,7 @@ def test_large_requests_are_not_all_read_ahead(server: Any, dial: Dial) -> None:
     peer.connection.close()
 
 
-def test_a_session_whose_replies_were_held_back_goes_on_elsewhere(server: Any, dial: Dial) -> None:
+def test_a_session_whose_replies_were_held_back_goes_on_elsewhere(server: RunningServer, dial: Dial) -> None:
     peer = dial(server)
     peer.send({"type": "open", "id": 1})
     token = peer.take()["token"]
@@ -304,7 +309,7 @@ def test_a_session_whose_replies_were_held_back_goes_on_elsewhere(server: Any, d
 
 @pytest.mark.parametrize("protocol", ["openenv.v2.json", ""], ids=["v2", "v1"])
 def test_a_client_that_never_reads_is_disconnected_and_its_session_is_kept(
-    server: Any, dial: Dial, monkeypatch: pytest.MonkeyPatch, protocol: str
+    server: RunningServer, dial: Dial, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     monkeypatch.setattr(slow_clients, "STALL_S", 0.5)
     peer = dial(server, protocol)
@@ -332,7 +337,7 @@ def unread_sockets(server: Any) -> list[int]:
     return [size for size in (one.get_write_buffer_size() for one in transports) if size > MB]
 
 
-def test_clients_that_do_not_read_leave_no_more_than_the_limit_all_together(server: Any, dial: Dial) -> None:
+def test_clients_that_do_not_read_leave_no_more_than_the_limit_all_together(server: RunningServer, dial: Dial) -> None:
     peers = []
     for number in range(8):
         peer = dial(server)
@@ -345,7 +350,7 @@ def test_clients_that_do_not_read_leave_no_more_than_the_limit_all_together(serv
     assert 0 < len(unread_sockets(server)) < 8
 
 
-def test_a_response_that_nobody_reads_is_dropped(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_that_nobody_reads_is_dropped(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slow_clients, "STALL_S", 0.5)
     with connected(server) as peer:
         peer.sendall(b"POST /reset HTTP/1.1\r\nHost: x\r\nX-OpenEnv-Session: new\r\nContent-Length: 0\r\n\r\n")
@@ -360,7 +365,7 @@ def test_a_response_that_nobody_reads_is_dropped(server: Any, monkeypatch: pytes
 
 @pytest.mark.parametrize("server", ["on the transport"], indirect=True)
 def test_a_client_that_begins_to_read_again_learns_why_it_was_disconnected(
-    server: Any, dial: Dial, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slow_clients, "STALL_S", 0.5)
     peer = dial(server)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, ClassVar
 
 import httpx2
@@ -14,6 +14,7 @@ import http_calls
 from environments import Idle
 from openenv.server.app import create_app
 from openenv.types import Action, Observation
+from servers import Serve
 from slow_steps import take, take_async
 
 JSON_BODY = {"content-type": "application/json"}
@@ -48,7 +49,7 @@ class Partial(Idle):
 
 
 @pytest.fixture
-def tasks(serve: Callable[..., Any]) -> Iterator[httpx2.Client]:
+def tasks(serve: Serve) -> Iterator[httpx2.Client]:
     server = serve(create_app(Catalogue, Action, Observation, env_name="Shop", max_concurrent_envs=2))
     with http_calls.Client(base_url=server.url, trust_env=False) as client:
         yield client
@@ -106,7 +107,7 @@ def test_a_number_that_is_not_finite_is_a_wrong_body(tasks: httpx2.Client, path:
 
 
 @pytest.mark.parametrize("env_cls", [Idle, Partial])
-def test_an_environment_without_tasks_says_so(serve: Callable[..., Any], env_cls: type[Any]) -> None:
+def test_an_environment_without_tasks_says_so(serve: Serve, env_cls: type[Any]) -> None:
     server = serve(create_app(env_cls, Action, Observation))
     answer = http_calls.get(f"{server.url}/{env_cls.__name__}/splits", trust_env=False)
     assert answer.status_code == 501
@@ -141,7 +142,7 @@ class Lazy(Idle):
 
 
 def test_tasks_that_are_made_while_they_are_read_are_read_in_the_environments_thread_while_it_lives(
-    serve: Callable[..., Any],
+    serve: Serve,
 ) -> None:
     server = serve(create_app(Lazy, Action, Observation, env_name="lazy"))
     with http_calls.Client(base_url=server.url, trust_env=False) as client:

@@ -20,7 +20,7 @@ from environments import Heard, Parrot, Say
 from openenv.server.app import create_app
 from openenv.server.fast.frame_socket import FrameSocket
 from openenv.server.sockets import AsgiSocket
-from servers import loops_by_uvloop
+from servers import Serve, loops_by_uvloop
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "serve": {},
@@ -81,7 +81,7 @@ def carrier(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def started(serve: Callable[..., Any], carrier: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+def started(serve: Serve, carrier: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     Parrot.gate.clear()
     if carrier == "OPENENV_FAST=0":
         monkeypatch.setenv("OPENENV_FAST", "0")
@@ -110,18 +110,14 @@ def test_the_fast_path_is_taken_wherever_it_can_be(
     assert carriers == [(AsgiSocket if carrier in ("asgi", "OPENENV_FAST=0") else FrameSocket, loop)]
 
 
-def test_with_uvicorns_own_choice_of_protocol_the_fast_path_is_taken_too(
-    carriers: list[Any], serve: Callable[..., Any]
-) -> None:
+def test_with_uvicorns_own_choice_of_protocol_the_fast_path_is_taken_too(carriers: list[Any], serve: Serve) -> None:
     server = serve(create_app(Parrot, Say, Heard), ws="auto", http="auto")
     with connect(f"ws://127.0.0.1:{server.port}/ws", compression=None, proxy=None) as connection:
         assert Peer(connection).step("a")["type"] == "observation"
     assert carriers == [(FrameSocket, "asyncio")]
 
 
-def test_behind_the_settings_of_serve_compression_is_not_negotiated(
-    carriers: list[Any], serve: Callable[..., Any]
-) -> None:
+def test_behind_the_settings_of_serve_compression_is_not_negotiated(carriers: list[Any], serve: Serve) -> None:
     server = serve(create_app(Parrot, Say, Heard))
     with connect(f"ws://127.0.0.1:{server.port}/ws", compression="deflate", proxy=None) as connection:
         assert Peer(connection).step("a")["type"] == "observation"
@@ -268,7 +264,7 @@ def test_a_peer_that_breaks_the_framing_rules_is_closed_with_1002(dial: Callable
     started.wait_for(lambda: started.manager.active == 0)
 
 
-def test_in_production_mode_gym_frames_are_off(serve: Callable[..., Any], carrier: str) -> None:
+def test_in_production_mode_gym_frames_are_off(serve: Serve, carrier: str) -> None:
     server = serve(create_app(Parrot, Say, Heard, mode="production"), **SETTINGS[carrier])
     with connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as connection:
         peer = Peer(connection)
@@ -277,7 +273,7 @@ def test_in_production_mode_gym_frames_are_off(serve: Callable[..., Any], carrie
         assert peer.ask({"type": "mcp", "data": {"jsonrpc": "2.0", "method": "x", "id": 1}})["type"] == "mcp"
 
 
-def test_a_factory_that_fails_is_a_typed_error_before_a_normal_close(serve: Callable[..., Any], carrier: str) -> None:
+def test_a_factory_that_fails_is_a_typed_error_before_a_normal_close(serve: Serve, carrier: str) -> None:
     def broken() -> Parrot:
         raise OSError("no display")
 

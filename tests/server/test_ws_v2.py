@@ -15,6 +15,7 @@ from environments import Add, Counter, Sum
 from openenv.protocol.codec import MSGPACK
 from openenv.server.app import HTTPEnvServer, create_fastapi_app, new_application
 from openenv.server.sessions.lifetime import SessionLimits
+from servers import Serve
 from slow_steps import take_async
 
 JSON = "openenv.v2.json"
@@ -94,7 +95,7 @@ def code(reply: dict[str, Any]) -> str:
     return found
 
 
-def test_a_client_that_offers_nothing_speaks_v1(serve: Any) -> None:
+def test_a_client_that_offers_nothing_speaks_v1(serve: Serve) -> None:
     server = serve(app())
     with connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as connection:
         assert connection.subprotocol is None
@@ -102,7 +103,7 @@ def test_a_client_that_offers_nothing_speaks_v1(serve: Any) -> None:
         assert json.loads(connection.recv(timeout=10))["type"] == "observation"
 
 
-def test_a_request_is_answered_by_a_message_with_its_id(serve: Any, dial: Dial) -> None:
+def test_a_request_is_answered_by_a_message_with_its_id(serve: Serve, dial: Dial) -> None:
     peer = dial(serve(app()))
     opened = peer.open()
     assert (opened["type"], opened["resumed"], opened["last_id"]) == ("opened", False, 0)
@@ -114,7 +115,7 @@ def test_a_request_is_answered_by_a_message_with_its_id(serve: Any, dial: Dial) 
     assert peer.ask(type="ping", id=9) == {"type": "pong", "id": 9}
 
 
-def test_one_connection_holds_many_sessions(serve: Any, dial: Dial) -> None:
+def test_one_connection_holds_many_sessions(serve: Serve, dial: Dial) -> None:
     peer = dial(serve(app()))
     first, second = peer.open(1)["session"], peer.open(2)["session"]
     assert code(peer.ask(type="reset", id=1)) == "SESSION_NOT_FOUND"  # which of the two?
@@ -136,7 +137,7 @@ def test_one_connection_holds_many_sessions(serve: Any, dial: Dial) -> None:
     assert state["data"]["step_count"] == 1
 
 
-def test_the_replies_of_a_batch_may_come_one_by_one(serve: Any, dial: Dial) -> None:
+def test_the_replies_of_a_batch_may_come_one_by_one(serve: Serve, dial: Dial) -> None:
     peer = dial(serve(app()))
     sessions = [peer.open(number)["session"] for number in (1, 2)]
     requests = [
@@ -166,7 +167,7 @@ def test_the_replies_of_a_batch_may_come_one_by_one(serve: Any, dial: Dial) -> N
     ],
 )
 def test_what_is_no_request_is_refused_and_the_connection_lives(
-    serve: Any, dial: Dial, message: dict[str, Any], expected: str
+    serve: Serve, dial: Dial, message: dict[str, Any], expected: str
 ) -> None:
     peer = dial(serve(app()))
     peer.open()
@@ -177,7 +178,7 @@ def test_what_is_no_request_is_refused_and_the_connection_lives(
     assert total(peer.ask(type="step", id=1, data={"amount": 3})) == 3
 
 
-def test_a_repeated_request_is_answered_and_not_run_again(serve: Any, dial: Dial) -> None:
+def test_a_repeated_request_is_answered_and_not_run_again(serve: Serve, dial: Dial) -> None:
     peer = dial(serve(app()))
     peer.open()
     first = peer.ask(type="step", id=1, data={"amount": 2})
@@ -192,7 +193,7 @@ def test_a_repeated_request_is_answered_and_not_run_again(serve: Any, dial: Dial
     assert total(peer.ask(type="step", id=40, data={"amount": 0})) == 2
 
 
-def test_an_open_that_is_sent_twice_opens_one_session(serve: Any, dial: Dial) -> None:
+def test_an_open_that_is_sent_twice_opens_one_session(serve: Serve, dial: Dial) -> None:
     server = serve(app())
     peer = dial(server)
     peer.send(type="open", id=1)
@@ -206,7 +207,7 @@ def test_an_open_that_is_sent_twice_opens_one_session(serve: Any, dial: Dial) ->
     assert peer.open(2)["session"] != opened["session"]
 
 
-def test_a_session_survives_its_connection(serve: Any, dial: Dial) -> None:
+def test_a_session_survives_its_connection(serve: Serve, dial: Dial) -> None:
     server = serve(app())
     peer = dial(server)
     token = peer.open()["token"]
@@ -221,7 +222,7 @@ def test_a_session_survives_its_connection(serve: Any, dial: Dial) -> None:
     assert other.ask(type="state", id=3)["data"]["step_count"] == 1
 
 
-def test_the_last_connection_to_attach_has_the_session(serve: Any, dial: Dial) -> None:
+def test_the_last_connection_to_attach_has_the_session(serve: Serve, dial: Dial) -> None:
     server = serve(app())
     first, second = dial(server), dial(server)
     opened = first.open()
@@ -234,7 +235,7 @@ def test_the_last_connection_to_attach_has_the_session(serve: Any, dial: Dial) -
 
 
 @pytest.mark.parametrize("ending", ["closed", "expired"])
-def test_a_session_that_has_ended_is_reported_with_the_reason(serve: Any, dial: Dial, ending: str) -> None:
+def test_a_session_that_has_ended_is_reported_with_the_reason(serve: Serve, dial: Dial, ending: str) -> None:
     server = serve(app(grace_s=0.2))
     peer = dial(server)
     token = peer.open()["token"]
@@ -247,13 +248,13 @@ def test_a_session_that_has_ended_is_reported_with_the_reason(serve: Any, dial: 
     assert (code(lost), lost["data"]["reason"]) == ("SESSION_LOST", ending)
 
 
-def test_a_token_of_another_server_process_is_a_lost_session(serve: Any, dial: Dial) -> None:
+def test_a_token_of_another_server_process_is_a_lost_session(serve: Serve, dial: Dial) -> None:
     token = dial(serve(app())).open()["token"]
     lost = dial(serve(app())).open(resume=token)
     assert (code(lost), lost["data"]["reason"]) == ("SESSION_LOST", "server restarted")
 
 
-def test_a_wrong_secret_opens_nothing(serve: Any, dial: Dial) -> None:
+def test_a_wrong_secret_opens_nothing(serve: Serve, dial: Dial) -> None:
     server = serve(app())
     token = dial(server).open()["token"]
     boot, session, _ = token.split(".")
@@ -261,7 +262,7 @@ def test_a_wrong_secret_opens_nothing(serve: Any, dial: Dial) -> None:
         assert code(dial(server).open(resume=guess)) == "SESSION_LOST"
 
 
-def test_the_grace_period_can_be_switched_off(serve: Any, dial: Dial) -> None:
+def test_the_grace_period_can_be_switched_off(serve: Serve, dial: Dial) -> None:
     server = serve(app(grace_s=0))
     peer = dial(server)
     token = peer.open()["token"]
@@ -270,7 +271,7 @@ def test_the_grace_period_can_be_switched_off(serve: Any, dial: Dial) -> None:
     assert code(dial(server).open(resume=token)) == "SESSION_LOST"
 
 
-def test_a_running_request_can_be_cancelled(serve: Any, dial: Dial) -> None:
+def test_a_running_request_can_be_cancelled(serve: Serve, dial: Dial) -> None:
     peer = dial(serve(app(Slow)))
     peer.open()
     peer.send(type="step", id=1, data={"pause_s": 60})
@@ -284,7 +285,7 @@ def test_a_running_request_can_be_cancelled(serve: Any, dial: Dial) -> None:
     assert total(peer.ask(type="step", id=3, data={"amount": 1})) == 1
 
 
-def test_clients_that_wait_for_a_slot_are_served_in_order(serve: Any, dial: Dial) -> None:
+def test_clients_that_wait_for_a_slot_are_served_in_order(serve: Serve, dial: Dial) -> None:
     server = serve(app(sessions=1))
     holder = dial(server)
     holder.open()
@@ -304,7 +305,7 @@ def test_clients_that_wait_for_a_slot_are_served_in_order(serve: Any, dial: Dial
         peer.ask(type="close", id=1)
 
 
-def test_a_wait_has_an_end_and_can_be_given_up(serve: Any, dial: Dial) -> None:
+def test_a_wait_has_an_end_and_can_be_given_up(serve: Serve, dial: Dial) -> None:
     server = serve(app(sessions=1, queue=2))
     dial(server).open()
     hurried, patient, late = dial(server), dial(server), dial(server)
@@ -317,7 +318,7 @@ def test_a_wait_has_an_end_and_can_be_given_up(serve: Any, dial: Dial) -> None:
     server.wait_for(lambda: not server.manager.queue)
 
 
-def test_a_client_that_leaves_the_line_frees_its_place(serve: Any, dial: Dial) -> None:
+def test_a_client_that_leaves_the_line_frees_its_place(serve: Serve, dial: Dial) -> None:
     server = serve(app(sessions=1))
     holder = dial(server)
     holder.open()
@@ -332,7 +333,7 @@ def test_a_client_that_leaves_the_line_frees_its_place(serve: Any, dial: Dial) -
     assert message["type"] == "opened"
 
 
-def test_messagepack_says_the_same(serve: Any, dial: Dial) -> None:
+def test_messagepack_says_the_same(serve: Serve, dial: Dial) -> None:
     peer = dial(serve(app()), PACKED)
 
     def ask(**message: Any) -> dict[str, Any]:
@@ -347,7 +348,7 @@ def test_messagepack_says_the_same(serve: Any, dial: Dial) -> None:
     assert code(ask(type="step", id=3, data={"amount": "x"})) == "VALIDATION_ERROR"
 
 
-def test_a_reply_that_was_written_in_one_codec_is_repeated_in_another(serve: Any, dial: Dial) -> None:
+def test_a_reply_that_was_written_in_one_codec_is_repeated_in_another(serve: Serve, dial: Dial) -> None:
     server = serve(app())
     peer = dial(server)
     token = peer.open()["token"]
@@ -359,7 +360,7 @@ def test_a_reply_that_was_written_in_one_codec_is_repeated_in_another(serve: Any
     assert MSGPACK.decode(packed.connection.recv(timeout=10), binary=True) == first  # type: ignore[arg-type]
 
 
-def test_large_messages_are_compressed_for_those_who_ask(serve: Any, dial: Dial) -> None:
+def test_large_messages_are_compressed_for_those_who_ask(serve: Serve, dial: Dial) -> None:
     server = serve(app())
     peer = dial(server)
     peer.open(compress=1000)
@@ -369,7 +370,7 @@ def test_large_messages_are_compressed_for_those_who_ask(serve: Any, dial: Dial)
     assert len(payload) < 1000
 
 
-def test_gym_frames_are_off_in_production_mode(serve: Any, dial: Dial) -> None:
+def test_gym_frames_are_off_in_production_mode(serve: Serve, dial: Dial) -> None:
     server = serve(create_fastapi_app(Counter, Add, Sum, mode="production"))
     peer = dial(server)
     assert peer.open()["type"] == "opened"
@@ -378,7 +379,7 @@ def test_gym_frames_are_off_in_production_mode(serve: Any, dial: Dial) -> None:
         assert code(peer.ask(type=kind, id=1, **extra)) == "UNKNOWN_TYPE"
 
 
-def test_nothing_is_left_of_many_sessions(serve: Any, dial: Dial) -> None:
+def test_nothing_is_left_of_many_sessions(serve: Serve, dial: Dial) -> None:
     server = serve(app(sessions=64, grace_s=0.1))
     before, closed = set(threading.enumerate()), Counter.closed
     peer = dial(server)

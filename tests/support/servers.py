@@ -70,6 +70,10 @@ class RunningServer:
         wait_until(condition, timeout_s)
 
 
+Serve = Callable[..., RunningServer]
+"""The fixtures `serve` and `serve_once`: an application, and settings of uvicorn."""
+
+
 @contextlib.contextmanager
 def running_server(app: Any, *, port: int = 0, **settings: Any) -> Iterator[RunningServer]:
     """Serve an application on a loopback port, by default a free one, as `openenv serve` does."""

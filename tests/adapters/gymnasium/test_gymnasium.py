@@ -39,6 +39,7 @@ from openenv.protocol.json_values import decode, encode
 from openenv.server.loading import TargetError, load_app
 from openenv.server.local import LocalEnv
 from openenv.types import Action
+from servers import Serve
 
 SPACES: dict[str, gymnasium.Space[Any]] = {
     "discrete": spaces.Discrete(3, start=-1),
@@ -91,7 +92,7 @@ class Mirror(gymnasium.Env[Any, Any]):
 
 
 @pytest.fixture
-def mirror(serve: Callable[..., Any]) -> Callable[[str], str]:
+def mirror(serve: Serve) -> Callable[[str], str]:
     """Serve the mirror of a space."""
 
     def start(name: str) -> str:
@@ -103,7 +104,7 @@ def mirror(serve: Callable[..., Any]) -> Callable[[str], str]:
 
 
 @pytest.fixture(scope="module")
-def cart_pole(serve_once: Callable[..., Any]) -> str:
+def cart_pole(serve_once: Serve) -> str:
     """A server of CartPole."""
     url: str = serve_once(load_app("gymnasium:CartPole-v1")).url
     return url
@@ -298,7 +299,7 @@ def test_pictures_come_on_request(mirror: Callable[[str], str]) -> None:
         plain.close()
 
 
-def test_an_environment_of_ones_own_may_be_translated(serve: Callable[..., Any]) -> None:
+def test_an_environment_of_ones_own_may_be_translated(serve: Serve) -> None:
     cls = gymnasium_environment("CartPole-v1")
 
     class Push(Action):
@@ -367,7 +368,7 @@ class Shop(Idle):
 
 
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
-def test_spaces_are_read_from_models_where_their_fields_have_some(serve: Callable[..., Any], codec: Any) -> None:
+def test_spaces_are_read_from_models_where_their_fields_have_some(serve: Serve, codec: Any) -> None:
     env = GymnasiumEnv(serve(create_app(Shop, Order, Receipt)).url, codec=codec)
     try:
         assert env.action_space["count"] == spaces.Discrete(5, start=-1)  # type: ignore[index]
@@ -396,7 +397,7 @@ def test_models_with_other_fields_have_no_space(field: Any) -> None:
         derive(Action.model_json_schema())
 
 
-def test_an_environment_without_spaces_asks_for_them(serve: Callable[..., Any]) -> None:
+def test_an_environment_without_spaces_asks_for_them(serve: Serve) -> None:
     class Free(Action):
         text: str
 
@@ -431,9 +432,7 @@ OF_RARE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("protocol", ["v1", "v2"])
-def test_a_missing_reward_is_zero_and_one_that_is_not_finite_is_a_failure(
-    serve: Callable[..., Any], protocol: Any
-) -> None:
+def test_a_missing_reward_is_zero_and_one_that_is_not_finite_is_a_failure(serve: Serve, protocol: Any) -> None:
     url = serve(create_app(Rare, Wish, Observation, max_concurrent_envs=8)).url
     one = GymnasiumEnv(url, **OF_RARE, protocol=protocol)
     many = GymnasiumVectorEnv(url, 2, **OF_RARE, protocol=protocol)
@@ -451,7 +450,7 @@ def test_a_missing_reward_is_zero_and_one_that_is_not_finite_is_a_failure(
     many.close()
 
 
-def test_an_environment_that_never_gives_a_reward_stops_the_run(serve: Callable[..., Any]) -> None:
+def test_an_environment_that_never_gives_a_reward_stops_the_run(serve: Serve) -> None:
     url = serve(create_app(Rare, Wish, Observation, max_concurrent_envs=16)).url
     envs = GymnasiumVectorEnv(url, 16, **OF_RARE, autoreset="same_step")
     envs.reset()
@@ -467,7 +466,7 @@ def test_the_class_says_which_models_it_has() -> None:
     assert (models.action, models.observation) == (cls.action_cls, cls.observation_cls)
 
 
-def test_environments_that_answer_at_once_run_inline(serve: Callable[..., Any]) -> None:
+def test_environments_that_answer_at_once_run_inline(serve: Serve) -> None:
     quick, other = (
         gymnasium_environment("CartPole-v1"),
         gymnasium_environment(lambda **kwargs: Mirror(SPACES["box"], **kwargs)),

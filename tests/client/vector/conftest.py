@@ -14,6 +14,7 @@ import pytest
 from openenv.env.environment import Environment
 from openenv.server.app import create_app
 from openenv.types import Action, Observation, State
+from servers import Serve
 
 
 class Move(Action):
@@ -102,7 +103,7 @@ def adder_cls() -> Iterator[type[Adder]]:
 
 
 @pytest.fixture
-def adder(serve: Callable[..., Any], adder_cls: type[Adder]) -> Any:
+def adder(serve: Serve, adder_cls: type[Adder]) -> Any:
     """A server of the environment, with 64 slots."""
     return serve(create_app(adder_cls, Move, Sum, max_concurrent_envs=64))
 
@@ -123,7 +124,7 @@ class OldServer:
 
 
 @pytest.fixture
-def old_server(serve: Callable[..., Any]) -> Callable[[Any], Any]:
+def old_server(serve: Serve) -> Callable[[Any], Any]:
     """Serve an application so that it speaks only protocol v1."""
     return lambda app: serve(OldServer(app))
 

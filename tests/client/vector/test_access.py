@@ -12,12 +12,13 @@ from openenv.env.binding import infer_models
 from openenv.errors import AccessDenied, ConnectFailed, SessionLost, SlotsFailed
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
+from servers import Serve
 
 FINE = {"add": 1}
 
 
 @pytest.fixture
-def servers(serve: Callable[..., Any], adder_cls: Any) -> tuple[Any, Any]:
+def servers(serve: Serve, adder_cls: Any) -> tuple[Any, Any]:
     """Two servers of the environment that ask for different tokens."""
     models = infer_models(adder_cls)
 

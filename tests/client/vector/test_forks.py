@@ -12,10 +12,11 @@ from forked_environments import Go, Locked, Seen, Walker
 from openenv import AsyncVectorEnv, GenericEnvClient, VectorEnv
 from openenv.errors import ClientModeError, NotForkable, ProtocolError, SessionCapacityError, SessionLost
 from openenv.server.app import create_app
+from servers import Serve
 
 
 @pytest.fixture
-def start(serve: Callable[..., Any]) -> Callable[..., Any]:
+def start(serve: Serve) -> Callable[..., Any]:
     """Serve an environment with twelve slots."""
     return lambda env_cls=Walker, **options: serve(create_app(env_cls, Go, Seen, max_concurrent_envs=12, **options))
 

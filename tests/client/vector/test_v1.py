@@ -23,6 +23,7 @@ from openenv.errors import (
     SlotsFailed,
 )
 from openenv.server.app import create_app
+from servers import Serve
 
 FAIL, FINE = {"fail": True}, {"add": 1}
 
@@ -351,7 +352,7 @@ def test_an_older_server_in_the_place_of_a_new_one_has_lost_the_sessions(
 
 @pytest.mark.parametrize("protocol", ["v1", "v2"])
 def test_a_reset_that_timed_out_while_connecting_is_waited_for_and_no_step_overtakes_it(
-    serve: Callable[..., Any], adder_cls: Any, protocol: Any
+    serve: Serve, adder_cls: Any, protocol: Any
 ) -> None:
     class Slow(adder_cls):  # type: ignore[misc]
         def __init__(self) -> None:

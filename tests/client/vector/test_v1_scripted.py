@@ -10,6 +10,7 @@ import pytest
 
 from openenv import VectorEnv
 from openenv.errors import ConnectFailed, ProtocolError, RequestTimeout, SessionCapacityError, SessionLost, SlotsFailed
+from servers import Serve
 
 Script = Callable[["Session"], Awaitable[None]]
 
@@ -65,7 +66,7 @@ class Scripted:
 
 
 @pytest.fixture
-def scripted(serve: Callable[..., Any]) -> Callable[[Script], Any]:
+def scripted(serve: Serve) -> Callable[[Script], Any]:
     """Serve a script."""
     return lambda script: serve(Scripted(script))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from openenv.client.vector.vector_env import VectorEnv
 from openenv.errors import AccessDenied, ClientModeError, ConnectFailed, RequestTimeout, SessionCapacityError
 from openenv.server.app import create_app
 from openenv.types import Action, Observation, State, StepResult
+from servers import Serve
 
 CODECS = pytest.mark.parametrize("codec", ["json", "msgpack"])
 
@@ -54,7 +54,7 @@ def test_few_sessions_share_one_connection(n: int, connections: int) -> None:
     assert len(env.codecs) == connections
 
 
-def test_256_sessions_take_four_connections(serve: Callable[..., Any], adder_cls: Any) -> None:
+def test_256_sessions_take_four_connections(serve: Serve, adder_cls: Any) -> None:
     server = serve(create_app(adder_cls, sys.modules[adder_cls.__module__].Move, Observation, max_concurrent_envs=256))
     with VectorEnv(server.url, 256) as env:
         assert len(env.codecs) == 4
@@ -200,7 +200,7 @@ class Pixels(Observation):
     raw: bytes = b""
 
 
-def test_arrays_and_bytes_arrive_as_they_are(serve: Callable[..., Any], adder_cls: Any) -> None:
+def test_arrays_and_bytes_arrive_as_they_are(serve: Serve, adder_cls: Any) -> None:
     image = np.arange(84 * 84 * 4, dtype=np.uint8).reshape(84, 84, 4)
 
     class Camera(adder_cls):  # type: ignore[misc]
@@ -223,7 +223,7 @@ def test_arrays_and_bytes_arrive_as_they_are(serve: Callable[..., Any], adder_cl
         assert listed["raw"] == "AP8="
 
 
-def test_slots_are_spread_over_servers(serve: Callable[..., Any], adder_cls: Any) -> None:
+def test_slots_are_spread_over_servers(serve: Serve, adder_cls: Any) -> None:
     models = sys.modules[adder_cls.__module__]
     servers = [serve(create_app(adder_cls, models.Move, models.Sum, max_concurrent_envs=8)) for _ in range(3)]
     with VectorEnv([server.url for server in servers], 8, connections=4) as env:
@@ -245,7 +245,7 @@ def test_placement_is_even_and_complete(n: int, servers: int, connections: int) 
     assert len(places) <= max(connections, min(servers, n))
 
 
-def test_a_full_server_says_so(serve: Callable[..., Any], adder_cls: Any) -> None:
+def test_a_full_server_says_so(serve: Serve, adder_cls: Any) -> None:
     models = sys.modules[adder_cls.__module__]
     server = serve(create_app(adder_cls, models.Move, models.Sum, max_concurrent_envs=3))
     with pytest.raises(SessionCapacityError) as caught:
@@ -254,7 +254,7 @@ def test_a_full_server_says_so(serve: Callable[..., Any], adder_cls: Any) -> Non
     server.wait_for(lambda: server.manager.active == 0)
 
 
-def test_sessions_wait_for_slots_where_asked_to(serve: Callable[..., Any], adder_cls: Any) -> None:
+def test_sessions_wait_for_slots_where_asked_to(serve: Serve, adder_cls: Any) -> None:
     models = sys.modules[adder_cls.__module__]
     server = serve(create_app(adder_cls, models.Move, models.Sum, max_concurrent_envs=3))
     with VectorEnv(server.url, 3) as first:
@@ -353,7 +353,7 @@ def test_terminated_and_truncated_are_read_from_any_reply(said: Any, expected: t
     assert ended(said) == expected
 
 
-def test_a_reward_that_is_none_is_no_zero(serve: Callable[..., Any], adder_cls: Any) -> None:
+def test_a_reward_that_is_none_is_no_zero(serve: Serve, adder_cls: Any) -> None:
     models = sys.modules[adder_cls.__module__]
 
     class Silent(adder_cls):  # type: ignore[misc]
@@ -373,7 +373,7 @@ def test_the_state_of_all_is_the_state_of_each(adder: Any) -> None:
         assert [State(**state).step_count for state in env.states()] == [0, 1]
 
 
-def test_a_token_opens_the_door(serve: Callable[..., Any], adder_cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_opens_the_door(serve: Serve, adder_cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     models = sys.modules[adder_cls.__module__]
     monkeypatch.setenv("OPENENV_TOKEN", "secret")
     server = serve(create_app(adder_cls, models.Move, models.Sum, max_concurrent_envs=4))
@@ -388,7 +388,7 @@ def test_a_token_opens_the_door(serve: Callable[..., Any], adder_cls: Any, monke
 
 
 @CODECS
-def test_an_array_may_stand_for_a_list_in_an_action(serve: Callable[..., Any], adder_cls: Any, codec: Any) -> None:
+def test_an_array_may_stand_for_a_list_in_an_action(serve: Serve, adder_cls: Any, codec: Any) -> None:
     models = sys.modules[adder_cls.__module__]
 
     class Numbers(Action):

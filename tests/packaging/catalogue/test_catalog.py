@@ -13,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner, Result
 
+from interpreters import Interpreter
 from openenv.cli.__main__ import build
 from openenv.discovery import (
     CatalogError,
@@ -492,7 +493,7 @@ def test_a_wrong_question_has_exit_code_1(repository: Path, tmp_path: Path, argu
 @pytest.mark.published
 @pytest.mark.slow
 def test_the_published_package_builds_the_same_file_and_reads_ours(
-    repository: Path, tmp_path: Path, published: Any
+    repository: Path, tmp_path: Path, published: Interpreter
 ) -> None:
     ours = tmp_path / "ours.json"
     assert write(repository, ours).exit_code == 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from environments import Heard, Parrot, Say
+from interpreters import Interpreter
 from openenv import State, create_app
 from openenv.cli.init import Names, write_package
 from openenv.testing import serve
@@ -73,7 +74,7 @@ class PaidParrot(Parrot):
 
 @pytest.mark.slow
 @pytest.mark.published
-def test_both_packages_say_the_same(tmp_path: Path, ours: Any, published: Any) -> None:
+def test_both_packages_say_the_same(tmp_path: Path, ours: Interpreter, published: Interpreter) -> None:
     write_package(Names.of("maze_env"), tmp_path / "maze_env")
     (tmp_path / "empty").mkdir()
     said = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from environments import Heard, Parrot, Say
 from openenv.server.app import create_app
 from openenv.server.fast.dispatch import DirectDispatch
 from openenv.server.request_head import is_plain_upgrade
+from servers import Serve
 
 SESSION = "X-OpenEnv-Session"
 HEAD = (
@@ -72,7 +72,7 @@ def step(server: Any, headers: dict[str, str], message: str = "a") -> Any:
 
 
 def test_an_application_as_it_was_made_is_reached_the_short_way(
-    app: FastAPI, serve: Callable[..., Any], short_ways: list[str]
+    app: FastAPI, serve: Serve, short_ways: list[str]
 ) -> None:
     server = serve(app)
     headers = begin(server)
@@ -81,7 +81,7 @@ def test_an_application_as_it_was_made_is_reached_the_short_way(
     assert {"/step", "/ws"} <= set(short_ways)
 
 
-def test_both_ways_give_the_same_answers(app: FastAPI, serve: Callable[..., Any]) -> None:
+def test_both_ways_give_the_same_answers(app: FastAPI, serve: Serve) -> None:
     other = create_app(Parrot, Say, Heard, max_concurrent_envs=8)
     other.add_middleware(Recorder, seen=[])
     answers = []
@@ -110,7 +110,7 @@ class Recorder:
         await self.app(scope, receive, send)
 
 
-def test_middleware_sees_every_request(app: FastAPI, serve: Callable[..., Any], short_ways: list[str]) -> None:
+def test_middleware_sees_every_request(app: FastAPI, serve: Serve, short_ways: list[str]) -> None:
     seen: list[str] = []
     app.add_middleware(Recorder, seen=seen)
     server = serve(app)
@@ -121,7 +121,7 @@ def test_middleware_sees_every_request(app: FastAPI, serve: Callable[..., Any], 
     assert not short_ways
 
 
-def test_an_application_around_the_application_sees_every_request(app: FastAPI, serve: Callable[..., Any]) -> None:
+def test_an_application_around_the_application_sees_every_request(app: FastAPI, serve: Serve) -> None:
     seen: list[str] = []
     server = serve(Recorder(app, seen))
     step(server, begin(server))
@@ -129,7 +129,7 @@ def test_an_application_around_the_application_sees_every_request(app: FastAPI, 
     assert seen == ["/health", "/reset", "/step", "/ws"]
 
 
-def test_layers_put_around_the_stack_by_hand_are_respected(app: FastAPI, serve: Callable[..., Any]) -> None:
+def test_layers_put_around_the_stack_by_hand_are_respected(app: FastAPI, serve: Serve) -> None:
     seen: list[str] = []
     app.middleware_stack = Recorder(app.build_middleware_stack(), seen)
     server = serve(app)
@@ -138,7 +138,7 @@ def test_layers_put_around_the_stack_by_hand_are_respected(app: FastAPI, serve: 
     assert seen == ["/health", "/reset", "/step", "/ws"]
 
 
-def test_routes_that_were_replaced_are_used(app: FastAPI, serve: Callable[..., Any]) -> None:
+def test_routes_that_were_replaced_are_used(app: FastAPI, serve: Serve) -> None:
     server = serve(app)
     headers = begin(server)
     assert step(server, headers).status_code == 200
@@ -159,7 +159,7 @@ def test_routes_that_were_replaced_are_used(app: FastAPI, serve: Callable[..., A
     assert ask(server) == "own"
 
 
-def test_a_route_in_front_comes_first(app: FastAPI, serve: Callable[..., Any]) -> None:
+def test_a_route_in_front_comes_first(app: FastAPI, serve: Serve) -> None:
     async def any_socket(socket: WebSocket, name: str) -> None:
         await socket.accept()
         await socket.receive_text()
@@ -171,7 +171,7 @@ def test_a_route_in_front_comes_first(app: FastAPI, serve: Callable[..., Any]) -
     assert [ask(server), ask(server)] == ["ws", "ws"]
 
 
-def test_a_route_that_was_removed_is_not_found(app: FastAPI, serve: Callable[..., Any]) -> None:
+def test_a_route_that_was_removed_is_not_found(app: FastAPI, serve: Serve) -> None:
     server = serve(app)
     assert ask(server)["type"] == "observation"
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", "") != "/ws"]
@@ -180,7 +180,7 @@ def test_a_route_that_was_removed_is_not_found(app: FastAPI, serve: Callable[...
     assert refused.value.response.status_code == 403
 
 
-def test_foreign_pages_are_refused_on_the_short_way_too(app: FastAPI, serve: Callable[..., Any]) -> None:
+def test_foreign_pages_are_refused_on_the_short_way_too(app: FastAPI, serve: Serve) -> None:
     server = serve(app)
     headers = begin(server)
     ask(server)
@@ -205,9 +205,7 @@ def test_an_application_under_observation_is_reached_the_long_way(
     assert served.endpoint(scope) is not None
 
 
-def test_requests_without_a_session_reach_the_handlers_of_the_application(
-    app: FastAPI, serve: Callable[..., Any]
-) -> None:
+def test_requests_without_a_session_reach_the_handlers_of_the_application(app: FastAPI, serve: Serve) -> None:
     async def handle(request: Any, exc: Exception) -> JSONResponse:
         return JSONResponse({"handled": str(exc)}, 418)
 
@@ -253,7 +251,7 @@ def test_anything_else_is_left_to_the_http_parser(head: bytes) -> None:
 
 
 @pytest.mark.parametrize("at", [1, 10, 60, len(HEAD) - 1])
-def test_an_upgrade_request_may_come_in_pieces(app: FastAPI, serve: Callable[..., Any], at: int) -> None:
+def test_an_upgrade_request_may_come_in_pieces(app: FastAPI, serve: Serve, at: int) -> None:
     server = serve(app)
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as peer:
         peer.sendall(HEAD[:at])
@@ -263,7 +261,7 @@ def test_an_upgrade_request_may_come_in_pieces(app: FastAPI, serve: Callable[...
         assert peer.recv(12) == b"HTTP/1.1 101"
 
 
-def test_a_connection_that_says_nothing_does_not_hold_up_a_shutdown(app: FastAPI, serve: Callable[..., Any]) -> None:
+def test_a_connection_that_says_nothing_does_not_hold_up_a_shutdown(app: FastAPI, serve: Serve) -> None:
     server = serve(app)
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as silent:
         server.wait_for(lambda: len(server.server.server_state.connections) == 1)
@@ -271,7 +269,7 @@ def test_a_connection_that_says_nothing_does_not_hold_up_a_shutdown(app: FastAPI
         assert silent.recv(1) == b""
 
 
-def test_a_shutdown_that_stops_waiting_sends_close_frames(app: FastAPI, serve: Callable[..., Any]) -> None:
+def test_a_shutdown_that_stops_waiting_sends_close_frames(app: FastAPI, serve: Serve) -> None:
     Parrot.gate.clear()
     server = serve(app, timeout_graceful_shutdown=1)
     http_calls.get(f"{server.url}/health").raise_for_status()
@@ -288,7 +286,7 @@ def test_a_shutdown_that_stops_waiting_sends_close_frames(app: FastAPI, serve: C
         Parrot.gate.set()
 
 
-def test_a_connection_that_goes_without_a_word_is_forgotten(app: FastAPI, serve: Callable[..., Any]) -> None:
+def test_a_connection_that_goes_without_a_word_is_forgotten(app: FastAPI, serve: Serve) -> None:
     server = serve(app)
     with socket.create_connection(("127.0.0.1", server.port), timeout=10):
         server.wait_for(lambda: len(server.server.server_state.connections) == 1)
@@ -318,7 +316,7 @@ class Bursts(Parrot):
 
 
 def test_handlers_of_the_application_get_the_exceptions_of_calls_without_a_session(
-    serve: Callable[..., Any], short_ways: list[str]
+    serve: Serve, short_ways: list[str]
 ) -> None:
     app = create_app(Bursts, Say, Heard, max_concurrent_envs=8)
 
@@ -336,7 +334,7 @@ def test_handlers_of_the_application_get_the_exceptions_of_calls_without_a_sessi
 
 
 def test_calls_without_a_session_take_the_short_way_and_answer_alike(
-    app: FastAPI, serve: Callable[..., Any], short_ways: list[str]
+    app: FastAPI, serve: Serve, short_ways: list[str]
 ) -> None:
     other = create_app(Parrot, Say, Heard, max_concurrent_envs=8)
     other.add_middleware(Recorder, seen=[])
@@ -359,7 +357,7 @@ def _episode(row: Any) -> str:
     return str(body.get("episode_id") or "no episode")
 
 
-def test_a_response_to_an_environments_call_is_one_write(app: FastAPI, serve: Callable[..., Any]) -> None:
+def test_a_response_to_an_environments_call_is_one_write(app: FastAPI, serve: Serve) -> None:
     server = serve(app)
     http_calls.get(f"{server.url}/health").raise_for_status()
     body = json.dumps({"action": {"message": "a"}}).encode()

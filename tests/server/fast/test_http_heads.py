@@ -14,13 +14,14 @@ from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.server.fast import http as fast_http
 from openenv.types import Action, Observation
+from servers import RunningServer, Serve
 from slow_steps import take
 
 Connect = Callable[[Any], socket.socket]
 
 
 @pytest.fixture
-def server(serve: Any) -> Any:
+def server(serve: Serve) -> RunningServer:
     return serve(application())
 
 
@@ -29,7 +30,7 @@ def application() -> Any:
 
 
 @pytest.fixture(params=["fast", "OPENENV_FAST=0", "uvicorn with httptools", "uvicorn with h11"])
-def any_server(request: pytest.FixtureRequest, serve: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def any_server(request: pytest.FixtureRequest, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Any:
     if request.param == "OPENENV_FAST=0":
         monkeypatch.setenv("OPENENV_FAST", "0")
     elif request.param != "fast":
@@ -81,7 +82,7 @@ def send_most(connection: socket.socket, piece: bytes, count: int) -> int:
     ids=["many fields", "an endless field", "an endless address", "an endless trailer"],
 )
 def test_a_head_without_end_is_refused_before_it_fills_the_memory(
-    server: Any, connect: Connect, start: bytes, piece: bytes
+    server: RunningServer, connect: Connect, start: bytes, piece: bytes
 ) -> None:
     connection = connect(server)
     connection.sendall(start)
@@ -90,7 +91,7 @@ def test_a_head_without_end_is_refused_before_it_fills_the_memory(
     everything(connection)
 
 
-def test_a_request_head_that_is_too_large_is_refused_with_the_reason(server: Any, connect: Connect) -> None:
+def test_a_request_head_that_is_too_large_is_refused_with_the_reason(server: RunningServer, connect: Connect) -> None:
     connection = connect(server)
     connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
     for _ in range(5):
@@ -98,7 +99,9 @@ def test_a_request_head_that_is_too_large_is_refused_with_the_reason(server: Any
     assert everything(connection).startswith(b"HTTP/1.1 431 ")
 
 
-def test_large_heads_within_the_limit_and_requests_after_them_are_served(server: Any, connect: Connect) -> None:
+def test_large_heads_within_the_limit_and_requests_after_them_are_served(
+    server: RunningServer, connect: Connect
+) -> None:
     connection = connect(server)
     head = b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X-A: " + b"a" * 30_000 + b"\r\n"
     for last in (False, False, False, True):
@@ -107,7 +110,7 @@ def test_large_heads_within_the_limit_and_requests_after_them_are_served(server:
     assert everything(connection).count(b"HTTP/1.1 200 OK") == 4
 
 
-def test_a_body_in_many_small_chunks_is_no_head(server: Any, connect: Connect) -> None:
+def test_a_body_in_many_small_chunks_is_no_head(server: RunningServer, connect: Connect) -> None:
     connection = connect(server)
     connection.sendall(
         b"POST /reset HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nConnection: close\r\n"
@@ -122,7 +125,7 @@ def test_a_body_in_many_small_chunks_is_no_head(server: Any, connect: Connect) -
     ids=["nothing", "an address", "a field", "an upgrade"],
 )
 def test_a_connection_whose_request_does_not_come_is_closed(
-    server: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch, begun: bytes
+    server: RunningServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
     monkeypatch.setattr(fast_http, "HEAD_TIMEOUT_S", 0.2)
     connection = connect(server)
@@ -131,7 +134,7 @@ def test_a_connection_whose_request_does_not_come_is_closed(
 
 
 def test_the_next_request_of_a_connection_has_the_same_time(
-    server: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fast_http, "HEAD_TIMEOUT_S", 1.5)
     connection = connect(server)
@@ -142,7 +145,7 @@ def test_the_next_request_of_a_connection_has_the_same_time(
 
 
 def test_a_request_that_takes_long_is_not_cut_off_by_the_time_for_its_head(
-    serve: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
     class Slow(Idle):
@@ -188,7 +191,7 @@ def test_a_whole_head_over_the_limit_is_refused_however_it_is_read(
 
 
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
-def test_it_is_refused_behind_another_request_too(server: Any, connect: Connect, head: bytes) -> None:
+def test_it_is_refused_behind_another_request_too(server: RunningServer, connect: Connect, head: bytes) -> None:
     connection = connect(server)
     connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" + head + b"\r\n")
     answer = everything(connection)
@@ -196,7 +199,7 @@ def test_it_is_refused_behind_another_request_too(server: Any, connect: Connect,
     assert b"HTTP/1.1 431 " in answer
 
 
-def test_the_refusal_arrives_although_the_client_goes_on_sending(server: Any, connect: Connect) -> None:
+def test_the_refusal_arrives_although_the_client_goes_on_sending(server: RunningServer, connect: Connect) -> None:
     connection = connect(server)
     connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: ")
     connection.sendall(b"a" * 4_000_000)

@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from websockets.sync.client import connect
 from environments import Heard, Parrot, Say
 from openenv.server.app import create_app
 from openenv.server.ws import WsEndpoint
+from servers import Serve
 from waiting import wait_until
 
 APP = """
@@ -122,7 +123,7 @@ IN_THIS_PROCESS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", IN_THIS_PROCESS)
 def test_the_fast_path_is_taken_unless_an_option_of_uvicorn_asks_for_another(
-    case: str, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    case: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
     begin = WsEndpoint.begin
@@ -141,7 +142,7 @@ def test_the_fast_path_is_taken_unless_an_option_of_uvicorn_asks_for_another(
 
 
 def test_a_fast_connection_is_listed_in_the_log_of_a_plain_uvicorn(
-    serve: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     Parrot.gate.set()
     settings = {"http": "auto", "ws": "auto", "access_log": True, "log_level": "info", "log_config": None}

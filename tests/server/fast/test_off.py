@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -21,6 +20,7 @@ from openenv.server.options import ServerOptions
 from openenv.server.run import ServeOptions, uvicorn_settings
 from openenv.server.sockets import AsgiSocket
 from openenv.server.ws import WsEndpoint
+from servers import RunningServer, Serve
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def sockets(monkeypatch: pytest.MonkeyPatch) -> list[type[Any]]:
 
 
 @pytest.fixture
-def server(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+def server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> RunningServer:
     monkeypatch.setenv("OPENENV_FAST", "0")
     Parrot.gate.set()
     return serve(create_app(Parrot, Say, Heard, max_concurrent_envs=4, max_message_bytes=4096))
@@ -57,7 +57,7 @@ def test_uvicorns_own_protocols_are_used() -> None:
     assert config.ws_protocol_class.__module__.startswith("uvicorn.")
 
 
-def test_a_client_steps_and_resumes_as_with_it(server: Any, sockets: list[type[Any]]) -> None:
+def test_a_client_steps_and_resumes_as_with_it(server: RunningServer, sockets: list[type[Any]]) -> None:
     with GenericEnvClient(server.url).sync() as env:
         env.reset()
         for text in ("a", "b"):
@@ -66,7 +66,7 @@ def test_a_client_steps_and_resumes_as_with_it(server: Any, sockets: list[type[A
     server.wait_for(lambda: server.manager.active == 0)
 
 
-def test_a_message_over_the_limit_is_refused_and_the_session_lives_on(server: Any) -> None:
+def test_a_message_over_the_limit_is_refused_and_the_session_lives_on(server: RunningServer) -> None:
     with GenericEnvClient(server.url).sync() as env:
         env.reset()
         with pytest.raises(Exception, match="over the limit of 4096 bytes"):
@@ -74,7 +74,7 @@ def test_a_message_over_the_limit_is_refused_and_the_session_lives_on(server: An
         assert env.step({"message": "a"}).observation["text"] == "a"
 
 
-def test_http_requests_are_answered(server: Any) -> None:
+def test_http_requests_are_answered(server: RunningServer) -> None:
     reply = httpx.post(f"{server.url}/reset", headers={"X-OpenEnv-Session": "new"}, json={})
     session = {"X-OpenEnv-Session": reply.headers["x-openenv-session"]}
     step = httpx.post(f"{server.url}/step", headers=session, json={"action": {"message": "a"}})
@@ -82,7 +82,7 @@ def test_http_requests_are_answered(server: Any) -> None:
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def test_a_handshake_without_a_token_is_refused_with_401(serve: Callable[..., Any], monkeypatch: Any) -> None:
+def test_a_handshake_without_a_token_is_refused_with_401(serve: Serve, monkeypatch: Any) -> None:
     monkeypatch.setenv("OPENENV_FAST", "0")
     server = serve(create_app(Parrot, Say, Heard, access=AccessPolicy(orchestrator="secret")))
     with pytest.raises(InvalidStatus) as caught, connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None):

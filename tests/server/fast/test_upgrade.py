@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from websockets.sync.client import connect
 
 from openenv.server.fast.frame_socket import take_over
 from openenv.server.fast.upgrade import UpgradeProtocol
+from servers import Serve
 from waiting import wait_until
 
 HANDSHAKE = (
@@ -45,7 +45,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
             await send({"type": "websocket.send", "text": message["text"]})
 
 
-def test_an_asgi_application_speaks_over_it(serve: Callable[..., Any]) -> None:
+def test_an_asgi_application_speaks_over_it(serve: Serve) -> None:
     server = serve(echo, lifespan="off")
     url = f"ws://127.0.0.1:{server.port}/"
     with connect(url, proxy=None, subprotocols=["one", "two"], max_size=None) as connection:  # type: ignore[list-item]
@@ -62,7 +62,7 @@ def test_an_asgi_application_speaks_over_it(serve: Callable[..., Any]) -> None:
     assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (4001, "as you wish")
 
 
-def test_a_client_whose_messages_are_not_received_has_to_wait(serve: Callable[..., Any]) -> None:
+def test_a_client_whose_messages_are_not_received_has_to_wait(serve: Serve) -> None:
     release = threading.Event()
     received: list[str] = []
 
@@ -95,18 +95,18 @@ def test_a_client_whose_messages_are_not_received_has_to_wait(serve: Callable[..
     assert received == messages
 
 
-def test_the_answer_to_a_handshake_is_that_of_the_rfc(serve: Callable[..., Any]) -> None:
+def test_the_answer_to_a_handshake_is_that_of_the_rfc(serve: Serve) -> None:
     answer = raw_answer(serve(echo, lifespan="off").port)
     assert answer.startswith("HTTP/1.1 101 Switching Protocols\r\n")
     assert "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in answer, "the example of RFC 6455, 1.3"
 
 
 @pytest.mark.parametrize("wrong", [{"key": "short"}, {"version": "8"}])
-def test_a_handshake_that_is_wrong_is_a_bad_request(serve: Callable[..., Any], wrong: dict[str, str]) -> None:
+def test_a_handshake_that_is_wrong_is_a_bad_request(serve: Serve, wrong: dict[str, str]) -> None:
     assert raw_answer(serve(echo, lifespan="off").port, **wrong).startswith("HTTP/1.1 400 ")
 
 
-def test_the_scope_has_path_query_and_headers(serve: Callable[..., Any]) -> None:
+def test_the_scope_has_path_query_and_headers(serve: Serve) -> None:
     scopes: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -119,7 +119,7 @@ def test_the_scope_has_path_query_and_headers(serve: Callable[..., Any]) -> None
     assert (b"host", b"x") in scopes[0]["headers"]
 
 
-def test_an_application_may_deny_with_a_response_of_its_own(serve: Callable[..., Any]) -> None:
+def test_an_application_may_deny_with_a_response_of_its_own(serve: Serve) -> None:
     async def deny(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         start = {"type": "websocket.http.response.start", "status": 401, "headers": [(b"x-why", b"key")]}
@@ -135,7 +135,7 @@ def test_an_application_may_deny_with_a_response_of_its_own(serve: Callable[...,
 
 
 @pytest.mark.parametrize("accept", [True, False], ids=["after accept", "before accept"])
-def test_an_application_that_fails_ends_the_connection(serve: Callable[..., Any], accept: bool) -> None:
+def test_an_application_that_fails_ends_the_connection(serve: Serve, accept: bool) -> None:
     async def fail(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         if accept:
@@ -155,7 +155,7 @@ def test_an_application_that_fails_ends_the_connection(serve: Callable[..., Any]
     assert caught.value.rcvd.code == 1011
 
 
-def test_a_client_that_leaves_is_reported_to_the_application(serve: Callable[..., Any]) -> None:
+def test_a_client_that_leaves_is_reported_to_the_application(serve: Serve) -> None:
     events: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -169,7 +169,7 @@ def test_a_client_that_leaves_is_reported_to_the_application(serve: Callable[...
     server.wait_for(lambda: events == ["websocket.disconnect"])
 
 
-def test_an_application_learns_with_which_code_its_client_has_closed(serve: Callable[..., Any]) -> None:
+def test_an_application_learns_with_which_code_its_client_has_closed(serve: Serve) -> None:
     codes: list[int] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -189,7 +189,7 @@ def test_an_application_learns_with_which_code_its_client_has_closed(serve: Call
 @pytest.mark.parametrize(
     ("status", "fails", "answered"), [(499, False, 499), (401, True, 500)], ids=["odd status", "failure in it"]
 )
-def test_a_denial_is_always_answered(serve: Callable[..., Any], status: int, fails: bool, answered: int) -> None:
+def test_a_denial_is_always_answered(serve: Serve, status: int, fails: bool, answered: int) -> None:
     async def deny(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await send({"type": "websocket.http.response.start", "status": status, "headers": []})
@@ -201,7 +201,7 @@ def test_a_denial_is_always_answered(serve: Callable[..., Any], status: int, fai
     assert answer.startswith(f"HTTP/1.1 {answered} ")
 
 
-def test_an_endpoint_that_took_the_connection_and_failed_closes_it(serve: Callable[..., Any]) -> None:
+def test_an_endpoint_that_took_the_connection_and_failed_closes_it(serve: Serve) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await send({"type": "websocket.accept"})
@@ -217,7 +217,7 @@ def test_an_endpoint_that_took_the_connection_and_failed_closes_it(serve: Callab
 
 
 def test_an_application_that_outlives_the_shutdown_is_ended_without_a_traceback(
-    serve: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     ended: list[str] = []
 

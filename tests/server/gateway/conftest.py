@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateways import ChangingBackends, RunningGateway, counting_app
-from servers import RunningServer
+from servers import RunningServer, Serve
 from waiting import wait_until
 
 
@@ -27,7 +27,7 @@ def start() -> Iterator[Callable[..., RunningGateway]]:
 
 
 @pytest.fixture(scope="module")
-def servers(serve_once: Callable[..., RunningServer]) -> list[RunningServer]:
+def servers(serve_once: Serve) -> list[RunningServer]:
     """The servers `red` and `blue`, with eight slots each."""
     return [serve_once(counting_app(name)) for name in ("red", "blue")]
 

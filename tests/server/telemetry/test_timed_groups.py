@@ -14,6 +14,7 @@ from environments import Idle
 from openenv.server.app import create_fastapi_app
 from openenv.server.sessions.group import StepGroup
 from openenv.types import Action, Observation
+from servers import Serve
 
 SESSIONS, BATCHES = 5, 3
 
@@ -38,7 +39,7 @@ def counted(url: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("runner", ["thread", "inline"])
-def test_each_step_of_a_batch_is_timed(serve: Any, monkeypatch: pytest.MonkeyPatch, runner: str) -> None:
+def test_each_step_of_a_batch_is_timed(serve: Serve, monkeypatch: pytest.MonkeyPatch, runner: str) -> None:
     sizes: list[int] = []
     run = StepGroup.run
 

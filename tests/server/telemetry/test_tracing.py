@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ import http_calls
 from environments import Idle, Move
 from openenv import Observation, create_app
 from openenv.server.telemetry.watched_calls import Tracer
+from servers import Serve
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-01"
@@ -51,7 +52,7 @@ class Traced:
 
 
 @pytest.fixture(params=["thread", "inline"])
-def traced(serve: Callable[..., Any], request: pytest.FixtureRequest) -> Iterator[Traced]:
+def traced(serve: Serve, request: pytest.FixtureRequest) -> Iterator[Traced]:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     Place.tracer = provider.get_tracer("the environment")

@@ -17,6 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 from openenv.env.environment import Environment
 from openenv.server.app import create_app
 from openenv.types import Action, Observation, State
+from servers import Serve
 
 
 class Walk(Action):
@@ -176,7 +177,7 @@ def visit() -> Iterator[Callable[..., Browser]]:
 
 
 @pytest.fixture(scope="module")
-def street(serve_once: Callable[..., Any]) -> Any:
+def street(serve_once: Serve) -> Any:
     """A server that the tests of a module share."""
     return serve_once(street_app(max_concurrent_envs=64))
 

@@ -31,6 +31,7 @@ from openenv.server.web.episode_files import (
     summarise,
 )
 from openenv.server.web.episode_recorder import EpisodeWriter, LiveEpisode, RawRow
+from servers import Serve
 from waiting import wait_until
 
 MISSING = "20260101-000000-00000000"
@@ -47,7 +48,7 @@ def episodes_of(browser: Any) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def recorded(serve: Callable[..., Any], make_app: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+def recorded(serve: Serve, make_app: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     """Serve the street, with a folder of its own for what it records."""
 
     def start(*arguments: Any, **options: Any) -> Any:
@@ -166,7 +167,7 @@ def test_metrics_that_begin_later_do_not_end_a_recording(
 
 
 def test_production_mode_records_nothing_and_refuses_to(
-    serve: Callable[..., Any], make_app: Callable[..., Any], visit: Callable[..., Any]
+    serve: Serve, make_app: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
     server = serve(make_app(mode="production"))
     assert visit(server.url).get("/web/episodes").status_code == 404
@@ -337,7 +338,7 @@ def test_a_file_that_is_none_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_to_costs_the_recording_and_nothing_else(
-    serve: Callable[..., Any], make_app: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
+    serve: Serve, make_app: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     browser = visit(serve(make_app(record_dir=tmp_path / "file" / "episodes")).url)

@@ -12,6 +12,7 @@ import pytest
 
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
+from servers import Serve
 
 gr = pytest.importorskip("gradio")
 
@@ -72,7 +73,7 @@ def test_the_builder_is_given_what_the_contract_says(envs: dict[str, Any]) -> No
     ],
 )
 def test_the_page_says_where_the_tab_is(
-    serve: Callable[..., Any], visit: Callable[..., Any], envs: dict[str, Any], arguments: Any, tab: Any
+    serve: Serve, visit: Callable[..., Any], envs: dict[str, Any], arguments: Any, tab: Any
 ) -> None:
     browser = visit(serve(gradio_app(envs, **arguments)).url)
     assert browser.get("/web/page").json()["custom_tab"] == tab
@@ -87,7 +88,7 @@ def test_something_that_is_no_gradio_page_is_a_type_error(envs: dict[str, Any]) 
 
 
 def test_a_press_of_its_button_plays_the_shared_episode(
-    serve: Callable[..., Any], visit: Callable[..., Any], envs: dict[str, Any]
+    serve: Serve, visit: Callable[..., Any], envs: dict[str, Any]
 ) -> None:
     from gradio_client import Client
 
@@ -100,9 +101,7 @@ def test_a_press_of_its_button_plays_the_shared_episode(
     assert len(server.manager.sessions()) == 1
 
 
-def test_the_tab_is_for_orchestrators(
-    serve: Callable[..., Any], visit: Callable[..., Any], envs: dict[str, Any]
-) -> None:
+def test_the_tab_is_for_orchestrators(serve: Serve, visit: Callable[..., Any], envs: dict[str, Any]) -> None:
     access = AccessPolicy(orchestrator="all", observer="look", agent="tools")
     url = serve(gradio_app(envs, access=access)).url
     browser = visit(url)
@@ -122,9 +121,7 @@ def test_the_tab_is_for_orchestrators(
     assert (foreign.status_code, foreign.json()["code"]) == (403, "FOREIGN_ORIGIN")
 
 
-def test_open_streams_do_not_hold_a_shutdown_up(
-    serve: Callable[..., Any], visit: Callable[..., Any], envs: dict[str, Any]
-) -> None:
+def test_open_streams_do_not_hold_a_shutdown_up(serve: Serve, visit: Callable[..., Any], envs: dict[str, Any]) -> None:
     server = serve(gradio_app(envs))
     browser = visit(server.url)
     began, ended = threading.Event(), threading.Event()
@@ -143,7 +140,7 @@ def test_open_streams_do_not_hold_a_shutdown_up(
     assert ended.wait(30)
 
 
-def test_the_application_in_the_documentation_works(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_application_in_the_documentation_works(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     from gradio_client import Client
 
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3] / "docs_src"))
@@ -153,7 +150,7 @@ def test_the_application_in_the_documentation_works(serve: Callable[..., Any], m
     assert len(client.predict("cloud", api_name="/guess")) == 5
 
 
-def test_the_standard_gradio_page_plays_an_environment(envs: dict[str, Any], serve: Callable[..., Any]) -> None:
+def test_the_standard_gradio_page_plays_an_environment(envs: dict[str, Any], serve: Serve) -> None:
     from openenv.core.env_server.gradio_theme import OPENENV_GRADIO_CSS, OPENENV_GRADIO_THEME
     from openenv.core.env_server.gradio_ui import build_gradio_app, get_gradio_display_title
 

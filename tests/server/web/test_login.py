@@ -10,6 +10,7 @@ from websockets.exceptions import InvalidStatus
 
 import http_calls
 from openenv.server.access import AccessPolicy
+from servers import Serve
 
 TOKENS = {"orchestrator": 'orch;=tok"en%20', "agent": "agent-token", "observer": "obs_token~"}
 ACTING = [
@@ -24,7 +25,7 @@ ACTING = [
 
 
 @pytest.fixture(scope="module")
-def guarded(serve_once: Callable[..., Any], make_app: Callable[..., Any]) -> Any:
+def guarded(serve_once: Serve, make_app: Callable[..., Any]) -> Any:
     """A server that asks for tokens."""
     return serve_once(make_app(access=AccessPolicy(**TOKENS), max_concurrent_envs=64))
 
@@ -135,7 +136,7 @@ def test_a_page_under_a_name_that_was_made_to_point_here_cannot_look(street: Any
 
 
 def test_servers_on_two_ports_of_one_host_do_not_log_each_other_out(
-    guarded: Any, serve: Callable[..., Any], visit: Callable[..., Any], make_app: Callable[..., Any]
+    guarded: Any, serve: Serve, visit: Callable[..., Any], make_app: Callable[..., Any]
 ) -> None:
     other = serve(make_app(access=AccessPolicy(orchestrator="other")))
     browser = visit(guarded.url)

@@ -16,6 +16,7 @@ import http_calls
 from environments import Idle
 from openenv.server.app import create_app
 from openenv.types import Action, EnvironmentMetadata, Observation, State
+from servers import Serve
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -28,7 +29,7 @@ def test_the_root_leads_to_the_page_also_behind_a_prefix(street: Any, visit: Cal
         assert client.get("/", follow_redirects=True).url.path == "/web/"
 
 
-def test_the_page_works_under_a_prefix(serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any) -> None:
+def test_the_page_works_under_a_prefix(serve: Serve, visit: Callable[..., Any], make_app: Any) -> None:
     browser = visit(serve(make_app(), root_path="/envs/street").url)
     assert browser.get("/web/").status_code == 200
     assert browser.get("/web/static/favicon.svg").status_code == 200
@@ -123,7 +124,7 @@ def test_an_action_that_does_not_fit_is_a_mistake_of_the_request(
 
 
 def test_bodies_that_are_no_json_or_too_large_are_refused(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any
+    serve: Serve, visit: Callable[..., Any], make_app: Any
 ) -> None:
     browser = visit(serve(make_app(max_message_bytes=1000)).url)
     assert browser.client.post("/web/step", content=b"{").json()["code"] == "VALIDATION_ERROR"
@@ -143,9 +144,7 @@ def test_a_failure_of_the_environment_is_reported_and_the_episode_goes_on(
     assert browser.step(paces=5).json()["observation"]["place"] == 0
 
 
-def test_redacted_errors_are_redacted_here_too(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any
-) -> None:
+def test_redacted_errors_are_redacted_here_too(serve: Serve, visit: Callable[..., Any], make_app: Any) -> None:
     browser = visit(serve(make_app(redact_errors=True)).url)
     with browser.live() as live:
         failed = browser.step("left", paces=5)
@@ -186,7 +185,7 @@ def with_page(*args: Any, **kwargs: Any) -> Any:
     return app
 
 
-def test_a_state_that_is_not_there_yet_is_a_conflict(serve: Callable[..., Any], visit: Callable[..., Any]) -> None:
+def test_a_state_that_is_not_there_yet_is_a_conflict(serve: Serve, visit: Callable[..., Any]) -> None:
     browser = visit(serve(with_page(Shy, Action, Observation)).url)
     missing = browser.get("/web/state")
     assert (missing.status_code, missing.json()["detail"]) == (409, "reset me first")
@@ -196,7 +195,7 @@ def test_a_state_that_is_not_there_yet_is_a_conflict(serve: Callable[..., Any], 
 
 
 def test_an_environment_that_cannot_be_built_has_a_page_all_the_same(
-    serve: Callable[..., Any], visit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, visit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     browser = visit(serve(with_page(Shy, Action, Observation, env_name="shy")).url)
     monkeypatch.setattr(Shy, "may_be_built", False)
@@ -227,17 +226,13 @@ class Polite(Parrot):
 
 
 @pytest.mark.parametrize(("env", "said"), [(Parrot, "go"), (Polite, "please, go")])
-def test_a_message_is_an_action(
-    serve: Callable[..., Any], visit: Callable[..., Any], env: type[Any], said: str
-) -> None:
+def test_a_message_is_an_action(serve: Serve, visit: Callable[..., Any], env: type[Any], said: str) -> None:
     browser = visit(serve(with_page(env, Talk, Observation)).url)
     assert browser.post("/web/step", {"message": "go"}).json()["metadata"] == {"said": said}
 
 
 @pytest.mark.parametrize("runner", ["thread", "inline", "process"])
-def test_the_page_plays_on_every_runner(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any, runner: str
-) -> None:
+def test_the_page_plays_on_every_runner(serve: Serve, visit: Callable[..., Any], make_app: Any, runner: str) -> None:
     server = serve(make_app(runner=runner))
     browser = visit(server.url)
     with browser.live() as live:
@@ -252,7 +247,7 @@ def test_the_page_plays_on_every_runner(
 
 
 def test_asynchronous_environments_are_played_on_the_loop_and_drawn_beside_it(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any, envs: dict[str, Any]
+    serve: Serve, visit: Callable[..., Any], make_app: Any, envs: dict[str, Any]
 ) -> None:
     browser = visit(serve(make_app(envs["AsyncStreet"])).url)
     with browser.live() as live:
@@ -262,9 +257,7 @@ def test_asynchronous_environments_are_played_on_the_loop_and_drawn_beside_it(
     assert browser.step().json()["observation"]["place"] == 1
 
 
-def test_production_has_no_reset_step_or_state(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any
-) -> None:
+def test_production_has_no_reset_step_or_state(serve: Serve, visit: Callable[..., Any], make_app: Any) -> None:
     browser = visit(serve(make_app(mode="production")).url)
     assert browser.get("/web/page").json()["mode"] == "production"
     assert browser.post("/web/reset").status_code == 404
@@ -330,9 +323,7 @@ class Proud(Parrot):
         return EnvironmentMetadata(name="Proud one", description="Says so", version="3", readme_content="# I am *it*")
 
 
-def test_an_environment_that_describes_itself_is_shown_as_it_says(
-    serve: Callable[..., Any], visit: Callable[..., Any]
-) -> None:
+def test_an_environment_that_describes_itself_is_shown_as_it_says(serve: Serve, visit: Callable[..., Any]) -> None:
     browser = visit(serve(with_page(Proud, Talk, Observation, env_name="proud_env")).url)
     page = browser.get("/web/page").json()
     assert (page["name"], page["description"], page["version"]) == ("Proud one", "Says so", "3")

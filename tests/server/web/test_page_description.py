@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import ConfigDict, Field
 
+from interpreters import Interpreter
 from openenv.core.env_server.web_interface import get_quick_start_markdown, load_environment_metadata
 from openenv.env.environment import Environment
 from openenv.protocol.schema import deserialize_action
@@ -108,7 +109,7 @@ def test_fields_have_the_keys_and_kinds_of_the_contract() -> None:
 
 @pytest.mark.slow
 @pytest.mark.published
-def test_fields_are_those_of_the_published_package_but_for_its_words(published: Any, tmp_path: Path) -> None:
+def test_fields_are_those_of_the_published_package_but_for_its_words(published: Interpreter, tmp_path: Path) -> None:
     code = (
         "import json\nfrom openenv.core.env_server.types import Action\n"
         + SAMPLE

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 from websockets.sync.client import connect
 
+from interpreters import Interpreter
 from waiting import wait_until_healthy
 
 PROGRAM = """
@@ -117,7 +118,7 @@ def play(url: str) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.published
 def test_the_same_requests_get_the_same_answers_and_frames(
-    ours: Any, published: Any, tmp_path: Path, free_port: Callable[[], int]
+    ours: Interpreter, published: Interpreter, tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
     transcripts = []
     for interpreter in (ours, published):

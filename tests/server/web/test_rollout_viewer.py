@@ -19,6 +19,7 @@ from openenv.rollout.progress import Progress
 from openenv.rollout.store.store import EventLog
 from openenv.rollout.viewer.rollout_routes import viewer_app
 from openenv.server.access import AccessPolicy
+from servers import Serve
 from stored_rollouts import SQUARE, Talk, add_square, fill_store, rollout_outcome
 
 
@@ -32,7 +33,7 @@ Get = Callable[..., Any]
 
 
 @pytest.fixture
-def get(store: RolloutStore, serve: Callable[..., Any]) -> Iterator[Get]:
+def get(store: RolloutStore, serve: Serve) -> Iterator[Get]:
     """Ask the viewer of the test's store."""
     server = serve(viewer_app({"store": store.root}))
     with httpx2.Client(base_url=f"{server.url}/web/", trust_env=False, timeout=30) as client:
@@ -165,7 +166,7 @@ def test_a_rollout_whose_engine_died_is_not_said_to_run(store: RolloutStore, get
     assert get("rollouts/lost/live")["state"] == "interrupted"
 
 
-def test_what_is_filtered_is_exported(store: RolloutStore, serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_is_filtered_is_exported(store: RolloutStore, serve: Serve, tmp_path: Path) -> None:
     add_square(store, "one", folder=tmp_path)
     add_square(store, "two", folder=tmp_path, status="truncated")
     server = serve(viewer_app({"store": store.root}))
@@ -192,9 +193,7 @@ def test_texts_that_utf8_does_not_have_and_numbers_that_json_does_not_have_are_s
     assert text == "half \ud83d of it <script>alert(1)</script>"
 
 
-def test_answers_are_data_and_the_page_runs_scripts_of_its_own_only(
-    store: RolloutStore, serve: Callable[..., Any]
-) -> None:
+def test_answers_are_data_and_the_page_runs_scripts_of_its_own_only(store: RolloutStore, serve: Serve) -> None:
     server = serve(viewer_app({"store": store.root}))
     answer = httpx2.get(f"{server.url}/web/rollouts", trust_env=False)
     assert answer.headers["content-type"] == "application/json"
@@ -206,7 +205,7 @@ def test_answers_are_data_and_the_page_runs_scripts_of_its_own_only(
     assert "script-src" not in policy  # so the default counts: no inline scripts, none from elsewhere
 
 
-def test_a_token_is_asked_for_and_agents_may_not_look(store: RolloutStore, serve: Callable[..., Any]) -> None:
+def test_a_token_is_asked_for_and_agents_may_not_look(store: RolloutStore, serve: Serve) -> None:
     access = AccessPolicy(orchestrator="all", agent="tools", observer="eyes")
     server = serve(viewer_app({"store": store.root}, access))
     address = f"{server.url}/web/rollouts"
@@ -225,7 +224,7 @@ def test_a_token_is_asked_for_and_agents_may_not_look(store: RolloutStore, serve
     assert httpx2.get(address, headers=rebound, trust_env=False).status_code == 403
 
 
-def test_several_stores_are_told_apart_and_found_by_id(tmp_path: Path, serve: Callable[..., Any]) -> None:
+def test_several_stores_are_told_apart_and_found_by_id(tmp_path: Path, serve: Serve) -> None:
     for name in ("one", "two"):
         with RolloutStore(tmp_path / name) as store:
             store.add(rollout_outcome(f"in-{name}"), SQUARE)
@@ -242,7 +241,7 @@ def test_several_stores_are_told_apart_and_found_by_id(tmp_path: Path, serve: Ca
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_rollouts_are_listed_and_filtered(tmp_path: Path, serve: Callable[..., Any]) -> None:
+def test_a_hundred_thousand_rollouts_are_listed_and_filtered(tmp_path: Path, serve: Serve) -> None:
     fill_store(tmp_path / "store", 100_000)
     server = serve(viewer_app({"store": tmp_path / "store"}))
     with httpx2.Client(base_url=f"{server.url}/web/", trust_env=False, timeout=120) as client:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from interpreters import Interpreter
 from openenv.server.app import create_app
 from waiting import wait_until
 
@@ -63,7 +64,7 @@ class Served:
 
 
 @pytest.fixture
-def start(tmp_path: Path, ours: Any, wait: Callable[..., None]) -> Iterator[Callable[..., Served]]:
+def start(tmp_path: Path, ours: Interpreter, wait: Callable[..., None]) -> Iterator[Callable[..., Served]]:
     """Start `openenv serve` on a file or a folder."""
     started: list[Served] = []
 
@@ -127,7 +128,9 @@ def test_a_made_token_comes_with_the_address_of_the_page(
         assert client.get("page").json()["role"] == "orchestrator"
 
 
-def test_the_readme_of_a_folder_is_shown(start: Callable[..., Served], tmp_path: Path, wait: Any, ours: Any) -> None:
+def test_the_readme_of_a_folder_is_shown(
+    start: Callable[..., Served], tmp_path: Path, wait: Any, ours: Interpreter
+) -> None:
     (tmp_path / "place").mkdir()
     (tmp_path / "place" / "openenv.yaml").write_text("name: place\napp: still:app\n")
     (tmp_path / "place" / "README.md").write_text("# A quiet place\n")

@@ -13,6 +13,7 @@ from fastmcp import Context
 import environments
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.app import create_app
+from servers import Serve
 
 
 class Shelf(environments.Shelf):
@@ -40,7 +41,7 @@ def shelf_app(**kwargs: Any) -> Any:
 
 
 @pytest.fixture(scope="module", params=["thread", "process"])
-def shelf(serve_once: Callable[..., Any], request: pytest.FixtureRequest) -> Any:
+def shelf(serve_once: Serve, request: pytest.FixtureRequest) -> Any:
     """A server whose environment has tools."""
     return serve_once(shelf_app(runner=request.param))
 
@@ -111,9 +112,7 @@ def test_an_environment_without_tools_refuses_calls(street: Any, visit: Callable
     assert (answer.status_code, answer.json()["code"]) == (404, "NO_TOOLS")
 
 
-def test_in_production_tools_can_be_called_and_the_quick_start_runs(
-    serve: Callable[..., Any], visit: Callable[..., Any]
-) -> None:
+def test_in_production_tools_can_be_called_and_the_quick_start_runs(serve: Serve, visit: Callable[..., Any]) -> None:
     browser = visit(serve(shelf_app(mode="production")).url)
     put = browser.post("/web/call", {"name": "put", "arguments": {"item": "cup"}})
     assert put.json()["result"]["structuredContent"] == {"result": 1}

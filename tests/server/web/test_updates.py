@@ -14,6 +14,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from openenv.server.web import visitors as visitors_module
+from servers import Serve
 
 
 def test_the_page_gets_increments_that_are_counted(street: Any, visit: Callable[..., Any]) -> None:
@@ -113,7 +114,7 @@ def test_programs_without_a_cookie_look_on_at_the_shared_episode(street: Any, vi
 
 
 def test_the_log_holds_the_newest_thousand(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, visit: Callable[..., Any], make_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert visitors_module.MAX_ENTRIES == 1000
     monkeypatch.setattr(visitors_module, "MAX_ENTRIES", 5)
@@ -139,7 +140,7 @@ def test_a_log_of_large_observations_is_bounded_as_well(monkeypatch: pytest.Monk
 @pytest.mark.slow_but_for("serve")
 @pytest.mark.parametrize("way", ["serve", "plain uvicorn"])
 def test_a_slow_reader_delays_no_other_and_gets_the_whole_in_the_end(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any, way: str
+    serve: Serve, visit: Callable[..., Any], make_app: Any, way: str
 ) -> None:
     settings = {} if way == "serve" else {"ws": "websockets-sansio", "http": "auto"}
     browser = visit(serve(make_app(), **settings).url)
@@ -161,7 +162,7 @@ def test_a_slow_reader_delays_no_other_and_gets_the_whole_in_the_end(
     assert any(frame["type"] == "hello" for frame in frames[1:])
 
 
-def test_a_watcher_that_left_is_dropped(serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any) -> None:
+def test_a_watcher_that_left_is_dropped(serve: Serve, visit: Callable[..., Any], make_app: Any) -> None:
     server = serve(make_app())
     browser = visit(server.url)
     shared = server.app.state.openenv_web.visitors
@@ -180,7 +181,7 @@ def test_foreign_pages_cannot_look_on(street: Any) -> None:
 
 
 def test_a_long_step_is_shown_as_busy_and_others_go_on(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any, envs: dict[str, Any]
+    serve: Serve, visit: Callable[..., Any], make_app: Any, envs: dict[str, Any]
 ) -> None:
     slow = envs["Slow"]
     slow.gate.clear()

@@ -13,10 +13,11 @@ from openenv.client.env_client import GenericEnvClient
 from openenv.server.sessions import slots
 from openenv.server.sessions.session import SessionKind
 from openenv.server.web import visitors as visitors_module
+from servers import Serve
 
 
 def test_every_browser_has_its_own_episode_and_programs_share_one(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any
+    serve: Serve, visit: Callable[..., Any], make_app: Any
 ) -> None:
     server = serve(make_app())
     one, other = visit(server.url), visit(server.url)
@@ -32,7 +33,7 @@ def test_every_browser_has_its_own_episode_and_programs_share_one(
 
 
 def test_a_trainer_gets_the_slot_of_a_visitor_who_gets_an_error_and_no_new_episode(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any
+    serve: Serve, visit: Callable[..., Any], make_app: Any
 ) -> None:
     server = serve(make_app(max_concurrent_envs=1))
     browser = visit(server.url)
@@ -62,7 +63,7 @@ def test_a_trainer_gets_the_slot_of_a_visitor_who_gets_an_error_and_no_new_episo
 
 
 def test_a_visitor_does_not_put_out_another_who_is_there_but_one_who_has_left(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, visit: Callable[..., Any], make_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slots, "_LEFT_AFTER_S", 1000.0)
     server = serve(make_app(max_concurrent_envs=1))
@@ -77,7 +78,7 @@ def test_a_visitor_does_not_put_out_another_who_is_there_but_one_who_has_left(
 
 
 def test_an_open_page_keeps_a_session_that_would_expire(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, visit: Callable[..., Any], make_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(visitors_module, "_KEEP_PERIOD_S", 0.05)
     # Less than the 5 s after which the server closes an idle connection of the browser's.
@@ -96,7 +97,7 @@ def test_an_open_page_keeps_a_session_that_would_expire(
 
 
 def test_an_open_page_does_not_keep_the_session_of_an_idle_visitor(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, visit: Callable[..., Any], make_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(visitors_module, "_KEEP_PERIOD_S", 0.05)
     monkeypatch.setattr(visitors_module, "_KEPT_S", 0.0)
@@ -108,7 +109,7 @@ def test_an_open_page_does_not_keep_the_session_of_an_idle_visitor(
 
 
 def test_ending_the_session_frees_its_slot_and_begins_afresh(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any
+    serve: Serve, visit: Callable[..., Any], make_app: Any
 ) -> None:
     server = serve(make_app())
     browser = visit(server.url)
@@ -126,7 +127,7 @@ def test_ending_the_session_frees_its_slot_and_begins_afresh(
 
 
 def test_a_session_that_is_ended_while_a_step_runs_is_lost_for_that_step(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any, envs: dict[str, Any]
+    serve: Serve, visit: Callable[..., Any], make_app: Any, envs: dict[str, Any]
 ) -> None:
     slow = envs["Slow"]
     slow.gate.clear()
@@ -147,9 +148,7 @@ def test_a_session_that_is_ended_while_a_step_runs_is_lost_for_that_step(
     assert (answers[0].status_code, answers[0].json()["reason"]) == (410, "closed")
 
 
-def test_operators_see_all_sessions_and_can_end_each(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any
-) -> None:
+def test_operators_see_all_sessions_and_can_end_each(serve: Serve, visit: Callable[..., Any], make_app: Any) -> None:
     server = serve(make_app())
     mine, other = visit(server.url), visit(server.url)
     mine.post("/web/reset", {"episode_id": "mine"})
@@ -181,7 +180,7 @@ def test_operators_see_all_sessions_and_can_end_each(
 
 
 def test_visitors_who_have_left_are_forgotten(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, visit: Callable[..., Any], make_app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(visitors_module, "_MAX_VISITORS", 3)
     server = serve(make_app())
@@ -199,7 +198,7 @@ def test_visitors_who_have_left_are_forgotten(
 
 
 def test_sessions_of_visitors_are_closed_with_the_server(
-    serve: Callable[..., Any], visit: Callable[..., Any], make_app: Any
+    serve: Serve, visit: Callable[..., Any], make_app: Any
 ) -> None:
     server = serve(make_app())
     browser = visit(server.url)

@@ -19,10 +19,11 @@ from openenv.core.env_server.web_interface import (
     create_web_interface_app,
 )
 from openenv.errors import SessionLost
+from servers import Serve
 
 
 @pytest.fixture
-def managed(serve: Callable[..., Any], make_app: Callable[..., Any]) -> tuple[Any, WebInterfaceManager]:
+def managed(serve: Serve, make_app: Callable[..., Any]) -> tuple[Any, WebInterfaceManager]:
     """A server, and a manager of its own page."""
     app = make_app()
     page = app.state.openenv_web
@@ -146,7 +147,7 @@ def test_it_works_on_its_own_with_an_instance_or_a_class(envs: dict[str, Any], a
     asyncio.run(play())
 
 
-def test_sockets_of_a_custom_page_see_each_change(serve: Callable[..., Any], envs: dict[str, Any]) -> None:
+def test_sockets_of_a_custom_page_see_each_change(serve: Serve, envs: dict[str, Any]) -> None:
     manager = WebInterfaceManager(envs["Street"], envs["Walk"], envs["View"])
     app = FastAPI()
 
@@ -174,7 +175,7 @@ def test_sockets_of_a_custom_page_see_each_change(serve: Callable[..., Any], env
 
 
 def test_the_factory_of_the_contract_makes_an_application_with_the_page(
-    serve: Callable[..., Any], visit: Callable[..., Any], envs: dict[str, Any]
+    serve: Serve, visit: Callable[..., Any], envs: dict[str, Any]
 ) -> None:
     app = create_web_interface_app(
         envs["Street"], envs["Walk"], envs["View"], env_name="street_env", title_override="My street"

@@ -22,7 +22,7 @@ from openenv import GenericEnvClient
 from openenv.errors import SessionElsewhere, SessionLost, SessionNotFoundError
 from openenv.protocol.client_sessions import error_from_frame
 from openenv.server.sessions.peers import Peers, SeparatePeers, peers_of_process
-from servers import RunningServer
+from servers import Serve
 from worker_servers import APP, WorkersServer
 
 TRIES = 400
@@ -53,9 +53,7 @@ def neighbour() -> Iterator[int]:
         other.communicate(b"\n")
 
 
-def test_every_surface_answers_for_a_session_of_another_process(
-    serve: Callable[..., RunningServer], neighbour: int
-) -> None:
+def test_every_surface_answers_for_a_session_of_another_process(serve: Serve, neighbour: int) -> None:
     server, family = serve(app), os.urandom(32)
     server.manager.share(SeparatePeers(family, os.getpid()))
     url, name = server.url, SeparatePeers(family, neighbour).new_id()

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from interpreters import Interpreter
+
 FOLDER = Path(__file__).parent
 SCENARIOS = re.findall(r"@scenario\ndef (\w+)", (FOLDER / "scenarios.py").read_text())
 
@@ -30,7 +32,7 @@ def results(interpreter: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def both(ours: Any, published: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def both(ours: Interpreter, published: Interpreter) -> tuple[dict[str, Any], dict[str, Any]]:
     return results(ours), results(published)
 
 

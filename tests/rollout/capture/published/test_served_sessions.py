@@ -11,6 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from interpreters import Interpreter
+
 pytestmark = [pytest.mark.slow, pytest.mark.published, pytest.mark.timeout(300)]
 
 FOLDER = Path(__file__).parent
@@ -75,7 +77,7 @@ class Server:
 
 
 @pytest.fixture
-def servers(ours: Any, published: Any, engine: Any) -> Iterator[list[Server]]:
+def servers(ours: Interpreter, published: Interpreter, engine: Any) -> Iterator[list[Server]]:
     running: list[Server] = []
     try:
         for interpreter in (ours, published):

@@ -15,6 +15,7 @@ import pytest
 
 from openenv import GenericEnvClient
 from openenv.server.app import create_app
+from servers import Serve
 from waiting import wait_until
 
 SOON_S = 30.0
@@ -45,7 +46,7 @@ def eventually() -> Callable[[Callable[[], Any]], Any]:
 
 
 @pytest.fixture
-def perilous(serve: Callable[..., Any], envs: ModuleType) -> Callable[..., Any]:
+def perilous(serve: Serve, envs: ModuleType) -> Callable[..., Any]:
     """Serve an environment in worker processes."""
 
     def start(env: Any = None, *, sessions: int = 8, **options: Any) -> Any:

@@ -10,7 +10,7 @@ import contextlib
 import importlib.util
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from openenv.server.app import create_app
+from servers import Serve
 from waiting import comes_true
 
 SUITE = Path(__file__).parents[3] / "interaction"
@@ -106,7 +107,7 @@ class ProcessWay(ways.Way):  # type: ignore[name-defined,misc]
 
 
 @pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest, serve: Callable[..., Any]) -> Iterator[Any]:
+def way(request: pytest.FixtureRequest, serve: Serve) -> Iterator[Any]:
     """Each transport in turn."""
     with contextlib.ExitStack() as stack:
         yield ProcessWay(request.param, serve, stack)

@@ -18,6 +18,7 @@ import openenv
 from openenv.server.app import HTTPEnvServer
 from openenv.server.runners import ProcessOptions
 from openenv.server.sessions.lifetime import SessionLimits
+from servers import Serve
 
 SUPPORT = Path(__file__).parents[3] / "support"
 SOURCE = os.pathsep.join([str(Path(openenv.__file__).resolve().parents[1]), str(SUPPORT)])
@@ -132,7 +133,7 @@ def test_a_worker_leaves_signals_of_the_whole_group_to_the_server(
 
 @pytest.mark.slow
 def test_a_shutdown_kills_a_worker_that_does_not_close(
-    perilous: Callable[..., Any], serve: Any, envs: ModuleType, connect: Callable[..., Any], is_alive: Any
+    perilous: Callable[..., Any], serve: Serve, envs: ModuleType, connect: Callable[..., Any], is_alive: Any
 ) -> None:
     from fastapi import FastAPI
 
@@ -153,7 +154,7 @@ def test_a_shutdown_kills_a_worker_that_does_not_close(
 
 @pytest.mark.slow
 def test_a_worker_whose_only_session_does_not_end_is_killed_after_a_while(
-    serve: Callable[..., Any],
+    serve: Serve,
     envs: ModuleType,
     connect: Callable[..., Any],
     eventually: Callable[..., Any],

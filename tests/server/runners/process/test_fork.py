@@ -17,11 +17,11 @@ from forked_environments import Bookkeeper, Careless, Go, Librarian, Locked, Nat
 from openenv import GenericEnvClient
 from openenv.errors import NotForkable, SessionLost
 from openenv.server.app import create_app
-from servers import RunningServer
+from servers import RunningServer, Serve
 
 
 @pytest.fixture
-def start(serve: Callable[..., RunningServer]) -> Callable[..., RunningServer]:
+def start(serve: Serve) -> Callable[..., RunningServer]:
     """Serve an environment in worker processes, by default with one session in each."""
 
     def start(env_cls: type[Any] = Native, **options: Any) -> RunningServer:
@@ -259,7 +259,7 @@ def test_a_chain_of_copies_is_as_long_as_one_likes(start: Callable[..., Any], ev
 
 
 @pytest.mark.slow
-def test_all_copies_end_with_the_server(serve: Callable[..., Any], eventually: Callable[..., Any]) -> None:
+def test_all_copies_end_with_the_server(serve: Serve, eventually: Callable[..., Any]) -> None:
     server = serve(
         create_app(Native, Go, Seen, runner="process", sessions_per_process=1, env_processes=1, max_concurrent_envs=8)
     )

@@ -18,6 +18,7 @@ from openenv.errors import ConcurrencyConfigurationError, ExecutionError
 from openenv.server.app import create_app
 from openenv.server.runners import NotSendable
 from openenv.types import Action, Observation
+from servers import Serve
 
 
 def test_all_calls_of_a_session_run_on_one_thread_and_those_of_another_on_another(
@@ -102,7 +103,7 @@ ACTIONS: list[dict[str, Any]] = [
 
 
 def test_frames_are_the_same_as_with_threads_values_and_errors_alike(
-    perilous: Callable[..., Any], serve: Callable[..., Any], envs: ModuleType
+    perilous: Callable[..., Any], serve: Serve, envs: ModuleType
 ) -> None:
     def frames(server: Any) -> list[Any]:
         answers = []
@@ -252,7 +253,7 @@ def test_a_cancelled_coroutine_is_cancelled_in_its_process(perilous: Callable[..
         assert answer["data"]["observation"]["count"] == 1
 
 
-def test_an_environment_of_gymnasiums_can_be_served_so(serve: Callable[..., Any], connect: Callable[..., Any]) -> None:
+def test_an_environment_of_gymnasiums_can_be_served_so(serve: Serve, connect: Callable[..., Any]) -> None:
     from openenv.server.loading import load_app
 
     app = load_app("gymnasium:CartPole-v1")

@@ -19,6 +19,7 @@ import pytest
 from openenv.server.app import create_app
 from openenv.server.web.web_page import attach_web
 from openenv.settings import cache_dir
+from servers import Serve
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
@@ -124,7 +125,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
 
 
 @pytest.fixture
-def site(serve: Callable[..., Any]) -> Callable[..., Any]:
+def site(serve: Serve) -> Callable[..., Any]:
     """Serve an environment with its page: class, action and observation models, and arguments of `create_app`."""
 
     def start(env: Any, action: Any, observation: Any, **options: Any) -> Any:

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from openenv.env.environment import Environment
 from openenv.types import Action, Observation, State
+from servers import Serve
 
 
 class Place(Action):
@@ -79,7 +80,7 @@ class Themed(Game):
 
 
 @pytest.fixture(scope="module")
-def game(serve_once: Callable[..., Any]) -> Any:
+def game(serve_once: Serve) -> Any:
     """A game that is served."""
     from openenv.server.app import create_app
     from openenv.server.web.web_page import attach_web

@@ -13,6 +13,7 @@ from environments import Greeter, Spot, Track, Walk
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.server.app import PageArguments, create_app
 from openenv.server.web.web_page import attach_web
+from servers import Serve
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +37,7 @@ def play(page: Any) -> None:
     expect(page.locator(".seen .facts dd").first).to_have_text("2")
 
 
-def test_the_page_works_behind_a_prefix(serve: Callable[..., Any], visit: Callable[..., Any]) -> None:
+def test_the_page_works_behind_a_prefix(serve: Serve, visit: Callable[..., Any]) -> None:
     app = application()
 
     async def proxied(scope: Any, receive: Any, send: Any) -> None:
@@ -54,7 +55,7 @@ def test_the_page_works_behind_a_prefix(serve: Callable[..., Any], visit: Callab
     assert any(url.startswith("ws:") and url.endswith("/spaces/walk/ws/ui") for url in visitor.asked)
 
 
-def test_the_page_works_where_sockets_do_not(serve: Callable[..., Any], visit: Callable[..., Any]) -> None:
+def test_the_page_works_where_sockets_do_not(serve: Serve, visit: Callable[..., Any]) -> None:
     app = application()
 
     async def without_sockets(scope: Any, receive: Any, send: Any) -> None:
@@ -69,9 +70,7 @@ def test_the_page_works_where_sockets_do_not(serve: Callable[..., Any], visit: C
     expect(page.locator(".latest li")).to_have_count(2)
 
 
-def test_in_production_there_are_tools_and_nothing_to_reset(
-    serve: Callable[..., Any], visit: Callable[..., Any]
-) -> None:
+def test_in_production_there_are_tools_and_nothing_to_reset(serve: Serve, visit: Callable[..., Any]) -> None:
     app = create_app(Greeter, CallToolAction, CallToolObservation, env_name="greeter", mode="production")
     attach_web(app)
     page = visit(serve(app).url).page()
@@ -85,9 +84,7 @@ def test_in_production_there_are_tools_and_nothing_to_reset(
 
 @pytest.mark.parametrize("is_alone", [False, True])
 @pytest.mark.parametrize("is_primary", [False, True])
-def test_a_page_of_ones_own_is_a_tab(
-    is_primary: bool, is_alone: bool, serve: Callable[..., Any], visit: Callable[..., Any]
-) -> None:
+def test_a_page_of_ones_own_is_a_tab(is_primary: bool, is_alone: bool, serve: Serve, visit: Callable[..., Any]) -> None:
     app = application(PageArguments(print, "Mine", is_primary, not is_alone, title="My walk"))
 
     async def own(request: Any) -> HTMLResponse:
@@ -107,7 +104,7 @@ def test_a_page_of_ones_own_is_a_tab(
     expect(mine).to_have_text("my own page")
 
 
-def test_a_page_whose_file_did_not_come_is_loaded_again(serve: Callable[..., Any], visit: Callable[..., Any]) -> None:
+def test_a_page_whose_file_did_not_come_is_loaded_again(serve: Serve, visit: Callable[..., Any]) -> None:
     visitor = visit(serve(application()).url)
     failures = iter(["plot.js", "views.css", "main.js"])
     failing = [next(failures)]

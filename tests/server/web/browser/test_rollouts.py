@@ -21,6 +21,7 @@ from openenv.rollout.viewer.rollout_routes import viewer_app
 from openenv.server.access import AccessPolicy
 from openenv.server.app import create_app
 from openenv.server.web.web_page import add_page
+from servers import Serve
 from stored_rollouts import SQUARE, Talk, add_square, fill_store, rollout_outcome
 
 pytestmark = pytest.mark.slow
@@ -38,7 +39,7 @@ def store(tmp_path: Path) -> Iterator[RolloutStore]:
 
 
 @pytest.fixture
-def open_page(store: RolloutStore, serve: Callable[..., Any], visit: Callable[..., Any]) -> Callable[..., Any]:
+def open_page(store: RolloutStore, serve: Serve, visit: Callable[..., Any]) -> Callable[..., Any]:
     """Open the viewer of the test's store."""
     server = serve(viewer_app({"store": store.root}))
     return lambda path="/web/", **options: visit(server.url, **options).page(path)
@@ -189,7 +190,7 @@ def test_hostile_content_is_shown_and_never_run(store: RolloutStore, open_page: 
 
 
 def test_a_hundred_thousand_rollouts_are_scrolled_and_filtered(
-    tmp_path: Path, serve: Callable[..., Any], visit: Callable[..., Any]
+    tmp_path: Path, serve: Serve, visit: Callable[..., Any]
 ) -> None:
     fill_store(tmp_path / "many", 100_000)
     with RolloutStore(tmp_path / "many") as store:
@@ -237,7 +238,7 @@ def test_it_is_for_everybody(
     assert {part: found for part, found in problems.items() if found} == {}
 
 
-def test_a_token_is_asked_for(store: RolloutStore, serve: Callable[..., Any], visit: Callable[..., Any]) -> None:
+def test_a_token_is_asked_for(store: RolloutStore, serve: Serve, visit: Callable[..., Any]) -> None:
     store.add(rollout_outcome("one"), SQUARE)
     server = serve(viewer_app({"store": store.root}, AccessPolicy(orchestrator="secret")))
     page = visit(server.url).page()
@@ -249,7 +250,7 @@ def test_a_token_is_asked_for(store: RolloutStore, serve: Callable[..., Any], vi
 
 
 def test_a_server_that_runs_rollouts_has_a_tab_for_them(
-    store: RolloutStore, serve: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
+    store: RolloutStore, serve: Serve, visit: Callable[..., Any], tmp_path: Path
 ) -> None:
     add_square(store, "whole", folder=tmp_path)
     app = create_app(Idle, Action, Observation, env_name="test_env", rollout_store=store.root)
@@ -284,7 +285,7 @@ class RolloutTool(Tools):
 
 
 def test_a_tool_that_runs_a_rollout_has_a_form_with_help_and_shows_the_rollout(
-    store: RolloutStore, serve: Callable[..., Any], visit: Callable[..., Any], tmp_path: Path
+    store: RolloutStore, serve: Serve, visit: Callable[..., Any], tmp_path: Path
 ) -> None:
     add_square(store, "whole", folder=tmp_path)
     app = create_app(RolloutTool, CallToolAction, CallToolObservation, rollout_store=store.root)

@@ -12,6 +12,7 @@ import http_calls
 from environments import Add, Counter, Sum
 from openenv.server.app import create_app
 from openenv.server.web.web_page import attach_web
+from servers import Serve
 
 pytestmark = pytest.mark.slow
 
@@ -105,7 +106,7 @@ def test_a_visitor_ends_the_session_and_the_episode_stays_to_be_seen(
 
 
 def test_an_unreachable_server_is_reported_and_found_again(
-    serve: Callable[..., Any], visit: Callable[..., Any], free_port: Callable[[], int]
+    serve: Serve, visit: Callable[..., Any], free_port: Callable[[], int]
 ) -> None:
     def app() -> Any:
         made = create_app(Counter, Add, Sum, env_name="counter", max_concurrent_envs=4)
