@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import httpx2
 import pytest
 
 from openenv.server.mcp import endpoint as reply
+from waiting import in_background
 
 LEVELS = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
-
-
-def in_background(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Begin a request elsewhere; what is returned waits for its answer."""
-    outcome: list[Any] = []
-    thread = threading.Thread(target=lambda: outcome.append(function()), daemon=True)
-    thread.start()
-
-    def wait() -> Any:
-        thread.join(20)
-        assert outcome, "the request was not answered"
-        return outcome[0]
-
-    return wait
 
 
 # -- the stream of GET, and the end -----------------------------------------------------------------------------------

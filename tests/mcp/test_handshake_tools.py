@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-
-def in_background(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Begin a request elsewhere; what is returned waits for its answer."""
-    outcome: list[Any] = []
-    thread = threading.Thread(target=lambda: outcome.append(function()), daemon=True)
-    thread.start()
-
-    def wait() -> Any:
-        thread.join(20)
-        assert outcome, "the request was not answered"
-        return outcome[0]
-
-    return wait
-
+from waiting import in_background
 
 # -- tools ------------------------------------------------------------------------------------------------------------
 

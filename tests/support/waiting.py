@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -103,3 +104,17 @@ async def holds_for_async(
             raise _failure(message, seconds)
         await asyncio.sleep(LOOK_S)
     assert condition(), message if isinstance(message, str) else message()
+
+
+def in_background(function: Callable[[], T], timeout_s: float = PATIENCE_S) -> Callable[[], T]:
+    """Call a function in a thread at once; the returned function waits for its result."""
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(function()), daemon=True)
+    thread.start()
+
+    def wait() -> T:
+        thread.join(timeout_s)
+        assert results, f"no result (waited {timeout_s:g} s)"
+        return results[0]
+
+    return wait
