@@ -34,6 +34,14 @@ _FREE_CONTENT: Final = 1024 * 1024
 _MOST_RATIO: Final = 200
 
 
+QUICK_CONTENT: Final = 1024 * 1024
+"""Content up to this size is unpacked in a millisecond or two; a server unpacks more outside of its event loop."""
+
+
+class ContentTooLarge(ValueError):
+    """A compressed message holds more than allowed."""
+
+
 class Payload(NamedTuple):
     """What goes into a frame, and which kind of frame it is."""
 
@@ -87,7 +95,8 @@ class Codec(ABC):
             is_trusted: Whether the content may be of any ratio to the payload; clients trust their server.
 
         Raises:
-            ValueError: The payload is damaged, or its content is larger than `max_bytes` or the ratio allows.
+            ContentTooLarge: Its content is larger than `max_bytes` or the ratio allows.
+            ValueError: The payload is damaged.
         """
         data = memoryview(payload)[len(self._mark) :]
         return _decompressed(data, max_bytes if is_trusted else min(max_bytes, largest_content(len(data))))
@@ -266,7 +275,7 @@ def _decompressed(data: bytes | memoryview, max_bytes: int) -> bytes:
     except zlib.error:
         raise ValueError("a compressed message that is not zlib") from None
     if len(whole) > max_bytes:
-        raise ValueError(f"a compressed message of {len(data)} bytes holds more than {max_bytes} bytes")
+        raise ContentTooLarge(f"a compressed message of {len(data)} bytes holds more than {max_bytes} bytes")
     if not unpacker.eof or unpacker.unused_data:
         raise ValueError("a compressed message that is cut off, or followed by something")
     return whole

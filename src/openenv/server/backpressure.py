@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from .sockets import Socket
@@ -65,6 +66,52 @@ class LoopTurns:
             self._waiting.popleft()()
         except Exception:
             logger.exception("a message could not be handled in its turn")
+
+
+@dataclass(slots=True, eq=False)
+class UnpackingJob:
+    """A message to unpack, and the receiver of its content or error."""
+
+    unpack: Callable[[], bytes]
+    done: Callable[[asyncio.Future[bytes]], None]
+
+
+class LoopUnpacker:
+    """Unpacks the large compressed messages of one event loop in a thread.
+
+    One at a time: the content of each may have the largest size, so many at once would multiply the memory.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._jobs: deque[UnpackingJob] = deque()  # the first one runs
+
+    def start(self, job: UnpackingJob) -> None:
+        """Unpack a message after those before it."""
+        self._jobs.append(job)
+        if len(self._jobs) == 1:
+            self._run_first()
+
+    def drop(self, job: UnpackingJob) -> None:
+        """Forget a job: its client is gone. One that runs ends, and nobody gets its content."""
+        job.done = _ignore
+        if job in self._jobs and job is not self._jobs[0]:
+            self._jobs.remove(job)
+
+    def _run_first(self) -> None:
+        self._loop.run_in_executor(None, self._jobs[0].unpack).add_done_callback(self._end_first)
+
+    def _end_first(self, future: asyncio.Future[bytes]) -> None:
+        try:
+            self._jobs[0].done(future)
+        finally:
+            self._jobs.popleft()
+            if self._jobs:
+                self._run_first()
+
+
+def _ignore(future: asyncio.Future[bytes]) -> None:
+    future.exception()  # or asyncio logs that nobody has taken it
 
 
 class Backpressure:

@@ -29,6 +29,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from openenv.errors import (
@@ -40,14 +41,14 @@ from openenv.errors import (
     SessionLost,
     SessionNotFoundError,
 )
-from openenv.protocol.codec import Codec
+from openenv.protocol.codec import QUICK_CONTENT, Codec, ContentTooLarge
 from openenv.protocol.server_v1 import ECHO_LIMIT
 from openenv.protocol.server_v2 import WRITERS, Batch, RefusedRequest, Request, Writer, request_of
 from openenv.types import ServerMode, WSErrorCode
 
 from .access import Role, may
 from .author_frames import author_exc_info
-from .backpressure import Backpressure, LoopTurns, Oversize
+from .backpressure import Backpressure, LoopTurns, LoopUnpacker, Oversize, UnpackingJob
 from .mcp.openenv_rpc import OpenEnvRpc
 from .runners import Dispatcher, LaneExecutor, loop_local
 from .service import EnvService
@@ -116,6 +117,8 @@ class V2Connection:
         self._held: list[Session] = []  # sessions that wait with their next call until the client reads
         self._ready: list[bytes] = []
         self._ready_bytes = 0
+        self._unpacking: UnpackingJob | None = None  # a large message in another thread; later ones wait for it
+        self._unpacker = loop_local(dispatcher.loop, LoopUnpacker)
         turns = loop_local(dispatcher.loop, LoopTurns)
         self._backpressure = Backpressure(socket, self._read, self._is_loaded, is_long=self._is_long, turns=turns)
 
@@ -158,6 +161,8 @@ class V2Connection:
             return
         self.is_lost = True
         self._backpressure.drop()
+        if self._unpacking is not None:
+            self._unpacker.drop(self._unpacking)
         self._opener.cancel_all()
         sessions, self.sessions = self.sessions, {}
         for session in sessions.values():
@@ -207,11 +212,34 @@ class V2Connection:
             self._parse(payload, binary, message, echo_input=True)
 
     def _read_large(self, payload: bytes, binary: bool, message: SentMessage) -> None:
+        if not self.codec.is_compressed(payload, binary=binary):
+            self._read_content(payload, binary, message)
+            return
+        try:
+            content = self.codec.unpacked(payload, min(self.max_bytes, QUICK_CONTENT))
+        except ContentTooLarge:
+            unpack = partial(self.codec.unpacked, payload, self.max_bytes)
+            self._unpacking = UnpackingJob(unpack, partial(self._read_unpacked, message))
+            self._backpressure.pause()
+            self._unpacker.start(self._unpacking)
+        except ValueError as exc:
+            self._refuse_payload(exc)
+        else:
+            self._read_content(content, self.codec.is_binary, message)
+
+    def _read_unpacked(self, message: SentMessage, unpacked: asyncio.Future[bytes]) -> None:
+        """Read a message that was unpacked in a thread, and then those behind it."""
+        self._unpacking = None
+        try:
+            self._read_content(unpacked.result(), self.codec.is_binary, message)
+        except ValueError as exc:
+            self._refuse_payload(exc)
+        self._resume_if_few()
+
+    def _read_content(self, payload: bytes, binary: bool, message: SentMessage) -> None:
         """Read a large message; count its bytes until all of its requests are answered."""
         before = len(self._pending) + self._grouped
         try:
-            if self.codec.is_compressed(payload, binary=binary):
-                payload, binary = self.codec.unpacked(payload, self.max_bytes), self.codec.is_binary
             if self._is_json:
                 self._protocol.limit.check(payload)  # before parsing allocates memory for its values
         except ValueError as exc:
@@ -530,11 +558,12 @@ class V2Connection:
 
     def _is_loaded(self) -> bool:
         """Return whether the client has as many running requests as allowed before it reads replies."""
-        return len(self._pending) + self._grouped >= self._most_ahead or self._ahead_bytes >= _AHEAD_BYTES
+        is_full = len(self._pending) + self._grouped >= self._most_ahead or self._ahead_bytes >= _AHEAD_BYTES
+        return is_full or self._unpacking is not None
 
     def _resume_if_few(self) -> None:
         is_few = len(self._pending) + self._grouped < self._most_ahead // 2
-        if is_few and self._ahead_bytes <= _AHEAD_BYTES // 2:
+        if is_few and self._ahead_bytes <= _AHEAD_BYTES // 2 and self._unpacking is None:
             self._backpressure.resume()
 
     @property
