@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +24,7 @@ from openenv.errors import ProtocolError
 from openenv.protocol.schema import ARRAY_KEY
 
 Serve = Callable[[bytes], str]
+Talk = Callable[[socket.socket], None]
 
 
 @pytest.fixture
@@ -48,6 +52,31 @@ def answer() -> Iterator[Serve]:
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture
+def connections() -> Iterator[Callable[[Talk], str]]:
+    """Talk with every client as a test says; return the server's address."""
+    listeners = []
+
+    def start(talk: Talk) -> str:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, contextlib.suppress(OSError):
+                        talk(connection)
+
+        threading.Thread(target=serve, daemon=True).start()
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    yield start
+    for listener in listeners:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
 
 
 def schemas(**fields: Any) -> dict[str, Any]:
@@ -79,13 +108,14 @@ MANY = {f"a{number}": {"type": "object", "title": "M", "properties": {f"b{number
         json.dumps(schemas(a=nested(100))).encode(),
         json.dumps(schemas(a={"$ref": "#/$defs/A"}, **{"$defs": BRANCHING})).encode(),
         json.dumps(schemas(**MANY)).encode(),
+        json.dumps(schemas(a={"type": "number", "maximum": 10**400})).encode(),
         json.dumps({"action": {"properties": [1]}, "observation": {}, "state": {}}).encode(),
         json.dumps({"action": {"properties": {"a": {}}, "required": 5}, "observation": {}, "state": {}}).encode(),
         b"[" * 100_000,
         b"[]",
         b"\xff",
     ],
-    ids=["deep", "branching", "many", "properties", "required", "deep json", "list", "bytes"],
+    ids=["deep", "branching", "many", "huge", "properties", "required", "deep json", "list", "bytes"],
 )
 def test_schemas_beyond_the_limits_are_a_typed_error_in_bounded_time(answer: Serve, body: bytes) -> None:
     url = answer(body)
@@ -99,6 +129,38 @@ def test_a_reply_larger_than_the_limit_is_refused(answer: Serve, monkeypatch: py
     monkeypatch.setattr(schema_client, "_MOST_BYTES", 1000)
     with pytest.raises(ProtocolError, match="larger than 1000 bytes"):
         read_schemas(answer(b" " * 2000 + b"{}"), ConnectionOptions())
+
+
+def test_a_compressed_reply_is_refused_unread(connections: Callable[[Talk], str]) -> None:
+    def compressed(connection: socket.socket) -> None:
+        assert b"accept-encoding: identity" in connection.recv(65536).lower()
+        body = gzip.compress(b"{}" + b" " * 50_000_000)
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\n" + body)
+
+    with pytest.raises(ProtocolError, match="compressed"):
+        read_schemas(connections(compressed), ConnectionOptions())
+
+
+@pytest.mark.parametrize("part", ["head", "body", "chunks"])
+def test_a_reply_that_never_ends_is_given_up(
+    connections: Callable[[Talk], str], monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    monkeypatch.setattr(schema_client, "_TOTAL_S", 0.5)
+    begin = {
+        "head": b"HTTP/1.1 200 OK\r\nx: ",
+        "body": b"HTTP/1.1 200 OK\r\n\r\n",
+        "chunks": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+    }[part]
+
+    def drip(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(begin)
+        while True:
+            connection.sendall(b"1\r\n \r\n" if part == "chunks" else b" ")
+            time.sleep(0.02)
+
+    with pytest.raises(ProtocolError, match="took longer than 0.5 s"):
+        read_schemas(connections(drip), ConnectionOptions(connect_timeout_s=0.4))
 
 
 HOSTILE = {

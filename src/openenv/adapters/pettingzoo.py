@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from types import new_class
 from typing import Any, ClassVar, Final
 
-import httpx2
 from pydantic import ConfigDict, Field, create_model, field_validator
 
-from openenv.client.network import http_url, with_token
+from openenv.client.network import ConnectionOptions, with_token
+from openenv.client.schema_client import read_schemas
 from openenv.client.vector.vector_env import VectorEnv, is_environment
 from openenv.env.environment import Environment
 from openenv.errors import NonFiniteReward, SlotsFailed
@@ -232,8 +232,8 @@ class ServedParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     def __init__(self, url: str | type[ServedPettingZoo], *, token: str | None = None, **options: Any) -> None:
         if isinstance(url, str) and not is_environment(url, options.get("workers")):
-            answer = httpx2.get(f"{http_url(url)}/schema", headers=with_token(None, token), timeout=_TIMEOUT_S)
-            schemas = answer.raise_for_status().json()
+            connection = ConnectionOptions(connect_timeout_s=_TIMEOUT_S, headers=with_token(None, token))
+            schemas = read_schemas(url, connection)
         else:
             schemas = schemas_of(url)
         described = schemas.get("action", {}).get(AGENTS_KEY)

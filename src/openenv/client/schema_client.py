@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import time
+import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +25,7 @@ from .schema_models import ModelTypes, SchemaUnreadable, build_types, read_model
 
 _MOST_BYTES = 16 * 1024 * 1024
 _TOTAL_S = 30.0
-"""Limits of a reply: its size, and the time of its body if the connection's time limit is shorter."""
+"""Limits of a reply: its size, and its time if the connection's time limit is shorter."""
 
 
 def connect(base_url: str, **options: Any) -> SchemaEnvClient:
@@ -144,17 +146,26 @@ def ask(base_url: str, path: str, options: ConnectionOptions) -> Mapping[str, An
     url = http_url(base_url) + path
     is_local = parse_ws_url(socket_url(base_url)).is_local
     timeout_s = options.connect_timeout_s
-    deadline = time.monotonic() + max(_TOTAL_S, timeout_s)
     body = bytearray()
-    headers = dict(options.headers)
+    headers = {**options.headers, "Accept-Encoding": "identity"}
+    watch = _Watch(max(_TOTAL_S, timeout_s))
     try:
-        with httpx2.stream("GET", url, headers=headers, timeout=timeout_s, trust_env=not is_local) as reply:
-            for piece in reply.iter_bytes():
+        with (
+            watch,
+            httpx2.Client(timeout=timeout_s, trust_env=not is_local) as http,
+            http.stream("GET", url, headers=headers, extensions={"trace": watch.trace}) as reply,
+        ):
+            if "content-encoding" in reply.headers:  # a few bytes could expand to gigabytes
+                raise ProtocolError(f"GET {url}: the reply is compressed, although the request forbids it")
+            for piece in reply.iter_raw():
                 body += piece
-                if len(body) > _MOST_BYTES or time.monotonic() > deadline:
-                    raise ProtocolError(f"GET {url}: the reply is larger than {_MOST_BYTES} bytes, or too slow")
+                if len(body) > _MOST_BYTES:
+                    raise ProtocolError(f"GET {url}: the reply is larger than {_MOST_BYTES} bytes")
     except httpx2.HTTPError as exc:
-        raise ConnectFailed(f"GET {url}: {type(exc).__name__}: {message_of(exc)}. {NO_SERVER}") from exc
+        if not watch.is_over:
+            raise ConnectFailed(f"GET {url}: {type(exc).__name__}: {message_of(exc)}. {NO_SERVER}") from exc
+    if watch.is_over:  # a body without a length seems to end there
+        raise ProtocolError(f"GET {url}: the reply took longer than {watch.seconds:g} s")
     if reply.status_code in (401, 403):
         raise AccessDenied(f"GET {url} requires another token: token=..., or OPENENV_TOKEN")
     try:
@@ -167,6 +178,40 @@ def ask(base_url: str, path: str, options: ConnectionOptions) -> Mapping[str, An
     if not isinstance(data, dict):
         raise ProtocolError(f"GET {url}: the reply is not an object; is this an environment?")
     return data
+
+
+class _Watch:
+    """Ends the connections of a request when its time is over.
+
+    Limits of httpx are for each read, and a server may send a reply byte by byte, its head, too.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.is_over = False
+        self._streams: list[Any] = []
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Take the streams of connections from the events of httpcore."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._streams.append(info["return_value"])
+            if self.is_over:
+                self._end()
+
+    def _end(self) -> None:
+        self.is_over = True
+        for stream in self._streams:
+            with contextlib.suppress(OSError):  # the plain socket under TLS is detached
+                stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
 
 def learn_types(schemas: Mapping[str, Any], url: str) -> ModelTypes:

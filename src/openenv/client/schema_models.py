@@ -157,7 +157,7 @@ def read_models(schemas: Mapping[str, Any]) -> SchemaModels:
     """
     try:
         return _read_models(schemas)
-    except (AttributeError, KeyError, RecursionError, TypeError) as exc:  # a server may send anything
+    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError) as exc:  # a server may send anything
         raise SchemaUnreadable(f"a part has another type than JSON schema gives it: {exc}") from exc
 
 

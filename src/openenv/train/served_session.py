@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx2
-
 from openenv.client.env_client import GenericEnvClient
-from openenv.client.network import http_url, with_token
+from openenv.client.network import ConnectionOptions, with_token
+from openenv.client.schema_client import ask
 from openenv.errors import (
     ExecutionError,
+    OpenEnvError,
     RequestValidationError,
     RolloutError,
     ToolCallError,
@@ -338,7 +338,7 @@ def _description(url: str, client_options: Mapping[str, Any]) -> str:
     """Ask a server for the description of its environment; empty if it has none."""
     try:
         headers = with_token(None, client_options.get("token"))
-        answer = httpx2.get(f"{http_url(url)}/metadata", headers=headers, timeout=_METADATA_TIMEOUT_S, trust_env=False)
-        return str(answer.raise_for_status().json().get("description") or "")
-    except (httpx2.HTTPError, ValueError, AttributeError):
+        options = ConnectionOptions(connect_timeout_s=_METADATA_TIMEOUT_S, headers=headers)
+        return str(ask(url, "/metadata", options).get("description") or "")
+    except (OpenEnvError, ValueError):
         return ""

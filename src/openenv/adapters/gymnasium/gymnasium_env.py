@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 import gymnasium
-import httpx2
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from openenv.client.env_client import EnvClient
-from openenv.client.network import http_url, with_token
+from openenv.client.network import ConnectionOptions, with_token
 from openenv.client.rewards import RewardHistory, reward_history
+from openenv.client.schema_client import read_schemas
 from openenv.client.vector.results import Autoreset, SlotResult, VectorResult
 from openenv.client.vector.vector_env import VectorEnv, is_environment
 from openenv.errors import SlotsFailed
@@ -64,7 +64,7 @@ def interface_of(
         ValueError: The server's models have no spaces, and the arguments name none.
     """
     # The server is asked only if it is needed, so that callers who pass both spaces can work offline.
-    schemas: dict[str, Any] = {}
+    schemas: Mapping[str, Any] = {}
     if action_space is None or observation_space is None:
         schemas = schemas_of(url) if is_environment(url, None) or not isinstance(url, str) else _schemas(url, token)
     actions = _codec(schemas, "action", action_space)
@@ -98,11 +98,8 @@ def _codec(schemas: Mapping[str, Any], name: str, override: SomeSpace | None) ->
     )
 
 
-def _schemas(url: str, token: str | None) -> dict[str, Any]:
-    response = httpx2.get(f"{http_url(url)}/schema", headers=with_token(None, token), timeout=_TIMEOUT_S)
-    response.raise_for_status()
-    schemas: dict[str, Any] = response.json()
-    return schemas
+def _schemas(url: str, token: str | None) -> Mapping[str, Any]:
+    return read_schemas(url, ConnectionOptions(connect_timeout_s=_TIMEOUT_S, headers=with_token(None, token)))
 
 
 class GymnasiumEnv(gymnasium.Env[Any, Any]):

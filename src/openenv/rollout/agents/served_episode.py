@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import httpx2
-
 from openenv.client.env_client import GenericEnvClient
-from openenv.client.network import http_url, with_token
+from openenv.client.network import ConnectionOptions, with_token
 from openenv.client.rewards import RewardHistory, reward_history
+from openenv.client.schema_client import read_schemas
 from openenv.errors import (
     NonFiniteReward,
     OpenEnvError,
@@ -217,9 +216,9 @@ def action_schema(url: str, client_options: Mapping[str, Any] | None = None) -> 
     """
     try:
         headers = with_token(None, (client_options or {}).get("token"))
-        answer = httpx2.get(f"{http_url(url)}/schema", headers=headers, timeout=_SCHEMA_TIMEOUT_S, trust_env=False)
-        schema: Json = answer.raise_for_status().json()["action"]
-    except (httpx2.HTTPError, ValueError, KeyError) as exc:
+        options = ConnectionOptions(connect_timeout_s=_SCHEMA_TIMEOUT_S, headers=headers)
+        schema: Json = dict(read_schemas(url, options)["action"])
+    except (OpenEnvError, KeyError, TypeError, ValueError) as exc:
         raise RolloutError(f"{url} does not describe its actions ({message_of(exc)}). Is the server running?") from exc
     return schema
 
