@@ -228,6 +228,7 @@ class ServedParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     Raises:
         ValueError: The server's schemas name no agents.
+        UnsupportedSpace: A space is of another kind, or too large.
     """
 
     def __init__(self, url: str | type[ServedPettingZoo], *, token: str | None = None, **options: Any) -> None:
@@ -243,8 +244,10 @@ class ServedParallelEnv(ParallelEnv):  # type: ignore[misc]
         self.render_mode = None
         self.possible_agents = list(described)
         self.agents: list[str] = []
-        self.action_spaces = {agent: space_of(spaces["action"]) for agent, spaces in described.items()}
-        self.observation_spaces = {agent: space_of(spaces["observation"]) for agent, spaces in described.items()}
+        if not all(isinstance(spaces, Mapping) for spaces in described.values()):
+            raise ValueError(f"{url} describes no spaces of its agents")
+        self.action_spaces = {agent: space_of(spaces.get("action")) for agent, spaces in described.items()}
+        self.observation_spaces = {agent: space_of(spaces.get("observation")) for agent, spaces in described.items()}
         self._env: VectorEnv[Any, Any] = VectorEnv(url, 1, autoreset="disabled", token=token, **options)
 
     def action_space(self, agent: str) -> SomeSpace:

@@ -5,6 +5,7 @@ Knows Gymnasium and NumPy; must not know environments or clients.
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,13 @@ SPACE_KEY: Final = "x-gymnasium-space"
 """The key in a JSON schema that holds the space of an action or observation model."""
 
 SomeSpace = spaces.Space[Any]
+_MOST_SPACES: Final = 10_000
+_MOST_ELEMENTS: Final = 2**25
+_UNREADABLE: Final = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(MemoryError, RecursionError, TypeError, ValueError),
+)
+"""The errors of Gymnasium and NumPy for values that describe no space."""
 
 
 class UnsupportedSpace(TypeError):
@@ -58,11 +66,40 @@ def describe(space: SomeSpace) -> dict[str, Any]:
 
 
 def space_of(description: dict[str, Any]) -> SomeSpace:
-    """Build a space from its description.
+    """Build a space from its description, which a server may have sent.
 
     Raises:
-        UnsupportedSpace: It is of another kind.
+        UnsupportedSpace: It is of another kind, too large, or no description of a space.
     """
+    try:
+        return _space_of(description, _SpaceLimit())
+    except UnsupportedSpace:
+        raise
+    except _UNREADABLE as exc:
+        raise UnsupportedSpace(f"this describes no space: {type(exc).__name__}: {exc}") from exc
+
+
+class _SpaceLimit:
+    """Counts spaces and elements: Gymnasium allocates the bounds of every element of a `Box`."""
+
+    def __init__(self) -> None:
+        self._spaces = self._elements = 0
+
+    def count(self, elements: int = 1) -> None:
+        """Count a space.
+
+        Raises:
+            UnsupportedSpace: There are too many, or it is too large.
+        """
+        self._spaces += 1
+        self._elements += max(1, elements)
+        if self._spaces > _MOST_SPACES or self._elements > _MOST_ELEMENTS:
+            raise UnsupportedSpace(f"there are more than {_MOST_SPACES} spaces, or {_MOST_ELEMENTS} elements in them")
+
+
+def _space_of(description: dict[str, Any], limit: _SpaceLimit) -> SomeSpace:
+    size = description.get("shape", description.get("n") if description.get("type") == "MultiBinary" else None)
+    limit.count(size if isinstance(size, int) else math.prod(size or ()))
     match description.get("type"):
         case "Discrete":
             return spaces.Discrete(description["n"], start=description.get("start", 0))
@@ -85,9 +122,9 @@ def space_of(description: dict[str, Any]) -> SomeSpace:
                 description["max_length"], min_length=description["min_length"], charset=description["charset"]
             )
         case "Dict":
-            return spaces.Dict({key: space_of(inner) for key, inner in description["spaces"].items()})
+            return spaces.Dict({key: _space_of(inner, limit) for key, inner in description["spaces"].items()})
         case "Tuple":
-            return spaces.Tuple([space_of(inner) for inner in description["spaces"]])
+            return spaces.Tuple([_space_of(inner, limit) for inner in description["spaces"]])
         case other:
             raise UnsupportedSpace(f"spaces of the type {other!r} are not supported")
 
@@ -365,10 +402,15 @@ def derive(schema: Mapping[str, Any]) -> SpaceCodec:
     Raises:
         UnsupportedSpace: A field is of another kind.
     """
-    fields = {name: field for name, field in schema.get("properties", {}).items() if name not in _BASE_FIELDS}
-    if not fields:
-        raise UnsupportedSpace("the model adds no fields to its base class")
-    return _model(fields, schema.get("$defs", {}), "")
+    try:
+        fields = {name: field for name, field in schema.get("properties", {}).items() if name not in _BASE_FIELDS}
+        if not fields:
+            raise UnsupportedSpace("the model adds no fields to its base class")
+        return _model(fields, schema.get("$defs", {}), "")
+    except UnsupportedSpace:
+        raise
+    except _UNREADABLE as exc:  # references in a circle, for example
+        raise UnsupportedSpace(f"the schema has no space: {type(exc).__name__}: {exc}") from exc
 
 
 def _model(fields: Mapping[str, Any], shared: Mapping[str, Any], path: str) -> SpaceCodec:
@@ -430,6 +472,7 @@ def _box(schema: Mapping[str, Any], path: str) -> SpaceCodec:
             raise UnsupportedSpace(f"the field {path} is a list without a fixed length")
         shape.append(size)
         schema = schema["items"]
+    _SpaceLimit().count(math.prod(shape))
     kind: Any = {"integer": np.int64, "number": np.float64}.get(schema.get("type", ""))
     if kind is None:
         raise UnsupportedSpace(f"the field {path} must be a list of numbers")
