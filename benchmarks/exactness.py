@@ -2,10 +2,14 @@
 
     python benchmarks/exactness.py --episodes 1000                    # a scripted model that calls tools
     python benchmarks/exactness.py --episodes 1000 --model smollm2    # SmolLM2-135M by llama.cpp: make .engine/ready
+    python benchmarks/exactness.py --episodes 100 --model vllm --turns 24 [--no-token-in]
+
+`vllm` is the double of tests/support/vllm_double.py, not the real engine: its policy samples other tokens than its chat
+template writes, with compact tool calls and thoughts. `sampled`, `trained` and `excluded` count tokens.
 
 For each call of each captured sequence the engine is asked once more: for the ids of the prompt, and for the
-log-probability of each sampled token after all that came before it. Exit code 1 where an id differs, a
-log-probability differs by more than float error, or the loss mask has another token than those that were sampled.
+log-probability of each sampled token after all that came before it. Exit code 1 where an id differs, a log-probability
+differs by more than float error, or the loss mask has another token than those that were sampled.
 """
 
 from __future__ import annotations
@@ -27,6 +31,9 @@ from typing import Any
 
 import httpx2
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+import vllm_double
 from openenv import Action, Environment, Observation, State, create_app
 from openenv.rollout import Model, RolloutStore, Sampling
 from openenv.rollout.capture import Call, read
@@ -36,6 +43,7 @@ from openenv.train import EpisodeSample, play
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINE = ROOT / "tests" / "rollout" / "real_engine" / "engine.py"
+NO_TOKEN_IN: dict[str, Any] = {"token_in": False} if "token_in" in Model.model_fields else {}
 ENGINES_GAP = "tokens that it did not name"
 """Part of why a sequence is not trained on: llama.cpp does not name tokens of a character that the limit cut off."""
 FLOAT_ERROR = 5e-4
@@ -53,6 +61,12 @@ class Exactness:
     """Sampled ones, all of them replayed."""
     context: int = 0
     """Tokens of prompts and tool results."""
+    sampled: int = 0
+    """By all calls."""
+    trained: int = 0
+    excluded: dict[str, int] = field(default_factory=dict)
+    """Sampled tokens that are not trained on, by reason."""
+    excluded_share: float = 0.0
     not_trainable: int = 0
     """Sequences with sampled tokens that may not be trained on."""
     reasons: dict[str, int] = field(default_factory=dict)
@@ -118,6 +132,8 @@ class EngineToCheck(ABC):
 
     system = ""
     max_tokens: int | None = None
+    turns = 3
+    token_in = True
 
     @abstractmethod
     def model(self) -> Model:
@@ -154,6 +170,33 @@ class ScriptedEngine(EngineToCheck):
         return Replay(answer["prompt_token_ids"], choice["token_ids"], values)
 
 
+class DoubleEngine(EngineToCheck):
+    """The double of vLLM, with tools."""
+
+    def __init__(self, double: vllm_double.VllmDouble) -> None:
+        self._double = double
+        self._samples: dict[tuple[int, ...], vllm_double.Sample] = {}
+
+    def model(self) -> Model:
+        fields: dict[str, Any] = {} if self.token_in else NO_TOKEN_IN
+        return Model(base_url=self._double.url, name="m", engine="vllm", sampling=Sampling(), **fields)
+
+    def app(self) -> Any:
+        from echo_env.server.app import app  # not needed with another engine
+
+        return app
+
+    def replay(self, worker: int, call: Call) -> Replay:
+        # What the engine got and sampled is in its log. Its log-probabilities are computed again from the IDs.
+        prompt = tuple(call.completion.prompt_ids or ())
+        if prompt not in self._samples:
+            self._samples = {tuple(sample.prompt): sample for sample in list(self._double.samples)}
+        ids = self._samples[prompt].ids
+        context = [*prompt, *ids]
+        values = [vllm_double.logprob(context[: len(prompt) + place], token, 0) for place, token in enumerate(ids)]
+        return Replay(list(prompt), ids, values)
+
+
 class Guess(Action):
     """What the model says."""
 
@@ -167,9 +210,10 @@ class Hint(Observation):
 
 
 class NumberGame(Environment[Guess, Hint, State]):
-    """Three guesses of a number; the answers of a small model are whatever they are."""
+    """Some guesses of a number; the answers of a small model are whatever they are."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
+    turns = 3
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,10 +228,10 @@ class NumberGame(Environment[Guess, Hint, State]):
         self._state.step_count += 1
         digits = "".join(filter(str.isdigit, action.text))[:6]
         if not digits:
-            return Hint(hint="That is no number. Guess again.", reward=0.0, done=self._state.step_count >= 3)
+            return Hint(hint="That is no number. Guess again.", reward=0.0, done=self._state.step_count >= self.turns)
         distance = abs(int(digits) - self._number)
         hint = f"{digits} is {'too high' if int(digits) > self._number else 'too low'}. Guess again."
-        return Hint(hint=hint, reward=1 / (1 + distance), done=self._state.step_count >= 3)
+        return Hint(hint=hint, reward=1 / (1 + distance), done=self._state.step_count >= self.turns)
 
     @property
     def state(self) -> State:
@@ -206,16 +250,20 @@ class LlamaEngine(EngineToCheck):
 
     def model(self) -> Model:
         urls = [f"{url}/v1" for url in self._urls]
-        return Model(base_urls=urls, name="smollm2-135m-instruct", engine="llamacpp", sampling=Sampling())
+        fields: dict[str, Any] = {} if self.token_in else NO_TOKEN_IN
+        return Model(base_urls=urls, name="smollm2-135m-instruct", engine="llamacpp", sampling=Sampling(), **fields)
 
     def app(self) -> Any:
+        NumberGame.turns = self.turns
         return create_app(NumberGame, Guess, Hint, max_concurrent_envs=64)
 
     def replay(self, worker: int, call: Call) -> Replay:
         base = self._urls[worker % len(self._urls)]
-        text = self._ask(f"{base}/apply-template", call.sent)["prompt"]
-        asked = {"content": text, "add_special": True, "parse_special": True}
-        prompt: list[int] = self._ask(f"{base}/tokenize", asked)["tokens"]
+        prompt = list(call.completion.prompt_ids or ())
+        if not getattr(call, "reused_ids", 0):  # else the tokens were sent, and there is no text to ask for
+            text = self._ask(f"{base}/apply-template", call.sent)["prompt"]
+            asked = {"content": text, "add_special": True, "parse_special": True}
+            prompt = self._ask(f"{base}/tokenize", asked)["tokens"]
         sampled = [token for token in call.completion.sampled.ids if token is not None]
         values = []
         for place, token in enumerate(sampled):
@@ -240,6 +288,22 @@ def scripted() -> Iterator[ScriptedEngine]:
 
 
 @contextlib.contextmanager
+def double(turns: int) -> Iterator[DoubleEngine]:
+    """Serve the double of vLLM with a policy that calls a tool in each turn but the last."""
+
+    def policy(prompt: str) -> str:
+        number = prompt.count("<tool_response>")
+        if number >= turns - 1:
+            return "That is the end of it."
+        arguments = json.dumps({"message": f"the result is {number * 42} and no answer"}, separators=(",", ":"))
+        call = f'<tool_call>\n{{"name":"echo_message","arguments":{arguments}}}\n</tool_call>'
+        return f"<think>\nI call it again, the {number}. time.\n</think>\n\n{call}"
+
+    with vllm_double.VllmDouble(policy, max_model_len=1 << 20) as server:
+        yield DoubleEngine(server)
+
+
+@contextlib.contextmanager
 def smollm2(count: int, python: Path) -> Iterator[LlamaEngine]:
     """Serve SmolLM2 in some processes, which end with their standard input."""
     with contextlib.ExitStack() as stack:
@@ -260,6 +324,14 @@ def check(engine: EngineToCheck, store: RolloutStore, worker: int, sample: Episo
     """Compare all sequences of an episode with what the engine says of its calls now."""
     calls = {call.number: call for call in read(store.captures / sample.outcome.rollout_id).calls}
     replays = {number: engine.replay(worker, call) for number, call in calls.items()}
+    sampled = sum(len(call.completion.sampled) for call in calls.values())
+    trained = sum(sequence.n_trainable for sequence in sample.trainable)
+    result.sampled += sampled
+    result.trained += trained
+    if hasattr(sample, "tokens"):
+        for reason, count in sample.tokens().excluded.items():
+            result.excluded[reason] = result.excluded.get(reason, 0) + count
+    result.excluded_share = round(1 - result.trained / result.sampled, 4)
     seen: set[int] = set()
     for sequence in sample.sequences:
         known = sum(number in seen for number in sequence.node_ids)
@@ -273,9 +345,9 @@ async def measure(engine: EngineToCheck, episodes: int, at_once: int, minutes: f
     result = Exactness()
     deadline = time.monotonic() + minutes * 60
     seeds = itertools.takewhile(lambda _: time.monotonic() < deadline, range(episodes))
-    options: dict[str, Any] = {"system": engine.system, "max_tokens": engine.max_tokens}
+    options: dict[str, Any] = {"system": engine.system, "max_tokens": engine.max_tokens, "max_turns": engine.turns + 1}
     with tempfile.TemporaryDirectory() as folder, RolloutStore(folder) as store, serve(engine.app()) as served:
-        options |= {"samples": 1, "concurrency": at_once, "store": store}
+        options |= {"samples": 1, "concurrency": at_once, "store": store, "gives_rewards": True}
         async with play(served.url, engine.model(), seeds, **options) as stream:
             async for group in stream:
                 await asyncio.to_thread(check, engine, store, result.episodes, group.samples[0], result)
@@ -287,19 +359,24 @@ async def measure(engine: EngineToCheck, episodes: int, at_once: int, minutes: f
 def main() -> None:
     """Play, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["scripted", "smollm2"], default="scripted")
+    parser.add_argument("--model", choices=["scripted", "smollm2", "vllm"], default="scripted")
     parser.add_argument("--episodes", type=int, default=1000)
+    parser.add_argument("--turns", type=int, default=3, help="of an episode; not of the scripted model")
+    parser.add_argument("--no-token-in", action="store_true", help="send messages only, as to an unknown engine")
     parser.add_argument("--engines", type=int, default=1, help="processes of SmolLM2, each with one thread")
     parser.add_argument("--engine-python", type=Path, default=ROOT / ".engine" / "bin" / "python")
     parser.add_argument("--minutes", type=float, default=120, help="begin no further episode after this time")
     arguments = parser.parse_args()
     began = time.monotonic()
-    if arguments.model == "scripted":
-        with scripted() as engine:
-            result = asyncio.run(measure(engine, arguments.episodes, 4, arguments.minutes))
-    else:
-        with smollm2(arguments.engines, arguments.engine_python) as llama:
-            result = asyncio.run(measure(llama, arguments.episodes, arguments.engines, arguments.minutes))
+    at_once = arguments.engines if arguments.model == "smollm2" else 4
+    engines: dict[str, Any] = {
+        "scripted": scripted,
+        "smollm2": lambda: smollm2(arguments.engines, arguments.engine_python),
+        "vllm": lambda: double(arguments.turns),
+    }
+    with engines[arguments.model]() as engine:
+        engine.turns, engine.token_in = arguments.turns, not arguments.no_token_in
+        result = asyncio.run(measure(engine, arguments.episodes, at_once, arguments.minutes))
     print(json.dumps({"model": arguments.model, **asdict(result), "seconds": round(time.monotonic() - began)}))
     sys.exit(not result.is_exact())
 

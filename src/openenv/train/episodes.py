@@ -48,6 +48,7 @@ from openenv.rollout.agents.dialogue import AnswerRefused, Dialogue, Json
 from openenv.rollout.agents.served_episode import RewardRule, served_dialogue
 from openenv.rollout.capture import Capture, CaptureServer, export
 from openenv.rollout.capture.encoding import dumps, load_object
+from openenv.rollout.capture.token_in import THOUGHTS
 from openenv.rollout.capture.training_trace import RolloutTurn
 from openenv.rollout.run.engine import new_rollout_id
 from openenv.rollout.store.outcome import Outcome, Status
@@ -87,6 +88,9 @@ class PlayOptions(StreamOptions):
     """The largest number of replies in an episode. An unfinished episode then counts with its reward so far."""
     max_tokens: int | None = None
     """The largest number of tokens in a reply."""
+    keep_reasoning: bool = True
+    """Whether the model's thoughts are sent back with its replies, in the endpoint's field for them. Templates decide
+    which of them the model sees. Set False if the endpoint refuses the field."""
     reward: RewardRule = "sum"
     """`sum` adds all rewards of an episode, `last` takes the last one."""
     gives_rewards: bool = False
@@ -113,6 +117,7 @@ class PlayArguments(StreamArguments, total=False):
     dialogue: Dialogue | None
     max_turns: int
     max_tokens: int | None
+    keep_reasoning: bool
     reward: RewardRule
     gives_rewards: bool
     store: RolloutStore | None
@@ -326,7 +331,8 @@ class EpisodeStream(GroupStream[Start]):
             message: Json = (load_object(reply.body) or {})["choices"][0]["message"]
         except (ValueError, LookupError, TypeError) as exc:
             raise EndpointFailed(f"the model endpoint gave no message: {text}") from exc
-        kept = {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name)}
+        names = ("role", "content", "tool_calls", *(THOUGHTS if self.options.keep_reasoning else ()))
+        kept = {name: message[name] for name in names if message.get(name)}
         return {"role": "assistant", "content": "", **kept}
 
     async def _blame(self, refusal: str, episode: _PlayedEpisode, capture: Capture) -> None:

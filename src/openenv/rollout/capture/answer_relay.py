@@ -58,7 +58,10 @@ class AnswerRelay:
         call = self._call
         policy = response.headers.get(call.services.policy_header)
         call.ledger.policy = None if policy is None else call.redacted(policy)
-        call.ledger.recorder.head(response.status, {"policy": call.ledger.policy} if call.ledger.policy else {})
+        facts: Json = {"policy": call.ledger.policy} if call.ledger.policy else {}
+        if call.prepared.token_call is not None:
+            facts["reused_ids"] = call.prepared.token_call.reused
+        call.ledger.recorder.head(response.status, facts)
         try:
             if "text/event-stream" in response.headers.get("content-type", ""):
                 await self._relay_stream(response)
@@ -73,6 +76,8 @@ class AnswerRelay:
         call, request, reply = self._call, self._call.request, self._call.reply
         translator = request.bridge.translator(request.body) if request.bridge is not None else None
         tap = StreamTap(call.ledger.recorder, request.endpoint, call.prepared.forced, translator, call.rollout.redactor)
+        if call.rollout.tokens is not None:
+            tap.assembler = request.endpoint.assembler()
         await reply.start(200, [EVENT_STREAM, NO_CACHE, *call.passed_headers(response)])
         try:
             async with contextlib.aclosing(response.pieces()) as pieces:
@@ -94,7 +99,9 @@ class AnswerRelay:
             call.rollout.endpoint_failed(status=response.status, kind="broken", message=message)
             call.ledger.settle("broken", {"message": message})
         else:
-            await self._complete(None if tap.has_prompt_ids else tap.prompt_tokens)
+            call.ledger.prompt_ids = tap.prompt_ids
+            call.ledger.answer = None if tap.assembler is None else tap.assembler.response()
+            await self._complete(None if tap.prompt_ids is not None else tap.prompt_tokens)
         # Only after the end is on disk: an agent that has its answer may end, and its rollout be read, at once.
         await reply.write(tap.end())
         await reply.end()
@@ -107,6 +114,13 @@ class AnswerRelay:
         if answer is None:
             recorder.body(raw)
             raise self._not_an_object(response, raw)
+        if call.prepared.token_call is not None:
+            try:
+                answer = call.prepared.token_call.completion(answer)
+            except ValueError as exc:
+                recorder.body(raw)
+                raise EndpointError(call.redacted(str(exc)), kind="garbage") from None
+            raw = dumps(answer)
         ids = endpoint.take_prompt_ids(answer) if b"token_ids" in raw else None
         if ids:
             recorder.prompt(ids)
@@ -122,6 +136,7 @@ class AnswerRelay:
         is_unchanged = visible is answer and not (ids and TOKEN_IDS in forced)
         if request.bridge is not None:
             visible, is_unchanged = request.bridge.translator(request.body).translate(visible), False
+        call.ledger.prompt_ids, call.ledger.answer = ids, load_object(raw) if call.rollout.tokens is not None else None
         await self._complete(None if ids else tokens_read(answer))
         headers = call.passed_headers(response)
         if request.wants_stream:

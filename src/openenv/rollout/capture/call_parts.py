@@ -57,6 +57,9 @@ class CallLedger:
         self.attempts = 0
         self.policy: str | None = None
         """The version of the policy that answered."""
+        self.prompt_ids: list[int] | None = None
+        self.answer: Json | None = None
+        """The whole answer, for a rollout with a `TokenMemory`."""
         self.is_settled = False
 
     @property

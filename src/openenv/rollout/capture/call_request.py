@@ -23,6 +23,7 @@ from .captured_rollout import CapturedRollout
 from .dialects.dialect import STREAM, AgentDialect, Bridge, CallOptions, ModelDialect
 from .encoding import Json, dumps
 from .parameter_fixes import ParamFix, forced_parameters_named, next_fix
+from .token_in import TokenCall
 from .upstream_errors import REFUSALS
 
 
@@ -53,6 +54,8 @@ class PreparedRequest:
         self._rollout = rollout
         model = rollout.model
         self._allowed = allow(request.dialect.name, request.body, engine=model.engine, may_set=model.agent_may_set)
+        self.token_call: TokenCall | None = None
+        """The request with token IDs that is sent instead of `body`; None to send `body`."""
         self._fixes: list[ParamFix] = []  # of this call; the rollout gets them once a repaired request succeeded
         self._write(rollout.call_options())
 
@@ -73,7 +76,7 @@ class PreparedRequest:
     @property
     def is_streamed(self) -> bool:
         """Return whether the endpoint is asked for a stream."""
-        return self.body.get("stream") is True
+        return self.body.get("stream") is True and self.token_call is None
 
     def facts(self) -> Json:
         """Return the facts about the request that are recorded with its two bodies."""

@@ -34,6 +34,7 @@ from .dialects.dialect import CallOptions
 from .encoding import Json
 from .parameter_fixes import ParamFix
 from .records import Recorder
+from .token_in import TokenMemory, token_memory
 
 if TYPE_CHECKING:
     from .model_call import ProxiedCall
@@ -237,11 +238,14 @@ class CapturedRollout:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a call ends or the key is revoked: waiting calls check again."""
     redactor: Redactor = field(init=False)
+    tokens: TokenMemory | None = field(init=False)
+    """The recorded answers that later calls continue; None if the engine takes no token IDs."""
     _replica: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.redactor = Redactor(self.model)
         self.refused = self.traits.refused
+        self.tokens = token_memory(self.model)
         # Chosen by the ID, not in turn: a rollout that is repeated under its ID finds its prompts in the cache.
         self._replica = zlib.crc32(self.rollout_id.encode()) % len(self.model.replicas)
 
@@ -307,6 +311,8 @@ class CapturedRollout:
         """Release the memory that only an open rollout needs."""
         self.closed_at = time.time()
         self.recorder.forget()
+        if self.tokens is not None:
+            self.tokens.forget()
 
     def stats(self) -> Stats:
         """Return the current figures."""

@@ -27,18 +27,22 @@ from ..tasks.task import Model
 from .call_parts import CallParts
 from .encoding import Json, dumps, load_object
 from .outbound import EndpointError, EndpointResponse, Endpoints
+from .token_in import continue_with_tokens
 from .upstream_errors import REFUSALS, ModelCallFailed, error_message
 
 log = logging.getLogger("openenv.rollout.capture")
 
 POLICY_S = 2.0
 PROMPT_IDS_S = 5.0
+RENDER_S = 60.0
 PROMPT_IDS_LIMIT = 64 * 1024 * 1024
 ERROR_LIMIT = 256 * 1024
 SENT_HEADERS = frozenset({"accept", "anthropic-version", "anthropic-beta", "openai-beta"})
 """The agent's headers that the endpoint may see."""
 SENT_QUERY = frozenset({"beta", "api-version"})
 """The query parameters that the endpoint may see."""
+_NO_ROUTE = frozenset({404, 405, 501})
+"""Statuses of an engine that lacks a route."""
 _VERSION = re.compile(r"v\d+\w*")
 
 
@@ -57,6 +61,8 @@ class EndpointSender:
             ModelCallFailed: No attempt succeeded.
         """
         call, ledger, prepared = self._call, self._call.ledger, self._call.prepared
+        if call.rollout.tokens is not None:
+            prepared.token_call = await continue_with_tokens(call.rollout.tokens, prepared.body, self._ask)
         while True:
             ledger.attempts += 1
             status: int | None = None
@@ -74,6 +80,13 @@ class EndpointSender:
                     prepared.accepted()
                     return response
                 failure = await self._error_of(response)
+                if prepared.token_call is not None and status in _NO_ROUTE | REFUSALS:
+                    # The chat route decides about the request. Its conversation may be shorter, without thoughts.
+                    prepared.token_call.memory.is_off = status in _NO_ROUTE
+                    prepared.token_call = None
+                    ledger.attempts -= 1
+                    ledger.recorder.tried(status, failure.error)
+                    continue
                 if prepared.repair(status, failure.error):
                     ledger.attempts -= 1  # the endpoint works, so this attempt does not count
                     ledger.recorder.resent(call.request.body, prepared.body)
@@ -135,18 +148,36 @@ class EndpointSender:
     async def _send(self) -> EndpointResponse:
         rollout, request = self._call.rollout, self._call.request
         base_url = self._base_url = rollout.base_url
+        token_call = self._call.prepared.token_call
         url = endpoint_url(base_url, request.endpoint.path)
+        if token_call is not None:
+            url = server_root(base_url) + token_call.path
         # A query has a meaning in the agent's dialect only.
-        query = [pair for pair in parse_qsl(request.query) if pair[0] in SENT_QUERY and request.bridge is None]
+        is_native = request.bridge is None and token_call is None
+        query = [pair for pair in parse_qsl(request.query) if pair[0] in SENT_QUERY and is_native]
         if query:
             url += f"?{urlencode(query)}"
-        body, timeout_s = dumps(self._call.prepared.body), rollout.model.request_timeout_s
+        body = dumps(self._call.prepared.body if token_call is None else token_call.body)
+        timeout_s = rollout.model.request_timeout_s
         try:
             return await self._call.services.endpoints.send("POST", url, body, self._headers(), timeout_s=timeout_s)
         except EndpointError as exc:
             if exc.kind == "connect":
                 rollout.leave_replica(base_url)  # the next attempt goes to the next replica
             raise
+
+    async def _ask(self, path: str, body: Json) -> Json | None:
+        """Post to a route of the engine that samples nothing for the agent; None for an error."""
+        url = server_root(self._call.rollout.base_url) + path
+        endpoints = self._call.services.endpoints
+        try:
+            response = await endpoints.send("POST", url, dumps(body), self._headers(), timeout_s=RENDER_S)
+            data = await response.read(PROMPT_IDS_LIMIT)
+        except EndpointError:
+            return None
+        if response.status in _NO_ROUTE and self._call.rollout.tokens is not None:
+            self._call.rollout.tokens.is_off = True
+        return load_object(data) if response.status == 200 else None
 
     def _no_response(self, exc: EndpointError) -> ModelCallFailed:
         how = "timeout" if exc.kind == "timeout" else "unreachable"
@@ -188,6 +219,11 @@ def endpoint_url(base_url: str, path: str) -> str:
     return f"{base}{path}" if _VERSION.fullmatch(base.rpartition("/")[2]) else f"{base}/v1{path}"
 
 
+def server_root(base_url: str) -> str:
+    """Return the address of an engine's own routes, which have no version."""
+    return base_url.rstrip("/").removesuffix("/v1")
+
+
 def endpoint_headers(model: Model, passed_on: Mapping[str, str]) -> dict[str, str]:
     """Return the headers of a request to a model's endpoint: the real key, and headers of the agent."""
     # `identity`: compressed events would come in blocks, later than they were sampled.
@@ -208,7 +244,7 @@ async def ask_prompt_ids(
     """Ask llama.cpp for the IDs of a request's prompt; None if it has no such routes, or reports other IDs."""
     # llama.cpp has the IDs of a prompt on separate routes only: its template, then its tokeniser. The proxy never
     # tokenises, and accepts the IDs only if they are as many as the engine reported with the answer.
-    root = base_url.rstrip("/").removesuffix("/v1")
+    root = server_root(base_url)
 
     async def post(path: str, value: Json) -> Json:
         response = await endpoints.send("POST", f"{root}{path}", dumps(value), headers, timeout_s=PROMPT_IDS_S)

@@ -174,6 +174,10 @@ class ProxiedCall:
                 rollout.no_prompt_ids = True
             else:
                 ledger.recorder.prompt(ids, is_separate=True)
+                ledger.prompt_ids = ids
+        if rollout.tokens is not None and ledger.answer is not None and ledger.prompt_ids is not None:
+            request = self._call.request
+            rollout.tokens.remember(self._call.prepared.body, ledger.answer, ledger.prompt_ids, request.endpoint)
         if self._policy_task is not None:
             ledger.policy = await self._policy_task or ledger.policy
         ledger.settle("complete")

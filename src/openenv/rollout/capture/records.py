@@ -10,7 +10,7 @@ are numbered from 0 over the whole file, and requests refer to them by runs, [fi
     {"asked":{"stream":true,"messages":{"$items":[[0,1]]}},"sent":{"set":{"logprobs":true,...},"unset":[]},"new":[{"role":...}]}
     {"k":"try","n":1,"status":503,"error":{...}}             an attempt that failed before the first byte of an answer
     {"k":"resent","n":1,"len":93}                            the request without a refused parameter
-    {"k":"head","n":1,"status":200,"at":1794805357.7}        the answer begins
+    {"k":"head","n":1,"status":200,"at":1794805357.7}        the answer begins; `reused_ids` after a token-in request
     {"k":"prompt","n":2,"base":1,"keep":2,"ids":[44,35]}     the prompt: the first 2 IDs of call 1, then these
     {"k":"up","n":1,"len":1087}                              events of a stream, unchanged
     {"k":"body","n":1,"len":812}                             or an answer without streaming
@@ -374,6 +374,8 @@ class Call:
     policy_version: str | None = None
     prompt_ids_asked: bool = False
     """Whether the IDs of the prompt came from a separate route, such as `/tokenize`."""
+    reused_ids: int = 0
+    """The number of prompt tokens that the proxy sent as IDs of earlier calls (`token_in`)."""
     completion: Completion = field(default_factory=Completion)
     removed: tuple[str, ...] = ()
     """Fields of the agent's request that agents may not set; they did not reach the endpoint."""
@@ -622,6 +624,7 @@ class _Draft:
             call.status, call.error = head["status"], None  # the attempts before this one no longer matter
             call.first_byte_s = head["at"] - call.started_at
             call.policy_version = head.get("policy")
+            call.reused_ids = head.get("reused_ids", 0)
         elif kind == "up":
             self._events.append(entry.payload)
         elif kind == "body":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 
 from .captured_rollout import Redactor
-from .dialects.dialect import MALFORMED, TOKEN_IDS, Completion, ModelDialect, Translator
+from .dialects.dialect import MALFORMED, TOKEN_IDS, Assembler, Completion, ModelDialect, Translator
 from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object
 from .outbound import EndpointError
 from .records import CallRecorder
@@ -50,8 +50,10 @@ class StreamTap:
         """The number of tokens with an ID or a log-probability."""
         self.reported = 0
         """The number of tokens in the reported usage."""
-        self.has_prompt_ids = False
-        """Whether the engine sent the prompt's token IDs."""
+        self.prompt_ids: list[int] | None = None
+        """The prompt's token IDs, if the engine sent them."""
+        self.assembler: Assembler | None = None
+        """Gets every event, if it is set."""
         self.prompt_tokens: int | None = None
         """The number of prompt tokens, if the engine sends their IDs on another route only."""
         self.finished = False
@@ -109,6 +111,9 @@ class StreamTap:
     def _read(self, event: bytes, chunk: Json) -> tuple[bytes, bytes]:
         """Return an event as it is recorded, and as the agent sees it."""
         dialect = self._dialect
+        if self.assembler is not None:
+            with contextlib.suppress(*MALFORMED):
+                self.assembler.feed(chunk)
         if self._redactor is not None and ("error" in chunk or chunk.get("type") in ("error", "response.failed")):
             redacted = self._redactor.value(chunk)
             if redacted != chunk:
@@ -127,7 +132,7 @@ class StreamTap:
         ids = dialect.take_prompt_ids(chunk) if b"t_token_ids" in event else None
         if ids:  # long and nearly the same in each call: `prompt` entries hold only the new ones
             self._recorder.prompt(ids)
-            self.has_prompt_ids = True
+            self.prompt_ids = ids
             record = _with_data(event, chunk)
             if TOKEN_IDS in self._forced:
                 event = record

@@ -386,6 +386,12 @@ class Model(BaseModel):
     """URL schemes of the images, files and videos in an agent's messages; other requests get a 400. The endpoint would
     fetch `https` URLs for the agent, outside of its sandbox. `file` allows paths, and `file_id` the account's files."""
 
+    token_in: bool = True
+    """Whether a call that continues a recorded answer sends its token IDs instead of messages, if `engine` is `vllm`,
+    `sglang` or `llamacpp`. Such an answer comes whole."""
+    routed_experts: bool = False
+    """Whether the engine is asked for the experts of each token. vLLM and SGLang need `--enable-return-routed-experts`.
+    Answers then come whole."""
     base_urls: tuple[str, ...] = ()
     """More replicas of the same model. A rollout stays with one replica, because its prefix cache has the
     conversation. If that replica cannot be reached, the rollout continues with the next one."""

@@ -281,16 +281,16 @@ class OpenAIChat(ModelDialect):
     def setting(self, body: Json) -> list[Any]:
         messages = dicts_in(body.get("messages"))
         tools = [tool.get("function") or tool for tool in dicts_in(body.get("tools"))]
-        system = [_reduced(message) for message in messages[: _leading(messages)]]
+        system = [reduced_message(message) for message in messages[: _leading(messages)]]
         return [system, sorted(str(tool.get("name")) for tool in tools)]
 
     def items(self, body: Json) -> list[Any]:
         messages = dicts_in(body.get("messages"))
-        return [_reduced(message) for message in messages[_leading(messages) :]]
+        return [reduced_message(message) for message in messages[_leading(messages) :]]
 
     def reply_items(self, response: Json) -> list[Any]:
         choices = response.get("choices") or [{}]
-        return [_reduced(choices[0].get("message") or {"role": "assistant"})]
+        return [reduced_message(choices[0].get("message") or {"role": "assistant"})]
 
 
 def _force_usage(sent: Json, options: CallOptions, forced: set[str]) -> None:
@@ -374,7 +374,8 @@ def _leading(messages: list[Json]) -> int:
     return roles.index(False) if False in roles else len(roles)
 
 
-def _reduced(message: Json) -> list[Any]:
+def reduced_message(message: Json) -> list[Any]:
+    """Return a message as a value to compare: two forms of one message have the same."""
     # Agents parse an answer and send it back in another form: a text as a list of one part, calls with new IDs and
     # re-encoded arguments ({"a": 1} for {"a":1}), no thoughts.
     content = message.get("content")

@@ -1,0 +1,361 @@
+"""A double of vLLM's server: the real engine needs a GPU and is not available to these tests.
+
+It follows vLLM's documented routes: chat and text completions with token IDs, `/tokenize`, `/detokenize`, sleep and
+wake-up, pause and resume, `/update_weights`, and routed experts as base64 of an `.npy` file. Everything is computed
+from token IDs, so each answer can be checked: the tokenizer merges letters, and the policy samples other splits of the
+same text than the tokenizer would write, with compact tool calls, as real models do. The chat template is that of
+Hermes and Qwen: spaces in arguments, tool results in one user turn, and thoughts of earlier turns left out.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from openenv.server.thread_server import ThreadServer
+
+Json = dict[str, Any]
+Policy = Callable[[str], str]
+"""Returns an answer's text, with its markup, for a prompt's text."""
+
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
+START, END, CALL, END_CALL, THINK, END_THINK = range(256, 256 + len(SPECIAL))
+_WORDS = "th he in er an re on at en nd st es or te ti ed is it al ar the ing and ion tool name arguments result"
+_MERGES = (*_WORDS.split(), '{"', '": ', '":', '", ', '",', '"}}', "}}", "00", "10", "12", "20", "42")
+_FIRST_MERGE = 256 + len(SPECIAL)
+_TABLE = {bytes([value]): value for value in range(256)}
+_TABLE |= {text.encode(): 256 + number for number, text in enumerate(SPECIAL)}
+_TABLE |= {text.encode(): _FIRST_MERGE + number for number, text in enumerate(dict.fromkeys(_MERGES))}
+_BYTES = {token: text for text, token in _TABLE.items()}
+_PIECES = re.compile(b"|".join(map(re.escape, sorted(_TABLE, key=len, reverse=True))), re.DOTALL)
+LAYERS, TOP, EXPERTS = 3, 2, 16
+
+
+def encode(text: str) -> list[int]:
+    """Return the tokenizer's IDs of a text; special tokens in it become themselves, as in vLLM's templates."""
+    return [_TABLE[piece] for piece in _PIECES.findall(text.encode())]
+
+
+def decode(ids: Iterable[int], *, skip_special: bool = False) -> str:
+    """Return the text of IDs."""
+    kept = (token for token in ids if not (skip_special and token in (START, END)))
+    return b"".join(_BYTES[token] for token in kept).decode("utf-8", "replace")
+
+
+def sampled_ids(text: str, *, seed: int) -> list[int]:
+    """Return a text in other tokens than the tokenizer's: some merges are split."""
+    ids: list[int] = []
+    for place, token in enumerate(encode(text)):
+        piece = _BYTES[token]
+        is_split = token >= _FIRST_MERGE and _number(array("q", [seed, place]).tobytes()) % 3 == 0
+        ids += [_TABLE[bytes([value])] for value in piece] if is_split else [token]
+    return ids
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=4).digest(), "big")
+
+
+def logprob(context: Sequence[int], token: int, version: int) -> float:
+    """Return the model's log-probability of a token after a context."""
+    return -0.01 - _number(array("q", [*context, token, version]).tobytes()) % 1000 / 500
+
+
+def experts(ids: Sequence[int], version: int) -> numpy.ndarray[Any, Any]:
+    """Return the experts of each token that was passed through the model: all but the last one."""
+    rows = [
+        [
+            [_number(array("q", [*ids[: place + 1], layer, slot, version]).tobytes()) % EXPERTS for slot in range(TOP)]
+            for layer in range(LAYERS)
+        ]
+        for place in range(len(ids) - 1)
+    ]
+    return numpy.array(rows, dtype=numpy.uint8).reshape(-1, LAYERS, TOP)
+
+
+# -- the chat template
+
+
+class TemplateError(ValueError):
+    """The template, or the engine before it, cannot render the messages."""
+
+
+def render(messages: Sequence[Json], tools: Sequence[Json] | None, *, prompt: bool = True) -> str:
+    """Return a conversation as the chat template writes it.
+
+    Raises:
+        TemplateError: the arguments of a tool call are no JSON, which vLLM parses before the template.
+    """
+    rest = list(messages)
+    system = rest.pop(0)["content"] if rest and rest[0]["role"] == "system" else "You are a helpful assistant."
+    if tools:
+        listed = "\n".join(json.dumps(tool) for tool in tools)
+        system += f"\n\n# Tools\n<tools>\n{listed}\n</tools>"
+    text = f"<|im_start|>system\n{system}<|im_end|>\n"
+    last_user = max((place for place, message in enumerate(rest) if message["role"] == "user"), default=-1)
+    for place, message in enumerate(rest):
+        if message["role"] == "tool":
+            is_first = place == 0 or rest[place - 1]["role"] != "tool"
+            is_last = place + 1 == len(rest) or rest[place + 1]["role"] != "tool"
+            text += "<|im_start|>user" if is_first else ""
+            text += f"\n<tool_response>\n{message['content']}\n</tool_response>"
+            text += "<|im_end|>\n" if is_last else ""
+            continue
+        text += f"<|im_start|>{message['role']}\n"
+        thoughts = message.get("reasoning")
+        if thoughts and place > last_user:
+            text += f"<think>\n{thoughts}\n</think>\n\n"
+        text += message.get("content") or ""
+        for number, call in enumerate(message.get("tool_calls") or ()):
+            text += "\n" if number or message.get("content") else ""
+            try:
+                arguments = json.loads(call["function"]["arguments"])
+            except ValueError as exc:
+                raise TemplateError(f"the arguments of a tool call are no JSON: {exc}") from None
+            text += f'<tool_call>\n{{"name": "{call["function"]["name"]}", "arguments": {json.dumps(arguments)}}}\n'
+            text += "</tool_call>"
+        text += "<|im_end|>\n"
+    return text + "<|im_start|>assistant\n" if prompt else text
+
+
+def parsed(text: str, *, wants_tools: bool) -> Json:
+    """Return the message in an answer's text, by the parsers `qwen3` for thoughts and `hermes` for tool calls."""
+    message: Json = {"role": "assistant", "content": None}
+    if "</think>" in text:
+        thoughts, _, text = text.partition("</think>")
+        message["reasoning"] = thoughts.replace("<think>", "").strip("\n")
+        text = text.lstrip("\n")
+    found = re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL) if wants_tools else []
+    try:
+        calls = [json.loads(each) for each in found]
+    except ValueError:
+        calls = []
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": f"chatcmpl-tool-{number}",
+                "type": "function",
+                "function": {"name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)},
+            }
+            for number, call in enumerate(calls)
+        ]
+        text = text[: text.find("<tool_call>")]
+    message["content"] = text.strip() or None
+    return message
+
+
+# -- the server
+
+
+@dataclass(slots=True)
+class Sample:
+    """One request that was sampled: the ground truth."""
+
+    path: str
+    prompt: list[int]
+    ids: list[int]
+    logprobs: list[float]
+    finish: str
+    version: int
+
+
+@dataclass
+class VllmDouble:
+    """The server. Use it as a context manager."""
+
+    policy: Policy
+    max_model_len: int = 32768
+    routed_experts: bool = False
+    """As with `--enable-return-routed-experts`."""
+    token_routes: bool = True
+    """Whether `/tokenize` exists; without it, as behind a gateway that hides it."""
+    samples: list[Sample] = field(default_factory=list)
+    refused: int = 0
+    version: int = 0
+    is_asleep: bool = False
+    is_paused: bool = False
+
+    def __post_init__(self) -> None:
+        posts: list[tuple[str, Any]] = [
+            ("/v1/chat/completions", self._chat),
+            ("/v1/completions", self._completions),
+            ("/sleep", self._sleep),
+            ("/wake_up", self._wake_up),
+            ("/pause", self._pause),
+            ("/resume", self._resume),
+            ("/update_weights", self._update_weights),
+        ]
+        if self.token_routes:
+            posts += [("/tokenize", self._tokenize), ("/detokenize", self._detokenize)]
+        routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts]
+        routes.append(Route("/is_sleeping", self._is_sleeping))
+        self._server = ThreadServer(Starlette(routes=routes), host="127.0.0.1", port=0, lifespan="off", ws="none")
+
+    @property
+    def url(self) -> str:
+        """The address of the API."""
+        return f"{self._server.url}/v1"
+
+    @property
+    def root(self) -> str:
+        """The address of the server."""
+        return self._server.url
+
+    def __enter__(self) -> VllmDouble:
+        self._server.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._server.close()
+
+    def _error(self, message: str, status: int = 400) -> Response:
+        self.refused += 1
+        error = {"message": message, "type": "BadRequestError", "param": None, "code": status}
+        return JSONResponse({"error": error}, status)
+
+    def _sample(self, path: str, body: Json, prompt: list[int]) -> Sample | Response:
+        if self.is_asleep:
+            return self._error("the engine is asleep", 500)
+        if self.is_paused:
+            return self._error("generation is paused", 503)
+        limit = body.get("max_completion_tokens") or body.get("max_tokens") or 16
+        if len(prompt) + limit > self.max_model_len:
+            return self._error(
+                f"This model's maximum context length is {self.max_model_len} tokens. However, you requested "
+                f"{len(prompt) + limit} tokens. Please reduce the length of the messages."
+            )
+        ids = [*sampled_ids(self.policy(decode(prompt)), seed=len(prompt)), END]
+        finish = "stop" if len(ids) <= limit else "length"
+        ids = ids[:limit]
+        values = [logprob([*prompt, *ids[:place]], token, self.version) for place, token in enumerate(ids)]
+        sample = Sample(path, prompt, ids, values, finish, self.version)
+        self.samples.append(sample)
+        return sample
+
+    def _experts(self, sample: Sample) -> Json:
+        if not self.routed_experts:
+            return {}
+        file = io.BytesIO()
+        numpy.save(file, experts([*sample.prompt, *sample.ids], sample.version))
+        return {"routed_experts": base64.b64encode(file.getvalue()).decode()}
+
+    async def _chat(self, request: Request) -> Response:
+        body = await request.json()
+        try:
+            prompt = encode(render(body["messages"], body.get("tools")))
+        except TemplateError as exc:
+            return self._error(str(exc))
+        sample = self._sample("chat", body, prompt)
+        if isinstance(sample, Response):
+            return sample
+        text = decode(sample.ids, skip_special=True)
+        message = parsed(text, wants_tools=bool(body.get("tools")))
+        finish = "tool_calls" if message.get("tool_calls") and sample.finish == "stop" else sample.finish
+        pairs = zip(sample.ids, sample.logprobs, strict=True)
+        content = [
+            {"token": _text(token), "logprob": value, "bytes": list(_BYTES[token]), "top_logprobs": []}
+            for token, value in pairs
+        ]
+        choice: Json = {"index": 0, "message": message, "finish_reason": finish, **self._experts(sample)}
+        whole: Json = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": body["model"]}
+        if body.get("return_token_ids"):
+            choice["token_ids"], whole["prompt_token_ids"] = sample.ids, sample.prompt
+        if body.get("logprobs"):
+            choice["logprobs"] = {"content": content}
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(sample.ids)}
+        if not body.get("stream"):
+            return JSONResponse({**whole, "choices": [choice], "usage": usage})
+        # One chunk with the whole answer: chunking is the subject of other tests.
+        choice["delta"] = choice.pop("message")
+        choice["delta"]["tool_calls"] = [
+            {"index": number, **call} for number, call in enumerate(choice["delta"].get("tool_calls") or ())
+        ]
+        choice.pop("routed_experts", None)
+        events = [
+            {**whole, "object": "chat.completion.chunk", "choices": [choice]},
+            {**whole, "choices": [], "usage": usage},
+        ]
+        lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+        return StreamingResponse(iter([*lines, "data: [DONE]\n\n"]), media_type="text/event-stream")
+
+    async def _completions(self, request: Request) -> Response:
+        body = await request.json()
+        prompt = body["prompt"]
+        if isinstance(prompt, str):
+            prompt = encode(prompt)
+        if not all(isinstance(token, int) and token in _BYTES for token in prompt):
+            return self._error("the prompt has a token that the vocabulary does not have")
+        sample = self._sample("completions", body, prompt)
+        if isinstance(sample, Response):
+            return sample
+        shown = sample.ids[:-1] if sample.finish == "stop" else sample.ids
+        choice: Json = {
+            "index": 0,
+            "text": decode(shown, skip_special=body.get("skip_special_tokens", True)),
+            "finish_reason": sample.finish,
+            "stop_reason": None,
+            **self._experts(sample),
+        }
+        if body.get("logprobs") is not None:
+            choice["logprobs"] = {"tokens": list(map(_text, sample.ids)), "token_logprobs": sample.logprobs}
+        if body.get("return_token_ids"):
+            choice["token_ids"], choice["prompt_token_ids"] = sample.ids, prompt
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(sample.ids)}
+        return JSONResponse(
+            {"id": "cmpl-1", "object": "text_completion", "model": body["model"], "choices": [choice], "usage": usage}
+        )
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = await request.json()
+        if "messages" in body:
+            try:
+                text = render(body["messages"], body.get("tools"), prompt=body.get("add_generation_prompt", True))
+            except TemplateError as exc:
+                return self._error(str(exc))
+        else:
+            text = body["prompt"]
+        ids = encode(text)
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": self.max_model_len})
+
+    async def _detokenize(self, request: Request) -> Response:
+        return JSONResponse({"prompt": decode((await request.json())["tokens"])})
+
+    async def _sleep(self, request: Request) -> Response:
+        self.is_asleep = True
+        return Response()
+
+    async def _wake_up(self, request: Request) -> Response:
+        self.is_asleep = False
+        return Response()
+
+    async def _pause(self, request: Request) -> Response:
+        self.is_paused = True
+        return JSONResponse({"status": "paused"})
+
+    async def _resume(self, request: Request) -> Response:
+        self.is_paused = False
+        return JSONResponse({"status": "resumed"})
+
+    async def _is_sleeping(self, request: Request) -> Response:
+        return JSONResponse({"is_sleeping": self.is_asleep})
+
+    async def _update_weights(self, request: Request) -> Response:
+        self.version += 1
+        return JSONResponse({"message": "Weights updated"})
+
+
+def _text(token: int) -> str:
+    return _BYTES[token].decode("utf-8", "replace")
