@@ -148,7 +148,7 @@ test: $(VENV)/ready test-packages clients ## the checks, and every test that is 
 	@scripts/beside "$(MAKE) --no-print-directory check-and-others FASTMCP3_TESTS='$(QUICK_FASTMCP3_TESTS)'" \
 		env WORKERS=$(WORKERS) PRIME=1 scripts/run-tests $(BIN)/python -m "not slow"
 
-test-all: $(VENV)/ready test-packages clients .engine/ready ## the slow tests too (STRICT=1: without a second look at failures)
+test-all: $(VENV)/ready test-packages clients .engine/ready docs ## the slow tests too (STRICT=1: without a second look at failures)
 	@scripts/beside "$(MAKE) --no-print-directory check-and-others test-ray test-clouds test-inspect test-envs test-trainers" \
 		env WORKERS=$(WORKERS) PRIME=1 scripts/run-tests $(BIN)/python
 
@@ -198,7 +198,7 @@ bench: $(VENV)/ready test-packages ## measure beside the published package and D
 
 docs: $(VENV)/ready ## build the documentation into site/
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "zensical>=0.0.40" "mkdocstrings-python>=2.0"
-	@$(BIN)/zensical build --clean
+	@$(BIN)/zensical build --clean --strict
 	@$(BIN)/python scripts/llms_txt.py site
 
 lock: ## renew requirements.lock from pyproject.toml

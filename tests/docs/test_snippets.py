@@ -47,6 +47,9 @@ ALONE = {
         f"{{'split': 'train', 'index': {index}, 'letters': 5}} {rewards}\n"
         for index, rewards in enumerate(([1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]))
     ),
+    "readme_train.py": "".join(
+        f"seed-{seed} {[float(seed > 2)] * 4} {52 if seed > 2 else 1040}\n" for seed in (1, 2, 3, 4)
+    ),
     "use_play.py": "".join(f"seed-{seed} [1.0, 1.0, 1.0, 1.0]\n" for seed in (1, 2, 3))
     + "12 sequences, 204 tokens to train on\n",
     "use_auto.py": "(1, 7)\n",
