@@ -40,7 +40,7 @@ demo: $(VENV)/ready sandbox-packages ## a gridworld through the client, then a c
 	@$(BIN)/python scripts/demo.py
 
 check: $(VENV)/ready ## ruff, mypy --strict, import contracts, plain English, the shape of the tree
-	@$(BIN)/ruff check .
+	@$(BIN)/ruff check --no-cache .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --config pyproject.toml > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
 	@tail -n 1 $(VENV)/lint-imports.log

@@ -26,9 +26,9 @@ from typing import Any
 import pytest
 
 import openenv
-from interpreters import NOT_INHERITED, Interpreter
 from openenv.errors import SandboxUnavailable
 from openenv.sandboxes import LocalSandboxes
+from program_interpreters import NOT_INHERITED, Interpreter
 from servers import Serve, running_server
 
 SOURCE = Path(openenv.__file__).resolve().parent.parent

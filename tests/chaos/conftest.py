@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from interpreters import Interpreter
+from program_interpreters import Interpreter
 from waiting import wait_until_healthy
 
 START_TIMEOUT_S = 100.0

@@ -17,7 +17,7 @@ from storm.faults import DOWN, UP, Kind, plan_of
 from storm.runner import Run, Storm
 from storm.verdict import Outcome, judge
 
-from interpreters import Interpreter
+from program_interpreters import Interpreter
 
 HERE = Path(__file__).resolve().parent
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from interpreters import Interpreter
 from openenv.cli.init import Names, write_package
+from program_interpreters import Interpreter
 
 PLAY = """
 import sys

@@ -15,11 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from environments import Idle
-from interpreters import Interpreter
 from openenv import Action, Observation, State
 from openenv.cli.__main__ import build
 from openenv.server.app import create_app
 from portable_package import write_portable_package
+from program_interpreters import Interpreter
 from servers import Serve
 
 ENDPOINTS = [

@@ -15,7 +15,6 @@ from fastapi import FastAPI
 from sample_tools import Shelf
 from sample_tools import app as shelf_app
 
-from interpreters import Interpreter
 from openenv.client.env_client import GenericEnvClient, SyncEnvClient
 from openenv.client.mcp_client import GenericMCPObservation, MCPClientBase, MCPToolClient
 from openenv.errors import (
@@ -37,6 +36,7 @@ from openenv.protocol.tool_messages import (
 )
 from openenv.server.app import HTTPEnvServer, create_app
 from openenv.server.sessions.lifetime import SessionLimits
+from program_interpreters import Interpreter
 from servers import Serve
 from waiting import wait_until_healthy
 

@@ -11,7 +11,7 @@ import pytest
 from client_styles import STYLES
 from sample_echo import echo_app
 
-from interpreters import Interpreter
+from program_interpreters import Interpreter
 from servers import Serve
 
 pytestmark = pytest.mark.slow

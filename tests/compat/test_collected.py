@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from interpreters import Interpreter
+from program_interpreters import Interpreter
 
 SCRIPT = Path(__file__).with_name("collected.py")
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from hf_double import TOKEN, HuggingFaceDouble
 
-from interpreters import Interpreter
 from openenv.errors import AgentUnavailable
 from openenv.rollout.agents.opencode import OpenCode
 from openenv.settings import cache_dir
 from openenv.testing import ScriptedModel
 from openenv.testing.scripted.agent_scripts import write_file
+from program_interpreters import Interpreter
 
 ENVS = Path(__file__).parents[2] / "envs"
 STEPS = Path(__file__).with_name("hf_steps.py")

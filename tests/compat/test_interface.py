@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from interface import NAMES, VALUES
 
-from interpreters import Interpreter
+from program_interpreters import Interpreter
 
 pytestmark = pytest.mark.published
 

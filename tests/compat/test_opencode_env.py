@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from interpreters import Interpreter
+from program_interpreters import Interpreter
 
 ENVS = Path(__file__).parents[2] / "envs"
 PLAY = """

@@ -16,7 +16,7 @@ import pytest
 from websockets.sync.client import connect
 
 import http_calls
-from interpreters import Interpreter
+from program_interpreters import Interpreter
 
 pytestmark = [pytest.mark.published, pytest.mark.timeout(900)]
 

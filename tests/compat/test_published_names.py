@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from interpreters import Interpreter
+from program_interpreters import Interpreter
 
 pytestmark = pytest.mark.published
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tool_shapes import CALLS
 
-from interpreters import Interpreter
+from program_interpreters import Interpreter
 
 pytestmark = [pytest.mark.slow, pytest.mark.published, pytest.mark.timeout(900)]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from interpreters import Interpreter
 from openenv import AsyncVectorEnv, VectorEnv
 from openenv.errors import (
     ConnectFailed,
@@ -19,6 +18,7 @@ from openenv.errors import (
     SessionCapacityError,
     SlotsFailed,
 )
+from program_interpreters import Interpreter
 from waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.published]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from interpreters import Interpreter
+from program_interpreters import Interpreter
 
 HERE = Path(__file__).resolve().parent
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from interpreters import Interpreter
+from program_interpreters import Interpreter
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from interpreters import Interpreter
+from program_interpreters import Interpreter
 from waiting import wait_until
 
 HERE = Path(__file__).resolve().parent

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from interpreters import Interpreter
 from openenv.types import Observation
+from program_interpreters import Interpreter
 
 
 class Plain(BaseModel):

@@ -13,7 +13,6 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner, Result
 
-from interpreters import Interpreter
 from openenv.cli.__main__ import build
 from openenv.discovery import (
     CatalogError,
@@ -30,6 +29,7 @@ from openenv.packaging.catalogue.metadata import framework_requirement, license_
 from openenv.packaging.catalogue.models import github_repository, metadata_url, relative_path
 from openenv.packaging.catalogue.repository import GitMetadataSource, MetadataError
 from openenv.packaging.catalogue.serialization import catalog_digest, parse_json
+from program_interpreters import Interpreter
 
 NAMES = {
     "openenv.discovery.errors": "CatalogError",

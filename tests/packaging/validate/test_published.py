@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from environments import Heard, Parrot, Say
-from interpreters import Interpreter
 from openenv import State, create_app
 from openenv.cli.init import Names, write_package
 from openenv.testing import serve
+from program_interpreters import Interpreter
 
 # It prints what does not depend on how a package words its texts.
 PROGRAM = """

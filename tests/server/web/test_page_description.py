@@ -12,7 +12,6 @@ from typing import Any, Literal
 import pytest
 from pydantic import ConfigDict, Field
 
-from interpreters import Interpreter
 from openenv.core.env_server.web_interface import get_quick_start_markdown, load_environment_metadata
 from openenv.env.environment import Environment
 from openenv.protocol.schema import deserialize_action
@@ -20,6 +19,7 @@ from openenv.protocol.tool_messages import CallToolAction
 from openenv.server.web.page_description import action_fields, find_readme, is_chat, readme_html, reset_schema
 from openenv.server.web.quickstart import example_action
 from openenv.types import Action, EnvironmentMetadata, Observation, State
+from program_interpreters import Interpreter
 
 KEYS = [
     "name",

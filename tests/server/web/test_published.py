@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from websockets.sync.client import connect
 
-from interpreters import Interpreter
+from program_interpreters import Interpreter
 from waiting import wait_until_healthy
 
 PROGRAM = """

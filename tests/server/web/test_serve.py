@@ -14,8 +14,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from interpreters import Interpreter
 from openenv.server.app import create_app
+from program_interpreters import Interpreter
 from waiting import wait_until
 
 ENVIRONMENT = """

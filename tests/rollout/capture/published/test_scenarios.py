@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from interpreters import Interpreter
+from program_interpreters import Interpreter
 
 FOLDER = Path(__file__).parent
 SCENARIOS = re.findall(r"@scenario\ndef (\w+)", (FOLDER / "scenarios.py").read_text())

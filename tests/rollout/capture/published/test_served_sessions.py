@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from interpreters import Interpreter
+from program_interpreters import Interpreter
 
 pytestmark = [pytest.mark.slow, pytest.mark.published, pytest.mark.timeout(300)]
 
