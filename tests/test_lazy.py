@@ -57,3 +57,22 @@ def test_a_table_may_export_a_module_itself() -> None:
     assert getattr_("errors") is errors
     assert names == ["errors", "Action"]
     assert {"errors", "Action"} <= set(dir_())
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("openenv.not_in_this_distribution", "Name is not part of openenv-client; run: pip install openenv"),
+        ("httpx2", r"Name needs an HTTP client; run: pip install 'openenv-client\[http\]'"),
+        ("somebody_elses", "No module named 'somebody_elses'"),
+    ],
+)
+def test_a_part_that_is_not_installed_is_reported_with_the_command_that_installs_it(
+    missing: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "meta_path", [])  # nothing can be found, as in a distribution without the module
+    monkeypatch.delitem(sys.modules, missing, raising=False)
+    getattr_, _, _ = lazy_exports("openenv", {"Name": missing})
+    with pytest.raises(ModuleNotFoundError, match=message) as caught:
+        getattr_("Name")
+    assert caught.value.name == missing

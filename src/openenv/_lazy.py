@@ -33,7 +33,12 @@ def lazy_exports(
         except KeyError:
             raise AttributeError(f"module {module_name!r} has no attribute {name!r}") from None
         module, colon, definition = source.partition(":")
-        value: Any = importlib.import_module(module)
+        try:
+            value: Any = importlib.import_module(module)
+        except ModuleNotFoundError as exc:
+            if (command := _install_command(exc.name or "")) is None:
+                raise
+            raise ModuleNotFoundError(f"{name} {command}", name=exc.name) from exc
         if definition or not colon:
             value = getattr(value, definition or name)
         setattr(sys.modules[module_name], name, value)
@@ -43,6 +48,15 @@ def lazy_exports(
         return sorted({*vars(sys.modules[module_name]), *sources})
 
     return __getattr__, __dir__, list(table)
+
+
+def _install_command(missing: str) -> str | None:
+    """Say how to install a module that `openenv-client`, which has the clients only, leaves out."""
+    if missing.startswith("openenv."):
+        return "is not part of openenv-client; run: pip install openenv"
+    if missing == "httpx2":
+        return "needs an HTTP client; run: pip install 'openenv-client[http]'"
+    return None
 
 
 def by_module(names: Mapping[str, str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from openenv.testing import serve
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
+CLIENT = ROOT / "packages" / "openenv-client"
 MOST_PACKAGES = 10
 STEP = """
 import sys
@@ -55,10 +57,14 @@ WHERE = "import openenv, openenv.client.env_client; print(openenv.__file__)"
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The wheels of both distributions, built from this tree."""
     folder = tmp_path_factory.mktemp("wheels")
-    for source in (ROOT, ROOT / "packages" / "openenv-client"):
-        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w"]
-        subprocess.run([*command, str(folder), str(source)], check=True, timeout=120)
+    for source in (ROOT, CLIENT):
+        build_wheel(source, folder)
     return {path.name.split("-")[0]: path for path in folder.glob("*.whl")}
+
+
+def build_wheel(source: Path, folder: Path) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w"]
+    subprocess.run([*command, str(folder), str(source)], check=True, timeout=120)
 
 
 class Installation:
@@ -102,3 +108,16 @@ def test_either_package_survives_the_removal_of_the_other(wheels: dict[str, Path
     assert "openenv_client" not in installation.run(WHERE), "the whole package takes precedence"
     installation.pip("uninstall", "--yes", second.replace("_", "-"))
     assert ("openenv_client" in installation.run(WHERE)) == (first == "openenv_client")
+
+
+def test_a_source_distribution_has_the_modules_and_builds_the_same_wheel(
+    wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=CLIENT, check=True, timeout=120)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    build_wheel(archive, tmp_path)
+    (rebuilt,) = tmp_path.glob("*.whl")
+    names = [set(zipfile.ZipFile(wheel).namelist()) for wheel in (wheels["openenv_client"], rebuilt)]
+    assert names[0] == names[1]
+    assert "openenv_client/openenv/client/env_client.py" in names[1]
