@@ -46,7 +46,7 @@ from openenv.errors import (
 from openenv.protocol.json_values import finite_reward, reply_reward
 from openenv.rollout.agents.dialogue import AnswerRefused, Dialogue, Json
 from openenv.rollout.agents.served_episode import RewardRule, served_dialogue
-from openenv.rollout.capture import Capture, CaptureServer, export
+from openenv.rollout.capture import Capture, CaptureOptions, CaptureServer, export
 from openenv.rollout.capture.encoding import dumps, load_object
 from openenv.rollout.capture.token_in import THOUGHTS
 from openenv.rollout.capture.training_trace import RolloutTurn
@@ -147,7 +147,8 @@ async def play(
     store = chosen.store
     with contextlib.ExitStack() as stack:
         root = store.captures if store is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        proxy = await asyncio.to_thread(CaptureServer(root).start)
+        # Nobody lists closed episodes here, and there may be a hundred in a second.
+        proxy = await asyncio.to_thread(CaptureServer(root, CaptureOptions(holds_calls=True, closed_ttl_s=0.0)).start)
         try:
             dialogue = chosen.dialogue
             if dialogue is None:
@@ -249,7 +250,7 @@ class EpisodeStream(GroupStream[Start]):
         """Store a finished episode, and return it as a sample."""
         self.counts.environment_s += episode.environment_s
         self.counts.model_s += episode.model_s
-        recording = None if capture is None else capture.recording()
+        recording = None if capture is None else capture.trace()
         outcome = episode.outcome(self._model.name, [] if recording is None else export.turns(recording))
         sequences = [] if recording is None else export.sequences(recording)
         calls = [] if recording is None else [call.number for call in recording.calls if call.sampled]

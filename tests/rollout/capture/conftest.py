@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 import fake_engine as fake
-from openenv.rollout.capture import Capture, CaptureOptions, CaptureServer
+from openenv.rollout.capture import Capture, CaptureOptions, CaptureServer, export
 from openenv.rollout.tasks.task import Budget, Model
 from waiting import wait_until
 
@@ -34,7 +34,8 @@ def engine() -> Iterator[Any]:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[CaptureServer]:
     """A proxy."""
-    with CaptureServer(tmp_path / "records", CaptureOptions(admin_key="the-admin-key", backoff_s=0.01)) as running:
+    options = CaptureOptions(admin_key="the-admin-key", backoff_s=0.01, holds_calls=True)
+    with CaptureServer(tmp_path / "records", options) as running:
         yield running
 
 
@@ -76,16 +77,31 @@ def events(text: str) -> list[Any]:
 
 @pytest.fixture
 def open_agent(server: CaptureServer, engine: Any) -> Iterator[Callable[..., Agent]]:
-    """Open a rollout at the proxy, and return an agent with its key."""
+    """Open a rollout at the proxy, and return an agent with its key.
+
+    At the end of every test, the calls that a `Capture` holds in memory must equal the ones on the disk.
+    """
     with contextlib.ExitStack() as stack:
 
         def opened(rollout_id: str | None = None, *, budget: Budget | None = None, **model: Any) -> Agent:
             fields = {"base_url": engine.url, "name": "real-model", "api_key": "sk-real-secret", **model}
             agent = Agent(server, server.open(rollout_id, Model(**fields), budget=budget))
             stack.callback(agent.client.close)
+            stack.callback(_check_held_calls, agent.capture)
             return agent
 
         yield opened
+
+
+def _check_held_calls(capture: Capture) -> None:
+    capture.revoke()
+    held, stored = capture.trace(), capture.recording()
+    assert export.turns(held) == export.turns(stored)
+    assert export.sequences(held) == export.sequences(stored)
+    assert (held.stops, held.notes, held.model) == (stored.stops, stored.notes, stored.model)
+    for one, other in zip(held.calls, stored.calls, strict=True):
+        assert (one.request, one.sent, one.completion) == (other.request, other.sent, other.completion)
+        assert one.ended == other.ended
 
 
 @pytest.fixture

@@ -278,7 +278,7 @@ def test_linking_many_turns_takes_no_longer_than_reading_them(talk: Conversation
     for number in range(1, 401):
         sampled = Sampled((number, number), (-0.1, -0.1), ("a", "b"))
         done = Completion("stop", sampled, tuple(prompt))
-        call = Call(number, "openai_chat", "openai_chat", "/", True, {}, {}, 0.0, response={}, completion=done)
+        call = Call(number, "openai_chat", "openai_chat", "/", True, {}, {}, 0.0, answer={}, completion=done)
         calls.append(call)
         prompt += [number, number, *range(50)]
     built = graph.build(reversed(calls))  # whatever the order

@@ -147,7 +147,7 @@ RESPONSES: dict[str, Any] = {
 def test_the_other_dialects_are_read_as_the_same_parts(
     dialect: Any, body: dict[str, Any], roles: list[str], kinds: list[str]
 ) -> None:
-    call = Call(1, dialect, dialect, "", streamed=False, request=body, sent=body, started_at=0.0)
+    call = Call(1, dialect, dialect, "", streamed=False, packed_request=body, packed_sent=body, started_at=0.0)
     [turn] = transcript(Recording("r", Path(), calls=[call])).turns
     assert [message.role for message in turn.messages] == roles
     parts = [part for message in turn.messages for part in message.parts]
@@ -182,7 +182,9 @@ def nested(depth: int) -> Any:
 )
 def test_whatever_an_agent_sends_can_be_shown(messages: Any) -> None:
     body = {"messages": messages, "tools": [{"name": None}, 3]}
-    call = Call(1, "openai_chat", "openai_chat", "", streamed=False, request=body, sent=body, started_at=0.0)
+    call = Call(
+        1, "openai_chat", "openai_chat", "", streamed=False, packed_request=body, packed_sent=body, started_at=0.0
+    )
     told = transcript(Recording("r", Path(), calls=[call])).document()
     json.dumps(told)
     images = [part for turn in told["turns"] for message in turn["messages"] for part in message["parts"]]
@@ -191,7 +193,9 @@ def test_whatever_an_agent_sends_can_be_shown(messages: Any) -> None:
 
 def test_a_long_text_is_cut_and_says_so() -> None:
     body = {"messages": [{"role": "user", "content": "x" * 300_000}]}
-    call = Call(1, "openai_chat", "openai_chat", "", streamed=False, request=body, sent=body, started_at=0.0)
+    call = Call(
+        1, "openai_chat", "openai_chat", "", streamed=False, packed_request=body, packed_sent=body, started_at=0.0
+    )
     [turn] = transcript(Recording("r", Path(), calls=[call])).turns
     part = turn.messages[0].parts[0]
     assert (len(part.text), part.cut) == (200_000, 100_000)

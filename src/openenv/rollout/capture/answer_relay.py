@@ -124,7 +124,7 @@ class AnswerRelay:
         ids = endpoint.take_prompt_ids(answer) if b"token_ids" in raw else None
         if ids:
             recorder.prompt(ids)
-        recorder.body(dumps(answer) if ids else raw)  # the endpoint's own bytes if they stay as they are
+        recorder.body(dumps(answer) if ids else raw, answer)  # the endpoint's own bytes if they stay as they are
         completion = endpoint.completion(answer)
         reported = max(len(completion.sampled), endpoint.completion_tokens(answer))
         call.ledger.count(plausible_tokens(reported, endpoint.text_size(answer)))

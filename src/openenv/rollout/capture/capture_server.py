@@ -44,7 +44,7 @@ from .endpoint_check import ask_endpoint
 from .inbound import AgentReply, AgentRequest, InboundLimits, LocalReply
 from .listener import ProxyListener
 from .outbound import Endpoints
-from .records import FILE, Call, JournalFull, Recorder, Recording, read
+from .records import FILE, Call, JournalFull, Recorder, Recording, RecordingBuilder, read
 from .training_trace import RolloutTurn, Sequence
 
 SWEEP_S = 5.0
@@ -54,8 +54,16 @@ _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 class Capture:
     """A rollout at the proxy: its key, and its captured calls. Usable from any thread."""
 
-    def __init__(self, server: CaptureServer, rollout: CapturedRollout, key: str, path: Path) -> None:
+    def __init__(
+        self,
+        server: CaptureServer,
+        rollout: CapturedRollout,
+        key: str,
+        path: Path,
+        held: RecordingBuilder | None = None,
+    ) -> None:
         self._server = server
+        self._held = held
         self.rollout = rollout
         self.key = key
         """The agent's API key; only this proxy accepts it."""
@@ -71,13 +79,20 @@ class Capture:
         """Return the calls so far; those under way are included as far as they got."""
         return self.recording().calls
 
+    def trace(self) -> Recording:
+        """Return the records for training: their answers may lack token data, which `Call.completion` has.
+
+        Reads the disk only if the server has no `holds_calls`.
+        """
+        return self.recording() if self._held is None else self._held.whole()
+
     def turns(self) -> list[RolloutTurn]:
         """Return the calls in the form that trainers read."""
-        return export.turns(self.recording())
+        return export.turns(self.trace())
 
     def sequences(self) -> list[Sequence]:
         """Return the training sequences."""
-        return export.sequences(self.recording())
+        return export.sequences(self.trace())
 
     def stats(self) -> Stats:
         """Return the current figures: budget, failures of the endpoint, missing records."""
@@ -146,6 +161,8 @@ class CaptureOptions:
     """The largest request in bytes."""
     sockets: Path | None = None
     """The parent of the unix socket's folder; by default the system's folder for temporary files."""
+    holds_calls: bool = False
+    """Whether each `Capture` also holds its calls in memory, for a trainer that needs them at once."""
 
 
 class CaptureServer(ProxyListener):
@@ -172,6 +189,7 @@ class CaptureServer(ProxyListener):
         self._scratch = contextlib.ExitStack()
         weakref.finalize(self, self._scratch.close)  # for an ASGI server that runs no lifespan
         self._registry = RolloutRegistry(options.closed_ttl_s)
+        self._holds_calls = options.holds_calls
         self._endpoints = Endpoints(options.tls)
         self._services = Services(self._endpoints, options.policy_header.lower(), options.backoff_s)
         self._agent_routes = AgentRoutes(self._registry, self._services)
@@ -241,6 +259,7 @@ class CaptureServer(ProxyListener):
         key = key or f"oe-{secrets.token_urlsafe(32)}"
         path = self.root / rollout_id
         recorder = Recorder(path / FILE)
+        held = recorder.hold() if self._holds_calls else None
         budget, traits = budget or Budget(), traits or EndpointTraits()
         rollout = CapturedRollout(
             rollout_id, key_digest(key), model, Spending(budget), recorder, traits, dict(metadata or {})
@@ -254,7 +273,7 @@ class CaptureServer(ProxyListener):
         except BaseException:
             self._registry.discard(rollout)
             raise
-        return Capture(self, rollout, key, path)
+        return Capture(self, rollout, key, path, held)
 
     def rollouts(self) -> list[CapturedRollout]:
         """Return every rollout that the server still lists."""

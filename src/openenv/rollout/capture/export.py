@@ -191,7 +191,8 @@ def _softened(finding: Finding) -> Finding:
 def sampling_of(call: Call) -> Json:
     """Return the sampling parameters of a call."""
     names = sorted({*SAMPLING_PARAMETERS, "seed"})
-    return {name: call.sent[name] for name in names if call.sent.get(name) is not None}
+    sent = call.sent
+    return {name: sent[name] for name in names if sent.get(name) is not None}
 
 
 def main_setting(graph: CallGraph) -> bytes | None:
@@ -243,7 +244,7 @@ def _level(call: Call) -> Level:
 def _is_empty(call: Call) -> bool:
     """Return whether no token was sampled, except perhaps the one that ends an answer."""
     counted = call.reader.completion_tokens({"usage": call.completion.usage})
-    is_silent = call.ended != "complete" or call.reader.text_size(call.response or {}) == 0
+    is_silent = call.ended != "complete" or call.reader.text_size(call.answer or {}) == 0
     return not len(call.completion.sampled) and counted <= 1 and is_silent
 
 
@@ -263,7 +264,8 @@ def _call_findings(call: Call) -> list[Finding]:
     if call.ended != "complete":
         message = f"the answer did not come whole: {call.ended or 'the proxy was killed'}"
         findings.append(Finding("WARN", "incomplete_turn", message, call.number))
-    truncating = [name for name, off in TRUNCATING.items() if not _is_off(call.sent.get(name), off)]
+    sent = call.sent
+    truncating = [name for name, off in TRUNCATING.items() if not _is_off(sent.get(name), off)]
     if truncating:
         message = f"sampled with {', '.join(truncating)}: not the model's own distribution"
         findings.append(Finding("WARN", "truncated_sampling", message, call.number))

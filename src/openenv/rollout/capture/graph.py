@@ -25,13 +25,13 @@ from __future__ import annotations
 import bisect
 import hashlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from .dialects.dialect import MALFORMED
 from .encoding import dumps
-from .records import Call
+from .records import Call, PromptIds
 
 T = TypeVar("T")
 
@@ -104,26 +104,38 @@ def graph_stats(nodes: Sized, roots: Sized, leaves: Sized, forks: Sized, discard
 
 def build(calls: Iterable[Call]) -> CallGraph:
     """Link the calls of one rollout, in any order."""
-    nodes = {call.number: CallNode(call) for call in calls if call.sampled}
-    links = Linker()
-    for node in nodes.values():
-        marks = _token_marks(node) if node.has_tokens else _message_marks(node)
-        links.add(node.number, *marks, is_exact=node.has_tokens)
-    for number, node in nodes.items():
-        parent = links.parent_of(number)
-        if parent is not None:
-            node.parent = nodes[parent]
+    nodes = [CallNode(call) for call in calls if call.sampled]
+    # Tokens are compared with tokens only, messages with messages: an engine may omit the IDs of single calls.
+    _link([node for node in nodes if node.has_tokens], _token_marks)
+    _link([node for node in nodes if not node.has_tokens], _message_marks)
+    for node in nodes:
+        if node.parent is not None:
             node.parent.children.append(node)
-    _mark_discarded(list(nodes.values()))
-    return CallGraph(list(nodes.values()))
+    _mark_discarded(nodes)
+    return CallGraph(nodes)
+
+
+# Two passes, because the calls come in any order. The marks are made twice: kept, those of n calls that continue each
+# other would take memory for n * n prompts.
+def _link(nodes: list[CallNode], marks_of: Callable[[CallNode], tuple[bytes, bytes]]) -> None:
+    """Set the parents of nodes, as `Linker` finds them."""
+    by_number = {node.number: node for node in nodes}
+    ends: EndTable[_LinkedCall] = EndTable()
+    for node in nodes:
+        question, answer = marks_of(node)
+        if question or answer:
+            ends.add(question + answer, _LinkedCall(node.number, len(question)))
+    for node in nodes:
+        parent = _parent_in(ends, node.number, marks_of(node)[0])
+        node.parent = None if parent is None else by_number[parent.number]
 
 
 @dataclass(slots=True, eq=False)
 class _LinkedCall:
     number: int
-    question: bytes
-    end: bytes
-    """Question and answer."""
+    size: int
+    """The size of the question."""
+    question: bytes = b""
     parent: _LinkedCall | None = None
 
 
@@ -153,17 +165,18 @@ class Linker:
             answer: The sampled tokens, or the reply.
             is_exact: Whether both are tokens.
         """
-        call = self._calls[number] = _LinkedCall(number, question, question + answer)
+        call = self._calls[number] = _LinkedCall(number, len(question), question)
         ends, others = self._tokens if is_exact else self._messages
-        call.parent = _parent_in(ends, call)
-        if call.end:
-            ends.add(call.end, call)
+        call.parent = _parent_in(ends, number, question)
+        end = question + answer
+        if end:
+            ends.add(end, call)
         # Prompts grow, so `startswith` compares the bytes of late calls only.
-        children = [other for other in others if len(other.question) > len(question) and call.end]
+        children = [other for other in others if other.size > len(question) and end]
         adopted = []
         for other in children:
-            if other.question.startswith(call.end):
-                parent = _parent_in(ends, other)
+            if other.question.startswith(end):
+                parent = _parent_in(ends, other.number, other.question)
                 if parent is not other.parent:
                     other.parent = parent
                     adopted.append(other.number)
@@ -176,14 +189,14 @@ class Linker:
         return None if parent is None else parent.number
 
 
-def _parent_in(ends: EndTable[_LinkedCall], call: _LinkedCall) -> _LinkedCall | None:
+def _parent_in(ends: EndTable[_LinkedCall], number: int, question: bytes) -> _LinkedCall | None:
     parent: _LinkedCall | None = None
-    for candidates in ends.beginnings_of(call.question):
+    for candidates in ends.beginnings_of(question):
         # The question must have grown: otherwise a repeated question would continue a call with an empty answer.
-        shorter = [other for other in candidates if len(other.question) < len(call.question)]
+        shorter = [other for other in candidates if other.size < len(question)]
         if shorter:
             # The last candidates are the longest. Among calls of equal text, take the latest before this one.
-            earlier = [other for other in shorter if other.number < call.number]
+            earlier = [other for other in shorter if other.number < number]
             parent = earlier[-1] if earlier else shorter[0]
     return parent
 
@@ -236,7 +249,7 @@ def _message_marks(node: CallNode) -> tuple[bytes, bytes]:
     call = node.call
     try:
         question = [digest(dumps(item)) for item in call.reader.items(call.sent)]
-        answer = [digest(dumps(item)) for item in call.reader.reply_items(call.response or {})]
+        answer = [digest(dumps(item)) for item in call.reader.reply_items(call.answer or {})]
     except MALFORMED:  # an unreadable conversation gets no links
         return digest(dumps([call.number])), b""
     return b"".join(question), b"".join(answer)
@@ -244,6 +257,8 @@ def _message_marks(node: CallNode) -> tuple[bytes, bytes]:
 
 def token_bytes(ids: Iterable[int]) -> bytes:
     """Return IDs as bytes, 8 per token: a prefix of the IDs is then a prefix of the bytes."""
+    if isinstance(ids, PromptIds):
+        return ids.tobytes()
     return array("q", ids).tobytes()
 
 
@@ -302,22 +317,23 @@ def _mark_discarded(nodes: list[CallNode]) -> None:
 
 @dataclass(slots=True)
 class Talk:
-    """A call's messages and answer, with a digest for each message."""
+    """The messages of a call and of its answer, as `ModelDialect.items` returns them."""
 
     number: int
-    question: list[bytes]
-    roles: list[Any]
-    answer: list[bytes]
-    role: Any
+    question: Sequence[Any]
+    answer: Sequence[Any]
     is_linked: bool
     """Whether the tokens of a later prompt continue it."""
 
-    @classmethod
-    def of(cls, number: int, question: Sequence[Any], answer: Sequence[Any], *, is_linked: bool) -> Talk:
-        """Return the talk of a call from the items of its messages and of its answer."""
-        digests = [[digest(dumps(item)) for item in items] for items in (question, answer)]
-        role = _role_of(answer[0]) if answer else None
-        return cls(number, digests[0], list(map(_role_of, question)), digests[1], role, is_linked)
+
+@dataclass(slots=True)
+class _NumberedTalk:
+    """A talk whose messages are numbers."""
+
+    number: int
+    is_linked: bool
+    question: array[int]
+    answer: array[int]
 
 
 def used_answers(talks: Iterable[Talk]) -> Iterator[tuple[int, int]]:
@@ -333,32 +349,52 @@ def used_answers(talks: Iterable[Talk]) -> Iterator[tuple[int, int]]:
         call 4   [user, C, tool]               C is no answer: it uses call 2, the latest, in another form
         call 5   [user, user]                  uses none
     """
-    listed = list(talks)
-    questions: EndTable[Talk] = EndTable()
+    messages = _MessageNumbers()
+    listed = [
+        _NumberedTalk(talk.number, talk.is_linked, messages.of(talk.question), messages.of(talk.answer))
+        for talk in talks
+    ]
+    questions: EndTable[_NumberedTalk] = EndTable()
     for talk in listed:
-        questions.add(b"".join(talk.question), talk)
+        questions.add(talk.question.tobytes(), talk)
     for talk in listed:
-        for candidates in questions.beginnings_of(b"".join(talk.question)):
+        for candidates in questions.beginnings_of(talk.question.tobytes()):
             place = len(candidates[0].question)
             asked = [other for other in candidates if other.number < talk.number and other.answer]
             if not asked or place == len(talk.question):
                 continue
             same = [other for other in asked if talk.question[place : place + len(other.answer)] == other.answer]
-            edited = [other for other in asked if talk.roles[place] == other.role]
+            role = messages.roles[talk.question[place]]
+            edited = [other for other in asked if other.answer and role == messages.roles[other.answer[0]]]
             # Of equal answers, the one with the tokens of a later prompt was used, or else the latest.
             linked = [other for other in same if other.is_linked]
             if linked or same or edited:
                 yield (linked or same or edited)[-1].number, talk.number
 
 
+class _MessageNumbers:
+    """Numbers the messages of a rollout: 4 bytes per message and call, because each call repeats all messages."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self.roles: list[Any] = []
+        """The role of each message."""
+
+    def of(self, items: Iterable[Any]) -> array[int]:
+        """Return the numbers of messages; equal messages have one number."""
+        numbers = array("I")
+        for item in items:
+            number = self._numbers.setdefault(digest(dumps(item)), len(self._numbers))
+            if number == len(self.roles):
+                self.roles.append(item[0] if isinstance(item, list) and item else None)
+            numbers.append(number)
+        return numbers
+
+
 def _talk(node: CallNode) -> Talk | None:
     call = node.call
     try:
-        question, answer = call.reader.items(call.sent), call.reader.reply_items(call.response or {})
+        question, answer = call.reader.items(call.sent), call.reader.reply_items(call.answer or {})
     except MALFORMED:
         return None
-    return Talk.of(node.number, question, answer, is_linked=bool(node.children))
-
-
-def _role_of(item: Any) -> Any:
-    return item[0] if isinstance(item, list) and item else None
+    return Talk(node.number, question, answer, is_linked=bool(node.children))

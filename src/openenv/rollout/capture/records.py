@@ -23,11 +23,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import time
 from array import array
-from collections import deque
-from dataclasses import dataclass, field
+from collections import abc, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,7 +44,7 @@ from ..tasks.model_parameters import (
     unknown_sampling,
 )
 from .dialects import DIALECTS
-from .dialects.dialect import MALFORMED, Completion, ModelDialect
+from .dialects.dialect import LOGPROBS, MALFORMED, TOKEN_IDS, Completion, ModelDialect
 from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object, loads
 
 FILE = "calls.log"
@@ -66,6 +68,7 @@ ITEM_LISTS = ("messages", "input", "contents", "tools", "system")
 ITEM_TEXTS = ("instructions", "system", "input")
 ITEM_FIELDS = frozenset((*ITEM_LISTS, *ITEM_TEXTS))
 _TEXT_LIMIT = 200  # a shorter text is hardly longer than a reference to it
+_TOKEN_DATA = frozenset((LOGPROBS, TOKEN_IDS))
 # More than one, because agents switch between conversations: sub-agents, or a call for a title in between.
 _RECENT_PROMPTS = 4
 
@@ -97,6 +100,12 @@ class Recorder:
         self.failure: str | None = None
         """The reason for missing records; None if all are written."""
         self._owes_note = False  # whether a failed entry has no note in the file yet
+        self._held: RecordingBuilder | None = None
+
+    def hold(self) -> RecordingBuilder:
+        """Also pass each written entry to a builder, so that nobody has to read the file; call it before `create`."""
+        self._held = RecordingBuilder(self._path, keeps_token_data=False)
+        return self._held
 
     def create(self, about: Json) -> None:
         """Create the file with its first entry.
@@ -165,9 +174,10 @@ class Recorder:
         """Release the memory for further calls, at the end of the rollout."""
         self._numbers.clear()
         self._prompts.clear()
+        self._held = None
 
-    def append(self, head: Json, payload: bytes = b"") -> None:
-        """Write one whole entry, or nothing.
+    def append(self, head: Json, payload: bytes = b"", parsed: Json | None = None) -> None:
+        """Write one whole entry, or nothing. `parsed` is the value of a payload that is JSON.
 
         Raises:
             JournalFull: The entry could not be written. A note of the failure precedes the next successful entry.
@@ -180,11 +190,15 @@ class Recorder:
                 note = {"k": "note", "what": "failed", "reason": self.failure, "at": time.time()}
                 self._write(dumps(note) + b"\n")
                 self._owes_note = False
+                if self._held is not None:
+                    self._held.take(JournalEntry(note))
             self._write(line)
         except JournalFull as exc:
             self.failure = self.failure or str(exc)
             self._owes_note = True
             raise
+        if self._held is not None:
+            self._held.take(JournalEntry(head, payload, parsed))
 
     def _write(self, data: bytes) -> None:
         assert self._fd is not None, "the records are not open"
@@ -257,12 +271,13 @@ class Recorder:
             if key not in request or (request[key] is not value and request[key] != value)
         }
         payload["sent"] = {"set": pack(changed), "unset": [key for key in request if key not in sent]}
-        content = dumps({**payload, "new": new})
+        payload["new"] = new
+        content = dumps(payload)
         overhead = _CALL_COST * is_first + _ITEM_COST * len(fresh) + _REFERENCE_COST * references
         # Only a new call can be refused. A call under way must get its entries, or its tokens would be lost.
         if is_first and self._size + len(content) + self._overhead + overhead > MAX_RECORDS:
             raise RecordsTooLarge(f"the records of a rollout may take {MAX_RECORDS} bytes on disk and in memory")
-        self.append(head, content)
+        self.append(head, content, payload)
         self._numbers.update(fresh)
         self._overhead += overhead
 
@@ -294,9 +309,9 @@ class CallRecorder:
         """Record events of a stream."""
         self._append("up", {}, data)
 
-    def body(self, data: bytes) -> None:
-        """Record an answer without streaming."""
-        self._append("body", {}, data)
+    def body(self, data: bytes, parsed: Json | None = None) -> None:
+        """Record an answer without streaming; `parsed` is its value."""
+        self._append("body", {}, data, parsed)
 
     def end(self, how: str, facts: Json) -> None:
         """Record how the call ended, once."""
@@ -305,8 +320,8 @@ class CallRecorder:
         finally:
             self._recorder.release()
 
-    def _append(self, kind: str, facts: Json, payload: bytes = b"") -> None:
-        self._recorder.append({"k": kind, "n": self.number, **facts}, payload)
+    def _append(self, kind: str, facts: Json, payload: bytes = b"", parsed: Json | None = None) -> None:
+        self._recorder.append({"k": kind, "n": self.number, **facts}, payload, parsed)
 
 
 def _runs(numbers: list[int]) -> list[list[int]]:
@@ -339,6 +354,85 @@ def _shared_length(first: array[int], second: array[int]) -> int:
     return low
 
 
+# A conversation of n calls repeats its first message n times, and the first token of its prompt. In memory, as in the
+# file, each message and each token is there once:
+#
+#     items      A  B  C  D  E  F          shared by all calls
+#     call 1     [[0, 2]]                  prompt  [1 2 3]
+#     call 2     [[0, 4]]                  prompt  3 of call 1, then [4 5 6]
+#     call 3     [[0, 6]]                  prompt  6 of call 2, then [7 8]
+
+
+class PromptIds(abc.Sequence[int]):
+    """The IDs of a prompt: a number of another prompt's IDs, and the IDs after them. Immutable.
+
+    Raises:
+        TypeError, OverflowError: a value is not an ID.
+    """
+
+    __slots__ = ("_base", "_ids", "_shared")
+    _base: PromptIds | None
+    _shared: int
+
+    def __init__(self, ids: abc.Iterable[int], base: PromptIds | None = None, shared: int = 0) -> None:
+        source = base
+        while source is not None and shared <= source._shared:  # its own IDs are not used
+            source = source._base
+        self._base, self._shared = source, 0 if source is None else min(shared, len(source))
+        self._ids = array("q", ids)
+
+    def __len__(self) -> int:
+        return self._shared + len(self._ids)
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.chain.from_iterable(self._pieces())
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, abc.Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"PromptIds({list(self)})"
+
+    def tobytes(self) -> bytes:
+        """Return the IDs as bytes, 8 for each."""
+        return b"".join(map(memoryview, self._pieces()))
+
+    def _pieces(self) -> list[array[int]]:
+        pieces, end = [], len(self)
+        prompt: PromptIds | None = self
+        while prompt is not None:
+            pieces.append(prompt._ids[: end - prompt._shared])
+            end = prompt._shared
+            prompt = prompt._base
+        return pieces[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBody:
+    """A request with references to the rollout's items in place of its conversation.
+
+    `base` is the request that this one changes; None for a whole request.
+    """
+
+    fields: Json
+    items: list[Any]
+    base: PackedBody | None = None
+    unset: frozenset[str] = frozenset()
+
+    def unpack(self) -> Json:
+        """Return the request with its conversation."""
+        body = {} if self.base is None else self.base.unpack()
+        for key in self.unset:
+            body.pop(key, None)
+        return body | _unpack(self.fields, self.items)
+
+
 @dataclass(slots=True)
 class Call:
     """One model call of a rollout."""
@@ -351,13 +445,11 @@ class Call:
     """The endpoint's dialect; also of `sent` and `response`."""
     path: str
     streamed: bool
-    request: Json
-    """The agent's request, in full."""
-    sent: Json
-    """The endpoint's request, after translation, additions and repairs."""
+    packed_request: Json | PackedBody
+    packed_sent: Json | PackedBody
     started_at: float
-    response: Json | None = None
-    """The endpoint's answer. A stream is assembled up to its last event."""
+    answer: Json | None = None
+    """`response` without the IDs of the prompt."""
     status: int | None = None
     """The endpoint's HTTP status; None if it never answered."""
     error: Json | None = None
@@ -387,9 +479,27 @@ class Call:
     """Sampling parameters that no side set, so that the endpoint's defaults applied."""
 
     @property
+    def request(self) -> Json:
+        """Return the agent's request, in full; each read puts it together."""
+        packed = self.packed_request
+        return packed.unpack() if isinstance(packed, PackedBody) else packed
+
+    @property
+    def sent(self) -> Json:
+        """Return the endpoint's request, after translation, additions and repairs; each read puts it together."""
+        packed = self.packed_sent
+        return packed.unpack() if isinstance(packed, PackedBody) else packed
+
+    @property
+    def response(self) -> Json | None:
+        """Return the endpoint's answer. A stream is assembled up to its last event."""
+        ids = self.completion.prompt_ids
+        return self.answer if self.answer is None or ids is None else {**self.answer, "prompt_token_ids": list(ids)}
+
+    @property
     def sampled(self) -> bool:
         """Return whether the call has an answer of the model, or a part of it."""
-        return (self.response is not None and self.error is None) or len(self.completion.sampled) > 0
+        return (self.answer is not None and self.error is None) or len(self.completion.sampled) > 0
 
     @property
     def constraints(self) -> Json:
@@ -428,6 +538,16 @@ class JournalEntry:
 
     head: Json
     payload: bytes = b""
+    parsed: Json | None = None
+    """The value of the payload; None if it was not parsed yet, or is not JSON."""
+
+    def value(self) -> Json:
+        """Return the value of a payload that is a JSON object.
+
+        Raises:
+            ValueError: it is not.
+        """
+        return cast("Json", loads(self.payload)) if self.parsed is None else self.parsed
 
 
 def _entries_in(data: bytes) -> tuple[list[JournalEntry], int]:
@@ -462,11 +582,95 @@ def read(path: Path | str) -> Recording:
         CaptureError: there are none, or they are not such records.
     """
     reader = RecordingReader(path)
-    ended = {call.number: call for call in reader.advance()}
-    recording = reader.recording
-    calls = ended | {call.number: call for call in reader.unfinished()}
-    recording.calls = [calls[number] for number in sorted(calls)]
-    return recording
+    calls = [*reader.advance(), *reader.unfinished()]
+    return replace(reader.recording, calls=sorted(calls, key=lambda call: call.number))
+
+
+class RecordingBuilder:
+    """Turns entries into calls, in their order.
+
+    Args:
+        file: The file that the entries are in.
+        keeps_token_data: Whether the answers of calls include log-probabilities and IDs of sampled tokens, as the
+            endpoint sent them. `Call.completion` has them in any case, in a tenth of the memory.
+    """
+
+    def __init__(self, file: Path, *, keeps_token_data: bool = True) -> None:
+        self._file = file
+        self._keeps_token_data = keeps_token_data
+        self._items: list[Any] = []
+        self._drafts: dict[int, _Draft] = {}
+        self._prompts: dict[int, PromptIds] = {}  # by call: prompts of later calls refer to them
+        self._recording: Recording | None = None
+        self._calls: list[Call] = []
+
+    @property
+    def recording(self) -> Recording:
+        """Return the recording without its calls; `calls` is empty."""
+        if self._recording is None:
+            raise CaptureError(f"{self._file} does not hold records of a rollout.")
+        return self._recording
+
+    def whole(self) -> Recording:
+        """Return the recording with all calls, those under way included."""
+        calls = [*self._calls, *self.unfinished()]
+        return replace(self.recording, calls=sorted(calls, key=lambda call: call.number))
+
+    def take(self, entry: JournalEntry) -> None:
+        """Take one entry.
+
+        Raises:
+            CaptureError: The first entry does not open a recording.
+        """
+        kind, number = entry.head.get("k"), entry.head.get("n")
+        if self._recording is None:
+            if kind != "open":
+                raise CaptureError(f"{self._file} does not hold records of a rollout.")
+            self._recording = _opened(entry.head, self._file)
+        elif kind == "call":
+            self._drafts[entry.head["n"]] = _Draft(_call(entry, self._items))
+        elif kind == "stop":
+            self._recording.stops.append(entry.head)
+        elif kind == "note":
+            self._recording.notes.append(entry.head)
+        elif kind == "prompt":
+            self._take_prompt(entry)
+        elif number in self._drafts and kind == "resent":
+            _resend(self._drafts[number].call, entry.value(), self._items)
+        elif number in self._drafts:
+            self._drafts[number].feed(entry)
+            if kind == "end":
+                self._calls.append(self._finished(self._drafts.pop(number)))
+
+    def take_ended(self) -> list[Call]:
+        """Return the calls that ended since the last time."""
+        ended, self._calls = self._calls, []
+        return ended
+
+    def unfinished(self) -> list[Call]:
+        """Return the calls without an end, up to their last entry."""
+        return [self._finished(draft) for draft in list(self._drafts.values())]
+
+    def _take_prompt(self, entry: JournalEntry) -> None:
+        head = entry.head
+        draft = self._drafts[head["n"]]
+        draft.call.prompt_ids_asked = bool(head.get("asked"))
+        try:
+            # Calls start at 1. Base 0 means that this prompt shares nothing with an earlier one.
+            prompt = PromptIds(head["ids"], self._prompts.get(head["base"]), head["keep"])
+        except (TypeError, OverflowError):  # the engine sent something else than IDs
+            draft.prompt_ids = tuple(head["ids"])
+        else:
+            draft.prompt_ids = self._prompts[head["n"]] = prompt
+
+    def _finished(self, draft: _Draft) -> Call:
+        call = draft.finished(keeps_token_data=self._keeps_token_data)
+        model, sent = self.recording.model, call.sent
+        wanted = model.get("sampling") or {}
+        call.unasked_sampling = unasked_sampling(wanted, sent)
+        call.unknown_sampling = unknown_sampling(wanted, sent, call.endpoint_dialect, model.get("engine"))
+        call.not_trainable += call.unasked_sampling
+        return call
 
 
 class RecordingReader:
@@ -480,17 +684,12 @@ class RecordingReader:
         file = Path(path)
         self._file = file / FILE if file.is_dir() else file
         self._position = 0
-        self._items: list[Any] = []
-        self._drafts: dict[int, _Draft] = {}
-        self._prompts: dict[int, list[int]] = {}  # by call: prompts of later calls refer to them
-        self._recording: Recording | None = None
+        self._builder = RecordingBuilder(self._file)
 
     @property
     def recording(self) -> Recording:
         """Return the recording without its calls; `calls` is empty."""
-        if self._recording is None:
-            raise CaptureError(f"{self._file} does not hold records of a rollout.")
-        return self._recording
+        return self._builder.recording
 
     def advance(self) -> list[Call]:
         """Read the new entries, and return the calls that they end."""
@@ -502,46 +701,14 @@ class RecordingReader:
             raise CaptureError(f"Cannot read {self._file}: {exc}") from exc
         entries, size = _entries_in(data)
         self._position += size
-        if self._recording is None:
-            if not entries or entries[0].head.get("k") != "open":
-                raise CaptureError(f"{self._file} does not hold records of a rollout.")
-            self._recording = _opened(entries.pop(0).head, self._file)
-        self._recording.torn_bytes = len(data) - size
-        ended = [number for number in map(self._take, entries) if number is not None]
-        return [self._finished(self._drafts.pop(number)) for number in ended]
+        for entry in entries:
+            self._builder.take(entry)
+        self.recording.torn_bytes = len(data) - size
+        return self._builder.take_ended()
 
     def unfinished(self) -> list[Call]:
         """Return the calls without an end, up to their last entry."""
-        return [self._finished(draft) for draft in self._drafts.values()]
-
-    def _take(self, entry: JournalEntry) -> int | None:
-        """Take one entry, and return the number of the call that it ends."""
-        kind, number = entry.head.get("k"), entry.head.get("n")
-        if kind == "call":
-            self._drafts[entry.head["n"]] = _Draft(_call(entry, self._items))
-        elif kind == "stop":
-            self.recording.stops.append(entry.head)
-        elif kind == "note":
-            self.recording.notes.append(entry.head)
-        elif kind == "prompt":
-            # Calls start at 1. Base 0 means that this prompt shares nothing with an earlier one.
-            shared = self._prompts.get(entry.head["base"], [])[: entry.head["keep"]]
-            self._prompts[entry.head["n"]] = self._drafts[entry.head["n"]].take_prompt(entry, shared)
-        elif number in self._drafts and kind == "resent":
-            _resend(self._drafts[number].call, loads(entry.payload), self._items)
-        elif number in self._drafts:
-            self._drafts[number].feed(entry)
-            return int(entry.head["n"]) if kind == "end" else None
-        return None
-
-    def _finished(self, draft: _Draft) -> Call:
-        call = draft.finished()
-        model = self.recording.model
-        wanted = model.get("sampling") or {}
-        call.unasked_sampling = unasked_sampling(wanted, call.sent)
-        call.unknown_sampling = unknown_sampling(wanted, call.sent, call.endpoint_dialect, model.get("engine"))
-        call.not_trainable += call.unasked_sampling
-        return call
+        return self._builder.unfinished()
 
 
 def _opened(head: Json, file: Path) -> Recording:
@@ -556,17 +723,17 @@ def _opened(head: Json, file: Path) -> Recording:
 
 
 def _call(entry: JournalEntry, items: list[Any]) -> Call:
-    head, body = entry.head, loads(entry.payload)
+    head, body = entry.head, entry.value()
     items.extend(body["new"])
-    request = _unpack(body["asked"], items)
+    request = PackedBody(body["asked"], items)
     call = Call(
         number=head["n"],
         dialect=cast("AgentDialectName", head["dialect"]),
         endpoint_dialect=cast("Dialect", head["to"]),
         path=head.get("path", ""),
         streamed=bool(head.get("stream")),
-        request=request,
-        sent=request,
+        packed_request=request,
+        packed_sent=request,
         started_at=head["at"],
         removed=tuple(head.get("removed", ())),
     )
@@ -579,9 +746,9 @@ def _call(entry: JournalEntry, items: list[Any]) -> Call:
 def _resend(call: Call, body: Json, items: list[Any]) -> None:
     """Set `sent`: the agent's request with some fields changed and others removed."""
     items.extend(body["new"])
-    unset = set(body["sent"]["unset"])
-    call.sent = {key: value for key, value in call.request.items() if key not in unset}
-    call.sent.update(_unpack(body["sent"]["set"], items))
+    request = call.packed_request
+    assert isinstance(request, PackedBody)
+    call.packed_sent = PackedBody(body["sent"]["set"], items, request, frozenset(body["sent"]["unset"]))
 
 
 def _unpack(packed: Json, items: list[Any]) -> Json:
@@ -603,15 +770,10 @@ class _Draft:
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self.prompt_ids: list[int] | None = None
+        self.prompt_ids: abc.Sequence[int] | None = None
         self._events: list[bytes] = []
-        self._body: bytes | None = None
+        self._body: JournalEntry | None = None
         self._last_at = call.started_at
-
-    def take_prompt(self, entry: JournalEntry, shared: list[int]) -> list[int]:
-        self.prompt_ids = shared + entry.head["ids"]
-        self.call.prompt_ids_asked = bool(entry.head.get("asked"))
-        return self.prompt_ids
 
     def feed(self, entry: JournalEntry) -> None:
         head, call = entry.head, self.call
@@ -628,7 +790,7 @@ class _Draft:
         elif kind == "up":
             self._events.append(entry.payload)
         elif kind == "body":
-            self._body = entry.payload
+            self._body = entry
         elif kind == "end":
             call.ended = head["how"]
             call.error = head.get("error") or call.error
@@ -637,19 +799,21 @@ class _Draft:
             call.policy_version = head.get("policy") or call.policy_version
             call.attempts = head.get("attempts", call.attempts)
 
-    def finished(self) -> Call:
-        call = self.call
+    def finished(self, *, keeps_token_data: bool) -> Call:
+        call = replace(self.call)  # a call under way is finished again, with its next entries
         call.latency_s = max(0.0, self._last_at - call.started_at)
-        response = load_object(self._body) if self._body is not None else self._assembled()
+        response = self._assembled() if self._body is None else self._body.parsed or load_object(self._body.payload)
         if response is None:
             return call
-        if self.prompt_ids is not None:
-            response["prompt_token_ids"] = self.prompt_ids  # moved into a `prompt` entry by the recorder
-        call.response = response
+        call.answer = response
         if call.status is not None and call.status >= 400:
             return call  # the body is an error, not a completion
         try:
             call.completion = call.reader.completion(response)
+            if self.prompt_ids:  # the recorder moved them into a `prompt` entry
+                call.completion = replace(call.completion, prompt_ids=self.prompt_ids)
+            if not keeps_token_data:
+                call.answer = call.reader.strip_response(response, _TOKEN_DATA)
         except MALFORMED as exc:
             call.error = call.error or {"message": f"the answer cannot be read: {exc}"}
         call.error = call.error or call.completion.error

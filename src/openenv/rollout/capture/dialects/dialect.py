@@ -203,7 +203,7 @@ class Completion:
 
     finish_reason: str | None = None
     sampled: Sampled = field(default_factory=Sampled)
-    prompt_ids: tuple[int, ...] | None = None
+    prompt_ids: Sequence[int] | None = None
     usage: Json | None = None
     error: Json | None = None
     """An error inside a stream."""

@@ -209,7 +209,7 @@ class RolloutGraph:
 
     def _talk(self, node: TurnNode) -> Talk:
         question, answer = _items(node)
-        return Talk.of(node.index, question, answer, is_linked=bool(self._children[node.node_id]))
+        return Talk(node.index, question, answer, is_linked=bool(self._children[node.node_id]))
 
     def sequence_for(self, leaf_id: str) -> TrainingSequence:
         """Return the path to a call as a training example; calls without valid log-probabilities are context in it."""
