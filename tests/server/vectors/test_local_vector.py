@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,20 @@ def vector(env: Any = FaultyEnvironment, n: int = 4, workers: Any = 2, **options
     return VectorEnv(env, n, workers=workers, **options)
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[VectorEnv[Any, Any]]:
+    """Four environments in two processes, for tests that leave them as they are: starting costs a second of a core."""
+    with vector() as envs:
+        yield envs
+
+
+@pytest.fixture(scope="module")
+def scribes() -> Iterator[VectorEnv[Any, Any]]:
+    """The same with observations that are no arrays."""
+    with vector(Scribe) as envs:
+        yield envs
+
+
 def acts(*actions: int) -> dict[str, Any]:
     return {"action": np.array(actions)}
 
@@ -68,11 +83,10 @@ def is_running(pid: int) -> bool:
 # -- steps ------------------------------------------------------------------------------------------------------------
 
 
-def test_arrays_of_actions_give_arrays_of_results() -> None:
-    with vector() as envs:
-        began = envs.reset(seed=3)
-        assert began.rewards.tolist() == [0, 0, 0, 0]
-        result = envs.step(acts(FINE, END, FINE, INFORM))
+def test_arrays_of_actions_give_arrays_of_results(shared: VectorEnv[Any, Any]) -> None:
+    began = shared.reset(seed=3)
+    assert began.rewards.tolist() == [0, 0, 0, 0]
+    result = shared.step(acts(FINE, END, FINE, INFORM))
     assert result.rewards.tolist() == [1, 1, 1, 1]
     assert result.terminated.tolist() == [False, True, False, False]
     assert result.columns is not None
@@ -81,28 +95,26 @@ def test_arrays_of_actions_give_arrays_of_results() -> None:
     assert result.infos == [{}, {}, {}, {"steps": 1}]
 
 
-def test_single_actions_may_be_given_instead_of_arrays() -> None:
-    with vector() as envs:
-        envs.reset()
-        result = envs.step([{"action": FINE}] * 4)
-        assert result.columns is not None
-        some = envs.step({1: {"action": FINE}, 3: {"action": INFORM}})
+def test_single_actions_may_be_given_instead_of_arrays(shared: VectorEnv[Any, Any]) -> None:
+    shared.reset()
+    result = shared.step([{"action": FINE}] * 4)
+    assert result.columns is not None
+    some = shared.step({1: {"action": FINE}, 3: {"action": INFORM}})
     assert some.slots == [1, 3]
     assert [fields["observation"][0] for fields in some.observations] == [2.0, 2.0]
     assert some.infos[1] == {"steps": 2}
 
 
-def test_values_of_any_kind_reach_the_caller_as_from_a_server() -> None:
-    with vector(Scribe) as envs:
-        (first, *_) = envs.reset(seed=5).observations
-        assert first["text"] == "seed 5"
-        assert first["data"] == b"\x00\xff"
-        assert first["numbers"] == {"a": [1, 2]}
-        result = envs.step([{"do": "a"}, {"do": "b"}, {"do": "end"}, {"do": "d"}])
-        assert [fields["text"] for fields in result.observations] == ["a 1", "b 1", "end 1", "d 1"]
-        assert result.dones.tolist() == [False, False, True, False]
-        assert envs.step([{"do": "x"}] * 4).observations[2]["text"] == "seed None"
-        assert len({fields["pid"] for fields in envs.reset().observations}) == 2
+def test_values_of_any_kind_reach_the_caller_as_from_a_server(scribes: VectorEnv[Any, Any]) -> None:
+    (first, *_) = scribes.reset(seed=5).observations
+    assert first["text"] == "seed 5"
+    assert first["data"] == b"\x00\xff"
+    assert first["numbers"] == {"a": [1, 2]}
+    result = scribes.step([{"do": "a"}, {"do": "b"}, {"do": "end"}, {"do": "d"}])
+    assert [fields["text"] for fields in result.observations] == ["a 1", "b 1", "end 1", "d 1"]
+    assert result.dones.tolist() == [False, False, True, False]
+    assert scribes.step([{"do": "x"}] * 4).observations[2]["text"] == "seed None"
+    assert len({fields["pid"] for fields in scribes.reset().observations}) == 2
 
 
 def test_a_client_class_gets_json_types() -> None:
@@ -169,8 +181,7 @@ def test_the_first_slots_that_are_ready_come_first() -> None:
 
 
 def test_results_of_a_step_in_columns_can_be_taken_in_parts() -> None:
-    with vector(Scribe, workers=4) as envs, vector(workers=4) as columns:
-        envs.reset()
+    with vector(workers=4) as columns:
         columns.reset()
         columns.step_async(acts(FINE, FINE, FINE, FINE))
         taken: list[int] = []
@@ -180,11 +191,10 @@ def test_results_of_a_step_in_columns_can_be_taken_in_parts() -> None:
         assert columns.step(acts(FINE, FINE, FINE, FINE)).rewards.tolist() == [1, 1, 1, 1]
 
 
-def test_states_come_from_the_environments() -> None:
-    with vector() as envs:
-        envs.reset()
-        envs.step(acts(FINE, FINE, FINE, FINE))
-        assert [state["step_count"] for state in envs.states()] == [1, 1, 1, 1]
+def test_states_come_from_the_environments(shared: VectorEnv[Any, Any]) -> None:
+    shared.reset()
+    shared.step(acts(FINE, FINE, FINE, FINE))
+    assert [state["step_count"] for state in shared.states()] == [1, 1, 1, 1]
 
 
 @pytest.mark.anyio
@@ -225,33 +235,31 @@ def test_a_worker_killed_between_steps_is_an_error_in_its_slots(env: Any) -> Non
         assert envs.step([action] * 4).ok.all()
 
 
-def test_an_exception_in_a_step_is_an_error_in_its_slot() -> None:
-    with vector() as envs:
-        envs.reset()
-        with pytest.raises(SlotsFailed) as caught:
-            envs.step(acts(FINE, FAIL, FINE, NAN))
-        errors = caught.value.errors
-        assert list(errors) == [1, 3]
-        assert isinstance(errors[1], ExecutionError)
-        assert "as told" in str(errors[1])
-        assert errors[1].details["exception"] == "RuntimeError"
-        assert isinstance(errors[3], NonFiniteReward)
-        assert caught.value.result.rewards[[0, 2]].tolist() == [1, 1]
+def test_an_exception_in_a_step_is_an_error_in_its_slot(shared: VectorEnv[Any, Any]) -> None:
+    shared.reset()
+    with pytest.raises(SlotsFailed) as caught:
+        shared.step(acts(FINE, FAIL, FINE, NAN))
+    errors = caught.value.errors
+    assert list(errors) == [1, 3]
+    assert isinstance(errors[1], ExecutionError)
+    assert "as told" in str(errors[1])
+    assert errors[1].details["exception"] == "RuntimeError"
+    assert isinstance(errors[3], NonFiniteReward)
+    assert caught.value.result.rewards[[0, 2]].tolist() == [1, 1]
 
 
-def test_a_refused_action_changes_nothing() -> None:
-    with vector() as envs:
-        envs.reset()
-        with pytest.raises(SlotsFailed) as caught:
-            envs.step(acts(FINE, 7, FINE, -1))
-        assert {type(error) for error in caught.value.errors.values()} == {RequestValidationError}
-        assert list(caught.value.errors) == [1, 3]
-        assert envs.step(acts(FINE, FINE, FINE, FINE)).columns.observations[0][:, 0].tolist() == [2, 1, 2, 1]  # type: ignore[union-attr]
-        with pytest.raises(SlotsFailed) as caught:
-            envs.step([{"action": FINE}, {"other": 1}, {"action": "x"}, {"action": FINE}])
-        assert list(caught.value.errors) == [1, 2]
-        with pytest.raises(ValueError, match="one for each of the 4 slots"):
-            envs.step({"action": np.array([0, 0])})
+def test_a_refused_action_changes_nothing(shared: VectorEnv[Any, Any]) -> None:
+    shared.reset()
+    with pytest.raises(SlotsFailed) as caught:
+        shared.step(acts(FINE, 7, FINE, -1))
+    assert {type(error) for error in caught.value.errors.values()} == {RequestValidationError}
+    assert list(caught.value.errors) == [1, 3]
+    assert shared.step(acts(FINE, FINE, FINE, FINE)).columns.observations[0][:, 0].tolist() == [2, 1, 2, 1]  # type: ignore[union-attr]
+    with pytest.raises(SlotsFailed) as caught:
+        shared.step([{"action": FINE}, {"other": 1}, {"action": "x"}, {"action": FINE}])
+    assert list(caught.value.errors) == [1, 2]
+    with pytest.raises(ValueError, match="one for each of the 4 slots"):
+        shared.step({"action": np.array([0, 0])})
 
 
 def test_a_hanging_step_respects_the_timeout_and_the_others_answer() -> None:
@@ -301,11 +309,10 @@ def test_options_of_servers_are_refused() -> None:
         VectorEnv("nothing:Here", 2)
 
 
-def test_local_environments_cannot_be_forked() -> None:
-    with vector() as envs:
-        envs.reset()
-        with pytest.raises(NotForkable):
-            envs.fork(0, 2)
+def test_local_environments_cannot_be_forked(shared: VectorEnv[Any, Any]) -> None:
+    shared.reset()
+    with pytest.raises(NotForkable):
+        shared.fork(0, 2)
 
 
 # -- ending -----------------------------------------------------------------------------------------------------------
