@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dict_client import DictHTTPClient
 from environments import Idle, Tools
-from openenv import GenericEnvClient, MCPToolClient
+from openenv import GenericEnvClient, MCPToolClient, VectorEnv, connect
 from openenv.client.network import with_token
+from openenv.client.task_client import TaskClient
 from openenv.errors import AccessDenied, ConnectFailed, Forbidden
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
 from openenv.server.access import AccessPolicy
@@ -126,3 +129,22 @@ def test_a_token_replaces_a_header_and_a_header_the_setting(monkeypatch: pytest.
 def test_a_token_is_not_shown() -> None:
     client = GenericEnvClient("http://localhost:9", token="hidden")
     assert "hidden" not in f"{client!r} {client._options!r}"
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9/?token=hidden", "http://user:hidden@127.0.0.1:9"])
+@pytest.mark.parametrize("kind", ["v1", "v2", "schemas", "vector", "http", "tasks"])
+def test_errors_do_not_show_a_token_of_the_address(address: str, kind: str) -> None:
+    options: dict[str, Any] = {"connect_timeout_s": 0.2}
+    clients: dict[str, Callable[[], object]] = {
+        "v1": lambda: GenericEnvClient(address, protocol="v1", **options).sync().reset(),
+        "v2": lambda: GenericEnvClient(address, protocol="v2", **options).sync().reset(),
+        "schemas": lambda: connect(address, **options).sync().reset(),
+        "vector": lambda: VectorEnv(address, 1, **options).reset(),
+        "http": lambda: DictHTTPClient(address).reset(),
+        "tasks": lambda: TaskClient(address).environments(),
+    }
+    with pytest.raises(ConnectFailed) as caught:
+        clients[kind]()
+    text = "".join(traceback.format_exception(caught.value))
+    assert "127.0.0.1:9" in text
+    assert "hidden" not in text

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import logging.config
+import subprocess
+import sys
 
 import pytest
 
@@ -36,3 +38,16 @@ def test_tokens_in_messages_addresses_and_tracebacks_are_redacted(
     assert "/docs?token=***&x=1" in text
     assert "https://***@host/x" in text
     assert "it failed" in text
+
+
+@pytest.mark.parametrize("level", ["trace", "debug", "critical"])
+def test_a_process_that_serves_nothing_itself_has_the_same_levels(level: str) -> None:
+    program = f"""
+import logging.config
+import subprocess
+import sys
+from openenv.server.run import ServeOptions, log_config
+logging.config.dictConfig(log_config(ServeOptions(log_level={level!r})))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

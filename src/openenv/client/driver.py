@@ -20,6 +20,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 from openenv.errors import ClientModeError, ProtocolError
 from openenv.protocol.backoff import Backoff
 from openenv.protocol.client_sessions import SUBPROTOCOL_JSON, ClientSession, ResumableSession
+from openenv.protocol.redaction import redacted
 
 from .flows import Command, Connect, Flow, HangUp, Pause, RunFlows, SendAndReceive
 from .network import ConnectionOptions, parse_ws_url
@@ -110,7 +111,8 @@ class Driver:
             if session.lost_reason is not None:
                 self.session.lose(session.lost_reason)
         if self.options.protocol == "v2":
-            raise ProtocolError(f"The server at {self.url} does not speak protocol v2; protocol='auto' allows v1")
+            shown = redacted(self.url)
+            raise ProtocolError(f"The server at {shown} does not speak protocol v2; protocol='auto' allows v1")
 
     @property
     def status(self) -> str:

@@ -27,6 +27,7 @@ from openenv.errors import (
 )
 from openenv.protocol.backoff import Backoff
 from openenv.protocol.client_sessions import CLOSE, ClientSession, ContinuedElsewhere, Event, ResumableSession
+from openenv.protocol.redaction import redacted
 
 from .network import ConnectionOptions
 from .websocket import UnexpectedMessage
@@ -273,7 +274,7 @@ def require_v2(driver: Driver, what: str) -> Flow[None]:
     """
     yield from connect(driver)
     if not isinstance(driver.session, ResumableSession):
-        raise ProtocolError(f"{what} needs protocol v2, and the server at {driver.url} speaks only v1")
+        raise ProtocolError(f"{what} needs protocol v2, and the server at {redacted(driver.url)} speaks only v1")
 
 
 def attach(driver: Driver) -> Flow[None]:

@@ -29,6 +29,7 @@ from openenv.errors import (
 from openenv.protocol.backoff import Backoff
 from openenv.protocol.client_sessions import error_from_frame, field_errors
 from openenv.protocol.json_values import decode, encode
+from openenv.protocol.redaction import redacted
 from openenv.types import StepResult
 
 from .bootstrap import provide_container, stop_provider, stop_quietly
@@ -103,7 +104,7 @@ class HTTPEnvClient(ClientHooks[ActT, ObsT, StateT]):
         state = f"session {self._session_id}" if self._session_id else "no session"
         if self._lost:
             state = f"lost: {self._lost}"
-        return f"<{type(self).__name__} {self._base}, {state}>"
+        return f"<{type(self).__name__} {redacted(self._base)}, {state}>"
 
     @property
     def base_url(self) -> str:
@@ -142,8 +143,8 @@ class HTTPEnvClient(ClientHooks[ActT, ObsT, StateT]):
             raise
         if self._session_id is None:
             warnings.warn(
-                f"{self._base} keeps no sessions over HTTP: unless it is a one-environment server, each step runs on "
-                "a fresh environment. Use a WebSocket client for it.",
+                f"{redacted(self._base)} keeps no sessions over HTTP: unless it is a one-environment server, each step "
+                "runs on a fresh environment. Use a WebSocket client for it.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -222,7 +223,9 @@ class HTTPEnvClient(ClientHooks[ActT, ObsT, StateT]):
                 self._http = self._new_http()
             except httpx2.TimeoutException:
                 self._lost = "a request timed out"
-                raise RequestTimeout(f"No answer from {self._base}{path} in time; the episode is lost") from None
+                raise RequestTimeout(
+                    f"No answer from {redacted(self._base)}{path} in time; the episode is lost"
+                ) from None
             except httpx2.TransportError as exc:
                 is_absent = isinstance(exc, httpx2.ConnectError)
                 was_sent = was_sent or not is_absent
@@ -242,7 +245,7 @@ class HTTPEnvClient(ClientHooks[ActT, ObsT, StateT]):
 
     def _broken(self, exc: httpx2.TransportError, *, was_sent: bool) -> Exception:
         if not was_sent:
-            return ConnectFailed(f"Failed to connect to {self._base}: {exc}. {NO_SERVER}")
+            return ConnectFailed(f"Failed to connect to {redacted(self._base)}: {exc}. {NO_SERVER}")
         self._lost = f"connection lost: {exc}"
         return SessionLost(self._lost)
 

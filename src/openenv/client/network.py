@@ -18,6 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from openenv.errors import AccessDenied, ConnectFailed
 from openenv.protocol.addresses import is_loopback
+from openenv.protocol.redaction import redacted
 from openenv.settings import client_token
 
 READ_BYTES = 65_536
@@ -113,6 +114,11 @@ class Address:
     def url(self) -> str:
         """The address as users know it."""
         return f"{'wss' if self.secure else 'ws'}://{self.authority}{self.target}"
+
+    @property
+    def shown(self) -> str:
+        """The address for messages, which programs log: without tokens in its query."""
+        return redacted(self.url)
 
     @property
     def is_local(self) -> bool:
@@ -232,10 +238,10 @@ def connecting(address: Address, timeout_s: float) -> Iterator[None]:
 def connect_failure(address: Address, exc: BaseException, timeout_s: float) -> ConnectFailed:
     """Return the error for a server that could not be reached; it says whether another attempt may help."""
     if isinstance(exc, ConnectFailed):
-        return ConnectFailed(f"Failed to connect to {address.url}: {exc}", is_transient=exc.is_transient)
+        return ConnectFailed(f"Failed to connect to {address.shown}: {exc}", is_transient=exc.is_transient)
     detail = str(exc) or f"no answer within {timeout_s:g} s"
     asks = f". {NO_SERVER}" if isinstance(exc, ConnectionRefusedError) else ""
-    return ConnectFailed(f"Failed to connect to {address.url}: {detail}{asks}", is_transient=_is_transient(exc))
+    return ConnectFailed(f"Failed to connect to {address.shown}: {detail}{asks}", is_transient=_is_transient(exc))
 
 
 def _is_transient(exc: BaseException) -> bool:

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import Self
 
 from openenv.errors import AccessDenied, ConnectFailed, ProtocolError, RequestValidationError, message_of
+from openenv.protocol.redaction import redacted
 from openenv.types import StepResult
 
 from .env_client import EnvClient
@@ -144,6 +145,7 @@ def read_schemas(base_url: str, options: ConnectionOptions) -> Mapping[str, Any]
 def ask(base_url: str, path: str, options: ConnectionOptions) -> Mapping[str, Any]:
     """Return the JSON object that a server answers `GET` with; raises as `read_schemas` does."""
     url = http_url(base_url) + path
+    shown = redacted(url)
     is_local = parse_ws_url(socket_url(base_url)).is_local
     timeout_s = options.connect_timeout_s
     body = bytearray()
@@ -156,27 +158,27 @@ def ask(base_url: str, path: str, options: ConnectionOptions) -> Mapping[str, An
             http.stream("GET", url, headers=headers, extensions={"trace": watch.trace}) as reply,
         ):
             if "content-encoding" in reply.headers:  # a few bytes could expand to gigabytes
-                raise ProtocolError(f"GET {url}: the reply is compressed, although the request forbids it")
+                raise ProtocolError(f"GET {shown}: the reply is compressed, although the request forbids it")
             for piece in reply.iter_raw():
                 body += piece
                 if len(body) > _MOST_BYTES:
-                    raise ProtocolError(f"GET {url}: the reply is larger than {_MOST_BYTES} bytes")
+                    raise ProtocolError(f"GET {shown}: the reply is larger than {_MOST_BYTES} bytes")
     except httpx2.HTTPError as exc:
         if not watch.is_over:
-            raise ConnectFailed(f"GET {url}: {type(exc).__name__}: {message_of(exc)}. {NO_SERVER}") from exc
+            raise ConnectFailed(f"GET {shown}: {type(exc).__name__}: {message_of(exc)}. {NO_SERVER}") from exc
     if watch.is_over:  # a body without a length seems to end there
-        raise ProtocolError(f"GET {url}: the reply took longer than {watch.seconds:g} s")
+        raise ProtocolError(f"GET {shown}: the reply took longer than {watch.seconds:g} s")
     if reply.status_code in (401, 403):
-        raise AccessDenied(f"GET {url} requires another token: token=..., or OPENENV_TOKEN")
+        raise AccessDenied(f"GET {shown} requires another token: token=..., or OPENENV_TOKEN")
     try:
         reply.raise_for_status()
         data = json.loads(body)
     except (httpx2.HTTPError, ValueError, RecursionError) as exc:
         raise ProtocolError(
-            f"GET {url} was answered {reply.status_code}, without JSON: is this an environment?"
+            f"GET {shown} was answered {reply.status_code}, without JSON: is this an environment?"
         ) from exc
     if not isinstance(data, dict):
-        raise ProtocolError(f"GET {url}: the reply is not an object; is this an environment?")
+        raise ProtocolError(f"GET {shown}: the reply is not an object; is this an environment?")
     return data
 
 
@@ -223,4 +225,4 @@ def learn_types(schemas: Mapping[str, Any], url: str) -> ModelTypes:
     try:
         return build_types(read_models(schemas))
     except SchemaUnreadable as exc:
-        raise ProtocolError(f"The schemas of {url} cannot be read: {exc}") from exc
+        raise ProtocolError(f"The schemas of {redacted(url)} cannot be read: {exc}") from exc

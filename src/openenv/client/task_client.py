@@ -19,6 +19,7 @@ from openenv.errors import (
     ServerError,
     message_of,
 )
+from openenv.protocol.redaction import redacted
 
 from .network import http_url, parse_ws_url, socket_url, with_token
 
@@ -100,13 +101,13 @@ class TaskClient:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._base}>"
+        return f"<{type(self).__name__} {redacted(self._base)}>"
 
     def _path(self, what: str) -> str:
         if self._name is None:
             names = self.environments()
             if not names:
-                raise ProtocolError(f"{self._base} names no environment")
+                raise ProtocolError(f"{redacted(self._base)} names no environment")
             self._name = names[0]
         return f"/{quote(self._name, safe='')}/{what}"
 
@@ -115,7 +116,7 @@ class TaskClient:
         try:
             return answer[field]
         except (KeyError, TypeError):
-            raise ProtocolError(f"{self._base} has answered {what} without {field!r}") from None
+            raise ProtocolError(f"{redacted(self._base)} has answered {what} without {field!r}") from None
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """Ask, and return the answer.
@@ -129,9 +130,9 @@ class TaskClient:
         try:
             response = self._http.request(method, path, json=body)
         except httpx2.TimeoutException:
-            raise RequestTimeout(f"No answer from {self._base}{path} in time") from None
+            raise RequestTimeout(f"No answer from {redacted(self._base)}{path} in time") from None
         except httpx2.HTTPError as exc:
-            raise ConnectFailed(f"Cannot reach {self._base}: {message_of(exc)}") from exc
+            raise ConnectFailed(f"Cannot reach {redacted(self._base)}: {message_of(exc)}") from exc
         try:
             answer = response.json()
         except ValueError:
@@ -139,7 +140,7 @@ class TaskClient:
         if response.status_code < 400 and answer is not None:
             return answer
         detail = answer.get("detail") if isinstance(answer, dict) else None
-        text = f"{self._base}{path}: {detail or answer or response.status_code}"
+        text = f"{redacted(self._base)}{path}: {detail or answer or response.status_code}"
         if response.status_code == 501:
             raise NotImplementedError(text)
         if response.status_code == 400:

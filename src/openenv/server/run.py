@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, Final
 
 import uvicorn
-from uvicorn.config import LOGGING_CONFIG
+from uvicorn.config import LOG_LEVELS, LOGGING_CONFIG
 from uvicorn.supervisors import ChangeReload
 
 from openenv import settings
@@ -301,7 +301,7 @@ def uvicorn_settings(options: ServeOptions, server: ServerOptions | None = None)
 
 def log_config(options: ServeOptions) -> dict[str, Any]:
     """Return uvicorn's logging configuration plus ours, so that failures of environments appear in the server's log."""
-    level = options.log_level.upper()
+    level = LOG_LEVELS[options.log_level]  # a number: only `uvicorn.Config` adds the name TRACE to logging
     ours = {"handlers": ["default"], "level": level, "propagate": False}
     config = {**LOGGING_CONFIG, "loggers": {**LOGGING_CONFIG["loggers"], "openenv": ours}}
     values = (*options.access.values(), *settings.secret_values())

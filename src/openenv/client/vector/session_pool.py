@@ -187,7 +187,7 @@ class SharedConnection:
         The time begins with the first failure and ends with `recovered`.
         """
         outage = self._outage = self._outage or Outage(backoff, reason)
-        failure = ConnectFailed(f"no lasting connection to {self.address.url} within {backoff.timeout_s:g} s")
+        failure = ConnectFailed(f"no lasting connection to {self.address.shown} within {backoff.timeout_s:g} s")
         while outage.left_s > 0:
             # A pause before the first attempt too: a server that restarts has lost all its clients at once.
             time.sleep(outage.next_pause_s())

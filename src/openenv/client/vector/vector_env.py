@@ -639,7 +639,7 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
             _check("slot", index in range(self.n), f"from 0 to {self.n - 1}, not {index}")
             slot = self._pool.slots[index]
             if slot.shared.is_session:
-                raise ProtocolError(f"Copies need protocol v2, and {slot.shared.address.url} speaks only v1")
+                raise ProtocolError(f"Copies need protocol v2, and {slot.shared.address.shown} speaks only v1")
             missing = self._episodes[index].masked or slot.error
             if missing is not None:
                 raise missing
