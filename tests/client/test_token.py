@@ -129,6 +129,8 @@ def test_a_token_replaces_a_header_and_a_header_the_setting(monkeypatch: pytest.
 def test_a_token_is_not_shown() -> None:
     client = GenericEnvClient("http://localhost:9", token="hidden")
     assert "hidden" not in f"{client!r} {client._options!r}"
+    for address in ("http://x/?token=hidden", "http://user:hidden@x"):
+        assert "hidden" not in f"{GenericEnvClient(address)!r} {VectorEnv(address, 1)!r} {TaskClient(address)!r}"
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/?token=hidden", "http://user:hidden@127.0.0.1:9"])

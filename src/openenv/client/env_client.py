@@ -20,6 +20,7 @@ from openenv._notebook import add_hints
 from openenv.errors import AccessDenied, SessionLost
 from openenv.protocol.backoff import Backoff
 from openenv.protocol.client_sessions import SUBPROTOCOL_JSON, ResumableSession
+from openenv.protocol.redaction import redacted
 from openenv.settings import client_mode
 from openenv.types import StepResult
 
@@ -151,7 +152,8 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._base_url or 'without a server yet'}, {self._driver.status}>"
+        where = redacted(str(self._base_url or "without a server yet"))
+        return f"<{type(self).__name__} {where}, {self._driver.status}>"
 
     @property
     def _ws_url(self) -> str:

@@ -18,6 +18,7 @@ from typing_extensions import Self
 from openenv.errors import ClientModeError, NotForkable, OpenEnvError, ProtocolError, RequestTimeout, SlotsFailed
 from openenv.protocol.codec import JSON, MSGPACK, SUBPROTOCOLS
 from openenv.protocol.columns import ColumnBlock, ColumnLayout, fit, nest, pick, rows_of
+from openenv.protocol.redaction import redacted
 
 from ..driver import KEEPALIVE, ProcessLock
 from ..env_client import EnvClient, GenericEnvClient, SyncEnvClient
@@ -67,7 +68,7 @@ class _Slots:
     _has_hooks: bool
 
     def __repr__(self) -> str:
-        where = ", ".join(self._urls)
+        where = ", ".join(map(redacted, self._urls))
         return f"<{type(self).__name__} of {len(self)} sessions at {where}>"
 
     def __len__(self) -> int:
