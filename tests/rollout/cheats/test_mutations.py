@@ -30,7 +30,8 @@ from openenv.rollout.verify import (
     worktree_guard,
 )
 from openenv.rollout.verify.cases import ReadySandbox, VerificationCase, VerifierPlace
-from openenv.rollout.verify.verify_lines import CheckCrash, Evidence, LineChecks, Proof
+from openenv.rollout.verify.references import CheckCrash, Evidence
+from openenv.rollout.verify.verify_lines import LineChecks, Proof
 from openenv.sandboxes.base import Sandboxes
 from openenv.sandboxes.local import bubblewrap
 from openenv.testing import Cheat, all_cheats, run_cheats

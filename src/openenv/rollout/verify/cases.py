@@ -7,8 +7,8 @@ Knows tasks, archives and backends. Must not know how checks are judged.
 #
 #   source    files in the work folder                          used for
 #   work      merged.tar: the agent's work, made safe           verify lines, `run` of a check
-#   setup     the baseline: the task's files after its setup    judges, control attempts
-#   solved    the baseline, then the task's solution lines      control attempts, if the task has a solution
+#   setup     the baseline: the task's files after its setup    judges, reference runs
+#   solved    the baseline, then the task's solution lines      reference runs, if the task has a solution
 #
 # Starting a sandbox takes longer than most checks, so a thread opens the next one while a check runs:
 #
@@ -25,18 +25,17 @@ import posixpath
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Literal
 
 from openenv.errors import SandboxError
 from openenv.rollout.store.archives import ancestors, unpack_home, write_archive
-from openenv.rollout.store.verdict import VerifierInput
+from openenv.rollout.store.verdict import Source, VerifierInput
 from openenv.rollout.tasks.task import MAX_OUTPUT, Check, Task, lay_files, lay_outer_files, sandbox_spec
 from openenv.rollout.verify.lookups import Texts
 from openenv.rollout.verify.trust import only_reads
@@ -48,9 +47,6 @@ logger = logging.getLogger(__name__)
 
 _SLACK_S = 300.0
 _WORDS = re.compile(r"[^\s'\"<>|;&()=,`]+")
-
-Source = Literal["work", "setup", "solved"]
-"""The files that a check runs over: the agent's work, the baseline, or the baseline with the task's solution."""
 
 
 class SandboxNotStarted(Exception):
@@ -179,14 +175,6 @@ class VerificationCase:
             raise SandboxError("no sandbox was prepared")
         return self._place
 
-    def is_broken(self, dies: Callable[[Source], bool]) -> bool:
-        """Return whether a check loses its sandbox without the agent's work, too.
-
-        The baseline is not enough: if the task is to repair a program that kills its machine, every check of it does
-        so there. So if the task has a solution, the sandbox must be lost with the solution as well.
-        """
-        return dies("setup") and (not self.task.solution or dies("solved"))
-
     def _drop_next(self) -> None:
         if self._next is None:
             return
@@ -210,7 +198,7 @@ class VerificationCase:
             return ReadySandbox(sandbox, stack.pop_all(), processes)
 
     def _start(self, need: SandboxNeed) -> Sandbox:
-        # The sandbox may wait while the check before it runs, is retried and is run on both controls.
+        # The sandbox may wait while the check before it runs, is retried and has its reference runs.
         lifetime = (8 + len(self.task.verify)) * self.task.verify_timeout_s + _SLACK_S
         lifetime += self.task.agent_timeout_s if need.source == "solved" else 0
         place = self._place if need.is_guarded else None

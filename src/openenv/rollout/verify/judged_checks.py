@@ -12,31 +12,34 @@ Knows one `VerificationCase`. Must not know verify lines.
 # If the check has a port, both sandboxes run at the same time, and the judge connects to the agent's server
 # (`live_check.py`); nothing else reaches sandbox 2.
 #
-# If a part is killed, hangs or writes an invalid reward, the check has `Task.missing_reward`. Only if its sandbox is
-# also lost on the baseline (and on the solution) did the infrastructure fail: `CheckCrash`, no verdict.
+# If a part is killed, hangs or writes an invalid reward, the check has `Task.missing_reward`. If `ReferenceRuns` show
+# that the infrastructure is the cause, there is no verdict: `CheckCrash`.
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone, SandboxTreeError
 from openenv.rollout.store.archives import UnusableWorktree, files_of, worktree_limit, write_archive
+from openenv.rollout.store.verdict import CheckFacts, Source
 from openenv.rollout.tasks.task import MAX_OUTPUT, Check, CommandResult, crash_of
-from openenv.rollout.verify.cases import OUTPUT, Source, VerificationCase, clean_environment, path_kinds, run_command
+from openenv.rollout.verify.cases import OUTPUT, VerificationCase, clean_environment, path_kinds, run_command
 from openenv.rollout.verify.live_check import LiveOptions, LiveRun
-from openenv.rollout.verify.reward_file import invalid_reward, read_reward
-from openenv.rollout.verify.verify_lines import (
+from openenv.rollout.verify.references import (
     KILLED,
     REFUSED,
     CheckCrash,
     LineRun,
+    ReferenceRuns,
     attempt_line,
     lost_line,
     retry_lost,
 )
+from openenv.rollout.verify.reward_file import invalid_reward, read_reward
 from openenv.sandboxes.base import Sandbox, Stream
 
 MAX_STREAM = 16 * 1024 * 1024
@@ -57,6 +60,7 @@ class _RunOutput:
     """Why the output cannot be judged: `run` did not end by itself, or a file cannot be taken."""
     is_lost: bool = False
     """Whether its sandbox failed, which may be an accident."""
+    timed_out: bool = False
 
     def feed(self, stream: Stream, chunk: bytes) -> None:
         received = self.streams[stream]
@@ -77,62 +81,70 @@ class _RunOutput:
 
 
 class JudgedChecks:
-    """Runs the judged checks of a case."""
+    """Runs the judged checks of a case.
 
-    def __init__(self, case: VerificationCase) -> None:
-        self._case = case
+    Args:
+        case: The case.
+        references: The facts of the checks over files that no agent changed.
+    """
 
-    def run(self, check: Check, report: Callable[[str], None], label: str) -> CommandResult:
+    def __init__(self, case: VerificationCase, references: ReferenceRuns) -> None:
+        self._case, self._references = case, references
+
+    def run(self, number: int, check: Check, say: Callable[[str], None]) -> CommandResult:
         """Run both parts of a check and return the judge's result; `result.run` is the result of `run`.
 
         If `run` dies, no judge starts and the result has the exit code of `run`.
 
         Raises:
-            CheckCrash: a part loses its sandbox without the agent's work too.
+            CheckCrash: the infrastructure fails a part, also without the agent's work.
             SandboxNotStarted: a sandbox did not start.
         """
-        if check.port is not None:
-            return self._verdict(check, retry_lost(lambda: self._both_parts(check, "work")))
-        output = self._run_part(check, "work")
-        if output.is_lost:
-            output = self._run_part(check, "work")
-        if output.problem is not None:
-            ran = output.result(check)
-            result = CommandResult(cmd=check.judge, exit_code=ran.exit_code or 1, run=ran, score=self._missing())
-            if output.is_lost and self._case.is_broken(lambda source: self._run_part(check, source).is_lost):
-                raise CheckCrash(output.problem, result, part="the run")
-            return result.model_copy(update={"note": f"not judged: its run {output.problem}"})
-        report(f"{label}ran with exit code {output.exit_code}, judging")
-        return self._verdict(check, retry_lost(lambda: self._judge_part(check, output)))
-
-    def _verdict(self, check: Check, judged: LineRun) -> CommandResult:
-        problem = self._problem(judged)
+        attempt = self._attempt(check, "work", say)
+        facts = self._facts(attempt)
+        self._references.note(number, facts)
+        problem, written = attempt.crash, attempt.written
+        if problem is None and written is not None and written.value is None:
+            problem = invalid_reward(written, self._case.task)
         if problem is None:
-            score = None if judged.written is None else judged.written.value
-            return judged.result.model_copy(update={"score": score})
-        if judged.is_lost and self._case.is_broken(lambda source: self._both_parts(check, source).is_lost):
-            raise CheckCrash(problem, judged.result)
-        code = judged.result.exit_code or REFUSED
-        changes = {"exit_code": code, "note": f"its judge {problem}", "score": self._missing()}
-        return judged.result.model_copy(update=changes)
+            score = None if written is None else written.value
+            return attempt.result.model_copy(update={"score": score})
+        if self._references.is_broken(number, facts, partial(self._run_reference, check)):
+            raise CheckCrash(problem, attempt.result, part=f"the {attempt.part}")
+        note = f"its judge {problem}" if attempt.part == "judge" else f"not judged: its run {problem}"
+        changes = {"exit_code": attempt.result.exit_code or REFUSED, "note": note, "score": self._missing()}
+        return attempt.result.model_copy(update=changes)
 
     def _missing(self) -> float | None:
         """Return the score of a check without a judgement; None stands for 0, a failed check."""
         return self._case.task.missing_reward or None
 
-    def _problem(self, judged: LineRun) -> str | None:
-        """Return why a judge's run is not a verdict, or None if it is one."""
-        if judged.crash is not None or judged.written is None or judged.written.value is not None:
-            return judged.crash
-        return invalid_reward(judged.written, self._case.task)
+    def _facts(self, attempt: LineRun) -> CheckFacts:
+        return attempt.facts(reads_file=True)
+
+    def _run_reference(self, check: Check, source: Source) -> CheckFacts:
+        return self._facts(self._attempt(check, source))
+
+    def _attempt(self, check: Check, source: Source, say: Callable[[str], None] | None = None) -> LineRun:
+        """Run both parts of a check; the second run of a part with a lost sandbox counts."""
+        if check.port is not None:
+            return retry_lost(lambda: self._both_parts(check, source))
+        output = self._run_part(check, source)
+        if output.is_lost:
+            output = self._run_part(check, source)
+        if output.problem is not None:
+            ran = output.result(check)
+            result = CommandResult(cmd=check.judge, exit_code=ran.exit_code or REFUSED, run=ran)
+            return LineRun(result, output.problem, output.timed_out, is_lost=output.is_lost, part="run")
+        if say is not None:
+            say(f"ran with exit code {output.exit_code}, judging")
+        return retry_lost(lambda: self._judge_part(check, output))
 
     def _both_parts(self, check: Check, source: Source) -> LineRun:
-        if check.port is None:
-            return self._judge_part(check, self._run_part(check, source))
         needs = self._case.need(check, source), self._case.judges_need(check)
         try:
             with self._case.use(needs[0]) as running, self._case.use(needs[1]) as judging:
-                return _judge_live(self._case, check, check.port, running.sandbox, judging.sandbox)
+                return _judge_live(self._case, check, running.sandbox, judging.sandbox)
         except (SandboxError, OSError) as exc:
             self._case.cancel.check()
             return lost_line(check.judge, exc)
@@ -168,7 +180,7 @@ def _run_part(case: VerificationCase, check: Check, sandbox: Sandbox) -> _RunOut
         max_output=1024,
     )
     output.exit_code, output.duration_s = done.exit_code, done.duration_s
-    output.problem = crash_of(done, task.verify_timeout_s)
+    output.problem, output.timed_out = crash_of(done, task.verify_timeout_s), done.timed_out
     if output.problem is None and check.keep:
         sandbox.stop_processes()  # nothing may write while files are taken
         try:
@@ -218,9 +230,10 @@ def _judge_part(case: VerificationCase, check: Check, sandbox: Sandbox, output: 
     return judged if task.reward_file is False else replace(judged, written=read_reward(sandbox, task))
 
 
-def _judge_live(case: VerificationCase, check: Check, port: int, running: Sandbox, judging: Sandbox) -> LineRun:
-    """Run both parts of a check at once."""
-    task = case.task
+def _judge_live(case: VerificationCase, check: Check, running: Sandbox, judging: Sandbox) -> LineRun:
+    """Run both parts of a check with a port at once."""
+    task, port = case.task, check.port
+    assert port is not None
     options = LiveOptions(
         line=check.run,
         port=port,

@@ -29,10 +29,9 @@ again. `verify` is its only entry; the engine calls it and hands it to the phase
 #        v
 #   reward: the last valid reward file of a line, else the share of passed checks (a judge's score counts as its share)
 #
-# A crash, a timeout and an invalid reward are worth `Task.missing_reward`, also if the check fails so without the
-# agent's work: an agent that writes no answer earns 0, not None. The exception is a sandbox that is also lost on the
-# baseline (and, if the task has one, on the solution): then the infrastructure failed, and the task has no verdict
-# (`grader_failed`).
+# A crash, a timeout and an invalid reward are worth `Task.missing_reward`: an agent that writes no answer earns 0, not
+# None. Only if the same check on the initial files differs from its validation did the infrastructure fail
+# (`references.py`): then the task has no verdict (`grader_failed`).
 
 from __future__ import annotations
 
@@ -41,9 +40,10 @@ from openenv.rollout.store.verdict import Verdict, VerifierInput
 from openenv.rollout.tasks.task import Task, Trust, weakest
 from openenv.rollout.verify.cases import SandboxNotStarted, VerificationCase
 from openenv.rollout.verify.judged_checks import JudgedChecks
+from openenv.rollout.verify.references import CheckCrash, ReferenceRuns
 from openenv.rollout.verify.reward_file import reads_reward_file
 from openenv.rollout.verify.trust import trust_of
-from openenv.rollout.verify.verify_lines import CheckCrash, LineChecks
+from openenv.rollout.verify.verify_lines import LineChecks
 from openenv.sandboxes.base import Sandboxes
 from openenv.sandboxes.host import scratch
 
@@ -59,16 +59,18 @@ def verify(task: Task, backend: Sandboxes, given: VerifierInput) -> Verdict:
         return Verdict()
     trusts = _trusts(task, backend)
     verdict = Verdict(trust=weakest(trusts))
+    references = ReferenceRuns(given.references, has_solution=bool(task.solution))
     try:
         with scratch() as folder, VerificationCase(task, backend, given, folder) as case:
-            lines = LineChecks(case, reads_file=reads_reward_file(task, given.baseline))
-            _run_checks(case, lines, verdict, given, trusts)
+            lines = LineChecks(case, references, reads_file=reads_reward_file(task, given.baseline))
+            _run_checks(case, lines, JudgedChecks(case, references), verdict, given)
             if verdict.crash is None:
                 _set_reward(verdict, lines)
     except SandboxNotStarted as exc:
         raise exc.error from exc
     except (SandboxError, OSError) as exc:
         verdict.crash = f"the verifier failed: {exc}"
+    verdict.facts, verdict.is_stale = list(references.noted.values()), references.is_stale
     given.cancel.check()
     return verdict
 
@@ -81,23 +83,24 @@ def _trusts(task: Task, backend: Sandboxes) -> list[Trust]:
 
 
 def _run_checks(
-    case: VerificationCase, lines: LineChecks, verdict: Verdict, given: VerifierInput, trusts: list[Trust]
+    case: VerificationCase, lines: LineChecks, judged: JudgedChecks, verdict: Verdict, given: VerifierInput
 ) -> None:
     """Run the checks in order, until one of them crashes."""
     checks = case.task.verify
-    for number, check in enumerate(checks, 1):
-        label = f"check {number} of {len(checks)}: "
-        case.begin(check, None if number == len(checks) else checks[number])
+    trusts = _trusts(case.task, case.backend)
+    for number, check in enumerate(checks):
+        label = f"check {number + 1} of {len(checks)}: "
+        case.begin(check, None if number + 1 == len(checks) else checks[number + 1])
         try:
             if isinstance(check, str):
-                result = lines.run(check, trusts[number - 1])
+                result = lines.run(number, check, trusts[number])
             else:
-                result = JudgedChecks(case).run(check, given.report, label)
+                result = judged.run(number, check, lambda text, label=label: given.report(f"{label}{text}"))  # type: ignore[misc]
         except CheckCrash as exc:
-            part = f"verify line {number}" if isinstance(check, str) else f"{exc.part} of check {number}"
+            part = f"verify line {number + 1}" if isinstance(check, str) else f"{exc.part} of check {number + 1}"
             result, verdict.crash = exc.result, f"{part} {exc}"
         verdict.sandbox_id = case.first_sandbox_id
-        verdict.results.append(result.model_copy(update={"trust": trusts[number - 1]}))
+        verdict.results.append(result.model_copy(update={"trust": trusts[number]}))
         if verdict.crash is not None:
             return
         why = "" if result.note is None else f" ({result.note})"

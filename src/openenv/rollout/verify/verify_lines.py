@@ -11,13 +11,13 @@ Knows one `VerificationCase`. Must not know judged checks.
 #      |
 #   own files    the verifier's files are as before: content, and also inode and change date, which reveal files
 #      |         that were changed and put back. A line that changes its files without the agent's work too is excused
-#   killed       a signal or the time limit fails the line. Only a sandbox that is lost without the agent's work too is
-#      |         the fault of the infrastructure (`CheckCrash`)
+#   killed       a signal or the time limit fails the line, unless `ReferenceRuns` show that the infrastructure fails
+#      |         it (`CheckCrash`)
 #      |
 #   reward file  a plain file with a number in the range, and no process is left that could have written it later
 #
-# Each step either passes the attempt on or refuses it: exit code 1 and a note. A control attempt runs the same line on
-# the baseline, or on the task's solution: the difference shows whether the agent's work is the cause.
+# Each step either passes the attempt on or refuses it: exit code 1 and a note. The facts of the same line on the
+# initial files, or on the task's solution, show whether the agent's work is the cause (`references.py`).
 
 from __future__ import annotations
 
@@ -26,96 +26,36 @@ import json
 import posixpath
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from openenv.errors import SandboxError, SandboxGone
 from openenv.rollout.store.archives import ancestors, write_archive
-from openenv.rollout.tasks.task import CommandResult, CommandRun, Trust, run_line
+from openenv.rollout.store.verdict import CheckFacts, FileChange, Source
+from openenv.rollout.tasks.task import CommandResult, Trust
 from openenv.rollout.verify.cases import (
     ReadySandbox,
-    Source,
     VerificationCase,
     clean_environment,
     is_plain,
     processes_in,
     run_script,
 )
+from openenv.rollout.verify.references import (
+    REFUSED,
+    CheckCrash,
+    Evidence,
+    LineRun,
+    Reference,
+    ReferenceRuns,
+    attempt_line,
+    lost_line,
+    retry_lost,
+)
 from openenv.rollout.verify.reward_file import WrittenReward, invalid_reward, read_reward
 from openenv.sandboxes.base import Sandbox
-
-# ---- one attempt at a line, and the traces that it leaves ----
-#
-# Judged checks use it as well.
-#
-# An attempt over the agent's work ends in one of three ways:
-#
-#   it ended by itself          `crash` is None: exit code, reward file and traces decide
-#   it was killed               `crash`: by a signal or the time limit. The check fails
-#   its sandbox failed          `crash` and `is_lost`: tried once more, since accidents do not happen twice. If control
-#                               attempts lose their sandboxes too, there is no verdict (`VerificationCase.is_broken`)
-
-KILLED = 137
-"""The exit code of a process that signal 9 killed."""
-REFUSED = 1
-"""The exit code in the result of a line that exited with 0 but did not pass."""
-_OUT_OF_MEMORY = "ran out of memory with its sandbox"
-
-FileChange = tuple[str, Literal["inode", "date", "content", "entries"]]
-"""The path of a verifier file or its folder, and the property that changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class LineRun(CommandRun):
-    """One run of a check's shell line, and its traces."""
-
-    evidence: Evidence | None = None
-    """The proof that the line reached its end, if it had to prove that."""
-    written: WrittenReward | None = None
-    """The reward file after the line."""
-    left_processes: bool = False
-    """Whether a process of the line outlived it."""
-    changes: frozenset[FileChange] = frozenset()
-    """The verifier files that changed while the line ran."""
-    is_lost: bool = False
-    """Whether its sandbox failed, which may be an accident."""
-
-
-class CheckCrash(Exception):
-    """A part of a check loses its sandbox without the agent's work too: the task has no verdict."""
-
-    def __init__(self, why: str, result: CommandResult, *, part: str = "the judge") -> None:
-        super().__init__(why)
-        self.result = result
-        self.part = part
-
-
-def attempt_line(
-    sandbox: Sandbox, line: str, *, timeout: float, envs: Mapping[str, str], cmd: str | None = None
-) -> LineRun:
-    """Run a check's line; the result shows `cmd` instead of `line` if it is set."""
-    ran = run_line(sandbox, line, timeout=timeout, envs=envs, cmd=cmd)
-    return LineRun(ran.result, ran.crash, ran.timed_out)
-
-
-def lost_line(line: str, error: Exception) -> LineRun:
-    """Return the run of a line after an error of its sandbox.
-
-    Running out of memory is never an accident: the line would do it again.
-    """
-    if isinstance(error, SandboxGone) and "memory" in error.reason:
-        return LineRun(CommandResult(cmd=line, exit_code=KILLED), _OUT_OF_MEMORY)
-    return LineRun(CommandResult(cmd=line, exit_code=KILLED), f"lost its sandbox: {error}", is_lost=True)
-
-
-def retry_lost(attempt: Callable[[], LineRun]) -> LineRun:
-    """Make an attempt, and one more if its sandbox failed."""
-    first = attempt()
-    return attempt() if first.is_lost else first
-
 
 _ESCAPED = frozenset("\\\n\r")
 """Characters that sha256sum escapes in names; files with such names are not watched."""
@@ -125,6 +65,7 @@ _ESCAPED = frozenset("\\\n\r")
 class _LineReward:
     """The reward that a line wrote, if any, and the facts that decide whether it withheld one."""
 
+    number: int
     line: str
     value: float | None
     has_passed: bool
@@ -137,11 +78,12 @@ class LineChecks:
 
     Args:
         case: The case.
+        references: The facts of the lines over files that no agent changed.
         reads_file: Whether a reward file counts.
     """
 
-    def __init__(self, case: VerificationCase, *, reads_file: bool) -> None:
-        self._case = case
+    def __init__(self, case: VerificationCase, references: ReferenceRuns, *, reads_file: bool) -> None:
+        self._case, self._references = case, references
         self._reads_file = reads_file
         # Without isolation, a sandbox shows all processes of the host.
         case.counts_processes = reads_file and {"isolation", "trees"} <= case.backend.features
@@ -151,28 +93,43 @@ class LineChecks:
         self.ignored_file = False
         """Whether a reward file was written that does not count."""
 
-    def run(self, line: str, trust: Trust) -> CommandResult:
+    def run(self, number: int, line: str, trust: Trust) -> CommandResult:
         """Run a line; its exit code is 0 only if the check passed.
 
         Raises:
-            CheckCrash: the line loses its sandbox without the agent's work too.
+            CheckCrash: the infrastructure fails the line, also without the agent's work.
             SandboxNotStarted: a sandbox did not start.
         """
         attempt = retry_lost(lambda: self._attempt(line, "work", proves=self._must_prove(line)))
+        self._references.note(number, self._facts(attempt))
         if attempt.crash is None:
-            attempt = self._proven(line, attempt)
+            attempt = self._proven(number, line, attempt)
         if attempt.crash is None:
-            attempt = self._with_own_files(line, attempt)
+            attempt = self._with_own_files(number, line, attempt)
         if attempt.crash is not None:
-            attempt = self._killed(line, attempt, attempt.crash)
+            attempt = self._killed(number, line, attempt, attempt.crash)
         elif self._reads_file:
-            attempt = self._with_valid_reward(line, attempt)
+            attempt = self._with_valid_reward(number, line, attempt)
         value = attempt.written.value if attempt.written is not None and self._reads_file else None
         if attempt.written is not None and value is not None:
             self.written = attempt.written.rewards
         self.ignored_file = self.ignored_file or (attempt.written is not None and not self._reads_file)
-        self._rewards.append(_LineReward(line, value, attempt.result.exit_code == 0, trust == "isolated"))
+        has_passed = attempt.result.exit_code == 0
+        self._rewards.append(_LineReward(number, line, value, has_passed, trust == "isolated"))
         return attempt.result
+
+    def _facts(self, attempt: LineRun) -> CheckFacts:
+        return attempt.facts(reads_file=self._reads_file)
+
+    def _reference(self, number: int, line: str, source: Reference) -> CheckFacts:
+        return self._references.facts(number, source, partial(self._run_reference, line))
+
+    def _run_reference(self, line: str, source: Reference) -> CheckFacts:
+        """Run a line over files that no agent changed."""
+        attempt = retry_lost(lambda: self._attempt(line, source, proves=self._must_prove(line)))
+        if attempt.evidence is not None and not attempt.evidence.seen:  # a wrapper may have kept the line from running
+            attempt = retry_lost(lambda: self._attempt(line, source, proves=False))
+        return self._facts(attempt)
 
     def reward(self, share: float) -> float | None:
         """Return the reward of the last line that wrote one, or None if the share of passed checks counts.
@@ -193,15 +150,14 @@ class LineChecks:
 
     def _is_withheld(self, reward: _LineReward) -> bool:
         """Return whether a line without a reward writes one without the agent's work."""
-        if not reward.has_passed:
-            return self._writes_reward(reward.line)
-        # `make test || echo 0 > reward.txt` writes a reward only if it fails, so the baseline would prove nothing here:
-        # the line passed. The solution shows its behaviour when it passes. An isolated line has shown it already.
-        source: Source = "solved" if self._case.task.solution else "setup"
-        return not reward.is_isolated and self._writes_reward(reward.line, source)
-
-    def _writes_reward(self, line: str, source: Source = "setup") -> bool:
-        return self._attempt(line, source, proves=False).written is not None
+        source: Reference = "setup"
+        if reward.has_passed:
+            # `make test || echo 0 > reward.txt` writes a reward only if it fails, so the initial files prove nothing
+            # here: the line passed. The solution shows its behaviour when it passes. An isolated line has shown it.
+            if reward.is_isolated:
+                return False
+            source = "solved" if self._case.task.solution else "setup"
+        return self._reference(reward.number, reward.line, source).writes_reward
 
     def _must_prove(self, line: str) -> bool:
         task = self._case.task
@@ -257,23 +213,25 @@ class LineChecks:
         except SandboxError:
             return True
 
-    def _proven(self, line: str, attempt: LineRun) -> LineRun:
+    def _proven(self, number: int, line: str, attempt: LineRun) -> LineRun:
         """Refuse a line that exits with 0 and does not prove its end, unless it cannot prove anything."""
         evidence, result = attempt.evidence, attempt.result
         if evidence is None or evidence.problem is None:
             return attempt
         unloaded = result.exit_code != 0 and could_not_load(result.stdout + result.stderr)
-        if self._case.task.proof is None and not evidence.seen and (result.exit_code == 0 or unloaded):
-            control = self._attempt(line, "setup", proves=True)
-            # A line such as `env -i pytest` hides its pytest from the proof on the baseline, too: accept it as it is.
-            if control.evidence is None or not control.evidence.seen:
-                return self._attempt(line, "work", proves=False) if unloaded else attempt
+        may_hide = self._case.task.proof is None and not evidence.seen and (result.exit_code == 0 or unloaded)
+        # A line such as `env -i pytest` hides its pytest from the proof in each run: accept it as it is.
+        if may_hide and not any(self._reference(number, line, source).proves for source in self._references.sources):
+            if unloaded:
+                attempt = self._attempt(line, "work", proves=False)
+                self._references.note(number, self._facts(attempt))
+            return attempt
         if result.exit_code != 0:
             return attempt
         return self._refused(attempt, evidence.problem)
 
-    def _with_own_files(self, line: str, attempt: LineRun) -> LineRun:
-        """Refuse a line during which a verifier file changed, unless the same change happens in a control attempt."""
+    def _with_own_files(self, number: int, line: str, attempt: LineRun) -> LineRun:
+        """Refuse a line during which a verifier file changed, unless it changes so without the agent's work."""
         if not attempt.changes or (attempt.result.exit_code != 0 and attempt.written is None):
             return attempt
         # A new file in a folder changes the folder's date, and is harmless. Moving the folder away and back also
@@ -283,23 +241,33 @@ class LineChecks:
             for path, aspect in attempt.changes
             if aspect != "entries" or (posixpath.dirname(path), "entries") in attempt.changes
         )
-        controls: list[Source] = ["setup", "solved"] if self._case.task.solution else ["setup"]
-        for source in controls:
+        for source in self._references.sources:
             if changes:
-                changes -= self._attempt(line, source, proves=False).changes
+                changes -= frozenset(self._reference(number, line, source).changes)
         if not changes:
             return attempt
         return self._refused(attempt, f"{min(changes)[0]} was changed while it ran")
 
-    def _with_valid_reward(self, line: str, attempt: LineRun) -> LineRun:
+    def _with_valid_reward(self, number: int, line: str, attempt: LineRun) -> LineRun:
         """Refuse a line if its reward file is invalid, or may have been written or removed after its end."""
         written = attempt.written
-        if attempt.left_processes and (written is not None or self._writes_reward(line)):
+        if attempt.left_processes and (written is not None or self._reference(number, line, "setup").writes_reward):
             return self._refused(attempt, "a process that it started outlived it, and could write the reward")
         if written is None or written.value is not None:
             return attempt
-        refused = self._refused(attempt, invalid_reward(written, self._case.task))
+        problem = invalid_reward(written, self._case.task)
+        self._require_infrastructure(number, line, attempt, problem)
+        refused = self._refused(attempt, problem)
         return replace(refused, result=self._missing(refused.result))
+
+    def _require_infrastructure(self, number: int, line: str, attempt: LineRun, problem: str) -> None:
+        """Check that the agent's work, and not the infrastructure, keeps a line from a verdict.
+
+        Raises:
+            CheckCrash: the line fails so on the initial files, too, and did not when the task was validated.
+        """
+        if self._references.is_broken(number, self._facts(attempt), partial(self._run_reference, line)):
+            raise CheckCrash(problem, attempt.result)
 
     def _refused(self, attempt: LineRun, why: str) -> LineRun:
         """Return the line as failed; its reward file does not count."""
@@ -309,10 +277,9 @@ class LineChecks:
         result = attempt.result.model_copy(update={"exit_code": code or REFUSED, "note": note})
         return replace(attempt, result=result, written=None)
 
-    def _killed(self, line: str, attempt: LineRun, crash: str) -> LineRun:
-        """Fail a line that did not end by itself, unless it loses its sandbox without the agent's work too."""
-        if attempt.is_lost and self._case.is_broken(lambda source: self._attempt(line, source, proves=False).is_lost):
-            raise CheckCrash(crash, attempt.result)
+    def _killed(self, number: int, line: str, attempt: LineRun, crash: str) -> LineRun:
+        """Fail a line that did not end by itself, unless the infrastructure is the cause."""
+        self._require_infrastructure(number, line, attempt, crash)
         self.ignored_file = self.ignored_file or attempt.written is not None
         result = attempt.result.model_copy(update={"exit_code": attempt.result.exit_code or REFUSED, "note": crash})
         return replace(attempt, result=self._missing(result), written=None)
@@ -401,16 +368,6 @@ _REPEATS = re.compile(r"[$`]|\(\)|(?<![\w.-])(?:for|while|until|xargs|-exec|para
 _PYTHON = re.compile(
     r"(?<![\w./-])((?:[\w.~-]*/)*python[\d.]*)(\s+)(-c(?=\s)|-m\s+unittest(?![\w.])|[\w./-]+\.py(?![\w./-]))"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """The proof of a line, as the host read it."""
-
-    seen: bool = False
-    """Whether a proof began. If not, the line hides its environment from the proof module."""
-    problem: str | None = None
-    """Why the line is not proven, or None if it is."""
 
 
 @dataclass(slots=True)
