@@ -67,14 +67,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def episode_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Keep what servers record out of the user's own data folder."""
-    before = os.environ.get("OPENENV_EPISODES")
     folder = tmp_path_factory.mktemp("episodes")
-    os.environ["OPENENV_EPISODES"] = str(folder)
-    yield folder
-    if before is None:
-        del os.environ["OPENENV_EPISODES"]
-    else:
-        os.environ["OPENENV_EPISODES"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENENV_EPISODES", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def validates_no_checks() -> Iterator[None]:
+    """Run the thousands of small tasks of the tests without a validation each; its own tests ask for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENENV_VALIDATE_CHECKS", "0")
+        yield
 
 
 @pytest.fixture

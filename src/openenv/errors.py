@@ -49,6 +49,7 @@
     │   ├── StoreError                     STORE_ERROR         not stored, not found: disk full, unknown id
     │   ├── NoRewards                      NO_REWARDS          an environment that never gives a reward
     │   ├── TrustError                     TRUST_TOO_LOW       a check of the task is weaker than `min_trust`
+    │   ├── TaskRefused                    TASK_REFUSED        a check of the task fails on the task's own solution
     │   └── RolloutCancelled               ROLLOUT_CANCELLED
     ├── HarnessError (RuntimeError)        HARNESS_ERROR       a turn-based agent failed
     │   ├── HarnessStartupError            HARNESS_STARTUP     it did not start
@@ -533,6 +534,12 @@ class TrustError(RolloutError):
     """A task has a check that may be trusted less than asked; the text names it and says how to write it."""
 
     code = "TRUST_TOO_LOW"
+
+
+class TaskRefused(RolloutError):
+    """A check of the task fails on the task's own solution; the text names the check and shows its output."""
+
+    code = "TASK_REFUSED"
 
 
 class RolloutCancelled(RolloutError):

@@ -503,6 +503,20 @@ _cache = Setting(
 )
 
 
+_validate_checks = Setting(
+    "OPENENV_VALIDATE_CHECKS",
+    _is_true,
+    "rollouts",
+    "run the checks of a task on its initial files and its solution before its first agent",
+    "1",
+)
+
+
+def validate_checks(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether tasks are validated."""
+    return _validate_checks(environ) is not False
+
+
 def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder of downloads: the variable's, or `openenv` in the user's cache folder."""
     return _cache(environ) or _user_folder("XDG_CACHE_HOME", ".cache", environ) / "openenv"

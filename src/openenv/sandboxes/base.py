@@ -596,6 +596,17 @@ class Sandboxes(ABC):
         if not self.features >= IMAGES:
             refuse_image(spec, self.name)
 
+    def fingerprint(self, spec: SandboxSpec) -> str:
+        """Return a text that changes if commands could behave differently in such sandboxes.
+
+        Results of checks on a task's initial files are kept under it. Backends add what they know of their images.
+
+        Raises:
+            SandboxUnavailable: the image of the spec cannot be got.
+        """
+        kind = f"{type(self).__module__}.{type(self).__qualname__}"
+        return " ".join((kind, self.name, *sorted(self.features), spec.image or ""))
+
     @abstractmethod
     def open(self, spec: SandboxSpec | None = None) -> Sandbox:
         """Start a sandbox."""

@@ -102,6 +102,7 @@ class DockerSandboxes(Sandboxes):
         self._ready: _PreparedEngine | None = None
         self._image_lock = threading.Lock()
         self._images: dict[str, _ReadyImage] = {}
+        self._image_ids: dict[str, str] = {}
         self._trees: tempfile.TemporaryDirectory[str] | None = None
         self._work_trees: dict[tuple[str, str], Path | None] = {}
         self._relay = Relay()
@@ -122,6 +123,15 @@ class DockerSandboxes(Sandboxes):
         """Return if the backend's own image is there, or the spec names another; that one is got by `open`."""
         if spec.image is None:
             self._image(spec)
+
+    def fingerprint(self, spec: SandboxSpec) -> str:
+        """Return a text with the ID of the image; a spec's image is built or pulled first."""
+        name = self._image(spec).name
+        with self._image_lock:
+            if name not in self._image_ids:
+                inspect = ("image", "inspect", "--format", "{{.Id}}", name)
+                self._image_ids[name] = self._prepare().engine.output(*inspect).strip()
+            return f"{super().fingerprint(spec)} {self._image_ids[name]}"
 
     def open(self, spec: SandboxSpec | None = None, *, from_snapshot: SandboxSnapshot | None = None) -> DockerSandbox:
         """Start a container; `from_snapshot` is short for that field of the spec."""
@@ -154,6 +164,7 @@ class DockerSandboxes(Sandboxes):
         with self._image_lock:
             build_image(engine, image, folder, timeout=timeout, is_cached=False)
             self._work_trees = {key: tree for key, tree in self._work_trees.items() if key[0] != image}
+            self._image_ids.pop(image, None)
 
     def leftovers(self) -> list[str]:
         """List the containers that this backend started and that should be gone."""

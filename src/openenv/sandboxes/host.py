@@ -130,6 +130,20 @@ def open_locked(path: Path) -> int:
     return handle
 
 
+def try_locked(path: Path) -> int | None:
+    """Open or create a file and lock it; return the handle, or None if another process or thread has the lock."""
+    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        os.close(handle)
+        if isinstance(exc, BlockingIOError):
+            return None
+        raise
+    return handle
+
+
 def is_locked(path: Path) -> bool:
     """Return whether a process holds the lock of a file."""
     if fcntl is None:

@@ -17,13 +17,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from typing_extensions import Unpack
 
+from openenv.errors import TaskRefused
 from openenv.rollout.progress import Cancellation, OnProgress
 from openenv.rollout.run.engine import (
     Engine,
@@ -35,6 +36,7 @@ from openenv.rollout.run.engine import (
     new_rollout_id,
 )
 from openenv.rollout.run.shared_setup import SetupGroup, SharedSetups, setup_key
+from openenv.rollout.run.validation import Validation
 from openenv.rollout.store.outcome import Outcome
 from openenv.rollout.tasks.task import Task
 
@@ -122,6 +124,7 @@ def run_many(tasks: Iterable[Task], **options: Unpack[RunManyArguments]) -> list
     Raises:
         TrustError: a check of a task has a lower trust level than required. Nothing was run, unless `tasks` is a
             generator.
+        TaskRefused: a check fails on its task's own solution. No agent was run, unless `tasks` is a generator.
         StoreError: an outcome could not be stored; the running rollouts were cancelled.
         RolloutError: on Ray: Ray is not installed, the cluster does not exist, or it started no worker in time.
     """
@@ -148,6 +151,8 @@ def run_many(tasks: Iterable[Task], **options: Unpack[RunManyArguments]) -> list
         for task in sized or ():
             shared.require_trust(task)
             shared.require_sandboxes(task)
+        if isinstance(shared, Engine):  # the workers of a cluster validate the checks of a task before its first agent
+            _validate(shared, sized or (), pool, cancel)
         run = _Batch(
             shared,
             tasks if sized is None else sized,
@@ -167,6 +172,33 @@ def run_many(tasks: Iterable[Task], **options: Unpack[RunManyArguments]) -> list
     if run.error is not None:
         raise run.error
     return [outcome for _, outcome in sorted(run.outcomes.items())]
+
+
+def _validate(engine: Engine, tasks: Iterable[Task], pool: ThreadPoolExecutor, cancel: Cancellation) -> None:
+    """Validate the checks of all tasks, several at once.
+
+    Raises:
+        TaskRefused: a check fails on its task's own solution. The text names all such tasks.
+    """
+    stop = Cancellation()  # a refused task does not cancel the caller's `cancel`
+    with cancel.on_cancel(lambda: stop.cancel(cancel.reason)):
+        distinct = {id(task): task for task in tasks}  # equal tasks wait for each other
+        waiting = {pool.submit(engine.validate, task, stop) for task in distinct.values()}
+        ended: set[Future[Validation]] = set()
+        try:
+            while waiting:
+                done, waiting = wait(waiting, timeout=_NOTICE_S)
+                ended |= done
+        except BaseException:
+            stop.cancel("interrupted")
+            raise
+    errors = [error for each in ended if (error := each.exception()) is not None]
+    refusals = [str(error) for error in errors if isinstance(error, TaskRefused)]
+    for error in errors:
+        if not isinstance(error, TaskRefused):
+            raise error
+    if refusals:
+        raise TaskRefused("\n".join(sorted(refusals)))
 
 
 def cluster_engine(engine: EngineOptions, batch: BatchOptions) -> RayEngine:

@@ -8,6 +8,7 @@ Knows nothing about the steps inside a rollout: `phases.RolloutRun` does.
 # An engine and its rollouts:
 #
 #   Engine.__enter__    check the backends, install the agent, create the scratch folder, start the capture proxy
+#     validate(task)      run its checks without an agent, once: `validation.py`
 #     run(task A) --+
 #     run(task B) --+-- in threads. Each rollout has its own folder in the scratch folder, its own key of the capture
 #     run(task C) --+   proxy, and sandboxes that it opens and closes. All rollouts write to one store.
@@ -34,13 +35,15 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar
 from typing_extensions import Unpack
 
 from openenv import settings
-from openenv.errors import CaptureError, RolloutError
+from openenv.errors import CaptureError, RolloutCancelled, RolloutError
 from openenv.rollout.agents.base import Agent, Installation
 from openenv.rollout.agents.base import agent as agent_by_name
+from openenv.rollout.agents.builtin import Noop, Oracle
 from openenv.rollout.capture.training_trace import Sequence as TokenSequence
 from openenv.rollout.progress import Cancellation, OnProgress, Progress, Reporter
 from openenv.rollout.run.phases import ModelAccess, RolloutPlan, RolloutRun
 from openenv.rollout.run.shared_setup import SetupGroup
+from openenv.rollout.run.validation import Validation, Validator, ValidatorOptions
 from openenv.rollout.store.outcome import Outcome, group_of
 from openenv.rollout.store.store import EventLog
 from openenv.rollout.tasks.task import Budget, Model, Task, Trust, sandbox_spec
@@ -113,12 +116,15 @@ class EngineOptions:
     can discard a failure by waiting until its time is over."""
     min_trust: Trust | None = None
     """Refuse tasks whose checks have a lower trust level, in addition to each task's own `min_trust`."""
+    validate_checks: bool | None = None
+    """Run the checks of a task on its initial files and its solution before its first agent, and keep the results. None
+    uses `OPENENV_VALIDATE_CHECKS`. The agents `noop` and `oracle` are such runs themselves and need no validation."""
     home: str = HOME
     """The user's home folder inside the sandbox; the work folder is `workdir` below it."""
     cache: Path | None = None
-    """The folder of installed agents; None uses `OPENENV_CACHE`."""
+    """The folder of installed agents and validated checks; None uses `OPENENV_CACHE`."""
     on_install: Callable[[str], None] | None = None
-    """Called with a message when an agent is installed."""
+    """Called with a message when an agent is installed or the checks of a task are validated."""
 
 
 class EngineArguments(TypedDict, total=False):
@@ -134,6 +140,7 @@ class EngineArguments(TypedDict, total=False):
     verify_sandbox: str | Sandboxes | None
     verify_truncated: bool
     min_trust: Trust | None
+    validate_checks: bool | None
     home: str
     cache: Path | None
     on_install: Callable[[str], None] | None
@@ -161,6 +168,7 @@ class Engine:
         # The rest exists while the engine is entered.
         self._installation = Installation()
         self._folder = Path()
+        self._validator: Validator | None = None
         self._events = threading.Lock()
         self._stack = contextlib.ExitStack()
 
@@ -172,6 +180,7 @@ class Engine:
             report = options.on_install or (lambda message: logger.info("%s", message))
             self._installation = self.agent.install(options.cache or settings.cache_dir(), report)
             self._folder = stack.enter_context(scratch())
+            self._validator = self._new_validator(report)
             if self.agent.dialect is not None and options.capture is None:
                 # Imported here: agents without a model need no proxy.
                 from openenv.rollout.capture.capture_server import CaptureOptions, CaptureServer
@@ -183,6 +192,25 @@ class Engine:
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
+
+    def _new_validator(self, report: Callable[[str], None]) -> Validator | None:
+        options, chosen = self.options, self.options.validate_checks
+        validates = settings.validate_checks() if chosen is None else chosen
+        if not validates or isinstance(self.agent, Noop | Oracle):
+            return None
+        folder = self._folder / ".validation"  # cannot be the folder of a rollout
+        folder.mkdir()
+        return Validator(
+            ValidatorOptions(
+                backend=self._backend,
+                verify_backend=self._verify_backend,
+                verify=verify,
+                folder=folder,
+                cache=(options.cache or settings.cache_dir()) / "checks",
+                home=options.home,
+                report=report,
+            )
+        )
 
     @property
     def capture(self) -> CaptureServer | None:
@@ -213,6 +241,19 @@ class Engine:
         self._backend.require(replace(needed, network=task.network == "setup"))
         self._verify_backend.require(sandbox_spec(task, verifies=True))
 
+    def validate(self, task: Task, cancel: Cancellation | None = None) -> Validation:
+        """Run the checks of a task on its initial files and on its solution, unless their results are kept.
+
+        Raises:
+            TaskRefused: a check fails on the task's own solution; the text shows the check and its output.
+        """
+        if self._validator is None:
+            return Validation()
+        try:
+            return self._validator.validate(task, cancel or Cancellation())
+        except RolloutCancelled:  # the rollouts of the task end as cancelled
+            return Validation()
+
     def run(
         self,
         task: Task,
@@ -231,6 +272,7 @@ class Engine:
         Raises:
             ValueError: the ID cannot be the name of a folder.
             TrustError: a check of the task has a lower trust level than required; nothing was run.
+            TaskRefused: a check fails on the task's own solution; no agent was run.
             SandboxUnsupported: the task needs an image and the backend has none; nothing was run.
             StoreError: the outcome could not be stored; the exception carries it.
         """
@@ -243,6 +285,12 @@ class Engine:
             folder.mkdir()
         except FileExistsError:
             raise RolloutError(f"A rollout '{rollout_id}' is running already") from None
+        cancel = cancel or Cancellation()
+        try:
+            validation = self.validate(task, cancel)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         options, store = self.options, self.options.store
         plan = RolloutPlan(
             rollout_id=rollout_id,
@@ -261,16 +309,18 @@ class Engine:
             verify_truncated=options.verify_truncated,
             log=None if store is None else store.live_file(rollout_id, "agent.log"),
             setup_group=setup_group,
+            references=validation.references,
         )
-        cancel = cancel or Cancellation()
         try:
             if store is None:
-                return self._run(plan, Reporter(rollout_id, on_progress, lock=self._events), cancel)
+                reporter = Reporter(rollout_id, on_progress, lock=self._events)
+                return self._run(plan, reporter, cancel, validation.failure)
             # The order is begin, captured calls, record. A record in the store therefore means that the rollout is
             # complete, and a rollout whose engine died is listed as interrupted.
             store.begin(rollout_id, task, about=self._about(plan))
             with EventLog(store.live_file(rollout_id, "events.jsonl")) as events:
-                return self._run(plan, Reporter(rollout_id, events, on_progress, lock=self._events), cancel)
+                reporter = Reporter(rollout_id, events, on_progress, lock=self._events)
+                return self._run(plan, reporter, cancel, validation.failure)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -278,10 +328,12 @@ class Engine:
         group = group_of(plan.metadata, plan.task.metadata)
         return {"agent": self.agent.name, "model": plan.model_name, "sandbox": plan.backend.name, "group": group}
 
-    def _run(self, plan: RolloutPlan, reporter: Reporter, cancel: Cancellation) -> Outcome:
+    def _run(self, plan: RolloutPlan, reporter: Reporter, cancel: Cancellation, failure: str | None) -> Outcome:
         store = self.options.store
         rollout = RolloutRun(plan, ModelAccess(), reporter=reporter, cancel=cancel)
-        if self._capture is None or self.options.model is None or self.agent.dialect is None:
+        if failure is not None:  # the agent's tokens would be wasted
+            outcome = rollout.refuse("grader_failed", failure)
+        elif self._capture is None or self.options.model is None or self.agent.dialect is None:
             outcome = rollout.run()
         else:
             try:
@@ -301,6 +353,8 @@ class Engine:
                     outcome.keep_sequences(_sequences(capture))
                 else:
                     store.keep_capture(plan.rollout_id, capture.path)
+        if rollout.contradicts_validation and self._validator is not None:
+            self._validator.forget(plan.task)
         if store is not None:
             with reporter.during("store", "storing"):
                 store.add(outcome, plan.task, worktree=rollout.work, baseline=rollout.baseline, agent_log=rollout.log)
@@ -345,6 +399,7 @@ def run_rollout(
         AgentUnavailable: the agent is not installed and cannot be downloaded.
         SandboxUnavailable: the backend cannot run here.
         TrustError: a check of the task has a lower trust level than required; nothing was run.
+        TaskRefused: a check fails on the task's own solution; no agent was run.
         StoreError: the outcome could not be stored.
     """
     rollout_id = rollout_id or new_rollout_id()

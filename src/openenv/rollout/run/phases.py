@@ -9,7 +9,7 @@ the verifier's sandbox is opened. Only a tar file of the work tree passes from o
 #   sandbox ──> setup ──> agent ──> collect ──> verify ──> store ──> done
 #      │          │         │          │           │         │
 #      │          │         │          │           │         └─ StoreError
-#      │          │         │          │           └─ grader_failed: a check loses its sandbox without the agent too
+#      │          │         │          │           └─ grader_failed: the infrastructure fails a check
 #      │          │         │          └─ policy_failed: the work tree cannot be packed
 #      │          │         └─ truncated (time, budget), policy_failed (exit code, lost sandbox), env_failed (calls
 #      │          │            were not recorded; the endpoint does not answer the host either)
@@ -78,7 +78,7 @@ from openenv.rollout.store.outcome import (
     is_hopeless,
     label_of,
 )
-from openenv.rollout.store.verdict import Verdict, VerifierInput, Verify
+from openenv.rollout.store.verdict import References, Verdict, VerifierInput, Verify
 from openenv.rollout.tasks.task import CommandResult, Task, lay_files, lay_outer_files, run_line, sandbox_spec
 from openenv.rollout.verify.worktree import Merged, merge_for
 from openenv.sandboxes.base import HOME, WORKDIR, Sandbox, Sandboxes, SandboxSnapshot, SandboxSpec, Stream
@@ -317,6 +317,8 @@ class RolloutPlan:
     """The file for the agent's output; by default in `folder`."""
     setup_group: SetupGroup | None = None
     """The rollouts that share the setup of this one."""
+    references: References = field(default_factory=References)
+    """The facts of the checks from the validation of the task."""
 
 
 class RolloutRun:
@@ -368,6 +370,11 @@ class RolloutRun:
         if self._cancel.cancelled and not complete:  # the error of the phase is a consequence
             self._set(Label("cancelled", self._cancel.reason))
         return self._outcome(started_at)
+
+    @property
+    def contradicts_validation(self) -> bool:
+        """Whether a check on the initial files differs from the validation of the task."""
+        return self._verdict.is_stale
 
     def refuse(self, status: Status, reason: str) -> Outcome:
         """Return the outcome of a rollout that cannot start."""
@@ -694,6 +701,7 @@ class RolloutRun:
         given = VerifierInput(
             worktree=self._plan.folder / "merged.tar" if with_work else None,
             baseline=self.baseline if self.baseline.exists() else None,
+            references=self._plan.references,
             home=self._plan.home,
             cancel=self._cancel,
             report=self._reporter.say,

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import platform
 import secrets
 import socket as sockets
 import struct
@@ -448,6 +449,15 @@ class LocalSandboxes(Sandboxes):
         with self.open() as sandbox:
             if sandbox.exec(["true"]).exit_code != 0:
                 raise SandboxUnavailable("A local sandbox starts, but cannot run a command.")
+
+    def fingerprint(self, spec: SandboxSpec) -> str:
+        """Return a text that changes when programs or libraries of this machine are installed or removed."""
+        folders = [
+            os.stat(folder).st_mtime_ns
+            for folder in ("/usr/bin", "/usr/lib", "/usr/local/bin")
+            if os.path.isdir(folder)
+        ]
+        return " ".join((super().fingerprint(spec), platform.platform(), *map(str, folders)))
 
     def open(self, spec: SandboxSpec | None = None, *, from_snapshot: SandboxSnapshot | None = None) -> LocalSandbox:
         """Start a sandbox; `from_snapshot` is short for that field of the spec."""
