@@ -321,7 +321,8 @@ def test_an_agent_cannot_turn_its_failure_into_no_reward(roll: Callable[..., Out
     outcome = roll(attacked, f"cat > go.sh <<'EOF'\n{ACTS[act]}\nEOF")
     assert outcome.status == "ok"
     assert outcome.reward in (0.0, 0.1), outcome.verify_results
-    assert outcome.reward == 0.0 or act not in ("nan", "infinity", "too-much", "no-reward")
+    writes = ("nan", "infinity", "too-much") if form == "line" else ()
+    assert outcome.reward == 0.0 or act not in (*writes, "no-reward")
 
 
 def test_a_verifier_that_fails_before_any_agent_runs_no_agent(

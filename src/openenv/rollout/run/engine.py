@@ -288,11 +288,28 @@ class Engine:
         cancel = cancel or Cancellation()
         try:
             validation = self.validate(task, cancel)
-        except BaseException:
+            plan = replace(
+                self._plan(task, rollout_id, folder),
+                metadata=dict(metadata or {}),
+                setup_group=setup_group,
+                references=validation.references,
+            )
+            store = self.options.store
+            if store is None:
+                reporter = Reporter(rollout_id, on_progress, lock=self._events)
+                return self._run(plan, reporter, cancel, validation.failure)
+            # The order is begin, captured calls, record. A record in the store therefore means that the rollout is
+            # complete, and a rollout whose engine died is listed as interrupted.
+            store.begin(rollout_id, task, about=self._about(plan))
+            with EventLog(store.live_file(rollout_id, "events.jsonl")) as events:
+                reporter = Reporter(rollout_id, events, on_progress, lock=self._events)
+                return self._run(plan, reporter, cancel, validation.failure)
+        finally:
             shutil.rmtree(folder, ignore_errors=True)
-            raise
+
+    def _plan(self, task: Task, rollout_id: str, folder: Path) -> RolloutPlan:
         options, store = self.options, self.options.store
-        plan = RolloutPlan(
+        return RolloutPlan(
             rollout_id=rollout_id,
             task=task,
             agent=self.agent,
@@ -305,24 +322,9 @@ class Engine:
             model_name=options.model.name if options.model is not None else "",
             max_seconds=self._budget.max_seconds,
             options=dict(options.options or {}),
-            metadata=dict(metadata or {}),
             verify_truncated=options.verify_truncated,
             log=None if store is None else store.live_file(rollout_id, "agent.log"),
-            setup_group=setup_group,
-            references=validation.references,
         )
-        try:
-            if store is None:
-                reporter = Reporter(rollout_id, on_progress, lock=self._events)
-                return self._run(plan, reporter, cancel, validation.failure)
-            # The order is begin, captured calls, record. A record in the store therefore means that the rollout is
-            # complete, and a rollout whose engine died is listed as interrupted.
-            store.begin(rollout_id, task, about=self._about(plan))
-            with EventLog(store.live_file(rollout_id, "events.jsonl")) as events:
-                reporter = Reporter(rollout_id, events, on_progress, lock=self._events)
-                return self._run(plan, reporter, cancel, validation.failure)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _about(self, plan: RolloutPlan) -> dict[str, str]:
         group = group_of(plan.metadata, plan.task.metadata)

@@ -20,7 +20,7 @@ Status = Literal["ok", "policy_failed", "truncated", "env_failed", "sandbox_fail
   without it.
 - `truncated`: a time or token limit ended the agent.
 - `env_failed`: setup or capture failed, or the model endpoint does not answer the host either.
-- `sandbox_failed`, `grader_failed`: the sandbox or the verifier failed, also without the agent.
+- `sandbox_failed`, `grader_failed`: the sandbox or the verifier failed, also without the agent's work.
 """
 
 NO_CHECKS = "no checks"

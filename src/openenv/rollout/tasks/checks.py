@@ -80,8 +80,7 @@ class Check(BaseModel):
     run: ShellLine
     """A shell line that runs the agent's work, in the work folder. A crash or hang counts as a failed check."""
     judge: ShellLine
-    """A shell line that runs in the baseline's work folder, with the `verify_files`. If it dies without the agent's
-    work too, the task has no verdict."""
+    """A shell line that runs in the baseline's work folder, with the `verify_files`."""
     keep: tuple[str, ...] = ()
     """Files and folders below the work folder that are taken out after `run`. Links are ignored."""
     needs: tuple[str, ...] | None = None
