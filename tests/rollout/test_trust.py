@@ -9,7 +9,8 @@ import pytest
 from openenv.rollout import Check, Task, Trust, run_rollout
 from openenv.rollout.agents import Shell
 from openenv.rollout.tasks.task import reaches, weakest
-from openenv.rollout.verify.trust import _DATA_MODULES, only_reads, trust_of
+from openenv.rollout.verify.cases import only_reads
+from openenv.rollout.verify.trust import _MODULES, trust_of
 from openenv.sandboxes.base import Sandboxes
 from sound_checks import FILES as SOUND_FILES
 from sound_checks import JUDGES, LINES, SHORT
@@ -51,8 +52,8 @@ def test_lines_are_isolated_and_checks_are_judged() -> None:
 def test_a_line_that_leaves_its_sandbox_as_it_was_is_told_from_one_that_may_write() -> None:
     task = Task(instruction="x", verify=("true",), verify_files=SOUND_FILES)
     assert only_reads("sort out.txt | cmp - expected.txt", task)
-    assert only_reads("sh compare.sh", task)
     for line in (
+        "sh compare.sh",
         "python3 score.py",
         "python3 check.py",
         "echo 1 > ~/logs/verifier/reward.txt",
@@ -69,9 +70,28 @@ SHARED = [
     "case $(cat a.txt) in yes) true;; esac",
     "same() { cmp -s $1 $2; }; same a b",
     "find . -name '*.txt' -size +0",
-    "sed -n '1,3p' a.txt",
     "awk -F, '$1 > 3' a.csv",
-    "jq -e '.a == 1' a.json",
+    "jq -e '.a < 1' a.json",
+    "jq -e '.a == $x' a.json",
+    "sed -n '1,3w x' a.txt",
+    # passes without the agent's file, or for a folder in its place
+    "test -s a.py && ! grep -q TODO a.py",
+    "grep -rq x a.py && ! grep -q TODO a.py",
+    "grep -q x b.py a.py && ! grep -q TODO a.py",
+    "cat a.py | sort && ! grep -q TODO a.py",
+    "cat a.py | wc -l | grep -qx 0",
+    '[ "$(cat a.py | grep -c TODO)" = 0 ]',
+    '[ "$(grep -c TODO a.py)" -eq 0 ]',
+    '[ "$(wc -l < a.py)" -lt 5 ]',
+    '[ "$(cat a.txt)" != bad ]',
+    '[ -z "$(cat a.txt)" ]',
+    "[ \"$(cat a.txt)\" = '' ]",
+    # options in quotes
+    "sort '-oa.txt' b.txt",
+    'sort "--compress-program=./x" b.txt',
+    "curl -o a.txt http://x",
+    "uniq a.txt b.txt",
+    "grep -q x a.txt '--file=b.txt'",
     "timeout 5 grep x a.txt",
     "cd out && grep x a.txt",
     'grep "$(cat pattern.txt)" a.txt',
@@ -167,6 +187,24 @@ SHARED = [
     "pytest tests/test_plugins.py",
     "cd - && python3 data.py",
     "python3 -c 'no valid python'",
+    # modules of modules, private parts, aliases and runners
+    "python3 -c 'from pathlib import os; os.system(\"./a.out\")'",
+    "python3 -c 'from random import _os; _os.system(\"./a.out\")'",
+    "python3 -c 'import pathlib as p; p.os.system(\"./a.out\")'",
+    "python3 -c 'import sys as s; s.modules'",
+    "python3 -c 'import pytest; pytest.main([\"out\"])'",
+    "python3 -c 'import unittest; unittest.TestLoader().discover(\"out\")'",
+    'python3 -c \'f = open; f("a.py", "w")\'',
+    'python3 -c \'open("a.py", mode="w")\'',
+    'python3 -c \'print(*map(open, ["a.py"], ["w"]))\'',
+    "python3 -c '__loader__.load_module(\"a\")'",
+    'python3 -c \'assert open("a.txt").read() == open("b.txt").read()\'',
+    "python3 -c 'import json, sys; sys.exit(json.load(open(\"a.json\")) > 1)'",
+    "python3 -c 'import json; assert sum(x > 1 for x in json.load(open(\"a.json\"))) == 0'",
+    "python3 -c 'import json; x = json.load(open(\"a.json\")) > 1; assert x == 0'",
+    'python3 -c \'import sys; sys.exit(not open("a.txt").read() or int(open("a.txt").read()))\'',
+    "python3",
+    "python3 -c",
     # variables, and what shells evaluate
     "PATH=.:$PATH grep x a.txt",
     "PYTHONPATH=. python3 data.py",
@@ -314,6 +352,79 @@ def test_a_changed_judge_of_cases_is_not_ours() -> None:
 @pytest.mark.parametrize("run", ["pytest tests", "python3 -m unittest", "make check", "./a.out"])
 def test_an_exit_code_alone_is_the_agents_choice(run: str) -> None:
     assert trust(Check(run=run, judge='[ "$(cat "$OUTPUT/exit_code")" = 0 ]')) == "shared"
+    script = "import os, sys\nsys.stdout.write('x')\nassert open(os.environ['OUTPUT'] + '/exit_code').read() == '0'\n"
+    assert trust(Check(run="./a.out", judge="python3 check.py", files={"check.py": script})) == "shared"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        *(
+            "deno test",
+            "rspec",
+            "./run_tests.sh",
+            "sh check.sh",
+            "npm test",
+            "npm run verify",
+            "go test ./...",
+            "bats x",
+        ),
+        *("prove", "mix test", "make -s test > out.xml", "python3 -m nose2", "python3 -m pytest --junitxml=out.xml"),
+        *("./a.out && echo passed", "./a.out || echo failed", "if ./a.out; then echo passed; fi", "./a.out; echo $?"),
+        *("[ -e a.txt ] && cat b.txt", "cmp a.txt b.txt && cat c.txt", "./a.out | grep -q 3 && cat c.txt", "sh -c 'x'"),
+        *("node -e 'console.log(1)'", 'python3 -c "import a; print(1)"', "python3 -c 'import a; print(\"passed\")'"),
+        *("python3 asserts.py", "python3 prints.py", "python3 -u tries.py", "node drive.js", "sh drive.sh", "./drive"),
+    ],
+)
+def test_a_verdict_of_run_is_not_believed(run: str) -> None:
+    files = {
+        "asserts.py": "from app import f\nassert f(2) == 4\n",
+        "prints.py": "from app import f\nf(2)\nprint('OK')\n",
+        "tries.py": "try:\n    import app\nexcept ImportError as e:\n    print(e)\n",
+        "drive.js": "console.log(require('./app')(2) === 4)",
+        "drive.sh": "./a.out\n./b.out || echo failed\n",
+        "drive": "#!/bin/sh\n./a.out && echo passed\n",
+    }
+    check = Check(run=run, judge='grep -q passed "$OUTPUT/stdout"', keep=("out.xml",))
+    assert trust(check, verify_files=files) == "shared"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        *(
+            "./a.out",
+            "./a.out < in.txt > out.txt",
+            "echo 3 | ./a.out",
+            "printf '3\\n' | python3 app.py",
+            "cat in.txt | ./a",
+        ),
+        *("gcc -O2 -o a a.c && ./a 3", "make -s && ./a", "cd out && node app.js", "npm run build && node dist/app.js"),
+        *("python3 -c 'from app import f; print(f(3))'", "java Main", "cargo run", "git log", "true"),
+        *("python3 drive.py", "sh drive.sh", 'python3 app.py "$PORT"', "./a.out 2>&1", "mkdir -p x; ./a.out || true"),
+    ],
+)
+def test_a_run_that_only_prints_the_agents_results_is_judged(run: str) -> None:
+    files = {
+        "drive.py": "import app\nfor n in range(3):\n    print(app.f(n))\n",
+        "drive.sh": "# two programs\n./a.out < in.txt\n\n./b.out\n",
+        "in.txt": "3\n",
+    }
+    check = Check(run=run, judge='grep -qx 9 "$OUTPUT/stdout"')
+    assert trust(check, verify_files=files) == "judged"
+
+
+def test_cases_and_adapters_do_not_hide_a_verdict_either() -> None:
+    case = [{"stdin": "1", "stdout": "PASS"}]
+    assert trust({"run": "./a.out", "cases": case}) == "judged"
+    assert trust({"run": "./run_tests.sh", "cases": case}) == "shared"
+    assert trust({"run": "./a.out && echo PASS", "cases": case}) == "shared"
+    assert trust({"run": "./a.out", "build": "make test", "cases": case}) == "shared"
+    test = {"test_it.py": "from adapter import right\n\ndef test_it():\n    assert right()\n"}
+    adapted = {"pytest": "test_it.py", "of": "adapter", "needs": "adapter.py"}
+    for adapter, label in (("def right(): return f(2) == 4", "shared"), ("def right(): return f(2)", "judged")):
+        files = {**test, "adapter.py": f"from app import f\n{adapter}\n"}
+        assert trust(adapted, verify_files=files) == label
 
 
 def test_the_weakest_check_decides() -> None:
@@ -332,7 +443,7 @@ CANARY = "import os\nos.write(2, b'CANARY')\n"
 @pytest.mark.slow
 def test_isolated_lines_run_nothing_of_an_agent_that_plants_code_everywhere(local: Sandboxes) -> None:
     names = {"helper", "tools", "pytest", "conftest", "sitecustomize", "usercustomize", "posixpath", "encodings"}
-    names |= {module.partition(".")[0] for module in _DATA_MODULES} - {"os", "sys"}
+    names |= {module.partition(".")[0] for module in _MODULES} - {"os", "sys"}
     program = "#!/bin/sh\necho CANARY >&2\n"
     plant = [
         "mkdir -p out expected tests/__pycache__ bin",

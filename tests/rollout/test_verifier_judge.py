@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from openenv.errors import SandboxError
 from openenv.rollout import Cancellation, Check, Outcome, Progress, RolloutStore, Task, reverify, run_rollout
 from openenv.rollout.agents import Shell
-from openenv.rollout.verify.cases import run_files
+from openenv.rollout.verify.worktree_guard import run_files
 from openenv.sandboxes import backend
 from openenv.sandboxes.base import Limits, Sandbox, Sandboxes, SandboxSpec
 

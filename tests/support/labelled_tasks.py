@@ -80,7 +80,7 @@ def _lines() -> list[Form]:
         "rev-grep": "rev out.txt | grep -qx zyx",
         "printf-diff": "printf 'abc\\ndef\\nxyz\\n' | diff - out.txt",
         "echo-cmp": "head -n 1 out.txt > /dev/null; echo abc | cmp - out.txt || cmp out.txt tests/want.txt",
-        "comm": "comm -13 out.txt tests/want.txt | wc -l | grep -qx 0 && test -s out.txt",
+        "comm": "comm -12 out.txt tests/want.txt | wc -l | grep -qx 3",
         "paste": "paste -s out.txt | grep -q 'abc.def'",
         "stat": "stat -c %s out.txt | grep -qx 12 && grep -q abc out.txt",
         "ls": "ls | grep -qx out.txt && grep -qx xyz out.txt",
@@ -111,14 +111,13 @@ def _scripts() -> list[Form]:
         "if not math.isfinite(total) or abs(total - 12.5) > 1e-6:\n    sys.exit(1)\n",
         "json-rows": read + "assert len(data['rows']) == 3\n"
         "assert all(abs(a - b) < 1e-6 for a, b in zip(data['rows'], [1, 2.5, 9]))\n",
-        "json-sum": read
-        + "assert sum(abs(a - b) for a, b in zip(data['rows'], [1, 2.5, 9])) + abs(len(data['rows']) - 3) < 1e-6\n",
+        "json-map": read + "assert all(map(math.isclose, data['rows'], [1, 2.5, 9])) and len(data['rows']) == 3\n",
         "json-types": read + "assert type(data['total']) is float and data['total'] == 12.5\n",
         "json-close": read + "assert math.isclose(data['total'], 12.5)\n",
         "json-exit": read + "sys.exit(0 if data['names'] == {'a': 'x'} else 1)\n",
         "json-not": read + "sys.exit(not (data['rows'] == [1, 2.5, 9]))\n",
         "json-main": read
-        + "def main():\n    if data['rows'] != [1, 2.5, 9]:\n        return 1\n    return 0\n\nsys.exit(main())\n",
+        + "def main():\n    return data['rows'] == [1, 2.5, 9]\n\nsys.exit(0 if main() else 'the rows are wrong')\n",
         "json-reward": read + "import os\nright = sum(a == b for a, b in zip(data['rows'], [1, 2.5, 9]))\n"
         "with open(os.path.expanduser('~/logs/verifier/reward.txt'), 'w') as file:\n    file.write(str(right / 3))\n",
     }

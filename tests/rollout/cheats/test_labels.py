@@ -53,7 +53,7 @@ def test_no_attack_on_a_label_pays_and_each_solution_does(local: Sandboxes) -> N
         ("[ ! -s main.py ] && ! grep -q TODO main.py", {}, "negates a reader"),
         ('! [ "$(cat a.txt)" -eq 3 ]', {}, "negates a reader"),
         # names become operators
-        ("! [ -e out/*.tmp ]", {}, "not a simple comparison"),
+        ("! [ -e out/*.tmp ]", {}, "not in the list"),
         ("cmp out/*.txt want.txt", {"want.txt": ""}, "not in the list"),
         ("grep -q out/*.txt want.txt", {"want.txt": ""}, "not in the list"),
         # NaN is neither above nor below a limit, and the other value of `max`
@@ -65,14 +65,14 @@ def test_no_attack_on_a_label_pays_and_each_solution_does(local: Sandboxes) -> N
         ("python3 c.py", {"c.py": "def main():\n    return int(open('o').read())\nraise SystemExit(main())"}, "256"),
         # the decision is in `run`
         ({"run": "python3 -m pytest -q", "judge": 'grep -q 3 "$OUTPUT/stdout"'}, {}, "test runner"),
-        ({"run": "./a && echo passed", "judge": 'grep -qx passed "$OUTPUT/stdout"'}, {}, "'passed'"),
-        ({"run": "python3 go.py", "judge": 'grep -q OK "$OUTPUT/stdout"'}, {"go.py": "print('OK')"}, "'OK'"),
+        ({"run": "./a && echo passed", "judge": 'grep -qx passed "$OUTPUT/stdout"'}, {}, "may decide"),
+        ({"run": "python3 go.py", "judge": 'grep -q OK "$OUTPUT/stdout"'}, {"go.py": "print('OK')"}, "may decide"),
         ({"run": "pytest", "cases": [{"exit_code": 0}]}, {}, "only exit codes"),
         # modules of modules, and writers
         ("python3 -c 'import pathlib; pathlib.os.system(1)'", {}, "pathlib.os"),
-        ("python3 -c 'import os; os.path.os.system(1)'", {}, "os.path.os"),
-        ("python3 -c 'import io; io.FileIO(1)'", {}, "io.FileIO"),
-        ("python3 -c 'import operator; operator.methodcaller(open(1).read())'", {}, "operator.methodcaller"),
+        ("python3 -c 'import os; os.path.os.system(1)'", {}, "a part of os"),
+        ("python3 -c 'import io; io.FileIO(1)'", {}, "imports io"),
+        ("python3 -c 'import operator; operator.methodcaller(open(1).read())'", {}, "imports operator"),
         ("python3 -c 'import tomllib'", {}, "tomllib"),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_form_that_the_agents_data_can_decide_is_shared(check: object, files: 
     [
         "cmp out.txt data/want.txt",  # protected
         "python3 -c \"assert open('o.txt').read() == open('data/want.txt').read()\"",
-        "test -s main.py && ! grep -q TODO main.py",
+        "grep -q . main.py && ! grep -q TODO main.py",
         "grep -q 'def main' main.py && ! cat main.py | grep -q print",
         "! test -e tmp",
         "python3 -c \"import math; x = float(open('o').read()); assert math.isfinite(x) and not abs(x - 1) > 1\"",

@@ -38,15 +38,15 @@ from openenv.rollout.store.archives import ancestors, unpack_home, write_archive
 from openenv.rollout.store.verdict import Source, VerifierInput
 from openenv.rollout.tasks.task import MAX_OUTPUT, Check, Task, lay_files, lay_outer_files, sandbox_spec
 from openenv.rollout.verify.lookups import Texts
-from openenv.rollout.verify.trust import only_reads
+from openenv.rollout.verify.trust import trust_of
 from openenv.rollout.verify.worktree import VerifierHome, write_home
-from openenv.rollout.verify.worktree_guard import Patterns, SetupTree
+from openenv.rollout.verify.worktree_guard import SetupTree, run_files
 from openenv.sandboxes.base import ExecResult, Mount, Sandbox, Sandboxes
 
 logger = logging.getLogger(__name__)
 
 _SLACK_S = 300.0
-_WORDS = re.compile(r"[^\s'\"<>|;&()=,`]+")
+_MAY_WRITE = re.compile(r"\bsh |python|pytest|reward")
 
 
 class SandboxNotStarted(Exception):
@@ -282,14 +282,9 @@ class VerificationCase:
         sandbox.stop_processes()
 
 
-def run_files(check: Check, verify_files: Mapping[str, str], workdir: str) -> dict[str, str]:
-    """Return the verifier's files that the `run` of a check sees: by `needs`, or by the words of the line."""
-    verify_files = {**verify_files, **check.files}
-    if check.needs is not None:
-        patterns = Patterns(check.needs)
-        return {path: text for path, text in verify_files.items() if patterns.cover(posixpath.normpath(path))}
-    words = {posixpath.normpath(posixpath.join(workdir, word)) for word in _WORDS.findall(check.run)}
-    return {path: text for path, text in verify_files.items() if posixpath.join(workdir, path) in words}
+def only_reads(line: str, task: Task) -> bool:
+    """Return whether a plain line leaves its sandbox as it was, so that the next line may use it."""
+    return _MAY_WRITE.search(line) is None and trust_of(line, task)[0] == "isolated"
 
 
 def _close(sandbox: Sandbox) -> None:

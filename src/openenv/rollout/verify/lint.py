@@ -10,7 +10,7 @@ Knows tasks and `trust`, which reads single checks. Must not know sandboxes: a t
 #   [ "$(sh square.sh 7)" = 49 ]               {run: sh square.sh 7, judge: [ ... ]}     `_of_compared`
 #   ./prog < 1.in | diff - 1.out               {run: ./prog < 1.in, judge: diff ...}     `_of_pipeline`
 #   grep -qx 42 answer.txt                     {run: true, judge: grep ..., keep: [...]} `_of_reading`
-#   ! grep -q TODO a.py                        test -s a.py && ! grep -q TODO a.py       `_REPAIRS`, then as above
+#   ! grep -q TODO a.py                        grep -q . a.py && ! grep -q TODO a.py     `_REPAIRS`, then as above
 #
 # A suggestion that is not `judged` when it is read again is dropped.
 
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from openenv.errors import TrustError
 from openenv.rollout.tasks.checks import Check
 from openenv.rollout.tasks.task import Task, Trust, reaches, weakest
-from openenv.rollout.verify.trust import line_problem, trust_of
+from openenv.rollout.verify.trust import trust_of
 
 Suggestion = Mapping[str, object]
 """A check in the form of a task file."""
@@ -112,10 +112,6 @@ _PLAIN = re.compile(
     r"""(?!!|(?:if|while|until|for|case|\[|test|grep|cmp|diff)\b)(?:[^&|;()$`'"\n]|'[^']*'|"[^"$`\\]*")+"""
 )
 """One command without operators, substitutions and comparisons."""
-_TESTS = re.compile(
-    r"(?<![\w.-])(py\.?test|unittest|tox|make|ctest|npm|npx|yarn|jest|mocha|cargo|go|mvn|gradle)(?![\w./-])"
-)
-_CODE = re.compile(r"\s-e?c\s|\s-e\s|--(?:test|check|verify)\b")
 _COMPARED = re.compile(
     r"""(?P<before>(?:! )?(?:\[|test) )"?\$\((?P<run>[^()]+)\)"?(?P<after> (?:=|!=|-[engl][qte]) [^$`"]+)"""
 )
@@ -123,8 +119,8 @@ _FILE = re.compile(r"(?<![\w./\"'-])(?!-)[\w-]+(?:/[\w.-]+)*\.\w+(?![\w/-])")
 
 
 _REPAIRS = (
-    # ! grep -q TODO a.py               ->  test -s a.py && ! grep -q TODO a.py
-    (r"! grep ((?:-[a-zA-Z]+ )*)('[^']*'|\w+) ([\w./-]+)", r"test -s \3 && ! grep \1\2 \3"),
+    # ! grep -q TODO a.py               ->  grep -q . a.py && ! grep -q TODO a.py
+    (r"! grep ((?:-[a-zA-Z]+ )*)('[^']*'|\w+) ([\w./-]+)", r"grep -q . \3 && ! grep \1\2 \3"),
     # [[ $(cat a) == 42 ]]              ->  [ "$(cat a)" = 42 ]
     (r'\[\[ "?\$\(([^()"]+)\)"? ==? ([\w.-]+|"[^"$`\\]*") \]\]', r'[ "$(\1)" = \2 ]'),
     # x=$(cat a); [ "$x" = 42 ]         ->  [ "$(cat a)" = 42 ]
@@ -133,8 +129,6 @@ _REPAIRS = (
     (r"if ([^;]+); then ([^;]+);(?: else (?:false|exit 1);)? fi", r"\1 && \2"),
     # cd out && grep -q x a.txt         ->  grep -q x out/a.txt
     (r"cd ([\w.-]+) && (\w+(?: -\w+)*(?: '[^']*'| \w+)?) ([\w-]+\.\w+)", r"\2 \1/\3"),
-    # sed -n 2p a | grep -qx b          ->  head -n 2 a | tail -n 1 | grep -qx b
-    (r"sed -n '?(\d+)p'? ([\w./-]+)( \|.+)", r"head -n \1 \2 | tail -n 1\3"),
 )
 """Lines that are not safe, and a safe line that decides in the same way, or more strictly."""
 
@@ -147,14 +141,18 @@ def _repaired(line: str) -> str:
     return line
 
 
+def _is_safe(line: str, task: Task) -> bool:
+    return trust_of(line, task)[0] == "isolated"
+
+
 def _suggest(task: Task, line: str) -> Suggestion | None:
     """Return a line as a check, if it has one of the forms that have a safe equivalent."""
     line = _repaired(line)
-    if line_problem(line, task) is None:
+    if _is_safe(line, task):
         return _of_reading(task, line)
     # In the judge's sandbox the initial files are as the setup left them: the agent's cannot be the expected ones.
     own = task.model_copy(update={"verify_files": {**task.files, **task.verify_files}})
-    if task.files and line_problem(line, own) is None:
+    if task.files and _is_safe(line, own):
         return _of_reading(own, line)
     steps = line.split(" && ")
     build = [step for step in steps[:-1] if _BUILD.fullmatch(step)]
@@ -222,7 +220,7 @@ def _of_compared(task: Task, step: str) -> Suggestion | None:
     """`[ "$(sh square.sh 7)" = 49 ]`: the command in it is run, the comparison is the judge."""
     match = _COMPARED.fullmatch(step)
     run, _, reader = match["run"].partition(" | ") if match else ("", "", "")
-    if match is None or not _only_runs(task, run):
+    if match is None or not _PLAIN.fullmatch(run):
         return None
     printed = f"{_STDOUT} | {reader}" if reader else _STDOUT
     return {"run": run, "judge": f'{match["before"]}"$({printed})"{match["after"]}'}
@@ -231,7 +229,7 @@ def _of_compared(task: Task, step: str) -> Suggestion | None:
 def _of_pipeline(task: Task, step: str) -> Suggestion | None:
     """`./prog < 1.in | diff - 1.out`: the readers after the first pipe are the judge."""
     run, _, readers = step.removeprefix("! ").partition(" | ")
-    if not readers or line_problem(readers, task) is not None or not _only_runs(task, run):
+    if not readers or not _is_safe(readers, task) or not _PLAIN.fullmatch(run):
         return None
     return {"run": run, "judge": f"{'! ' if step.startswith('! ') else ''}{_STDOUT} | {readers}"}
 
@@ -241,9 +239,9 @@ def _of_written(task: Task, steps: list[str]) -> Suggestion | None:
     run, *readers = steps
     command, _, path = run.partition(" > ")
     judge = " && ".join(readers)
-    if not re.fullmatch(r"\w[\w./-]*", path) or not _only_runs(task, command):
+    if not re.fullmatch(r"\w[\w./-]*", path) or not _PLAIN.fullmatch(command):
         return None
-    if not readers or line_problem(judge, task) is not None or path not in _FILE.findall(judge):
+    if not readers or not _is_safe(judge, task) or path not in _FILE.findall(judge):
         return None
     return {"run": run, "judge": _SUCCESS + _with_kept(judge, [path]), "keep": [path]}
 
@@ -258,15 +256,8 @@ def _behind(build: list[str], check: Suggestion) -> Suggestion | None:
     """Run build steps before a check's command; its own output alone is judged, and only if the build succeeds."""
     if "run" not in check:
         return None
-    run = f"{{ {' && '.join(build)}; }} >&2 && {{ {check['run']}; true; }}"
+    run = f"{' >&2 && '.join(build)} >&2 || exit 1; {check['run']}; true"
     return {**check, "run": run, "judge": f"{_SUCCESS}{check['judge']}"}
-
-
-def _only_runs(task: Task, command: str) -> bool:
-    """Return whether a command runs the agent's program and decides nothing by itself."""
-    scripts = {path for path in task.verify_sources if path.endswith((".py", ".sh", ".js"))}
-    decides = _TESTS.search(command) or _CODE.search(f"{command} ") or scripts.intersection(command.split())
-    return _PLAIN.fullmatch(command) is not None and not decides
 
 
 def _with_kept(line: str, paths: list[str]) -> str:

@@ -8,120 +8,99 @@ promise, and `openenv rollouts lint` shows the safe form of most checks. Runs no
 # isolated   a plain line that only reads the agent's files: `grep -qx 42 answer.txt`
 # shared     everything else: the agent's code or data may decide
 #
-#   line     step, joined by && || ; or a new line               test -s out.txt && ! grep -q TODO out.txt
-#   step     reader | reader | ...                               sort out.txt | cmp - expected.txt
-#   reader   a program of `_SHAPES` with those arguments, or     head -n 1 out.txt
-#            sh FILE: a verify file with safe lines only, or     sh compare.sh
-#            python3 FILE, -c CODE, -m pytest FILE               python3 check.py (see `_PythonReader`)
-#   word     text without $, ` and \; "$OUTPUT/..." in a judge;  "$OUTPUT/stdout"
-#            "$(step)" in [ ] and test; a glob as a last word    [ "$(wc -l < out.txt)" -eq 3 ]
-#
-# The agent chooses the contents of its files, and whether they exist. So:
-#   - of two compared files, the agent must be unable to change one: cmp out.txt expected.txt (a verify file);
-#   - a negated reader needs an earlier step that reads the same file: it also passes for a missing file;
-#   - a script refuses NaN, which is neither above nor below a limit, and exits with a code that it chooses itself.
+# The agent chooses the contents of its files, and whether they exist or are folders. So in a safe form
+#   - one of two compared files is fixed, which the agent cannot change: cmp out.txt expected.txt (a verify file);
+#   - nothing passes without the agent's file, as `! grep`, `[ -z "$(...)" ]` and `cat a.txt | wc -l | grep 0` do;
+#   - a script refuses NaN, which is neither above nor below a limit, and exits with a code that it chooses itself;
+#   - `run` decides nothing, because the agent's program could print the same verdict.
 
 from __future__ import annotations
 
 import ast
 import builtins
-import itertools
 import posixpath
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ..tasks.checks import CASES_JUDGE, JUDGE_SCRIPT, Check
 from ..tasks.task import Task, Trust
-from .worktree_guard import Patterns
+from .worktree_guard import Patterns, run_files
 
-_SHAPES: Mapping[str, str] = {
-    "cat": r"( -[AbenstTv]+)?( [WG])*",
-    "grep egrep fgrep": r"( -[cEFhHilLnoqrsvwxP]+| -[mABC] W| -m\d+)*(( -e W)+| W)( --)?( [WG])*",
-    "head tail": r"( -[nc] W| -[nc]?\d+)?( [WG])*",
-    "wc": r"( -[clmw]+)?( [WG])*",
-    "cmp": r"( -[bls]+)?( W){1,2}",
-    "diff": r"( -[abBdEiNqrstuwyZ]+| --strip-trailing-cr| --brief)*( W){2}",
-    "sort": r"( -[bcdfghMnRruVz]+| -[kt] W| -[kt]\S+)*( [WG])*",
-    "uniq": r"( -[cdiu]+)?( W)?",
-    "comm": r"( -[123]+)?( W){2}",
-    "cut": r"( -[bcdf] W| -[bcdf]\S+| -s)+( W)*",
-    "tr": r"( -[cCds]+)?( W){1,2}",
-    "paste rev tac nl fold od hexdump": r"( -[acdnsvxA]+)*( W)?",
-    "sha1sum sha256sum sha512sum md5sum cksum": r"( -c| --quiet| --status| --strict)*( [WG])*",
-    "stat readlink realpath basename dirname": r"( -[efL]| -c W)*( W)+",
-    "ls": r"( -[1aAdlR]+)?( [WG])*",
-    "true false :": "",
-    "echo printf": r"( -n)?( W)*",
-    "curl": r"( -[fsSiL]+| -[XdH] W)*( W)+",
-}
-"""Programs that execute and write nothing, with the arguments that keep it so: `W` is a word, `G` a glob."""
-_ARGUMENTS = {name: re.compile(shape) for names, shape in _SHAPES.items() for name in names.split()}
-_COMPARING = re.compile(r"cmp|diff|comm|\w+sum(?= .*-c)")
-_CONDITION = re.compile(r"!?(-[defhLnrsxz])?W|!?W(=|==|!=|-eq|-ne|-lt|-le|-gt|-ge)W")
-_PRINTS_A_NUMBER = re.compile(r"wc -[clmw]( <| -)?|grep -c[EFivwxs]*")
-_TOKENS = re.compile(
-    r"""[ \t]*(?:(?P<joint>&&|\|\||;|\n+|\|)|(?P<quiet>2>&1|[12]?>[ ]?/dev/null|\#.*)|(?P<input><(?!<))
-    |(?P<reward>>[ ]?"?(?:~|\$HOME)/logs/verifier/reward\.txt"?)
-    |"(?P<output>\$(?:OUTPUT|URL)(?:/[\w./-]*)?)"
-    |(?P<inner>"?\$\((?:[^"()`$\\\n]|"\$(?:OUTPUT|URL)(?:/[\w./-]*)?")*\)"?)
-    |(?P<glob>(?:\./|\w[\w.-]*/)[\w./-]*[*?][\w./*?-]*)
-    |(?P<word>(?:[^\s'"`$\\|&;<>()*?{}\[\]\#]|'[^']*'|"[^"$`\\]*")+|\[(?=\s)|\](?=\s|;|$)))""",
-    re.VERBOSE,
+# ---- lines: programs that execute and write nothing, with the options that keep it so ----
+_TEXT = r"""(?:[^\s'"`$\\|&;<>()*?{}\[\]#]|'[^']*'|"[^"$`\\]*")+"""
+_DATA = r'"\$(?:OUTPUT|URL)(?:/[\w./-]*)?"'
+_W = rf"""(?:{_DATA}|-(?!\S)|(?!['"]*-){_TEXT})"""  # a word, but no option, not even in quotes
+_WG = rf"(?: {_W}| (?:\./|\w[\w.-]*/)[\w./-]*[*?][\w./*?-]*)*"  # words and globs
+_QUOTED = rf'"\$\((?:[^"()`$\\\n]|{_DATA})*\)"'
+_NUMBER = rf"\$\((?:wc -[clmw]|grep -c)(?:[\w\s<./-]|'[^']*'|{_DATA})*\)"  # no text that a shell splits into operators
+_VALUE = rf"(?P<left>{_QUOTED}|{_NUMBER}) (?P<operator>=|==|!=|-eq|-ne|-lt|-le|-gt|-ge) (?P<right>{_QUOTED}|{_W})"
+_CONDITION = rf"(?:(?:! )?-[defhLrsx] {_W}|(?P<unary>-[nz]) (?P<only>{_QUOTED})|{_VALUE})"
+_READERS = (
+    rf"(?:cat|tac|rev|nl)(?: -[AbenstTv]+)*{_WG}|wc(?: -[clmw]+)?{_WG}|(?:head|tail)(?: -[nc] ?\+?\d+| -\d+)?{_WG}"
+    rf"|[ef]?grep(?: -[cEFhHilLnoqrsvwxP]+| -[mABC] ?\d+)*(?:(?: -e {_W})+|(?P<pattern> {_W})){_WG}"
+    rf"|sort(?: -[bcdfghMnRruVz]+| -[kt] ?{_TEXT})*{_WG}|uniq(?: -[cdiu]+)*|cut(?: -[bcdf] ?{_TEXT}| -s)+{_WG}"
+    rf"|tr(?: -[cCds]+)*(?: {_W}){{1,2}}|(?:md5|sha1|sha256|sha512)sum{_WG}|paste -s{_WG}|true|false|#[^\n]*"
+    rf"|(?:stat -c|readlink(?: -f)?|realpath|basename|dirname) {_W}{_WG}|ls(?: -[1aAdlR]+)?{_WG}"
+    rf"|sed -n '?\d+(?:,\d+)?p'?{_WG}|jq -e '[.\w]+ == [\w.\"]+'{_WG}"
+    rf"|curl(?: -[fsSiL]+| -[XdH] {_W})*(?: {_W})+|(?P<prints>(?:echo|printf)(?: -n)?(?: {_W})*)"
+    rf"|(?P<compares>(?:cmp|diff|comm)(?: -[abBdEiNlqrstuwyZ123]+| --brief)*(?: {_W}){{2}}"
+    rf"|(?:md5|sha1|sha256|sha512)sum(?: --quiet| --status)* -c(?: --quiet| --status)*{_WG})"
+    rf"|(?P<test>(?:test|(?P<bracket>\[)) {_CONDITION}(?(bracket) \]))"
+    rf"|(?:sh|bash) (?P<script>{_W})|(?P<python>python3?|pytest)(?: {_TEXT}| {_DATA})*"
 )
+_COMMAND = re.compile(
+    rf"(?P<not>! )?(?P<words>{_READERS})(?: ?< ?(?P<input>{_W}))?(?: [12]?> ?/dev/null| 2>&1)*"
+    r"(?P<reward> > ?\"?(?:~|\$HOME)/logs/verifier/reward\.txt\"?)?[ \t]*(?:#[^\n]*)?\s*(?P<joint>&&|\|\|?|;|\n|$)\s*"
+)
+_PROOF = re.compile(r"(?:[ef]?grep(?! .*-\w*[rL])|cat) ")  # they fail without their file; `grep -r` takes a folder
+
+# ---- `run`: it builds and runs the agent's program; `echo` may feed a program, but not report on one ----
+_ARGUMENT = r"""(?:[^\s'"`$\\|&;<>(){}#]|'[^']*'|"(?:[^"$`\\]|\$PORT\b)*"|\$PORT\b)+"""
+_PROGRAM = (
+    r"(?:\./\S+|cd|mkdir|cp|mv|rm|touch|chmod|cat|ls|true|exit|gcc|g\+\+|cc|c\+\+|clang|rustc|javac|java|tsc|cmake|make"
+    r"|git (?:show|log|cat-file|rev-parse)|(?:npm|yarn|cargo|go|dotnet|deno|bun) (?:run|build|start|install|ci)"
+    r"|(?:node|ruby|perl|php|lua|Rscript|sh|bash)(?! -)|sqlite3|python3?(?: -c '[^']*'|(?: -[uBIO]+)*(?! -)))"
+)
+_STEP = rf"(?:(?:echo|printf|cat)(?: {_ARGUMENT})* \| )?{_PROGRAM}(?: {_ARGUMENT})*(?: ?[<>] ?{_ARGUMENT}| >&2| 2>&1)*"
+_RUN = re.compile(rf"(?:{_STEP}\s*(?:&&|\|\||;|\n|$)\s*)+")
+_TEST_NAME = re.compile(r"(?<![a-z])(?:tests?|checks?|specs?|verif\w*|grade\w*|\w*test|tox|mocha)(?![a-z/])", re.I)
+_CASES = re.compile(r"sh -c (.+?) < \.checks/\d+\.in|\{\n(.*)\n\} < /dev/null", re.DOTALL)
 _CALLS = re.compile(r"python3 -m openenv_calls judge ([\w. ]+?)(?: --classes [\w,]+)? -- (.+)", re.DOTALL)
-_TEST_RUNNERS = re.compile(
-    r"(?<![\w./-])((py\.?test|unittest|tox|ctest|jest|mocha)(?![\w./-])|"
-    r"(make|npm|npx|yarn|cargo|go|mvn|gradle)\b[^;&|]*\b(test|check|verify)\b)"
+_DATA_FILE = re.compile(r"(?!.*reward)\S*\.(?:txt|json|csv|tsv|in|out|ya?ml|xml|toml|sql|md|html|dat|bin|log)")
+_DECISIONS = ast.Compare | ast.Assert | ast.If | ast.IfExp | ast.BoolOp | ast.Try | ast.Match
+
+# ---- Python: modules that execute nothing they read, safe parts of others, and builtins that only compute ----
+_MODULES = shlex.split(
+    """__future__ abc array ast base64 binascii bisect calendar cmath collections collections.abc concurrent.futures
+    configparser contextlib copy csv dataclasses datetime decimal difflib enum fnmatch fractions functools hashlib heapq
+    html html.parser http.client itertools json math numbers os os.path pathlib random re socket statistics string zlib
+    struct sys textwrap time typing unicodedata unittest urllib.error urllib.parse urllib.request uuid
+    xml.etree.ElementTree"""
 )
-_ALWAYS_THERE = ("$OUTPUT/stdout", "$OUTPUT/stderr", "$OUTPUT/exit_code")
-_PATH = re.compile(r"[\w./-]*\w\.[a-z]\w*")
-_PRINTERS = ("echo", "printf")
-_MOST_NESTING = 8
-_NAME_FIELDS = ("id", "arg", "name", "asname")  # of the nodes that define a name
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_DATA_MODULES = _words(
-    "__future__ abc array base64 binascii bisect calendar cmath collections collections.abc concurrent.futures "
-    "configparser contextlib copy csv dataclasses datetime decimal difflib enum fnmatch fractions functools hashlib "
-    "heapq html html.parser io itertools json math numbers operator os.path pathlib random re statistics string "
-    "struct textwrap time traceback typing unicodedata urllib.parse uuid warnings xml.etree xml.etree.ElementTree zlib"
+_PARTS = re.compile(
+    r"\b(?:os\.(?:path\.(?:basename|dirname|exists|expanduser|getsize|isdir|isfile|join|normpath|relpath|splitext)"
+    r"|environ|getenv|getcwd|listdir|scandir|walk|stat|sep|linesep)|sys\.(?:argv|exit|std(?:in|out|err)|version_info)"
+    r"|ast\.literal_eval|urllib\.request\.(?:Request|urlopen)|unittest\.(?:TestCase|main|skip)"
+    r"|pytest\.(?:approx|fixture|mark|param|raises|fail|skip)|(?:numpy|np)\.(?:array|asarray|allclose|isclose|array_equal"
+    r"|zeros|ones|arange|linspace|mean|std|sum|abs|max|min|isnan|isfinite|testing\.assert_\w+))\b"
 )
-"""Modules of every Python's standard library that compute, and execute nothing they read."""
-_PARTS = {
-    "os": _words("path environ getenv getcwd listdir scandir walk stat sep linesep"),
-    "os.path": _words(
-        "basename dirname exists expanduser getsize isdir isfile join normpath relpath sep split splitext"
+_PARTED = re.compile(r"(?<!\.)\b(?:os|sys|ast|pytest|unittest|numpy|np|urllib\.request)\b|\bopen\b(?!\()")
+_BUILTINS = {name for name, value in vars(builtins).items() if isinstance(value, type) and name[0] != "_"}.union(
+    re.findall(
+        r"\w+", "abs all any bin chr divmod format hasattr hex isinstance issubclass iter len max min next open"
     ),
-    "sys": _words("argv exit stdin stdout stderr version_info maxsize byteorder setrecursionlimit"),
-    "io": _words("BytesIO StringIO open"),
-    "operator": _words("add and_ eq ge gt itemgetter le lt mul ne not_ or_ sub xor"),
-    "typing": _words("Any Callable Iterable Iterator NamedTuple Optional Sequence TypedDict Union"),
-    "urllib.request": _words("Request urlopen"),
-    "ast": _words("literal_eval"),
-    "numpy": _words(
-        "array asarray allclose isclose array_equal testing linspace arange zeros ones eye mean std sum abs max min "
-        "dot float32 float64 int32 int64 uint8 bool_ ndarray isfinite isnan nan inf pi sqrt exp log sin cos sort unique"
-    ),
-}
-"""Of modules that can also execute or write: the names that may be used."""
-_BUILTINS = _words(
-    "abs all any ascii bin bool bytearray bytes callable chr classmethod complex dict divmod enumerate filter float "
-    "format frozenset hasattr hash hex id int isinstance issubclass iter len list map max memoryview min next object "
-    "oct open ord pow print property range repr reversed round set slice sorted staticmethod str sum super tuple type "
-    "zip __name__ __file__"
-) | {name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException)}
-_DUNDERS = _words("__name__ __file__ __doc__ __init__ __len__ __version__")
-_WRITERS = _words("write_text write_bytes unlink rename symlink_to hardlink_to chmod touch mkdir")
-_WRITE_MODE = re.compile(r"[rbt]*[wax+][wabxrt+]*")
-_MAY_BE_NAN = re.compile(r"\bfloat\(|\b(json|Decimal|statistics|numpy)\b")
-_KNOWS_NAN = re.compile(r"isfinite|isnan|parse_constant|allclose|approx")
+    re.findall(r"\w+", "oct ord pow print repr round sorted sum __name__ __file__"),
+)
+_REFUSED = re.compile(r"_(?!_(?:name|file|doc|init|len)__$)|(?:write_\w+|unlink|rename|\w+_to|chmod|touch|mkdir)$")
+_OTHER_MODULES = sys.stdlib_module_names - {*_MODULES} | {"os", "sys", "ast", "unittest"}
+_EXIT = re.compile(
+    r"[eE]xit\((?!(?:\d*|(?!.* (?:or|and|if) )(?:not |f?['\"]).*|\d if (?!.* if ).* else (?:\d|f?['\"].*))\)).*"
+)
+_NAN = re.compile(r"\b(?:float\(|json\b|Decimal\b|statistics\b|np\b|numpy\b)")
+_NAN_PASSES = re.compile(r"\b(?:max|min)\(| = .*[<>]|(?s:(?=.*(?<!-)[<>]).*\b(?:not|if|else|while|lambda|False|sum)\b)")
 
 
 class UnsafeForm(Exception):
@@ -130,412 +109,192 @@ class UnsafeForm(Exception):
 
 def trust_of(check: str | Check, task: Task) -> tuple[Trust, str]:
     """Return the trust of a check in a task, and the reason."""
-    problem = line_problem(check, task) if isinstance(check, str) else judge_problem(check, task)
-    if problem is not None:
-        return "shared", problem
-    if isinstance(check, str):
-        return "isolated", "it only reads data"
-    return "judged", "the agent's code runs in one sandbox, and its output is judged as data in another"
-
-
-def line_problem(line: str, task: Task) -> str | None:
-    """Return why a plain line is not in a safe form, or None."""
-    return _problem(_line_reader(task), line, "it")
-
-
-def only_reads(line: str, task: Task) -> bool:
-    """Return whether a plain line leaves its sandbox as it was, so that the next line may use it."""
-    reader = _line_reader(task)
-    return _problem(reader, line, "it") is None and not reader.may_write
-
-
-def _line_reader(task: Task) -> _LineReader:
-    # A setup may leave a conftest.py, which pytest would load.
-    modules = _words("" if task.setup or task.files or task.workdir else "pytest")
-    initial = {*task.files, *_PATH.findall("\n".join(task.setup))}
-    return _LineReader(task.verify_sources, modules, protected=Patterns(task.protected), initial=initial)
-
-
-def judge_problem(check: Check, task: Task) -> str | None:
-    """Return why a check's judge is not in a safe form, or None."""
-    files = {**task.verify_sources, **check.files}
-    if check.judge == CASES_JUDGE and files.get(CASES_JUDGE.partition(" ")[2]) == JUDGE_SCRIPT:
-        has_output = any(re.fullmatch(r"\.checks/\d+\.out", path) for path in check.files)
-        return None if has_output else "its cases compare only exit codes, which the agent's code can choose"
-    calls = _CALLS.fullmatch(check.judge)
-    if calls is not None:
-        reader = _LineReader(files, _words(f"pytest unittest numpy {calls[1]}"), judges=True, calls=True)
-        return _problem(reader, f"python3 {calls[2]}", "its test code")
-    server = _words("urllib.request urllib.error http.client socket" if check.port is not None else "")
-    reader = _LineReader(files, server | {"pytest", "numpy"}, judges=True)
-    problem = _problem(reader, check.judge, "its judge")
-    if problem is None and reader.outputs == {"exit_code"}:
-        return "its judge reads only an exit code, which the agent's code can choose"
-    beside = "\n".join([check.run, *(text for path, text in files.items() if path in check.run)])
-    said = next((text for text in sorted(reader.texts) if re.search(rf"\b{re.escape(text)}\b", beside)), None)
-    if problem is None and said is not None:
-        return f"its judge looks for '{said}', which `run` contains, so the decision may be beside the agent's code"
-    if problem is None and _TEST_RUNNERS.search(check.run):
-        return "its `run` is a test runner, and the agent's code beside it can print any result"
-    return problem
-
-
-def _problem(reader: _LineReader, line: str, subject: str) -> str | None:
     try:
-        reader.read(line)
+        if isinstance(check, str):
+            # A setup may leave a conftest.py, which pytest would load.
+            modules = _MODULES if task.setup or task.files or task.workdir else [*_MODULES, "pytest"]
+            _Reader(task.verify_sources, modules, protected=Patterns(task.protected)).line(check)
+            return "isolated", "it only reads data"
+        _read_check(check, {**task.verify_sources, **check.files}, run_files(check, task.verify_sources, "/"))
+        return "judged", "the agent's code runs in one sandbox, and its output is judged as data in another"
     except UnsafeForm as problem:
-        return f"{subject} {problem}"
-    return None
+        return "shared", str(problem)
+    except (SyntaxError, ValueError, LookupError, RecursionError, MemoryError):
+        return "shared", "it cannot be parsed"
 
 
-@dataclass(frozen=True, slots=True)
-class _Word:
-    """A word of a command. `kind`: `word` (literal), `output` ($OUTPUT/...), `inner` (a substitution), `glob`."""
+def _read_check(check: Check, files: Mapping[str, str], beside: Mapping[str, str]) -> None:
+    if check.judge == CASES_JUDGE and files.get(".checks/judge.sh") == JUDGE_SCRIPT:
+        if not any(re.fullmatch(r"\.checks/\d+\.out", path) for path in check.files):
+            raise UnsafeForm("its cases compare only exit codes, which the agent's code can choose")
+        for case, build in _CASES.findall(check.files[".checks/run.sh"]) or [("test", "")]:
+            _read_run(build or shlex.split(case)[0], {})
+        return
+    calls = _CALLS.fullmatch(check.judge)
+    modules, line = (calls[1].split(), f"python3 {calls[2]}") if calls else ([], check.judge)
+    judge = _Reader(files, [*_MODULES, "pytest", "numpy"], agents=modules, judges=True)
+    judge.line(line)
+    if not calls and not re.search(r"(?<!sys\.)\b(stdout|stderr|files|URL|PORT)\b", "\n".join(judge.texts)):
+        raise UnsafeForm("its judge reads at most an exit code, which the agent's code can choose")
+    _read_run("true" if calls else check.run, beside)
 
-    text: str
-    kind: str = "word"
 
-    @property
-    def shape(self) -> str:
-        """Return the word as `_SHAPES` has it."""
-        if self.kind == "word" and re.match(r"-[^-\s]|--.", self.text):
-            return "_".join(self.text.split(" "))
-        return "G" if self.kind == "glob" else "W"
+def _read_run(run: str, files: Mapping[str, str]) -> None:
+    """Refuse verdicts in `run` or its verify files, and verify files in other languages."""
+    if _TEST_NAME.search(re.sub(r"[<>] ?\S+", "", run)):
+        raise UnsafeForm("its `run` is a test runner, and the agent's code beside it can print any result")
+    codes = re.findall(r"python3? -c '([^']*)'", run)
+    for path, text in files.items():
+        codes += [text] if path.endswith(".py") else []
+        run += f"\n{text}" if path.endswith(".sh") else ""
+        if not path.endswith((".py", ".sh")) and not _DATA_FILE.fullmatch(path):
+            raise UnsafeForm(f"its `run` may run {path}, which is not read")
+    trees = [ast.parse(code) for code in codes]
+    prints = re.search(r"(?:print|write)\(f?['\"\d]", "\n".join(map(ast.unparse, trees)))
+    decides = any(isinstance(node, _DECISIONS) for tree in trees for node in ast.walk(tree))
+    if prints or decides or not _RUN.fullmatch(re.sub(r"(?m)^\s*(#.*)?\n", "", run.strip())):
+        raise UnsafeForm("its `run` may decide beside the agent's code, which could print the same; decide in `judge`")
 
 
 @dataclass(slots=True)
-class _LineReader:
-    """Reads lines, and the verify files they run. Raises `UnsafeForm`."""
+class _Reader:
+    """Reads lines and scripts, with the verify files that they run. Raises `UnsafeForm`."""
 
     files: Mapping[str, str]
-    modules: frozenset[str]
-    """Python modules that may be imported beside `_DATA_MODULES`."""
-    judges: bool = False
-    """Whether `$OUTPUT` and `$URL` are there, and no other data of the agent."""
-    calls: bool = False
-    """Whether Python calls the agent's code in another sandbox, which lets no NaN pass."""
+    modules: Collection[str]  # Python modules that may be imported
+    agents: Collection[str] = ()  # the agent's modules, which are called in another sandbox and let no NaN pass
+    judges: bool = False  # whether `$OUTPUT` and `$URL` are there, and no other data of the agent
     protected: Patterns = field(default_factory=lambda: Patterns(()))
-    initial: Collection[str] = ()
-    """The task's initial files, as far as its texts name them."""
-    may_write: bool = False
-    outputs: set[str] = field(default_factory=set)
-    """What of `$OUTPUT` is read, by the first part of the path."""
-    texts: set[str] = field(default_factory=set)
-    """The words that it looks for."""
-    depth: int = 0
+    texts: list[str] = field(default_factory=list)  # all lines and scripts
 
-    def read(self, line: str) -> list[_Word]:
-        """Return the files that a line reads."""
-        if self.depth > _MOST_NESTING:
-            raise UnsafeForm("is nested too deeply to be read")
-        self.depth += 1
-        step: list[_Word] = []  # the files of a pipeline
-        before: list[_Word] = []  # of the steps that have to succeed before it
-        every: list[_Word] = []
-        is_negated = fixed_input = False
-        for words, inputs, joint in self._commands(line):
-            if words[:1] == [_Word("!")]:
-                is_negated = True
-                words.pop(0)
-            files = [*inputs, *self._command(words, fixed_input, is_negated)]
-            prints = bool(words) and words[0].text in _PRINTERS
-            fixed_input = joint == "|" and (all(map(self.is_fixed, files)) if files else fixed_input or prints)
-            step += files
-            if joint == "|":
+    def line(self, line: str) -> list[str]:
+        """Read a line; return the files that it reads."""
+        self.texts.append(line)
+        at, is_weak, is_fed = 0, False, False
+        pipeline, proven, every = list[str](), list[str](), list[str]()
+        while at < len(line := line.strip()):
+            command = _COMMAND.match(line, at)
+            if command is None or (not self.judges and re.search(r"\$(OUTPUT|URL)", command[0])):
+                raise UnsafeForm(f"it has a part that is not in the list of safe forms: {line[at : at + 60]!r}")
+            at = command.end()
+            files, is_weak = self._command(command, is_fed, is_weak or bool(command["not"]), bool(pipeline))
+            is_fed = command["joint"] == "|" and (is_fed or bool(command["prints"]))
+            pipeline += files
+            if command["joint"] == "|":
                 continue
-            if is_negated and not all(file in before or self._is_there(file) for file in step):
-                raise UnsafeForm("negates a reader, which also passes if a file is missing")
-            every += step
-            before = before + step * (not is_negated) if joint == "&&" else []
-            step, is_negated = [], False
-        self.depth -= 1
+            if is_weak and not all(self._is_fixed(f) or f in proven or f[:11] == "$OUTPUT/std" for f in pipeline):
+                raise UnsafeForm("it negates a reader or counts nothing, and so passes without the agent's file")
+            is_proof = not is_weak and pipeline == files and len(files) == 1 and _PROOF.match(command["words"])
+            proven = (proven + files * bool(is_proof)) if command["joint"] == "&&" else []
+            every, pipeline, is_weak = every + pipeline, [], False
         return every
 
-    def _commands(self, line: str) -> Iterator[tuple[list[_Word], list[_Word], str]]:
-        """Yield the commands of a line: the words, the files that are their input, and the operator behind it."""
-        words: list[_Word] = []
-        inputs: list[_Word] = []
-        tokens = _tokens(line.strip())
-        for kind, text in itertools.chain(tokens, [("joint", "\n")]):
-            if kind == "joint":
-                yield words, inputs, text
-                words, inputs = [], []
-            elif kind == "input":
-                inputs.append(self._word(*next(tokens, ("", ""))))
-            elif kind == "reward":
-                self.may_write = True
-                if not words or words[0].text not in _PRINTERS:
-                    raise UnsafeForm("writes a reward that is not literal")
-            elif kind != "quiet":
-                words.append(self._word(kind, text))
+    def _command(self, command: re.Match[str], is_fed: bool, is_weak: bool, is_piped: bool) -> tuple[list[str], bool]:
+        """Return the files that a command reads, and whether it may also pass without them."""
+        words = shlex.split(command["words"], comments=True)
+        files = [word for word in words[1:] if not re.match("-.", word)]
+        if command["test"]:
+            files, is_weak = self._test(command, is_weak)
+        elif command["script"]:
+            files = self.line(self._file(words[1]))
+        elif command["python"]:
+            self._python(words)
+        is_fileless = command["python"] or command["prints"] or words[:1] == ["tr"]
+        files = [] if is_fileless else files[bool(command["pattern"]) :]
+        files += shlex.split(command["input"] or "")
+        if command["compares"] and not any(is_fed if file == "-" else self._is_fixed(file) for file in files):
+            raise UnsafeForm(f"it compares files that the agent can all change: '{command['words']}'")
+        if command["reward"] and not command["prints"]:
+            raise UnsafeForm("it writes a reward that is not literal")
+        return [file for file in files if file != "-"], is_weak or (is_piped and "0" in words)
 
-    def is_fixed(self, word: _Word) -> bool:
+    def _is_fixed(self, file: str) -> bool:
         """Return whether the agent can choose neither the content nor the name of a file."""
-        path = posixpath.normpath(word.text)
-        if self.judges or word.kind != "word":
-            return word.kind == "word"
-        return any(f"{file}/".startswith(f"{path}/") for file in self.files) or self.protected.cover(path)
+        path = posixpath.normpath(file)
+        is_verifiers = any(f"{name}/".startswith(f"{path}/") for name in self.files)
+        return file[:1] != "$" if self.judges else is_verifiers or self.protected.cover(path)
 
-    def _is_there(self, file: _Word) -> bool:
-        return file.text in _ALWAYS_THERE or self.is_fixed(file)
+    def _file(self, word: str) -> str:
+        if ".." in word or posixpath.normpath(word) not in self.files:
+            raise UnsafeForm(f"it runs {word}, which is not one of the verify files")
+        return self.files[posixpath.normpath(word)]
 
-    def _word(self, kind: str, text: str) -> _Word:
-        if kind == "output" and not self.judges:
-            raise UnsafeForm(f"uses {text}, which only a judge has")
-        self.outputs |= {part.partition("/")[0] for part in re.findall(r"\$OUTPUT/?([\w./-]*)", text)}
-        return _Word("".join(shlex.split(text)) if kind == "word" else text, kind)
+    def _test(self, command: re.Match[str], is_weak: bool) -> tuple[list[str], bool]:
+        sides = [side for side in command.group("left", "right", "only") if side and "$(" in side]
+        read = [self.line(side.strip('"')[2:-1]) for side in sides]
+        if len(read) == 2 and not any(files and all(map(self._is_fixed, files)) for files in read):
+            raise UnsafeForm(f"it compares files that the agent can all change: '{command['words']}'")
+        weak = "-z|!=|''|\"\"" + "|-ne|-lt|-le|0" * any(re.search(r"\||wc|grep", side) for side in sides)
+        is_weak |= any(re.fullmatch(weak, word or "-") for word in command.group("operator", "right", "unary"))
+        return [file for files in read for file in files], is_weak
 
-    def _command(self, words: list[_Word], fixed_input: bool, is_negated: bool) -> list[_Word]:
-        """Read a command; return the files that it reads."""
-        if not words:
-            return []
-        program, arguments = words[0].text, words[1:]
-        shape = "".join(f" {word.shape}" for word in arguments)
-        if words[0].kind == "word" and program in ("[", "test"):
-            return self._test(arguments[: -1 if arguments[-1:] == [_Word("]")] else None], is_negated)
-        if words[0].kind != "word" or any(word.kind == "inner" for word in arguments):
-            raise UnsafeForm(f"uses the output of a command as a program or an argument: '{_text(words)}'")
-        if program in ("sh", "bash") and len(arguments) == 1:
-            return self.read(self._file(arguments[0]))
-        if program in ("python", "python3", "pytest"):
-            return self._python(arguments if program != "pytest" else [_Word("-m"), *words])
-        if program not in _ARGUMENTS or not _ARGUMENTS[program].fullmatch(shape):
-            raise UnsafeForm(f"runs '{_text(words)}', which is not in the list of safe forms")
-        files = [word for word in arguments if word.shape in "WG"]
-        if program.endswith("grep") and "-e" not in shape.split():
-            self._look_for(files.pop(0))
-        if program in (*_PRINTERS, "tr"):
-            return []
-        given = [fixed_input if file.text == "-" else self.is_fixed(file) for file in files] or [fixed_input]
-        if _COMPARING.match(f"{program}{shape}") and not any(given):
-            raise UnsafeForm(f"compares files that the agent can all change: '{_text(words)}'")
-        return [file for file in files if file.text != "-"]
-
-    def _look_for(self, word: _Word) -> None:
-        self.texts |= {word.text} if re.search("[A-Za-z]{2}", word.text) else set()
-
-    def _test(self, words: list[_Word], is_negated: bool) -> list[_Word]:
-        if not _CONDITION.fullmatch("".join(w.text if w.text in ("!", "=", "==", "!=") else w.shape for w in words)):
-            raise UnsafeForm(f"has a condition that is not a simple comparison: '{_text(words)}'")
-        inner = [word for word in words if word.kind == "inner"]
-        files = []
-        for word in inner:
-            command = word.text.strip('"')[2:-1]
-            files.append(self.read(command))
-            if not word.text.startswith('"') and not _PRINTS_A_NUMBER.match(command.rpartition("|")[2].strip()):
-                raise UnsafeForm(f"has no quotes around {word.text}, so the agent's text is split into operators")
-        if len(inner) == 2 and not any(each and all(map(self.is_fixed, each)) for each in files):
-            raise UnsafeForm(f"compares files that the agent can all change: '{_text(words)}'")
-        if inner:
-            self._look_for(words[-1])
-            return [file for each in files for file in each]
-        return [] if is_negated or _Word("!") in words else words[-1:]
-
-    def _file(self, word: _Word) -> str:
-        path = posixpath.normpath(word.text)
-        if word.kind != "word" or ".." in word.text or path not in self.files:
-            raise UnsafeForm(f"runs {word.text}, which is not one of the verify files")
-        return self.files[path]
-
-    def _python(self, words: list[_Word]) -> list[_Word]:
-        self.may_write = True  # a script may write the reward
-        while words and re.fullmatch(r"-[IuBsE]+", words[0].text):
-            words = words[1:]
-        python = _PythonReader(self.files, self.modules)
-        first = words[0].text if words else ""
-        if first == "-c" and len(words) > 1 and words[1].kind == "word":
-            python.read(words[1].text)
-        elif first == "-m" and len(words) > 2 and words[1].text in {"pytest", "unittest"} & self.modules:
-            self._tests(python, words[2:])
-        elif not first or first.startswith("-"):
-            raise UnsafeForm(f"runs Python with options or input that are not read: '{_text(words)}'")
+    def _python(self, words: list[str]) -> None:
+        words = [word for word in words if not re.fullmatch(r"python3?|-[IuBsE]+", word)]
+        if words[0] in ("-m", "pytest"):
+            runner, *places = (word for word in words if not re.fullmatch(r"-m|-[qvxs]+|-p|no:\w+|--tb=\w+", word))
+            names = tuple(re.sub(r"\.(?!py$)", "/", place.partition("::")[0]) for place in places)
+            paths = [path for path in self.files if path.startswith(names) or posixpath.basename(path) == "conftest.py"]
+            if runner not in {"pytest", "unittest"} & {*self.modules} or not paths or "-" in {n[:1] for n in names}:
+                raise UnsafeForm(f"it runs tests or options that are not read: '{' '.join(words)}'")
+            code = "".join(self._script(self.files[path], path) for path in paths if path.endswith(".py"))
         else:
-            python.read(self._file(words[0]), posixpath.dirname(posixpath.normpath(first)))
-        if not self.calls:
-            python.refuse_nan()
-        agents = {path for path in python.paths if not self.is_fixed(_Word(path))}
-        if agents & set(self.initial) and agents - set(self.initial):
-            name = min(agents & set(self.initial))
-            raise UnsafeForm(f"reads {name}, which the agent can change; protect it, or use a verify file")
-        return [_Word("a file of Python", "python")]
+            code = self._script(words[1] if words[0] == "-c" else self._file(words[0]), posixpath.normpath(words[0]))
+        code = re.sub(r"len\([^()]*\) [<>]=? \d+", "", code)
+        if not self.agents and _NAN.search(code) and _NAN_PASSES.search(code) and "isfinite" not in code:
+            raise UnsafeForm("it may let NaN pass a limit; check math.isfinite first, or use only `assert x < limit`")
 
-    def _tests(self, python: _PythonReader, words: list[_Word]) -> None:
-        places = [word.text for word in words if not re.fullmatch(r"-[qvxs]+|-p|no:\w+|--tb=\w+", word.text)]
-        named = tuple(posixpath.normpath(place.partition("::")[0]) for place in places)
-        sources = [path for path in self.files if path.startswith(named) or posixpath.basename(path) == "conftest.py"]
-        if not sources or any(place.startswith("-") for place in places):
-            raise UnsafeForm(f"runs tests or options that are not read: '{_text(words)}'")
-        for path in sources:
-            if path.endswith(".py"):
-                python.read(self.files[path], posixpath.dirname(path))
-
-
-def _text(words: list[_Word]) -> str:
-    return " ".join(word.text for word in words)
-
-
-def _tokens(line: str) -> Iterator[tuple[str, str]]:
-    place = 0
-    while place < len(line):
-        match = _TOKENS.match(line, place)
-        if match is None or match.lastgroup is None:
-            raise UnsafeForm(f"has syntax that is not read: {line[place : place + 40]!r}")
-        place = match.end()
-        yield match.lastgroup, match[match.lastgroup]
-
-
-@dataclass(slots=True)
-class _PythonReader:
-    """Reads Python, with the verify files it imports, for modules and names outside the lists. Raises `UnsafeForm`."""
-
-    files: Mapping[str, str]
-    modules: frozenset[str]
-    imported: set[str] = field(default_factory=set)
-    sources: list[str] = field(default_factory=list)
-    paths: set[str] = field(default_factory=set)
-    """The texts in it that look like paths."""
-    limits: list[str] = field(default_factory=list)
-    """The comparisons that a NaN could pass."""
-
-    def read(self, source: str, folder: str = "") -> None:
-        try:
-            nodes = list(ast.walk(ast.parse(source)))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise UnsafeForm("has Python that cannot be parsed") from None
-        self.sources.append(source)
-        loads = {id(node) for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-        values = (getattr(node, key, None) for node in nodes if id(node) not in loads for key in _NAME_FIELDS)
-        names = _BUILTINS | {value.partition(".")[0] for value in values if isinstance(value, str)}
-        aliases = dict(_imported(nodes))
-        bases = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-        asserted = {id(inner) for node in nodes if isinstance(node, ast.Assert) for inner in ast.walk(node.test)}
+    def _script(self, source: str, path: str) -> str:
+        """Read a script; return its code, and that of the verify files it imports, without texts and imports."""
+        if source in self.texts:
+            return ""
+        self.texts.append(source)
+        nodes = list(ast.walk(tree := ast.parse(source)))
+        stored = [node for node in nodes if not isinstance(getattr(node, "ctx", node), ast.Load | ast.keyword)]
+        fields = ("id", "arg", "name", "asname")
+        names = _BUILTINS.union(str(getattr(node, key, "")).partition(".")[0] for node in stored for key in fields)
+        modules = {item.asname or item.name for node in nodes if isinstance(node, ast.Import) for item in node.names}
+        code, agents = "", set[str]()
         for node in nodes:
-            if (
-                isinstance(node, ast.Name | ast.Attribute)
-                and id(node) not in bases
-                and _dotted(node, aliases) in _PARTS
-            ):
-                raise UnsafeForm(f"passes the module {ast.unparse(node)} on")
             if isinstance(node, ast.Import | ast.ImportFrom):
-                self._imports(node, folder)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _PATH.fullmatch(node.value):
-                self.paths.add(posixpath.normpath(node.value))
-            if _passes_nan(node, is_asserted=id(node) in asserted):
-                self.limits.append(ast.unparse(node))
-            if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-                asserted -= {id(inner) for inner in ast.walk(node)}
-            self._check(node, names, aliases)
-        returns = {
-            node.name: [each.value for each in ast.walk(node) if isinstance(each, ast.Return)]
-            for node in nodes
-            if isinstance(node, ast.FunctionDef)
-        }
-        for node in nodes:
-            name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
-            if (
-                isinstance(node, ast.Call)
-                and name in ("exit", "SystemExit")
-                and not all(_is_verdict(value, returns) for value in node.args)
-            ):
-                raise UnsafeForm(
-                    f"exits with a number that the agent may influence (256 counts as 0): '{ast.unparse(node)}'"
-                )
+                code += "".join(self._import(node, item, posixpath.dirname(path)) for item in node.names)
+            elif _is_unsafe(node, names, modules):
+                raise UnsafeForm(f"it uses {ast.unparse(node)}")
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # after the call with this text
+                agents |= {node.value} if _DATA_FILE.fullmatch(node.value) and not self._is_fixed(node.value) else set()
+                node.value = ""
+        if len(agents) > 1:
+            raise UnsafeForm(f"it reads {' and '.join(sorted(agents))}, which the agent can both change")
+        code += re.sub(r"(?m)^\s*(?:import|from) .*$", "", ast.unparse(tree))
+        if part := _PARTED.search(_PARTS.sub("", code)):
+            raise UnsafeForm(f"it uses a part of {part[0]} that is not in the list of safe forms")
+        if number := _EXIT.search(code):
+            raise UnsafeForm(f"it exits with a number that the agent may influence (256 counts as 0): '{number[0]}'")
+        return code
 
-    def refuse_nan(self) -> None:
-        """Refuse limits that a NaN passes, in scripts that may read one and do not look for it."""
-        source = "\n".join(self.sources)
-        if self.limits and _MAY_BE_NAN.search(source) and not _KNOWS_NAN.search(source):
-            raise UnsafeForm(
-                f"lets NaN pass '{self.limits[0]}'; check math.isfinite first, or assert that it is below a limit"
-            )
-
-    def _imports(self, node: ast.Import | ast.ImportFrom, folder: str) -> None:
-        parts = {item.name for item in node.names}
-        if isinstance(node, ast.Import):
-            for module in parts:
-                self._import(module, folder)
-            return
-        module = "" if node.level else node.module or ""
-        if "*" in parts or not parts <= _PARTS.get(module, parts):
-            raise UnsafeForm(f"imports {', '.join(sorted(parts))} from {module or 'its package'}")
-        self._import(module, folder)
-
-    def _import(self, module: str, folder: str) -> None:
-        top = module.partition(".")[0]
-        if module in _DATA_MODULES | _PARTS.keys() - {"numpy"} | self.modules or top in self.modules - {"numpy"}:
-            return
+    def _import(self, node: ast.Import | ast.ImportFrom, item: ast.alias, folder: str) -> str:
+        module, part = (item.name, "") if isinstance(node, ast.Import) else (node.module or "", item.name)
+        is_safe = part not in _OTHER_MODULES and not re.match(r"_|\*", part) and not getattr(node, "level", 0)
+        if _PARTED.match(module):
+            is_safe &= item.asname in (None, "np") and (not part or bool(_PARTS.fullmatch(f"{module}.{part}")))
+        if not is_safe:
+            raise UnsafeForm(f"it imports {part or item.asname} from {module or 'its package'}")
+        if module in self.modules or {module, module.partition(".")[0]} & {*self.agents}:
+            return ""
         path = posixpath.normpath(posixpath.join(folder, f"{module.replace('.', '/')}.py"))
         if path not in self.files:
-            raise UnsafeForm(f"imports {module}, which is neither a data module nor a verify file")
-        if path not in self.imported:
-            self.imported.add(path)
-            self.read(self.files[path], posixpath.dirname(path))
-
-    def _check(self, node: ast.AST, names: frozenset[str], aliases: Mapping[str, str]) -> None:
-        if isinstance(node, ast.Name) and node.id not in names:
-            raise UnsafeForm(f"uses {node.id}")
-        if isinstance(node, ast.Attribute):
-            module = _dotted(node.value, aliases)
-            is_private = node.attr.startswith("_") and node.attr not in _DUNDERS
-            # The modules of a module: pathlib.os
-            is_module = module in _DATA_MODULES and node.attr in sys.stdlib_module_names - {module}
-            is_module = is_module and f"{module}.{node.attr}" not in _DATA_MODULES
-            if is_private or is_module or node.attr not in _PARTS.get(module, {node.attr}):
-                raise UnsafeForm(f"uses {ast.unparse(node)}")
-        if isinstance(node, ast.Call) and _writes(node) and "reward.txt" not in ast.unparse(node):
-            raise UnsafeForm(f"writes a file that is not the reward: '{ast.unparse(node)}'")
+            raise UnsafeForm(f"it imports {module}, which is neither a data module nor a verify file")
+        return self._script(self.files[path], path)
 
 
-def _imported(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
-    """Yield the names that stand for modules or their parts."""
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            for item in node.names:
-                name = item.asname or item.name.partition(".")[0]
-                yield name, item.name if item.asname else name
-        elif isinstance(node, ast.ImportFrom):
-            for item in node.names:
-                yield item.asname or item.name, f"{node.module}.{item.name}"
-
-
-def _dotted(node: ast.AST, aliases: Mapping[str, str]) -> str:
-    """Return the module that an expression such as `os.path` may be."""
-    if isinstance(node, ast.Name):
-        return aliases.get(node.id, "")
-    return f"{_dotted(node.value, aliases)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
-
-
-def _passes_nan(node: ast.AST, *, is_asserted: bool) -> bool:
-    """Return whether this may be true for a NaN: `not x < 1`, `x > 1` outside an assert, `max(x, y)`."""
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("max", "min"):
-        return True
-    if not isinstance(node, ast.Compare) or all(
-        isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn | ast.Is | ast.IsNot) for op in node.ops
-    ):
-        return False
-    counts = (
-        isinstance(each, ast.Constant) or ast.unparse(each).startswith("len(")
-        for each in (node.left, *node.comparators)
-    )
-    return not is_asserted and not all(counts)
-
-
-def _is_verdict(value: ast.expr | None, returns: Mapping[str, list[ast.expr | None]]) -> bool:
-    """Return whether an exit code is chosen by the script: `0 if right else 1`, `not right`, a text, `main()`."""
-    if isinstance(value, ast.IfExp):
-        return _is_verdict(value.body, returns) and _is_verdict(value.orelse, returns)
-    if isinstance(value, ast.Call):
-        name = ast.unparse(value.func)
-        inner = value.args if name in ("int", "bool") else returns.get(name, [value])
-        return all(each is not value and _is_verdict(each, {}) for each in inner)
-    is_not = isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.Not)
-    return value is None or is_not or isinstance(value, ast.Constant | ast.JoinedStr | ast.Compare)
-
-
-def _writes(call: ast.Call) -> bool:
-    """Return whether a call may open a file for writing, or write one by its path."""
-    name = getattr(call.func, "id", getattr(call.func, "attr", ""))
-    modes = [*call.args[:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
-    reads = all(isinstance(mode, ast.Constant) and not _WRITE_MODE.fullmatch(str(mode.value)) for mode in modes[1:])
-    first = getattr(modes[0], "value", "") if modes else ""
-    return name in _WRITERS or (name == "open" and not (reads and not _WRITE_MODE.fullmatch(str(first))))
+def _is_unsafe(node: ast.AST, names: set[str], modules: set[str]) -> bool:
+    """Return whether a node uses a builtin that executes, a private name or a module's module, or writes a file."""
+    match node:
+        case ast.Name(id=name):
+            return name not in names
+        case ast.Attribute(value=value, attr=name):
+            is_module = name in _OTHER_MODULES and ast.unparse(value) in modules
+            return (is_module or bool(_REFUSED.match(name))) and "reward.txt" not in ast.unparse(node)
+        case ast.Call(func=ast.Name("open") | ast.Attribute(attr="open"), args=words, keywords=options):
+            has_mode = len(words) > isinstance(node.func, ast.Name) or "mode" in [option.arg for option in options]
+            return has_mode and "reward.txt" not in ast.unparse(node)
+    return False

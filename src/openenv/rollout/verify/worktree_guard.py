@@ -40,6 +40,7 @@ from itertools import pairwise
 from typing import Literal
 
 from openenv.rollout.store.archives import ancestors
+from openenv.rollout.tasks.checks import Check
 from openenv.rollout.verify.lookups import GIT_FILES, RUNNERS, Lookups, Settings, Texts
 from openenv.sandboxes.base import WORKDIR
 
@@ -63,6 +64,8 @@ _LANGUAGES = (
     (re.compile(r"h|hh|hpp"), re.compile(r"(?:h|hh|hpp)\.gch")),
 )
 
+_LINE_WORD = re.compile(r"[^\s'\"<>|;&()=,`]+")
+
 Kind = Literal["file", "folder", "link"]
 
 
@@ -82,6 +85,16 @@ def _translate(pattern: str) -> str:
     parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
     expressions = {"**/": r"(?:[^/]+/)*", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
     return "(?s:" + "".join(expressions.get(part, re.escape(part)) for part in parts) + ")"
+
+
+def run_files(check: Check, verify_files: Mapping[str, str], workdir: str) -> dict[str, str]:
+    """Return the verifier's files that the `run` of a check sees: by `needs`, or by the words of the line."""
+    verify_files = {**verify_files, **check.files}
+    if check.needs is not None:
+        patterns = Patterns(check.needs)
+        return {path: text for path, text in verify_files.items() if patterns.cover(posixpath.normpath(path))}
+    words = {posixpath.normpath(posixpath.join(workdir, word)) for word in _LINE_WORD.findall(check.run)}
+    return {path: text for path, text in verify_files.items() if posixpath.join(workdir, path) in words}
 
 
 @dataclass(slots=True)
