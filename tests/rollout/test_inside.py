@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,6 @@ def run(tmp_path: Path) -> Run:
         files: tuple[str, ...] = (),
         paths: tuple[str, ...] = (),
     ) -> str:
-        place = tmp_path / "inside"
         root = tmp_path / "workdir"
         content = PlaceContent(
             root=str(root),
@@ -65,9 +65,9 @@ def run(tmp_path: Path) -> Run:
             verify_files=files,
             texts=[asked],
         )
-        VerifierPlace(place, content, mounts=True)
+        (mount,) = VerifierPlace(tmp_path / "places", content, mounts=True).mount
         more = (str(tmp_path / path) for path in paths)
-        path = os.pathsep.join([str(place), *more, str(tmp_path / "site-packages")])
+        path = os.pathsep.join([str(mount.source), *more, str(tmp_path / "site-packages")])
         environment = {"PYTHONPATH": path, "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, *arguments]
         done = subprocess.run(command, cwd=root / cwd, env=environment, capture_output=True, text=True, timeout=60)
@@ -142,3 +142,20 @@ def test_a_finder_of_the_setup_counts_as_installed(run: Run, tmp_path: Path) -> 
 def test_python_that_ignores_its_environment_still_runs(run: Run) -> None:
     assert run("-I", "-c", "print('fine')") == "fine"
     assert run("-S", "-c", "print('fine')") == "fine"
+
+
+def test_verifications_with_equal_content_share_one_folder_that_no_half_is_seen_of(tmp_path: Path) -> None:
+    def place(*texts: str) -> Path:
+        content = PlaceContent(root="/w", home="/h", setup=SetupTree(), verify_files=[], texts=texts)
+        (mount,) = VerifierPlace(tmp_path / "places", content, mounts=True).mount
+        return mount.source
+
+    with ThreadPoolExecutor(8) as pool:
+        equal = set(pool.map(lambda _: place("see a.py"), range(32)))
+    other = place("see b.py")
+    assert len(equal) == 1
+    assert {other, *equal} == set((tmp_path / "places").iterdir())
+    assert "*/b" in (other / "known").read_text()
+    assert "*/b" not in (next(iter(equal)) / "known").read_text()
+    assert (other / "sitecustomize.py").stat().st_mode & 0o777 == 0o644
+    assert other.stat().st_mode & 0o777 == 0o755

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -397,6 +398,7 @@ def _inside(namespace: Path, kind: int, work: Callable[[], T]) -> T:
         return executor.submit(enter_and_work).result()
 
 
+@cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 

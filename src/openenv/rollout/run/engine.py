@@ -60,6 +60,8 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 _BAR_TEXT = 120
+PLACES = ".places"
+"""The folder of `VerifierInput.places` in the scratch folder. No rollout ID starts with a dot."""
 # An ID is the name of a folder in the scratch folder, in the store and among the captured calls.
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
@@ -318,6 +320,7 @@ class Engine:
             verify_backend=self._verify_backend,
             verify=verify,
             folder=folder,
+            places=self._folder / PLACES,
             home=options.home,
             model_name=options.model.name if options.model is not None else "",
             max_seconds=self._budget.max_seconds,

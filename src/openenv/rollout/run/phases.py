@@ -315,6 +315,8 @@ class RolloutPlan:
     verify_truncated: bool = True
     log: Path | None = None
     """The file for the agent's output; by default in `folder`."""
+    places: Path | None = None
+    """A folder for files of the verifier that all rollouts of an engine share."""
     setup_group: SetupGroup | None = None
     """The rollouts that share the setup of this one."""
     references: References = field(default_factory=References)
@@ -703,6 +705,8 @@ class RolloutRun:
             baseline=self.baseline if self.baseline.exists() else None,
             references=self._plan.references,
             home=self._plan.home,
+            folder=self._plan.folder,
+            places=self._plan.places,
             cancel=self._cancel,
             report=self._reporter.say,
         )

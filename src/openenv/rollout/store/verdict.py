@@ -89,12 +89,16 @@ class VerifierInput:
         baseline: The home after the setup, or None.
         references: The facts of the checks from the validation of the task.
         home: The path of the home inside the sandboxes.
+        folder: A folder of the host for temporary files, which the caller removes; None for a new one.
+        places: A folder of the host for files that verifications share; it outlives their sandboxes. None shares none.
     """
 
     worktree: Path | None
     baseline: Path | None
     references: References = field(default_factory=References)
     home: str = HOME
+    folder: Path | None = None
+    places: Path | None = None
     cancel: Cancellation = field(default_factory=Cancellation)
     report: Callable[[str], None] = _ignore
 

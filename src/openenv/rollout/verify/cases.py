@@ -20,9 +20,12 @@ Knows tasks, archives and backends. Must not know how checks are judged.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import posixpath
 import re
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -249,7 +252,9 @@ class VerificationCase:
                 ],
                 texts=self.task.texts(),
             )
-            self._place = VerifierPlace(self.folder / "inside", content, mounts="mounts" in self.backend.features)
+            self._place = VerifierPlace(
+                self._given.places or self.folder / "places", content, mounts="mounts" in self.backend.features
+            )
         self._archives[need] = path
         return path
 
@@ -489,20 +494,19 @@ class VerifierPlace:
     """The files of one verification, and the way a check's commands find them.
 
     Args:
-        folder: A folder of the host for the files; it is created.
+        parent: A folder of the host. The files of a place are in one below it, which equal places share: nothing
+            changes them, because sandboxes mount them read-only.
         content: The facts about the task.
         mounts: Whether the backend can mount.
     """
 
-    def __init__(self, folder: Path, content: PlaceContent, *, mounts: bool) -> None:
+    def __init__(self, parent: Path, content: PlaceContent, *, mounts: bool) -> None:
         self.mounts = mounts
-        self._folder = folder
         self._root, self._home = content.root, content.home
         setup = content.setup
         self._environments = sorted(name for name in setup.folders if f"{name}/pyvenv.cfg" in setup.files)
         self._modules = local_modules(content)
-        if mounts:
-            self._write()
+        self._folder = self._written(parent) if mounts else parent
 
     @property
     def mount(self) -> tuple[Mount, ...]:
@@ -529,26 +533,46 @@ class VerifierPlace:
         place = self.path(sandbox)
         return _PATHS.sub(lambda match: f"PYTHONPATH={place}{'' if match[1] is not None else ':'}", line)
 
-    def _write(self) -> None:
-        for name, text in self._files(MOUNTED_AT, self._root, self._home).items():
-            path = self._folder / name
+    def _written(self, parent: Path) -> Path:
+        """Return the folder with the files, after writing them if no other verification has."""
+        files = self._files(MOUNTED_AT, self._root, self._home)
+        name = hashlib.sha256(repr(sorted(files.items())).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        folder = parent / name
+        if folder.is_dir():
+            return folder
+        parent.mkdir(exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=parent, prefix=".draft-"))
+        for file, text in files.items():
+            path = draft / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, errors="surrogateescape")
             path.chmod(0o644)
-        for folder in (self._folder, *(path for path in self._folder.rglob("*") if path.is_dir())):
-            folder.chmod(0o755)  # the sandbox has another user
+        for each in (draft, *(path for path in draft.rglob("*") if path.is_dir())):
+            each.chmod(0o755)  # the sandbox has another user
+        try:
+            draft.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+            shutil.rmtree(draft)  # another thread was first
+        return folder
 
     def _files(self, place: str, root: str, home: str) -> Mapping[str, str]:
         load = f"sys.path.insert(0, {place!r}); import openenv_imports; sys.path.remove({place!r})"
         start = f"import sys; {load}; openenv_imports.install({place!r})\n"
-        source = resources.files(__package__)
         return {
             "sitecustomize.py": _SITECUSTOMIZE,
             "root": "\n".join([root, f"{home}/{OUTPUT}", *self._environments]),
             "known": "\n".join(sorted(self._modules)),
-            **{name: source.joinpath(name).read_text("utf-8") for name in _MODULES},
+            **_guard_modules(),
             **{f"lib/python3.{minor}/site-packages/openenv.pth": start for minor in _MINORS},
         }
+
+
+@cache
+def _guard_modules() -> Mapping[str, str]:
+    source = resources.files(__package__)
+    return {name: source.joinpath(name).read_text("utf-8") for name in _MODULES}
 
 
 def local_modules(content: PlaceContent) -> set[str]:

@@ -35,6 +35,8 @@ again. `verify` is its only entry; the engine calls it and hands it to the phase
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from openenv.errors import SandboxError
 from openenv.rollout.store.verdict import Verdict, VerifierInput
 from openenv.rollout.tasks.task import Task, Trust, weakest
@@ -61,7 +63,8 @@ def verify(task: Task, backend: Sandboxes, given: VerifierInput) -> Verdict:
     verdict = Verdict(trust=weakest(trusts))
     references = ReferenceRuns(given.references, has_solution=bool(task.solution))
     try:
-        with scratch() as folder, VerificationCase(task, backend, given, folder) as case:
+        folders = scratch() if given.folder is None else nullcontext(given.folder)
+        with folders as folder, VerificationCase(task, backend, given, folder) as case:
             lines = LineChecks(case, references, reads_file=reads_reward_file(task, given.baseline))
             _run_checks(case, lines, JudgedChecks(case, references), verdict, given)
             if verdict.crash is None:

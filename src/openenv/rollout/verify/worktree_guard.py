@@ -36,6 +36,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
@@ -81,6 +82,7 @@ class Patterns:
         return bool(self._regex.fullmatch(name))
 
 
+@lru_cache(maxsize=4096)  # every task has the same few dozen, besides its own
 def _translate(pattern: str) -> str:
     parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
     expressions = {"**/": r"(?:[^/]+/)*", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}

@@ -278,12 +278,13 @@ def _bind(source: str, target: str) -> list[str]:
     return [*_parents(target), "--ro-bind", source, target]
 
 
-def _parents(path: str) -> list[str]:
+@cache
+def _parents(path: str) -> tuple[str, ...]:
     """Return the options that make the folders above a path; bubblewrap would make them unreadable for the user."""
     if _below(path, ("/usr",)):
-        return []
+        return ()
     folders = [str(folder) for folder in PurePosixPath(path).parents][-2::-1]
-    return [word for folder in folders for word in ("--perms", "0755", "--dir", folder)]
+    return tuple(word for folder in folders for word in ("--perms", "0755", "--dir", folder))
 
 
 def _scratch(path: str, mode: str, megabytes: int, sizes: bool) -> list[str]:

@@ -25,6 +25,7 @@ CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
 _MOUNTS = Path("/proc/self/mountinfo")
 _NAME = re.compile(r"openenv~(?P<owner>[^~]+)~\w+")
+_OOM_KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 _OVERHEAD_MB = 24
 """For PID 1 inside and the kernel's bookkeeping: files live in memory, and a full disk must not mean out of memory."""
 _OVERHEAD_PIDS = 4
@@ -54,10 +55,13 @@ class Group:
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         for folder in self.folders:
             try:
-                text = (folder / name).read_text()
+                file = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)  # `open` costs three times as much
             except OSError:
                 continue
-            kills = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+            try:
+                kills = _OOM_KILLS.search(os.read(file, 4096))
+            finally:
+                os.close(file)
             return int(kills[1]) if kills else 0
         return 0
 
@@ -81,8 +85,12 @@ class Hierarchy:
         try:
             for folder in group.folders:
                 folder.mkdir()
-            for file, value in _settings(self, group, limits):
-                file.write_text(value)
+            for path, value in _settings(self, group, limits):
+                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    os.write(file, value.encode())
+                finally:
+                    os.close(file)
         except OSError as error:
             group.remove()
             raise SandboxError(f"The control group {name} cannot be made: {error}") from error
