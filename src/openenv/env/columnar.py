@@ -6,10 +6,12 @@ arrays and values; must not know who steps it.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from openenv.errors import NonFiniteReward
 from openenv.protocol.columns import ColumnLayout
 
 from .environment import Environment
@@ -38,6 +40,18 @@ class ColumnarEnvironment(ABC):
 
         Return a value for each observation column, the reward, terminated, truncated, and the metadata.
         """
+
+
+def step_row(env: ColumnarEnvironment, actions: Sequence[Any], row: int) -> StepValues:
+    """Take the action in one row of the arrays.
+
+    Raises:
+        NonFiniteReward: The reward is not a finite number.
+    """
+    values = env.step_values([array[row] for array in actions])
+    if not math.isfinite(values[1]):
+        raise NonFiniteReward.of(values[1])
+    return values
 
 
 def layout_of(env_cls: Any) -> ColumnLayout | None:

@@ -11,9 +11,10 @@ only environments with array spaces need; must not know sessions, sockets or sha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 PathPart = str | int
 
@@ -45,6 +46,15 @@ class ColumnLayout:
 
     actions: tuple[Column, ...]
     observations: tuple[Column, ...]
+
+
+class StepArrays(Protocol):
+    """The arrays of results, with a row for each session."""
+
+    observations: Any
+    rewards: Any
+    terminated: Any
+    truncated: Any
 
 
 @dataclass(slots=True)
@@ -145,13 +155,45 @@ def fit(column: Column, values: Any, count: int) -> Any:
     array = np.asarray(values)
     if array.dtype.str != column.dtype:
         # Like a single action, integers of another size are accepted if they keep their values, and Python's floats.
-        converted = array.astype(column.dtype, casting="same_kind") if array.dtype.kind in "biuf" else None
+        may_fit = array.dtype.kind in "biuf" and np.can_cast(array.dtype, column.dtype, casting="same_kind")
+        converted = array.astype(column.dtype) if may_fit else None
         if converted is None or (array.dtype.kind in "biu" and not np.array_equal(converted, array)):
             raise ValueError(f"{array.dtype} where {column.dtype} was expected")
         array = converted
     if array.shape != column.batch_shape(count):
         raise ValueError(f"the shape {array.shape} where {column.batch_shape(count)} was expected")
     return array
+
+
+def row_data(layout: ColumnLayout, observations: Sequence[Any], row: int, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of the reply to a reset: one row of observations in the form of a server's message."""
+    # Copies: the arrays may be written to later.
+    fields = nest(layout.observations, [array[row].copy() for array in observations])
+    data: dict[str, Any] = {"observation": {"metadata": metadata, **fields}, "reward": None, "done": False}
+    return {**data, "metadata": metadata} if metadata else data
+
+
+def step_data(layout: ColumnLayout, results: StepArrays, row: int, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of the reply to a step: one row of the results in the form of a server's message."""
+    terminated, truncated = bool(results.terminated[row]), bool(results.truncated[row])
+    data = row_data(layout, results.observations, row, metadata)
+    data["observation"] |= {"terminated": terminated, "truncated": truncated}
+    return data | {"reward": float(results.rewards[row]), "done": terminated or truncated}
+
+
+def action_fields(layout: ColumnLayout, actions: Sequence[Any], row: int) -> dict[str, Any]:
+    """Return the fields of one action from the arrays."""
+    values = [array[row] for array in actions]
+    return nest(layout.actions, [value.item() if value.ndim == 0 else value for value in values])
+
+
+def row_bytes(layout: ColumnLayout) -> int:
+    """Return the bytes of one session's values in a message: its action, or its observation, reward and flags."""
+    sides = (
+        sum(int(column.dtype[2:]) * math.prod(column.shape) for column in columns)
+        for columns in (layout.actions, layout.observations)
+    )
+    return max(sides) + 10
 
 
 def layout_as_json(layout: ColumnLayout) -> dict[str, Any]:

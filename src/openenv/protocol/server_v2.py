@@ -54,6 +54,16 @@ class Batch:
 
 
 @dataclass(slots=True)
+class ColumnBatch:
+    """Steps in columns; the arrays are not checked yet. `sessions` is None for those of the last such message."""
+
+    id: int
+    sessions: list[str] | None
+    ids: list[int]
+    actions: list[Any]
+
+
+@dataclass(slots=True)
 class RefusedRequest:
     """An invalid message: the error to answer with."""
 
@@ -62,7 +72,7 @@ class RefusedRequest:
     error: dict[str, Any]
 
 
-Parsed = Request | Batch | RefusedRequest
+Parsed = Request | Batch | ColumnBatch | RefusedRequest
 
 NONCE_CHARS: Final = (16, 128)
 DEFAULT_MAX_BATCH: Final = 10_000
@@ -80,6 +90,7 @@ _KEYS: Final[Mapping[str, frozenset[str]]] = {
     "restore": frozenset({"session", "data"}),
     "close": frozenset({"session"}),
     "batch": frozenset({"requests", "each"}),
+    "columns": frozenset({"sessions", "ids", "actions"}),
     "cancel": frozenset({"request", "session"}),
     "ping": frozenset(),
 }
@@ -183,6 +194,8 @@ class ServerProtocolV2:
             raise Invalid(sorted(unknown)[0], "unknown key")
         if kind == "batch":
             return self._read_batch(message, echo_input)
+        if kind == "columns":
+            return _read_columns(message)
         session = _optional(message, "session", str)
         request = Request(kind, request_id, session, extra=message)
         if kind == "step":
@@ -372,6 +385,20 @@ def _batch_frame(request: Any, max_batch: int) -> Any:
 
 def _batch(message: dict[str, Any]) -> Batch:
     return Batch(message["id"], [], message.get("each", False), message["requests"])
+
+
+def _read_columns(message: dict[str, Any]) -> ColumnBatch:
+    sessions, actions = _optional(message, "sessions", list), message.get("actions")
+    ids = message.get("ids")
+    if has_arrays(ids):
+        ids = ids.tolist()  # type: ignore[union-attr]
+    if not isinstance(ids, list) or not all(map(_is_id, ids)):
+        raise Invalid("ids", "expected the id of each step")
+    if sessions is not None and not all(isinstance(name, str) for name in sessions):
+        raise Invalid("sessions", "expected names of sessions, as text")
+    if not isinstance(actions, list):
+        raise Invalid("actions", "expected a list of arrays")
+    return ColumnBatch(message["id"], sessions, ids, actions)
 
 
 def request_of(step: dict[str, Any]) -> Request:

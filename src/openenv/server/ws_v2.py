@@ -8,6 +8,7 @@ messages and sessions; must not know transports or encodings.
                          +-- step -----> PendingReply --> Session.submit --> lane --> PendingReply.done --> send
                          +-- batch ----> StepGroup per thread (plain, new steps)  --> BatchReplies ------> send_batch
                          |               or each request by itself
+                         +-- columns --> ColumnSteps (ws_v2_columns.py)
                          +-- open -----> SessionOpener (ws_v2_open.py)
                          +-- reset, state, mcp, fork, restore, close, cancel, ping
 
@@ -28,7 +29,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -43,7 +44,7 @@ from openenv.errors import (
 )
 from openenv.protocol.codec import QUICK_CONTENT, Codec, ContentTooLarge
 from openenv.protocol.server_v1 import ECHO_LIMIT
-from openenv.protocol.server_v2 import WRITERS, Batch, RefusedRequest, Request, Writer, request_of
+from openenv.protocol.server_v2 import WRITERS, Batch, ColumnBatch, RefusedRequest, Request, Writer, request_of
 from openenv.types import ServerMode, WSErrorCode
 
 from .access import Role, may
@@ -59,6 +60,7 @@ from .sessions.lifetime import CLOSED_BY_CLIENT, SHUTTING_DOWN, client_reason
 from .sessions.operations import FORK, RESTORE, Operation, StepInput
 from .sessions.session import Cancellable, Session, SessionKind, with_hint
 from .sockets import Socket
+from .ws_v2_columns import ColumnReplies, ColumnRequests, ColumnSteps, KeptRow
 from .ws_v2_open import SessionOpener
 
 logger = logging.getLogger(__name__)
@@ -105,9 +107,10 @@ class V2Connection:
         self._rpc = rpc
         self._protocol = service.protocol_v2
         self._operations = service.operations_v2[self.writer]
+        self.columns = ColumnSteps(self)
         self.max_bytes = service.options.max_message_bytes
         self._takes_steps = service.mode is ServerMode.SIMULATION
-        self._takes_any_step = self._takes_steps and role is Role.ORCHESTRATOR
+        self.takes_any_step = self._takes_steps and role is Role.ORCHESTRATOR
         self._recent = RecentMessages(self.writer)
         self._opener = SessionOpener(self)
         self._pending: set[PendingReply] = set()
@@ -140,7 +143,7 @@ class V2Connection:
         """Refuse a message over the limit."""
         text = f"A message of {size} bytes is over the limit of {self.max_bytes} bytes"
         code = WSErrorCode.VALIDATION_ERROR.value
-        self._refuse({"message": text, "code": code, "errors": [], "limit_bytes": self.max_bytes})
+        self.refuse({"message": text, "code": code, "errors": [], "limit_bytes": self.max_bytes})
 
     def on_writable(self) -> None:
         """Continue after the client has read its replies."""
@@ -273,11 +276,13 @@ class V2Connection:
         parsed = self._protocol.parse_map(decoded, echo_input=echo_input)
         if isinstance(parsed, Batch):
             self._handle_batch(parsed, message)
+        elif isinstance(parsed, ColumnBatch):
+            self.columns.run(parsed, message)
         else:
             self._handle(parsed, message, self.send)
 
     def _refuse_payload(self, problem: ValueError) -> None:
-        self._refuse({"message": f"Invalid JSON: {problem}", "code": WSErrorCode.INVALID_JSON.value})
+        self.refuse({"message": f"Invalid JSON: {problem}", "code": WSErrorCode.INVALID_JSON.value})
 
     def _is_long(self, payload: bytes) -> bool:
         """Guess from its length whether a message is much work."""
@@ -291,7 +296,7 @@ class V2Connection:
         name, request_id = step.get("session"), step["id"]
         session = self.sessions.get(name) if name is not None else self._only_session
         # A plain step has the keys type, id, data and optionally session.
-        is_plain = len(step) == (3 if name is None else 4) and self._takes_any_step
+        is_plain = len(step) == (3 if name is None else 4) and self.takes_any_step
         if session is None or not is_plain or request_id <= session.ledger.last_id:
             self._handle(request_of(step), message, self.send)
             return
@@ -316,7 +321,7 @@ class V2Connection:
         """Run the requests of a batch concurrently (docs/protocol.md, 2.3)."""
         count = len(batch.requests) if batch.steps is None else len(batch.steps)
         replies = BatchReplies(self, batch, count)
-        if batch.steps is not None and self._takes_any_step and not batch.each:
+        if batch.steps is not None and self.takes_any_step and not batch.each:
             self._run_groups(batch.steps, replies, message)
         else:
             for place, request in enumerate(batch.in_full()):
@@ -359,20 +364,33 @@ class V2Connection:
                     continue
             alone.append(place)
             apart.update(sessions if name is None else (name,))  # without a name the only session is meant
+        self.start_groups({executor: group for executor, group in groups.items() if group.sessions})
+        for place in alone:
+            self._handle(request_of(steps[place]), message, BatchPlace(replies, place))
+
+    def start_groups(self, groups: Mapping[LaneExecutor, StepGroup]) -> None:
+        """Hand groups of steps to their threads."""
         for executor, group in groups.items():
-            if not group.sessions:
-                continue
             self._groups.add(group)
             self._grouped += len(group.sessions)
             executor.submit(group, self.dispatcher)  # with the inline runner, all replies exist when this returns
         if self._is_loaded():
             self._backpressure.pause()
-        for place in alone:
-            self._handle(request_of(steps[place]), message, BatchPlace(replies, place))
+
+    def run_alone(self, request: dict[str, Any], message: SentMessage, replies: Replies, place: int) -> None:
+        """Run one request of a batch by itself."""
+        parsed = self._protocol.read(request)
+        assert isinstance(parsed, (Request, RefusedRequest))
+        self._handle(parsed, message, BatchPlace(replies, place))
+
+    @property
+    def step_operation(self) -> Operation:
+        """The operation of a plain step."""
+        return self._operations.step
 
     def _handle(self, request: Request | RefusedRequest, message: SentMessage, send: Send) -> None:
         if isinstance(request, RefusedRequest):
-            self._refuse(request.error, request.id, request.session, send)
+            self.refuse(request.error, request.id, request.session, send)
             return
         try:
             if self.role is not Role.ORCHESTRATOR and not may(self.role, request.type):
@@ -402,7 +420,7 @@ class V2Connection:
         if request.type in _GYM and not self._takes_steps:
             text = f"Unknown message type: {request.type} frames are off in production mode"
             error = {"message": text, "code": WSErrorCode.UNKNOWN_TYPE.value}
-            self._refuse(error, request.id, request.session, send, session)
+            self.refuse(error, request.id, request.session, send, session)
             return
         pending = PendingReply(self, session, request.id, (request.type, message), request.session, send)
         session.ledger.add(pending)
@@ -425,10 +443,11 @@ class V2Connection:
         if kind != request.type or first.differs(message, request.id, session.id):
             text = f"Invalid message: {request.id} is the id of another request: {kind!r}"
             error = {"message": text, "code": WSErrorCode.VALIDATION_ERROR.value}
-            self._refuse(error, request.id, request.session, send, session)
+            self.refuse(error, request.id, request.session, send, session)
             return
 
-        def answer(kept: bytes) -> None:
+        def answer(kept: bytes | KeptRow) -> None:
+            kept = bytes(kept)
             if isinstance(send, BatchPlace) and not send.has_room(len(kept)):
                 send.refuse()  # do not write it: a batch may repeat one request ten thousand times
                 return
@@ -572,7 +591,7 @@ class V2Connection:
 
     # -- replies --------------------------------------------------------------------------------------------------
 
-    def _refuse(
+    def refuse(
         self,
         error: Mapping[str, Any],
         request_id: int | None = None,
@@ -784,12 +803,15 @@ class BatchReplies:
         return writer.message("error", request_id, name, writer.error(ReplyTooLarge(text)))
 
 
+Replies = BatchReplies | ColumnReplies
+
+
 class BatchPlace:
     """Receives the reply to one request of a batch."""
 
     __slots__ = ("_place", "_replies")
 
-    def __init__(self, replies: BatchReplies, place: int) -> None:
+    def __init__(self, replies: Replies, place: int) -> None:
         self._replies = replies
         self._place = place
 
@@ -812,7 +834,7 @@ class SentMessage:
     one request for the reply to the other.
     """
 
-    __slots__ = ("_binary", "_contents", "_payload", "size", "unanswered", "writer")
+    __slots__ = ("_binary", "_contents", "_payload", "size", "source", "unanswered", "writer")
 
     def __init__(self, writer: Writer, payload: bytes | None, binary: bool) -> None:
         self.size = 0  # bytes of a large message with unanswered requests; their number follows
@@ -821,6 +843,11 @@ class SentMessage:
         self._payload = payload
         self._binary = binary
         self._contents: dict[tuple[int, str | None], Any] | None = None
+        self.source: ColumnRequests | None = None  # the requests of a message with columns
+
+    def forget(self) -> None:
+        """Drop the contents."""
+        self._payload = self._contents = self.source = None
 
     def differs(self, other: SentMessage, request_id: int, session: str) -> bool:
         """Return whether the request with that id certainly differs from the one in another message."""
@@ -840,13 +867,18 @@ class SentMessage:
         return contents.get((request_id, session), contents.get((request_id, None)))
 
     def _requests(self) -> Iterator[tuple[tuple[int, str | None], Any]]:
-        if self._payload is None:
+        requests: Iterable[Any]
+        if self.source is not None:
+            requests = self.source
+        elif self._payload is None:
             return
-        try:
-            message = self.writer.codec.decode(self._payload, binary=self._binary, max_bytes=64 * KEPT_BYTES)
-        except ValueError:
-            return
-        for request in message["requests"] if message.get("type") == "batch" else (message,):
+        else:
+            try:
+                message = self.writer.codec.decode(self._payload, binary=self._binary, max_bytes=64 * KEPT_BYTES)
+            except ValueError:
+                return
+            requests = message["requests"] if message.get("type") == "batch" else (message,)
+        for request in requests:
             request_id, session = (request.get("id"), request.get("session")) if isinstance(request, dict) else (0, 0)
             if isinstance(request_id, int) and (session is None or isinstance(session, str)):  # else it was refused
                 yield (request_id, session), {key: request[key] for key in request if key not in _NOT_COMPARED}
@@ -875,6 +907,5 @@ class RecentMessages:
         message = SentMessage(self._writer, payload if len(payload) <= KEPT_BYTES else None, binary)
         self._messages.append(message)
         if len(self._messages) > KEPT:
-            oldest = self._messages.popleft()
-            oldest._payload = oldest._contents = None
+            self._messages.popleft().forget()
         return message

@@ -168,5 +168,6 @@ class SessionOpener:
             "last_id": session.ledger.last_id,
             "grace_s": self._manager.limits.grace_s,
             "max_batch": self._connection.service.options.max_batch,
+            **self._connection.columns.offer(session),
         }
         self._connection.send_message(message)

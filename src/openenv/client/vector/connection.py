@@ -204,6 +204,15 @@ class VectorConnection(BlockingConnection):
         except OSError as exc:
             self.drop(f"connection lost: {exc}")
 
+    def decoded(self, reply: bytes) -> dict[str, Any]:
+        """Read a reply inside another message.
+
+        Raises:
+            ValueError: It is not a valid message.
+        """
+        assert self.format is not None
+        return self.format.decode(reply, binary=True, max_bytes=self._options.max_message_bytes)
+
     def take(self) -> list[dict[str, Any]]:
         """Return the messages that have come."""
         decoded, self._decoded = self._decoded, []

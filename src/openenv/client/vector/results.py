@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
 from openenv.errors import NonFiniteReward, OpenEnvError, RequestValidationError
-from openenv.protocol.columns import ColumnBlock, ColumnLayout, nest, pick
+from openenv.protocol.columns import ColumnBlock, ColumnLayout, pick, step_data
 from openenv.protocol.json_values import reply_reward
 from openenv.types import StepResult
 
@@ -185,9 +185,7 @@ class ColumnRows(Sequence[SlotResult[ObsT]]):
     def _made(self, row: int) -> SlotResult[ObsT]:
         terminated, truncated = bool(self.terminated[row]), bool(self.truncated[row])
         slot = int(self._slots[row])
-        data = row_data(self.layout, self.observations, row, self.metadata.get(slot, {}))
-        data["observation"] |= {"terminated": terminated, "truncated": truncated}
-        data |= {"reward": float(self.rewards[row]), "done": terminated or truncated}
+        data = step_data(self.layout, self, row, self.metadata.get(slot, {}))
         return SlotResult(slot, self._parse(data), terminated=terminated, truncated=truncated)
 
     def _write(self, row: int, result: SlotResult[ObsT]) -> None:
@@ -200,13 +198,6 @@ class ColumnRows(Sequence[SlotResult[ObsT]]):
             values = pick(self.layout.observations, fields)
         for array, value in zip(self.observations, values, strict=True):
             array[row] = value
-
-
-def row_data(layout: ColumnLayout, observations: Sequence[Any], row: int, metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the data of the reply to a reset: one row of observations in the form of a server's message."""
-    fields = nest(layout.observations, [array[row] for array in observations])
-    data: dict[str, Any] = {"observation": {"metadata": metadata, **fields}, "reward": None, "done": False}
-    return {**data, "metadata": metadata} if metadata else data
 
 
 def _array(values: list[Any], dtype: str) -> Any:

@@ -7,24 +7,37 @@ is dropped. Knows protocol v2, and that a v1 session ends with its connection; m
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from openenv.errors import AccessDenied, ConnectFailed, OpenEnvError, ReplyTooLarge, RequestTimeout, SessionLost
+from openenv.errors import (
+    AccessDenied,
+    ConnectFailed,
+    OpenEnvError,
+    ProtocolError,
+    ReplyTooLarge,
+    RequestTimeout,
+    SessionLost,
+)
 from openenv.protocol.backoff import Backoff
 from openenv.protocol.client_sessions import ResumableSession, error_from_frame
+from openenv.protocol.columns import ColumnBlock, layout_from_json
 
 from ..flows import Attempts, Outage
 from ..network import Address, ConnectionOptions, parse_ws_url, socket_url
 from .connection import V1Format, VectorConnection
 from .slot_pool import OnAnswer, SlotPool
+
+if TYPE_CHECKING:
+    from .column_steps import ColumnSteps
 
 _WATCH_S: Final = 0.002  # how long a wait looks for the answer of a fast server before it sleeps
 _TICK_S: Final = 1.0  # a wait wakes this often to ping silent servers and to see that it was interrupted
@@ -44,17 +57,36 @@ class Slot(ResumableSession):
     states of `ResumableSession`. `name` is None while the slot has no session.
     """
 
-    __slots__ = ("error", "has_started_over", "index", "is_copy", "is_opening", "shared")
+    __slots__ = ("_ids", "error", "has_started_over", "index", "is_copy", "is_opening", "shared")
 
-    def __init__(self, index: int, shared: SharedConnection) -> None:
-        super().__init__()
+    def __init__(self, index: int, shared: SharedConnection, ids: Any) -> None:
         self.index = index
+        self._ids = ids
+        super().__init__()
         self.shared = shared
         self.is_opening = False
         self.has_started_over = False
         self.is_copy = False  # of another session: if it is gone, a new session cannot replace it
         # Why the slot has no session.
         self.error: OpenEnvError | None = None
+
+    # Of all slots in one array, so that a step in columns counts them together.
+    @property
+    def _last_id(self) -> int:
+        return int(self._ids[self.index])
+
+    @_last_id.setter
+    def _last_id(self, last_id: int) -> None:
+        self._ids[self.index] = last_id
+
+    def count_in(self, ids: Any) -> None:
+        """Keep the last request id in another sequence."""
+        self._ids = ids
+
+    def message_again(self, kind: str, data: Any) -> None:
+        """Make the request that was sent under the last id, as part of another message, `pending`."""
+        self._last_id -= 1
+        self.message(kind, data)
 
     @property
     def is_busy(self) -> bool:
@@ -102,6 +134,12 @@ class SharedConnection:
     to_open: list[Slot] = field(default_factory=list)
     outbox: list[Slot] = field(default_factory=list)
     max_batch: int | None = None  # how many requests the server takes in one, if it says so
+    max_rows: int | None = None  # how many steps in columns it takes in one message; None if it takes none
+    columns: dict[int, Any] = field(default_factory=dict)
+    """The slots of each unanswered message with columns."""
+    indices: Any = None  # of all slots, as an array
+    column_queue: Any = None  # the slots of the next one
+    column_sessions: Any = None  # the slots of the last one: the server knows their sessions
     has_been_open: bool = False
     is_first: bool = False
     """Whether it may still pass slots on, once its server has said how many workers it has."""
@@ -146,7 +184,7 @@ class SharedConnection:
         # The connection is a new session already: a slot that wants none would leave it open and unused.
         self.slots.sort(key=lambda slot: not slot.is_opening)
         first, *others = self.slots
-        self.slots = [first]
+        self.slots, self.indices = [first], None
         for slot in others:
             slot.shared = SharedConnection(self.address, self.options, self.open_options, [slot])
         return [slot.shared for slot in others]
@@ -157,6 +195,8 @@ class SharedConnection:
         self.batches.clear()
         self.to_open.clear()
         self.outbox.clear()
+        self.columns.clear()
+        self.column_queue = self.column_sessions = None
 
     def connect(self, limit_s: float = inf) -> None:
         """Make a connection, with one attempt.
@@ -222,10 +262,31 @@ class SharedConnection:
         slot.is_opening = True
         self.to_open.append(slot)
 
-    def flush(self, *, each: bool) -> None:
-        """Send everything that waits, in one write: an `open` for each session, and one `batch` of requests."""
+    @property
+    def has_unsent(self) -> bool:
+        """Whether messages wait for the next write."""
+        return bool(self.outbox or self.to_open) or self.column_queue is not None
+
+    def _column_messages(self, steps: ColumnSteps) -> Iterable[dict[str, Any]]:
+        slots, self.column_queue = self.column_queue, None
+        most = self.max_rows or len(slots)
+        for start in range(0, len(slots), most):
+            part = slots[start : start + most]
+            batch_id = self.connection.next_id()
+            self.columns[batch_id] = part
+            names = None
+            if self.column_sessions is None or not (
+                part.size == self.column_sessions.size and (part == self.column_sessions).all()
+            ):
+                by_index = {slot.index: slot.name for slot in self.slots}
+                names = [str(by_index[index]) for index in part.tolist()]
+                self.column_sessions = part
+            yield steps.message(batch_id, part, names)
+
+    def flush(self, *, each: bool, steps: ColumnSteps | None = None) -> None:
+        """Send everything that waits, in one write: an `open` for each session, one `batch` of requests, columns."""
         connection = self.connection
-        if connection.format is None or not (self.outbox or self.to_open):
+        if connection.format is None or not self.has_unsent:
             return
         # Example, two new sessions and a step in a third: open 7, open 8, batch 9 of [step]. A slot that waits for its
         # session is not in the batch; `SessionPool._opened` puts it into the next one.
@@ -240,6 +301,8 @@ class SharedConnection:
         most = self.max_batch or max(1, len(waiting))
         for start in range(0, len(waiting), most):
             messages.append(self._batch_of(waiting[start : start + most], each))
+        if self.column_queue is not None and steps is not None:
+            messages += self._column_messages(steps)
         self.outbox.clear()
         self.to_open.clear()
         connection.send(messages)
@@ -321,9 +384,11 @@ class SessionPool(SlotPool):
         self.connections: list[SharedConnection] = []
         self.slots: list[Slot] = []
         self.missing: set[int] = set()
+        self._ids = [0] * (1 + max(indices[-1] for _, indices in plans))
+        self._steps: ColumnSteps | None = None
         for url, indices in plans:
             shared = SharedConnection(parse_ws_url(socket_url(url)), options, open_options)
-            shared.slots = [Slot(index, shared) for index in indices]
+            shared.slots = [Slot(index, shared, self._ids) for index in indices]
             self.connections.append(shared)
             self.slots.extend(shared.slots)
         self.missing.update(range(len(self.slots)))
@@ -344,8 +409,86 @@ class SessionPool(SlotPool):
             self.open(slot)
         else:
             slot.shared.outbox.append(slot)
+        if self._steps is not None:
+            self._steps.withdraw(slot.index)
         slot.has_started_over = False
         slot.message(kind, data)
+
+    # -- steps in columns -----------------------------------------------------------------------------------------
+
+    def begin_columns(self, actions: Sequence[Any], chosen: Any) -> None:
+        """Take a step in the chosen slots, with the next write."""
+        steps = self._steps
+        assert steps is not None
+        steps.begin(actions, chosen)
+        for shared in self.connections:
+            shared.columns.clear()  # of steps that were given up
+            if shared.indices is None or len(shared.indices) != len(shared.slots):
+                shared.indices = steps.all_slots[[slot.index for slot in shared.slots]]
+            slots = shared.indices[chosen[shared.indices]]
+            if not len(slots):
+                continue
+            if shared.max_rows is None:  # a restarted server may offer them no longer
+                self._send_single(shared)
+            else:
+                shared.column_queue = slots
+
+    def take_columns(self, *, whole: bool) -> ColumnBlock | None:
+        """Return the results of a step in columns that have come since the last call."""
+        return None if self._steps is None else self._steps.take(whole=whole)
+
+    def columns_left(self) -> int:
+        """Return how many results of a step in columns are still to come."""
+        return 0 if self._steps is None else self._steps.left
+
+    def columns_untaken(self) -> int:
+        """Return how many results of a step in columns were not taken yet, whether they have come or not."""
+        return 0 if self._steps is None else self._steps.untaken
+
+    def in_columns(self, index: int) -> bool:
+        """Whether a slot takes part in a step in columns whose results were not taken yet."""
+        return self._steps is not None and self._steps.has(index)
+
+    def _in_column_step(self, slot: Slot) -> bool:
+        return self._steps is not None and bool(self._steps.expected[slot.index])
+
+    def _make_single(self, slot: Slot) -> None:
+        """Turn the unanswered step of a slot into a request by itself, under the same id."""
+        if self._steps is not None and self._steps.expected[slot.index] and slot.pending is None:
+            slot.message_again("step", self._steps.single(slot.index))
+
+    def _send_single(self, shared: SharedConnection) -> None:
+        for slot in shared.slots:
+            self._make_single(slot)
+            if slot.pending is not None and self._in_column_step(slot):
+                shared.outbox.append(slot)
+
+    def _take_columns(self, shared: SharedConnection, message: dict[str, Any]) -> None:
+        """Take in the results of a message with columns."""
+        slots = shared.columns.pop(message.get("id", 0), None)
+        if slots is None or self._steps is None:
+            return  # a late answer to a step that was given up
+        try:
+            self._steps.put(slots, message)
+            replies = [
+                (self.slots[slots[row]], shared.connection.decoded(reply)) for row, reply in message.get("replies", ())
+            ]
+        except (ProtocolError, ValueError, TypeError, IndexError) as exc:
+            shared.connection.drop(f"connection lost: {exc}")
+            return
+        for slot, reply in replies:
+            self._make_single(slot)
+            self._reply(slot, reply)
+
+    def _answer(self, slot: Slot, kind: str, data: Any, error: OpenEnvError | None) -> None:
+        """Report the answer to a request."""
+        if kind == "step" and self._in_column_step(slot):
+            assert self._steps is not None
+            self._steps.put_single(slot.index, data, error)
+        else:
+            self._on_answer(slot, kind, data, error)
+
+    # -- writing --------------------------------------------------------------------------------------------------
 
     def flush(self, *, each: bool = False, prepare: Callable[[SharedConnection], None] | None = None) -> None:
         """Send the waiting messages: one write per connection.
@@ -366,7 +509,7 @@ class SessionPool(SlotPool):
             self._repair(shared)
 
     def _flush(self, shared: SharedConnection) -> None:
-        if not (shared.outbox or shared.to_open):
+        if not shared.has_unsent:
             return
         # A message that came before a connection broke may answer an `open` that is "sent" now: a v1 server that is
         # full says so at once and hangs up.
@@ -374,7 +517,7 @@ class SessionPool(SlotPool):
             return
         if shared.needs_connection:
             self._connect([shared])
-        shared.flush(each=self._each)
+        shared.flush(each=self._each, steps=self._steps)
 
     # -- connecting -----------------------------------------------------------------------------------------------
 
@@ -408,7 +551,7 @@ class SessionPool(SlotPool):
         added = [SharedConnection(first.address, first.options, first.open_options) for _ in range(wanted - count)]
         start = 0
         for shared, size in zip((first, *others, *added), shares(len(slots), wanted), strict=True):
-            shared.slots = slots[start : start + size]
+            shared.slots, shared.indices = slots[start : start + size], None
             start += size
             shared.to_open = [slot for slot in shared.slots if slot.is_opening]
             for slot in shared.slots:
@@ -517,7 +660,7 @@ class SessionPool(SlotPool):
                 raise RequestTimeout("closed while slots were waited for")
             left = _TICK_S if deadline is None else min(_TICK_S, deadline - time.monotonic())
             if left <= 0:
-                count = sum(slot.is_busy for slot in self.slots)
+                count = sum(slot.is_busy for slot in self.slots) + self.columns_left()
                 raise RequestTimeout(f"{count} slots have not answered within {timeout_s} s; wait again, or reset them")
             ready = self._select(left)
             for key, _ in ready:
@@ -560,7 +703,7 @@ class SessionPool(SlotPool):
     def _check_quiet(self) -> None:
         """Ping servers that were silent for long while slots wait for them."""
         for shared in list(self.connections):
-            if any(slot.is_busy for slot in shared.slots):
+            if shared.columns or any(slot.is_busy for slot in shared.slots):
                 shared.connection.check()
                 self._repair(shared)
 
@@ -583,6 +726,8 @@ class SessionPool(SlotPool):
                 if slot is None or name != slot.name:  # nearly all are in order
                     slot = self._by_name.get(name, slot)
                 self._reply(slot, reply)
+        elif kind == "columns":
+            self._take_columns(shared, message)
         elif "session" in message and kind != "opened" and kind != "event":
             self._reply(self._by_name.get(message["session"]), message)
         elif kind in ("opened", "error") and request_id in shared.opens:
@@ -608,9 +753,9 @@ class SessionPool(SlotPool):
             slot.shared.outbox.append(slot)
         except OpenEnvError as error:
             slot.pending = None
-            self._on_answer(slot, kind, None, error)
+            self._answer(slot, kind, None, error)
         else:
-            self._on_answer(slot, kind, data, None)
+            self._answer(slot, kind, data, None)
 
     def _opened(self, slot: Slot, message: dict[str, Any]) -> None:
         """Take in the answer to an `open`; the slot's request goes to the session now."""
@@ -628,6 +773,8 @@ class SessionPool(SlotPool):
         slot.shared.recovered()
         max_batch = message.get("max_batch")
         slot.shared.max_batch = max_batch if isinstance(max_batch, int) and max_batch > 0 else None
+        slot.shared.column_sessions = None
+        self._use_columns(slot.shared, message.get("columns"))
         if slot.name is None:
             slot.name = str(message["session"])
             self._by_name[slot.name] = slot
@@ -637,13 +784,36 @@ class SessionPool(SlotPool):
             slot.pending["session"] = slot.name
             slot.shared.outbox.append(slot)
 
+    def _use_columns(self, shared: SharedConnection, offer: Any) -> None:
+        """Take the server's offer of steps in columns, if all connections have the same."""
+        shared.max_rows = None
+        layout = layout_from_json(offer) if isinstance(offer, dict) else None
+        if layout is None:
+            return
+        if self._steps is None:
+            try:
+                steps = importlib.import_module("openenv.client.vector.column_steps")
+            except ImportError:  # NumPy is optional for clients
+                return
+            self._steps = steps.ColumnSteps(layout, self._ids)
+            for slot in self.slots:
+                slot.count_in(self._steps.ids)
+        if self._steps.layout == layout:
+            most = offer.get("max_rows")
+            shared.max_rows = most if isinstance(most, int) and most > 0 else None
+        self.layout = self._steps.layout
+
     def _refused(self, shared: SharedConnection, request_id: Any, error: OpenEnvError) -> None:
         """Fail the slots of a message that was refused as a whole."""
         slots = shared.batches.pop(request_id, None) if request_id is not None else shared.slots
+        stepped = shared.columns.pop(request_id, None) if request_id is not None else None
+        if stepped is not None:
+            slots = [self.slots[index] for index in stepped]
         for slot in slots or ():
+            self._make_single(slot)
             if slot.pending is not None and not slot.is_opening:
                 kind, slot.pending = slot.pending["type"], None
-                self._on_answer(slot, kind, None, error)
+                self._answer(slot, kind, None, error)
 
     # -- losing ---------------------------------------------------------------------------------------------------
 
@@ -653,11 +823,13 @@ class SessionPool(SlotPool):
             self._by_name.pop(slot.name, None)
         if slot.pending is not None:
             kind = slot.pending["type"]
+        elif self._in_column_step(slot):
+            kind = "step"
         slot.lose(str(error), is_stranded=is_stranded)
         slot.name, slot.error, slot.is_opening = None, error, False
         self.missing.add(slot.index)
         if kind is not None:
-            self._on_answer(slot, kind, None, error)
+            self._answer(slot, kind, None, error)
 
     def _repair(self, shared: SharedConnection) -> None:
         """Replace a connection that broke, and the one in its place if that breaks too."""
@@ -670,6 +842,8 @@ class SessionPool(SlotPool):
 
     def _replace(self, shared: SharedConnection, reason: str) -> None:
         """Connect again and resume every session; send unanswered requests once more."""
+        for slot in shared.slots:
+            self._make_single(slot)
         if shared.is_session and not any(slot.is_opening for slot in shared.slots):
             self._end_with_connection(shared, reason)
             return

@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from openenv.errors import ClientModeError, NotForkable, OpenEnvError, ProtocolError, RequestTimeout, SlotsFailed
 from openenv.protocol.codec import JSON, MSGPACK, SUBPROTOCOLS
-from openenv.protocol.columns import ColumnBlock, ColumnLayout, fit, nest, pick, rows_of
+from openenv.protocol.columns import ColumnBlock, ColumnLayout, fit, nest, pick, rows_of, step_data
 from openenv.protocol.redaction import redacted
 
 from ..driver import KEEPALIVE, ProcessLock
@@ -32,7 +32,6 @@ from .results import (
     SlotEpisode,
     SlotResult,
     VectorResult,
-    row_data,
 )
 from .session_pool import SessionPool, placements
 from .slot_pool import SlotPool
@@ -572,10 +571,8 @@ class VectorEnv(_Slots, Generic[ActT, ObsT]):
                 episode.ask(stepping=True)
                 self._asked.add(index)
                 assert self._pool.layout is not None
-                data = row_data(self._pool.layout, block.observations, row, block.metadata.get(index, {}))
-                flags = {"terminated": bool(block.terminated[row]), "truncated": bool(block.truncated[row])}
-                data["observation"] |= flags
-                self._on_answer(slot, "step", {**data, "reward": float(block.rewards[row]), "done": True}, None)
+                data = step_data(self._pool.layout, block, row, block.metadata.get(index, {}))
+                self._on_answer(slot, "step", data, None)
             else:
                 episode.is_over = True
                 self._note(episode)

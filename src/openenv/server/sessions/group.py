@@ -115,10 +115,20 @@ class StepGroup:
 
     def run(self) -> None:
         """Do the steps, in the lane."""
+        if self._times is not None:
+            self._times.append(perf_counter())
+        waiting = self._run_steps()
+        if not self._dispatcher.hand_over(self) and len(self.outcomes) >= _LARGE:
+            # Give the interpreter to the loop. Otherwise this thread continues with the next group, all replies go out
+            # together at the end, and their clients idle until then.
+            time.sleep(_YIELD_S)
+        for session, following in waiting:
+            session.start(following)
+
+    def _run_steps(self) -> list[tuple[Session, SessionCall]]:
+        """Do the steps; return the sessions with a call that waits, and these calls."""
         waiting: list[tuple[Session, SessionCall]] = []
         write, outcomes, times, cancelled = self._write, self.outcomes, self._times, self._cancelled
-        if times is not None:
-            times.append(perf_counter())
         for session, action, request_id in zip(self.sessions, self.actions, self.ids, strict=True):
             try:
                 if cancelled and session in cancelled:
@@ -133,12 +143,7 @@ class StepGroup:
                 times.append(perf_counter())
             if following is not None:
                 waiting.append((session, following))
-        if not self._dispatcher.hand_over(self) and len(outcomes) >= _LARGE:
-            # Give the interpreter to the loop. Otherwise this thread continues with the next group, all replies go out
-            # together at the end, and their clients idle until then.
-            time.sleep(_YIELD_S)
-        for session, following in waiting:
-            session.start(following)
+        return waiting
 
     def deliver(self) -> None:
         """Hand the outcomes over; called on the loop."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import select
 import socket
@@ -24,10 +23,10 @@ from functools import partial
 from typing import Any, Final
 
 from openenv.env.binding import bind_instance, infer_models
-from openenv.env.columnar import ColumnarEnvironment
-from openenv.errors import EnvironmentFactoryError, NonFiniteReward, message_of
+from openenv.env.columnar import ColumnarEnvironment, step_row
+from openenv.errors import EnvironmentFactoryError, message_of
 from openenv.protocol.codec import BY_NAME
-from openenv.protocol.columns import Column, ColumnLayout, nest
+from openenv.protocol.columns import ColumnLayout, action_fields
 from openenv.protocol.server_v1 import error_data
 from openenv.protocol.server_v2 import WRITERS, RefusedRequest, ServerProtocolV2
 
@@ -264,7 +263,7 @@ class VectorHost:
         if not valid[chosen].all():
             for place in (chosen & ~valid).nonzero()[0].tolist():
                 chosen[place] = False
-                put(self._refused_action(slots[place], [array[place] for array in actions]))
+                put(self._refused_action(slots[place], actions, place))
         places = range(len(slots)) if chosen.all() else chosen.nonzero()[0].tolist()
         single = arrays.observations[0] if len(arrays.observations) == 1 else None
         envs, first, restarts = self._envs, self._first, self._setup.restarts
@@ -272,11 +271,7 @@ class VectorHost:
         for place in places:
             env = envs[place]
             try:
-                values, reward, has_terminated, has_truncated, metadata = env.step_values(
-                    [array[place] for array in actions]
-                )
-                if not math.isfinite(reward):
-                    raise NonFiniteReward.of(reward)
+                values, reward, has_terminated, has_truncated, metadata = step_row(env, actions, place)
                 rewards[place], terminated[place], truncated[place] = reward, has_terminated, has_truncated
                 if restarts and (has_terminated or has_truncated):
                     put(self._restart(first + place, env, values, dict(metadata)))
@@ -308,11 +303,10 @@ class VectorHost:
             restart = Restart(metadata, {}, self._error_data(slot, "reset", exc))
         return SlotReply(slot, 0, "restarted", restart)
 
-    def _refused_action(self, slot: int, values: list[Any]) -> SlotReply:
+    def _refused_action(self, slot: int, actions: Sequence[Any], place: int) -> SlotReply:
         """Describe why an action does not fit, as for an action that came by itself."""
         assert self._setup.layout is not None
-        columns: tuple[Column, ...] = self._setup.layout.actions
-        fields = nest(columns, [value.item() if value.ndim == 0 else value for value in values])
+        fields = action_fields(self._setup.layout, actions, place)
         try:
             self._argument(SlotRequest(slot, 1, "step", fields))
         except _Refused as exc:

@@ -25,14 +25,13 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from openenv.client.vector.results import row_data
 from openenv.client.vector.slot_pool import OnAnswer, SlotPool
 from openenv.env.binding import declared_concurrency, factory_class, factory_name
 from openenv.env.columnar import layout_of
 from openenv.errors import ConcurrencyConfigurationError, OpenEnvError, RequestTimeout, SessionLost
 from openenv.protocol.client_sessions import error_from_frame
 from openenv.protocol.codec import BY_NAME
-from openenv.protocol.columns import ColumnBlock
+from openenv.protocol.columns import ColumnBlock, row_data, step_data
 
 from ..runners import cores
 from ..runners.base import WORKER_CRASHED
@@ -263,10 +262,8 @@ class LocalPool(SlotPool):
         arrays, layout = self._arrays, self.layout
         assert arrays is not None
         assert layout is not None
-        terminated, truncated = bool(arrays.terminated[slot]), bool(arrays.truncated[slot])
-        final = row_data(layout, [array[slot : slot + 1].copy() for array in arrays.finals], 0, restart.final)
-        final["observation"] |= {"terminated": terminated, "truncated": truncated}
-        final |= {"reward": float(arrays.rewards[slot]), "done": terminated or truncated}
+        last = ColumnBlock(None, arrays.finals, arrays.rewards, arrays.terminated, arrays.truncated, {}, {})
+        final = step_data(layout, last, slot, restart.final)
         if restart.error is not None:
             return final, error_from_frame(restart.error)
         return final, self._row(slot, restart.metadata)
@@ -275,9 +272,7 @@ class LocalPool(SlotPool):
         """Return the data of the reply to a reset, whose observation is in the arrays."""
         assert self._arrays is not None
         assert self.layout is not None
-        return row_data(
-            self.layout, [array[slot : slot + 1].copy() for array in self._arrays.observations], 0, metadata
-        )
+        return row_data(self.layout, self._arrays.observations, slot, metadata)
 
     def flush(self, *, each: bool = False, prepare: Callable[[Any], None] | None = None) -> None:
         """Send the waiting requests: one message per worker.
