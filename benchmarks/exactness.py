@@ -295,11 +295,14 @@ def double(turns: int) -> Iterator[DoubleEngine]:
         number = prompt.count("<tool_response>")
         if number >= turns - 1:
             return "That is the end of it."
-        arguments = json.dumps({"message": f"the result is {number * 42} and no answer"}, separators=(",", ":"))
-        call = f'<tool_call>\n{{"name":"echo_message","arguments":{arguments}}}\n</tool_call>'
-        return f"<think>\nI call it again, the {number}. time.\n</think>\n\n{call}"
+        # Every fifth call is compact, and every seventh comes after thoughts, which `play` did not send back before.
+        compact = (",", ":") if number % 5 == 4 else (", ", ": ")
+        arguments = {"message": f"the result is {number * 42} and no answer"}
+        call = json.dumps({"name": "echo_message", "arguments": arguments}, separators=compact)
+        thoughts = "<think>\nI call it again.\n</think>\n\n" if number % 7 == 6 else ""
+        return f"{thoughts}<tool_call>\n{call}\n</tool_call>"
 
-    with vllm_double.VllmDouble(policy, max_model_len=1 << 20) as server:
+    with vllm_double.VllmDouble(policy, max_model_len=1 << 20, drift=0.1) as server:
         yield DoubleEngine(server)
 
 

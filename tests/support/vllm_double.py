@@ -178,6 +178,8 @@ class VllmDouble:
 
     policy: Policy
     max_model_len: int = 32768
+    drift: float = 1.0
+    """The share of answers that are sampled in other tokens than the tokenizer's."""
     routed_experts: bool = False
     """As with `--enable-return-routed-experts`."""
     token_routes: bool = True
@@ -201,7 +203,7 @@ class VllmDouble:
         if self.token_routes:
             posts += [("/tokenize", self._tokenize), ("/detokenize", self._detokenize)]
         routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts]
-        routes.append(Route("/is_sleeping", self._is_sleeping))
+        routes += [Route("/is_sleeping", self._is_sleeping), Route("/version_of_the_trainer", self._version)]
         self._server = ThreadServer(Starlette(routes=routes), host="127.0.0.1", port=0, lifespan="off", ws="none")
 
     @property
@@ -237,7 +239,9 @@ class VllmDouble:
                 f"This model's maximum context length is {self.max_model_len} tokens. However, you requested "
                 f"{len(prompt) + limit} tokens. Please reduce the length of the messages."
             )
-        ids = [*sampled_ids(self.policy(decode(prompt)), seed=len(prompt)), END]
+        text = self.policy(decode(prompt))
+        drifts = _number(array("q", [len(prompt), 7]).tobytes()) % 100 < 100 * self.drift
+        ids = [*(sampled_ids(text, seed=len(prompt)) if drifts else encode(text)), END]
         finish = "stop" if len(ids) <= limit else "length"
         ids = ids[:limit]
         values = [logprob([*prompt, *ids[:place]], token, self.version) for place, token in enumerate(ids)]
@@ -351,6 +355,10 @@ class VllmDouble:
 
     async def _is_sleeping(self, request: Request) -> Response:
         return JSONResponse({"is_sleeping": self.is_asleep})
+
+    async def _version(self, request: Request) -> Response:
+        # Not a route of vLLM: what a trainer serves beside it, for `Model.policy_url`.
+        return JSONResponse({"policy_version": str(self.version)})
 
     async def _update_weights(self, request: Request) -> Response:
         self.version += 1

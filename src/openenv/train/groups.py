@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from openenv.rollout import capture
 from openenv.rollout.capture.export import token_counts
+from openenv.rollout.capture.routed_experts import UNKNOWN, RoutedExperts
 from openenv.rollout.capture.training_trace import TokenCounts
 from openenv.rollout.store.outcome import Outcome
 from openenv.rollout.tasks.task import Task
@@ -291,6 +292,8 @@ class TrainingBatch:
     """The position of each sequence's sample in the batch, over all groups."""
     group_ids: list[int]
     """The position of each sequence's group in the batch."""
+    routed_experts: list[RoutedExperts | None]
+    """The experts of each sequence's tokens; None for an engine that does not report them."""
 
     def __len__(self) -> int:
         """The number of sequences."""
@@ -310,6 +313,8 @@ class TrainingBatch:
     def torch(self, device: Any = None) -> dict[str, Any]:
         """Return a dictionary of tensors: the fields that are not None, and `cu_seqlens` if packed.
 
+        `routed_experts` has the shape rows, tokens, layers, experts per token; -1 for unknown ones and padding.
+
         Raises:
             ImportError: PyTorch is not installed.
         """
@@ -317,13 +322,32 @@ class TrainingBatch:
             import torch  # type: ignore[import-not-found,unused-ignore]
         except ImportError as exc:
             raise ImportError("Tensors need PyTorch: pip install torch") from exc
+        plain = (name for name in self.__dataclass_fields__ if name != "routed_experts")
         kinds = {"old_logprobs": torch.float32, "advantages": torch.float32, "cu_seqlens": torch.int32}
-        values = {name: getattr(self, name) for name in (*self.__dataclass_fields__, "cu_seqlens")}
-        return {
+        values = {name: getattr(self, name) for name in (*plain, "cu_seqlens")}
+        tensors = {
             name: torch.tensor(value, dtype=kinds.get(name, torch.long), device=device)
             for name, value in values.items()
             if value is not None
         }
+        experts = self._experts(torch, device)
+        return tensors if experts is None else {**tensors, "routed_experts": experts}
+
+    def _experts(self, torch: Any, device: Any) -> Any:
+        """Return the experts as a tensor of rows, tokens and their shape; `UNKNOWN` for padding. None without any."""
+        reported = [one for one in self.routed_experts if one is not None]
+        if not reported:
+            return None
+        rows, width = len(self.input_ids), len(self.input_ids[0])
+        tensor = torch.full((rows, width, *reported[0].shape[1:]), UNKNOWN, dtype=torch.int16, device=device)
+        is_packed = self.attention_mask is None
+        starts = [0, *self.sequence_ends] if is_packed else [0] * len(self)
+        for number, experts in enumerate(self.routed_experts):
+            if experts is not None:
+                row, start = 0 if is_packed else number, starts[number]
+                values = torch.tensor(experts.values().tolist(), dtype=torch.int16, device=device)
+                tensor[row, start : start + experts.shape[0]] = values.reshape(experts.shape)
+        return tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +429,7 @@ def collate(
         sequence_ends=ends,
         sample_ids=[row.sample for row in rows],
         group_ids=[row.group for row in rows],
+        routed_experts=[row.sequence.routed_experts for row in rows],
     )
 
 

@@ -12,6 +12,7 @@ _EXPORTS = {
     "Finding": "openenv.rollout.capture.training_trace",
     "JournalFull": "openenv.rollout.capture.records",
     "Recording": "openenv.rollout.capture.records",
+    "RoutedExperts": "openenv.rollout.capture.routed_experts",
     "Sequence": "openenv.rollout.capture.training_trace",
     "Stats": "openenv.rollout.capture.captured_rollout",
     "read": "openenv.rollout.capture.records",

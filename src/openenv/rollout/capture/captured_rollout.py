@@ -284,6 +284,8 @@ class CapturedRollout:
             return_token_ids=model.return_token_ids,
             max_tokens=min(caps) if caps else None,
             disable_thinking=model.disable_thinking,
+            routed_experts=model.routed_experts,
+            asks_for_experts=model.routed_experts and model.engine == "sglang",
             refused=self.refused,
             sampling=model.sampling,
             agent_may_set=frozenset(model.agent_may_set),

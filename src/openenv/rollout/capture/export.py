@@ -26,6 +26,7 @@ from .dialects.dialect import LOGPROBS, TOKEN_IDS
 from .encoding import Json, dumps
 from .graph import CallGraph, CallNode, build, setting_of
 from .records import Call, Recording
+from .routed_experts import CallExperts, align
 from .training_trace import (
     Finding,
     Role,
@@ -172,8 +173,14 @@ def _sequence(role: Role, leaf: CallNode, used: set[int]) -> Sequence:
         sampling=[sampling_of(node.call) for node in path],
         constraints=[node.call.constraints for node in path],
         validation=validation,
+        routed_experts=align([_experts_of(node.call) for node in path], len(ids)),
         excluded={reason: count for reason, count in excluded.items() if count},
     )
+
+
+def _experts_of(call: Call) -> CallExperts:
+    done = call.completion
+    return CallExperts(done.routed_experts, len(done.prompt_ids or ()) + len(done.sampled))
 
 
 def _turn_exclusion(call: Call, findings: Iterable[Finding]) -> str | None:
@@ -613,6 +620,8 @@ def _schema() -> Any:
             **dict.fromkeys(SAMPLING_COLUMNS, number),
             "seed": integer,
             "constraints": string,
+            "routed_experts": string,
+            "routed_experts_shape": pyarrow.list_(integer),
             "metadata": string,
         }
     )
@@ -632,5 +641,7 @@ def _row(recording: Recording, item: Sequence) -> Json:
         **{name: getattr(item, name) for name in (*fields, "policy_version", "policy_versions")},
         **{name: item.sampled_with(name) for name in (*SAMPLING_COLUMNS, "seed")},
         "constraints": json.dumps(item.constraints),
+        "routed_experts": item.routed_experts.data if item.routed_experts is not None else None,
+        "routed_experts_shape": item.routed_experts.shape if item.routed_experts is not None else None,
         "metadata": json.dumps(recording.metadata),
     }

@@ -34,6 +34,7 @@ MAX_FIXES = 6
 # This has the word "logprobs": `top_logprobs` goes first, because `logprobs` alone may be accepted.
 _FORCED = (
     ("return_token_ids", ("return_token_ids",)),
+    ("return_routed_experts", ("return_routed_experts",)),
     ("logprobs", ("top_logprobs", "logprobs")),
     ("stream_options", ("stream_options",)),
     ("chat_template_kwargs", ("chat_template_kwargs",)),

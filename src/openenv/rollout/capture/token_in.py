@@ -41,7 +41,7 @@ from typing import ClassVar
 
 from ..tasks.model_parameters import NEUTRAL_SAMPLING, Engine
 from ..tasks.task import Model
-from .dialects.dialect import MALFORMED, ModelDialect, Sampled, as_dict, as_list, dicts_in
+from .dialects.dialect import EXPERTS, MALFORMED, ModelDialect, Sampled, as_dict, as_list, dicts_in
 from .dialects.openai_chat import reduced_message
 from .encoding import Json, dumps
 
@@ -50,7 +50,7 @@ Ask = Callable[[str, Json], Awaitable[Json | None]]
 
 _RECENT = 4  # answers, each with all IDs of its conversation: agents switch between few conversations
 _SHAPE = frozenset(
-    {"model", "messages", "tools", "stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids"}
+    {"model", "messages", "tools", "stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", EXPERTS}
 )
 _TEMPLATE = frozenset({"tools", "chat_template_kwargs"})
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
@@ -388,7 +388,7 @@ class SglangTokens(TokenEngine):
     def request(self, body: Json, ids: list[int], limit: int, sampling: Json) -> Json:
         wanted = {"max_new_tokens": limit, "skip_special_tokens": False, **sampling}
         request = {"input_ids": ids, "sampling_params": wanted, "return_logprob": True, "stream": False}
-        return {**request, "return_routed_experts": True} if body.get("return_routed_experts") else request
+        return {**request, EXPERTS: True} if body.get(EXPERTS) else request
 
     def answer(self, value: Json) -> TokenAnswer:
         about = value["meta_info"]
@@ -403,7 +403,7 @@ class SglangTokens(TokenEngine):
         )
 
     def parameters(self) -> frozenset[str]:
-        return _PLAIN - {"repeat_penalty"} | {"return_routed_experts"}
+        return _PLAIN - {"repeat_penalty"}
 
 
 TOKEN_ENGINES: dict[Engine, type[TokenEngine]] = {"vllm": VllmTokens, "sglang": SglangTokens, "llamacpp": LlamaTokens}

@@ -32,6 +32,8 @@ from typing_extensions import Self, TypedDict
 
 from openenv.rollout.tasks.task import writable
 
+from .routed_experts import RoutedExperts
+
 Severity = Literal["FATAL", "WARN", "INFO"]
 FATAL, WARN, INFO = "FATAL", "WARN", "INFO"
 """The severity of a finding: FATAL excludes the capture from training."""
@@ -122,6 +124,8 @@ class Sequence:
     constraints: list[dict[str, Any]] = field(default_factory=list)
     """The grammars and schemas that constrained each call, by parameter; empty for an unconstrained call."""
     validation: list[Finding] = field(default_factory=list)
+    routed_experts: RoutedExperts | None = None
+    """The experts of each token; None for a dense model, and for an engine that does not report them."""
     excluded: dict[str, int] = field(default_factory=dict)
     """The sampled tokens that the mask excludes, by reason. Tokens of turns in an earlier sequence do not count."""
 

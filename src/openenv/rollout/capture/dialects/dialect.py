@@ -148,6 +148,7 @@ def _entry(entry: Any) -> tuple[int | None, float | None, str]:
 LOGPROBS = "logprobs"
 TOKEN_IDS = "return_token_ids"
 USAGE = "stream_options"
+EXPERTS = "return_routed_experts"
 STREAM = "stream"
 """The additions to a request (`forced`), named after the parameter that an endpoint may refuse."""
 
@@ -163,6 +164,10 @@ class CallOptions:
     max_tokens: int | None = None
     """The token limit of the answer."""
     disable_thinking: bool = False
+    routed_experts: bool = False
+    """Whether answers come whole, because engines send the experts of each token with whole answers only."""
+    asks_for_experts: bool = False
+    """Whether the engine needs a parameter for them."""
     refused: frozenset[str] = frozenset()
     """Parameters that this endpoint has refused before."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -208,6 +213,8 @@ class Completion:
     error: Json | None = None
     """An error inside a stream."""
     policy_version: str | None = None
+    routed_experts: str | None = None
+    """The experts of each token, as the engine sends them (`routed_experts`)."""
 
 
 class Assembler(Protocol):

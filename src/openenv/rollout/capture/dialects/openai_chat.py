@@ -18,6 +18,7 @@ from typing import Any
 from ...tasks.model_parameters import MINIMUM_LIMITS, OUTPUT_LIMITS, THINKING_LIMITS, token_limit
 from ..encoding import STREAM_DONE, Json, dumps, event_bytes
 from .dialect import (
+    EXPERTS,
     LOGPROBS,
     STREAM,
     TOKEN_IDS,
@@ -176,6 +177,10 @@ class OpenAIChat(ModelDialect):
         if options.return_token_ids and options.allows(TOKEN_IDS) and sent.get("return_token_ids") is not True:
             forced.add(TOKEN_IDS)
             sent["return_token_ids"] = True
+        if options.asks_for_experts and options.allows(EXPERTS):
+            sent[EXPERTS] = True
+        if options.routed_experts:
+            sent["stream"] = False
         if sent.get("return_token_ids") and not options.allows(STREAM):
             sent["stream"] = False  # SGLang sends IDs without streaming only, and IDs matter more than a stream
         if sent.get("stream") is True:
@@ -216,6 +221,7 @@ class OpenAIChat(ModelDialect):
             usage=as_dict(response.get("usage")) or None,
             error=_error_in(response),
             policy_version=_weight_version(response),
+            routed_experts=_routed_experts(response, choice),
         )
 
     def sampled_in(self, chunk: Json) -> int:
@@ -340,6 +346,7 @@ def _unwanted(forced: frozenset[str]) -> frozenset[str]:
         names.add("logprobs")
     if TOKEN_IDS in forced:
         names.update(_CHOICE_IDS)
+        names.add("routed_experts")  # vLLM sends them unasked
         names.update(_PROMPT_IDS)
     return frozenset(names)
 
@@ -412,6 +419,13 @@ def _sgl_ids(value: Json, key: str) -> list[int]:
     """Read IDs from SGLang's extension object: one list per choice, or one list."""
     ids = as_list(as_dict(value.get("sglext")).get(key))
     return ids[0] if ids and isinstance(ids[0], list) else ids
+
+
+def _routed_experts(response: Json, choice: Json) -> str | None:
+    holders = (choice, as_dict(choice.get("meta_info")), as_dict(response.get("sglext")))
+    found = (holder.get("routed_experts") for holder in holders)
+    values = [value[0] if isinstance(value, list) and value else value for value in found]
+    return next((value for value in values if isinstance(value, str)), None)
 
 
 def _error_in(response: Json) -> Json | None:

@@ -1,0 +1,70 @@
+"""`play` with a double of vLLM: token-in, sleep and wake-up, a weight update in between, routed experts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+
+from openenv.rollout import Model, Sampling
+from openenv.testing import serve
+from openenv.train import SampleGroup, play
+from vllm_double import LAYERS, TOP, VllmDouble, experts, logprob
+
+TURNS = 4
+
+
+def policy(prompt: str) -> str:
+    number = prompt.count("<tool_response>")
+    if number == TURNS - 1:
+        return "The end."
+    call = json.dumps({"name": "echo_message", "arguments": {"message": f"the {number}"}}, separators=(",", ":"))
+    return f"<think>\nanother one, {number}\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
+
+
+def test_episodes_around_a_weight_update_are_exact() -> None:
+    from echo_env.server.app import app
+
+    async def groups(url: str, double: VllmDouble) -> list[SampleGroup]:
+        model = Model(
+            base_url=double.url,
+            name="m",
+            engine="vllm",
+            sampling=Sampling(),
+            routed_experts=True,
+            policy_url=f"{double.root}/version_of_the_trainer",
+        )
+        options: dict[str, Any] = {"samples": 2, "concurrency": 2, "gives_rewards": True}
+        options |= {"groups_per_update": 1, "max_staleness": 0}
+        found: list[SampleGroup] = []
+        async with play(url, model, [{}, {}], **options) as stream, httpx2.AsyncClient(trust_env=False) as http:
+            async for group in stream:
+                found.append(group)
+                async with stream.paused():  # no call is under way while the engine sleeps
+                    for route in ("sleep", "update_weights", "wake_up"):
+                        assert (await http.post(f"{double.root}/{route}")).status_code == 200
+                    stream.policy_version = len(found)
+        return found
+
+    with VllmDouble(policy, routed_experts=True) as double, serve(app) as served:
+        first, second = asyncio.run(asyncio.wait_for(groups(served.url, double), 60))
+    assert {sample.path for sample in double.samples} == {"chat", "completions"}
+    for version, group in enumerate((first, second)):
+        for sample in group.samples:
+            assert sample.outcome.status == "ok"
+            (sequence,) = sample.sequences
+            assert (sequence.n_turns, sequence.policy_version) == (TURNS, str(version))
+            assert sample.tokens().excluded == {}
+            ids = sequence.input_ids
+            expected = experts(ids, version)
+            assert sequence.routed_experts is not None
+            assert sequence.routed_experts.shape == [len(ids), LAYERS, TOP]
+            for place, bit in enumerate(sequence.loss_mask):
+                if bit:
+                    assert abs(sequence.logprobs[place] - logprob(ids[:place], ids[place], version)) < 1e-9
+                if place < len(ids) - 1:
+                    assert sequence.routed_experts.of(place) == expected[place].reshape(-1).tolist()
+        batch = group.collate(layout="packed")
+        assert [one is not None for one in batch.routed_experts] == [True, True]
