@@ -298,7 +298,7 @@ def test_the_copy_of_an_installed_package_can_be_built(tmp_path: Path) -> None:
 
     data = tomllib.loads(project)
     assert any(line.startswith("fastapi") for line in data["project"]["dependencies"])
-    assert data["project"]["optional-dependencies"]["core"] == ["gradio>=6.0"]
+    assert data["project"]["optional-dependencies"]["core"][0] == "gradio>=6.0"
     assert data["project"]["scripts"] == {"openenv": "openenv.cli.__main__:main"}
     assert data["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["src/openenv", "src/openenv_core"]
 

@@ -311,7 +311,7 @@ def test_a_dataset_is_uploaded(track: str, tmp_path: Path, hub: HubDouble, opene
     assert (repository.private, repository.commits) == (True, ["Add 2 collected episodes"])
     assert sorted(repository.files) == [".gitattributes", "README.md", "metadata.json", "results.jsonl"]
     assert repository.files["results.jsonl"] == (folder / "results.jsonl").read_bytes()
-    assert b"2 episodes" in repository.files["README.md"]
+    assert b"**Episodes:** 2" in repository.files["README.md"]
 
 
 @pytest.mark.slow

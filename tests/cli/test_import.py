@@ -187,7 +187,7 @@ TWO = {"a.py": ORS, "b.py": ORS.replace("Sums", "Products")}
         ({"a.py": ORS}, ("--type", "gym"), "ors, verifiers"),
         ({"a.py": ORS}, ("--env-class", "Sum"), "did you mean Sums?"),
         ({"a.py": ORS}, ("--env-class", "Zebra"), "there are a:Sums"),
-        ({"a.py": ORS}, ("--name", "no-name"), "not a package name"),
+        ({"a.py": ORS}, ("--name", "no-name"), "not a valid identifier"),
         (TWO, (), "--env-class: a:Sums, b:Products"),
         ({"a.py": CLASSIC}, (), "before verifiers 0.4"),
         ({"Words.py": TASKSET}, (), "rename Words"),

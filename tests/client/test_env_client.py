@@ -18,6 +18,7 @@ from openenv.errors import (
     ConnectFailed,
     ProtocolError,
     RequestTimeout,
+    RequestValidationError,
     SessionCapacityError,
     SessionLost,
 )
@@ -73,6 +74,26 @@ def test_an_awaited_client_works_on_uvloop(parrot: Any) -> None:
             return (await client.step("hi")).observation
 
     assert uvloop.run(episode()) == "hi"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("protocol", ["v1", "v2"])
+async def test_private_names_of_the_published_client_work(parrot: Any, protocol: Any) -> None:
+    client = ParrotClient(parrot.url, protocol=protocol)
+    assert client._ws is None
+    client._connect_timeout = 3.0
+    assert (client._connect_timeout, client._driver.options.connect_timeout_s) == (3.0, 3.0)
+    async with client:
+        assert client._ws is not None
+        began = await client._send_and_receive({"type": "reset", "data": {"seed": 3}})
+        assert (began["type"], began["data"]["observation"]["text"]) == ("observation", "seed 3")
+        stepped = await client._send_and_receive({"type": "step", "data": {"message": "hi"}})
+        assert (stepped["type"], stepped["data"]["observation"]["text"]) == ("observation", "hi")
+        state = await client._send_and_receive({"type": "state"})
+        assert (state["type"], state["data"]["step_count"]) == ("state", 1)
+        with pytest.raises(RequestValidationError):
+            await client._send_and_receive({"type": "step", "data": {"message": 7}})
+    assert client._ws is None
 
 
 @pytest.mark.anyio

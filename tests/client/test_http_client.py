@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
+import dict_client
 from dict_client import DictHTTPClient
 from openenv.errors import (
     ConnectFailed,
@@ -52,6 +58,38 @@ def test_errors_are_typed(serve: Serve, parrot_app: Callable[..., Any]) -> None:
             other.reset()
         assert (full.value.active_sessions, full.value.max_sessions) == (1, 1)
         assert client.step({"message": "still"}).observation["text"] == "still"
+
+
+def test_errors_are_errors_of_requests_too_if_the_program_has_imported_it(parrot: Any, gate: threading.Event) -> None:
+    with DictHTTPClient(parrot.url, 0.5) as client:
+        client.reset()
+        with pytest.raises(requests.exceptions.HTTPError) as refused:
+            client.step({"message": 7})
+        assert isinstance(refused.value, RequestValidationError)
+        assert (refused.value.response, refused.value.code) == (None, "VALIDATION_ERROR")
+        assert type(refused.value).__name__ == "RequestValidationError"
+        sent = pickle.loads(pickle.dumps(refused.value))
+        assert (type(sent), str(sent), sent.details) == (
+            RequestValidationError, str(refused.value), refused.value.details
+        )  # fmt: skip
+        with pytest.raises(requests.Timeout) as late:
+            client.step({"message": "wait"})
+        assert isinstance(late.value, RequestTimeout)
+        with pytest.raises(requests.ConnectionError) as lost:
+            client.step({"message": "go on"})
+        assert isinstance(lost.value, SessionLost)
+        gate.set()
+
+
+def test_a_program_without_requests_gets_plain_errors() -> None:
+    program = (
+        f"import sys\nsys.path.append({str(Path(dict_client.__file__).parent)!r})\n"
+        "from dict_client import DictHTTPClient\nfrom openenv.errors import ConnectFailed\n"
+        "try:\n    DictHTTPClient('http://127.0.0.1:9').reset()\n"
+        "except ConnectFailed as error:\n    print(type(error) is ConnectFailed, 'requests' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
 
 
 def test_a_first_reset_that_fails_does_not_lose_its_slot(serve: Serve, parrot_app: Callable[..., Any]) -> None:

@@ -444,10 +444,10 @@ def test_the_card_names_the_data_and_how_it_was_made(tmp_path: Path) -> None:
     front_matter = yaml.safe_load(card.split("---\n")[1])
     files = [{"split": "train", "path": "results.jsonl"}]
     assert front_matter["configs"] == [{"config_name": "default", "data_files": files}]
-    assert "2 episodes" in card
+    assert "**Episodes:** 2\n" in card
     assert "| `env` | `maze\\|2` |\n| `model` | `null` |\n| `system_prompt` | `a b 'c'` |" in card
     assert "`messages`" in card
-    assert "1 episode " in build_dataset_readme_of(tmp_path / "one")
+    assert "**Episodes:** 1\n" in build_dataset_readme_of(tmp_path / "one")
 
 
 def build_dataset_readme_of(folder: Path) -> str:

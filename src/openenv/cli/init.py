@@ -170,8 +170,10 @@ class Names:
             ScaffoldError: It cannot be the name of a package.
         """
         # isascii, because the name also becomes part of an image's name; a name of underscores only has no words.
+        if not name:
+            raise ScaffoldError("the name cannot be empty; use letters, digits and _, such as maze_env")
         if not name.isidentifier() or not name.isascii() or not name.strip("_"):
-            raise ScaffoldError(f"{name!r} is not a package name; use letters, digits and _, such as maze_env")
+            raise ScaffoldError(f"{name!r} is not a valid identifier; a name has letters, digits and _, as maze_env")
         if keyword.iskeyword(name) or name in sys.stdlib_module_names or name in _TAKEN:
             raise ScaffoldError(f"{name!r} is already a name of Python or openenv")
         return cls(name)
@@ -235,7 +237,7 @@ def write_package(names: Names, folder: Path, variant: Variant = Variant()) -> l
         raise ScaffoldError(f"{folder} is a file; choose another name, or another place with --output")
     # Never merge with files that exist: their authors would lose changes.
     if folder.exists() and any(folder.iterdir()):
-        raise ScaffoldError(f"{folder} is not empty; choose another name, or another place with --output")
+        raise ScaffoldError(f"{folder} already exists and is not empty; choose another name, or another place with --output")
     # Remembered before the first write, so that a failure also removes the parents that were made.
     new_folder = _missing_top(folder)
     values = {**names.placeholders(), **variant.values}

@@ -10,6 +10,7 @@ import functools
 import inspect
 import os
 from collections.abc import Coroutine, Generator, Mapping
+from dataclasses import replace
 from math import isfinite
 from typing import Any, Generic, Literal
 
@@ -49,6 +50,7 @@ SESSION_LOST_KEY = "session_lost"
 _MODES = ("simulation", "production")
 _LOSS_POLICIES = ("raise", "reset")
 _GRACE_S = 1.0
+_REPLIES = {"reset": "observation", "step": "observation"}  # the other replies have the type of their request
 
 
 class EnvClient(ClientHooks[ActT, ObsT, StateT]):
@@ -102,6 +104,7 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
         wait_s: float | None = None,
         retry_refused_s: float = 2.0,
     ) -> None:
+        """Connect to nothing yet. Mode `simulation` has reset, step and state; mode `production` has tools only."""
         if base_url is None and provider is None:
             raise ValueError("Give base_url (the server's address) or provider (to start a server)")
         self._provider = provider
@@ -162,6 +165,28 @@ class EnvClient(ClientHooks[ActT, ObsT, StateT]):
     @_ws_url.setter
     def _ws_url(self, url: str) -> None:
         self._driver.url = url
+
+    # Private names of the published client that public code reads or calls: `if env._ws is None`, a longer
+    # `_connect_timeout` for a server that loads a model, messages of one's own through `_send_and_receive`.
+
+    @property
+    def _ws(self) -> object | None:
+        """The connection, or None while there is none."""
+        return self._driver.websocket if self._driver.has_connected and self._driver.is_open else None
+
+    @property
+    def _connect_timeout(self) -> float:
+        return self._options.connect_timeout_s
+
+    @_connect_timeout.setter
+    def _connect_timeout(self, seconds: float) -> None:
+        self._options = self._driver.options = replace(self._options, connect_timeout_s=seconds)
+
+    async def _send_and_receive(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send a message of protocol v1, such as `{"type": "state"}`, and return the reply, with its type."""
+        kind = str(message.get("type", ""))
+        data = await self._driver.run(self._request(kind, message.get("data")), "EnvClient._send_and_receive")
+        return {"type": _REPLIES.get(kind, kind), "data": data}
 
     # -- operations -----------------------------------------------------------------------------------------------
 

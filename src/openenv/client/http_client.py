@@ -34,6 +34,7 @@ from openenv.types import StepResult
 
 from .bootstrap import provide_container, stop_provider, stop_quietly
 from .hooks import ClientHooks
+from .legacy_errors import also_of_requests
 from .network import NO_SERVER, http_url, parse_ws_url, socket_url, with_token
 
 ActT = TypeVar("ActT")
@@ -77,7 +78,7 @@ class HTTPEnvClient(ClientHooks[ActT, ObsT, StateT]):
     ) -> None:
         self._base = http_url(base_url)
         self._provider = provider
-        self._timeout_s = request_timeout_s
+        self._timeout = request_timeout_s
         self._headers = {**with_token(default_headers, token), "Content-Type": "application/json"}
         self._trust_env = not parse_ws_url(socket_url(base_url)).is_local
         self._http = self._new_http()
@@ -89,7 +90,7 @@ class HTTPEnvClient(ClientHooks[ActT, ObsT, StateT]):
 
     def _new_http(self) -> httpx2.Client:
         return httpx2.Client(
-            base_url=self._base, timeout=self._timeout_s, headers=self._headers, trust_env=self._trust_env
+            base_url=self._base, timeout=self._timeout, headers=self._headers, trust_env=self._trust_env
         )
 
     def _settle(self) -> None:
@@ -195,9 +196,12 @@ class HTTPEnvClient(ClientHooks[ActT, ObsT, StateT]):
         self, method: str, path: str, body: dict[str, Any] | None, *, session: str | None = None
     ) -> dict[str, Any]:
         self._settle()
+        with also_of_requests():
+            return self._exchange(method, path, body, session or self._session_id)
+
+    def _exchange(self, method: str, path: str, body: dict[str, Any] | None, name: str | None) -> dict[str, Any]:
         if self._lost is not None:
             raise SessionLost(self._lost)
-        name = session or self._session_id
         headers = {SESSION_HEADER: name} if name is not None else {}
         headers[KEY_HEADER] = uuid.uuid4().hex
         response = self._send(method, path, None if body is None else encode(body), headers)

@@ -36,7 +36,16 @@ CLASS_SESSIONS = 256  # the session limit for a bare class with separate session
 _APP = "app"
 _OURS = str(Path(__file__).parents[1])
 
-_EXTRAS = {"gradio": "gradio", "numpy": "numpy", "PIL": "images", "gymnasium": "gymnasium"}
+_EXTRAS = {
+    "gradio": "gradio",
+    "numpy": "numpy",
+    "PIL": "images",
+    "gymnasium": "gymnasium",
+    "huggingface_hub": "hub",
+    "requests": "core",
+    "httpx": "core",
+    "openai": "core",
+}
 """Modules that environments often import or that the published package installs, and our extra that installs them."""
 
 

@@ -23,9 +23,10 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_the_root_leads_to_the_page_also_behind_a_prefix(street: Any, visit: Callable[..., Any]) -> None:
     with http_calls.Client(base_url=street.url, trust_env=False) as client:
-        for path in ("/", "/web"):
-            answer = client.get(path)
-            assert (answer.status_code, answer.headers["location"]) == (307, "web/")
+        proxied = {"X-Forwarded-For": "10.0.0.7"}
+        for path, headers, place in (("/", {}, "/web/"), ("/", proxied, "web/"), ("/web", {}, "web/")):
+            answer = client.get(path, headers=headers)
+            assert (answer.status_code, answer.headers["location"]) == (307, place)
         assert client.get("/", follow_redirects=True).url.path == "/web/"
 
 

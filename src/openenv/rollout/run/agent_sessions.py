@@ -241,7 +241,7 @@ class SessionMCPBridge:
             return {"jsonrpc": "2.0", "id": request_id, "result": {"tools": tools}}
         if request["method"] == "tools/call":
             return self._call(request_id, params.get("name"), params.get("arguments"))
-        return _refusal(request_id, JsonRpcErrorCode.METHOD_NOT_FOUND, f"Method not found: {request['method']}")
+        return _refusal(request_id, JsonRpcErrorCode.METHOD_NOT_FOUND, "Method not found")
 
     def _call(self, request_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
         if not isinstance(name, str) or not name:

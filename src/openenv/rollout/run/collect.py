@@ -609,11 +609,13 @@ tags:
 - openenv
 ---
 
-# Episodes collected with OpenEnv
+# OpenEnv rollouts
 
-{episodes} that a teacher played in an environment, collected with `openenv collect`.
+- **Episodes:** {episodes}
+
+A teacher played them in an environment; `openenv collect` wrote them.
 {table}
-## Fields
+## Schema
 
 `{results}` has one JSON object per line, one per episode:
 
@@ -647,8 +649,7 @@ def build_dataset_readme(output_dir: Path | str) -> str:
     count = _count_episodes(folder)
     rows = [f"| `{_cell(key)}` | `{_cell(value)}` |" for key, value in folder.read_metadata().items()]
     table = "\n".join(["", "| setting | value |", "|---|---|", *rows, ""]) if rows else ""
-    episodes = f"{count} episode" if count == 1 else f"{count} episodes"
-    return _CARD.format(results=RESULTS_FILENAME, episodes=episodes, table=table)
+    return _CARD.format(results=RESULTS_FILENAME, episodes=count, table=table)
 
 
 def _cell(value: Any) -> str:
@@ -694,12 +695,14 @@ def push_to_hf_hub(
     count = _count_episodes(folder)
     api = HfApi(token=token)
     # With None the organization decides; its new datasets may be private by default.
-    repo = api.create_repo(repo_id, repo_type="dataset", private=private or None, exist_ok=True)
+    repo = api.create_repo(repo_id=repo_id, repo_type="dataset", private=private or None, exist_ok=True)
+    # A bare NAME becomes NAMESPACE/NAME of whoever is logged in.
+    full_id = repo_id if "/" in repo_id else repo.repo_id
     api.upload_folder(
-        repo_id=repo.repo_id,
+        repo_id=full_id,
         repo_type="dataset",
         folder_path=folder.output_dir,
         allow_patterns=[RESULTS_FILENAME, METADATA_FILENAME, README_FILENAME],
         commit_message=commit_message or f"Add {count} collected episode{'' if count == 1 else 's'}",
     )
-    return f"{api.endpoint}/datasets/{repo.repo_id}"
+    return f"{api.endpoint}/datasets/{full_id}"

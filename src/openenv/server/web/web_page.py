@@ -94,7 +94,7 @@ class WebPage:
         plays = self.service.mode is ServerMode.SIMULATION
         routes = self._routes
         hidden: list[tuple[str, str, Handler]] = [
-            ("GET", "/", self._files.redirect),
+            ("GET", "/", self._files.redirect_root),
             ("GET", "/web", self._files.redirect),
             ("GET", "/web/", self._files.index),
             ("GET", "/web/static/{file}", self._files.static),
@@ -334,8 +334,18 @@ class PageFiles:
             (b"cache-control", b"no-cache"),
         ]
 
+    async def redirect_root(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle `GET /`: redirect to `/web/`, or to a relative address if a proxy may have added a prefix."""
+        if any(name.startswith(b"x-forwarded-") or name in (b"forwarded", b"via") for name, _ in scope["headers"]):
+            await self.redirect(scope, receive, send)
+            return
+        place = f"{scope.get('root_path', '').rstrip('/')}/web/".encode()
+        headers = [(b"location", place), (b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 307, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
     async def redirect(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle `GET /` and `GET /web`. The address is relative: a proxy may add a prefix."""
+        """Handle `GET /web`. The address is relative: a proxy may add a prefix."""
         await send({"type": "http.response.start", "status": 307, "headers": _REDIRECT})
         await send({"type": "http.response.body", "body": b""})
 
