@@ -237,7 +237,7 @@ def write_package(names: Names, folder: Path, variant: Variant = Variant()) -> l
         raise ScaffoldError(f"{folder} is a file; choose another name, or another place with --output")
     # Never merge with files that exist: their authors would lose changes.
     if folder.exists() and any(folder.iterdir()):
-        raise ScaffoldError(f"{folder} already exists and is not empty; choose another name, or another place with --output")
+        raise ScaffoldError(f"{folder} already exists, not empty; choose another name or place (--output)")
     # Remembered before the first write, so that a failure also removes the parents that were made.
     new_folder = _missing_top(folder)
     values = {**names.placeholders(), **variant.values}

@@ -27,12 +27,12 @@ _NAMES: tuple[tuple[type[OpenEnvError], str], ...] = (
 def also_of_requests() -> Iterator[None]:
     """Raise our errors as errors of `requests`, too, if the program has imported it.
 
-        try:
-            client.step(action)
-        except requests.exceptions.HTTPError:    # as with the first release
-            ...
-        except openenv.errors.ServerError:       # the same error
-            ...
+    try:
+        client.step(action)
+    except requests.exceptions.HTTPError:    # as with the first release
+        ...
+    except openenv.errors.ServerError:       # the same error
+        ...
     """
     try:
         yield
