@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from openenv.errors import ConnectFailed, OpenEnvError, ProtocolError, RequestTimeout, ServerError, SessionLost
 
@@ -63,4 +63,4 @@ def _both(kind: type[OpenEnvError]) -> type[OpenEnvError] | None:
     name = next((name for ours, name in _NAMES if issubclass(kind, ours)), None)
     if exceptions is None or name is None:
         return None
-    return _both_of(kind, getattr(exceptions, name))
+    return _both_of(cast("Hashable", kind), getattr(exceptions, name))
