@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -311,9 +312,15 @@ def test_lines_that_run_pytest_are_known(line: str, is_one: bool) -> None:
     assert runs_pytest(line) is is_one
 
 
-def laid(local: Sandboxes, tmp_path: Path, line: str, then: Callable[[Proof, Sandbox], None]) -> None:
+def laid(
+    local: Sandboxes,
+    tmp_path: Path,
+    line: str,
+    then: Callable[[Proof, Sandbox], None],
+    files: Mapping[str, str] | None = None,
+) -> None:
     with local.open(SandboxSpec()) as sandbox:
-        proof = Proof(line, sandbox.home, sandbox.workdir)
+        proof = Proof(line, sandbox.home, sandbox.workdir, files or {})
         proof.lay(sandbox, tmp_path / "proof.tar")
         then(proof, sandbox)
 
@@ -337,6 +344,33 @@ def test_each_run_has_secrets_of_its_own_and_forged_proofs_count_for_nothing(loc
     laid(local, tmp_path, "pytest", forge)
     laid(local, tmp_path, "pytest", forge)
     assert secrets[0] != secrets[1]
+
+
+def test_the_mark_of_a_beginning_cannot_be_removed_or_spoilt(local: Sandboxes, tmp_path: Path) -> None:
+    def spoil(proof: Proof, sandbox: Sandbox) -> None:
+        first, second = (
+            json.loads(sandbox.exec(f"head -n 1 {proof.folder}/pass-{number:03}").stdout) for number in (0, 1)
+        )
+        end = {"ended": 0, "secret": first["secret"], "ok": True, "why": None}
+        for mark in (f"printf '[' > {proof.folder}/mark-a", "true"):  # without a line break, or removed
+            sandbox.exec(f"rm -f {proof.folder}/*")
+            sandbox.write_text(f"{proof.folder}/mark-begun-1", json.dumps({"begun": 0}) + "\n")
+            sandbox.write_text(f"{proof.folder}/mark-ended-1", json.dumps(end) + "\n")
+            sandbox.exec(mark)
+            assert proof.read(sandbox).problem == "it was ended from within, before its own end"
+            sandbox.write_text(f"{proof.folder}/pass-001", json.dumps(second) + "\n")
+            assert proof.read(sandbox).problem is None
+
+    laid(local, tmp_path, "python3 -c 'import pytest' && pytest", spoil)
+
+
+def test_files_of_a_large_verifier_do_not_hide_the_passes(local: Sandboxes, tmp_path: Path) -> None:
+    def look(proof: Proof, sandbox: Sandbox) -> None:
+        assert not proof.read(sandbox).seen  # nothing has begun
+        assert sandbox.exec(f"ls {proof.folder}").stdout.count("pass-") == 64
+
+    files = {f"tests/{'x' * 60}/{number}.py": "" for number in range(2000)}
+    laid(local, tmp_path, "for n in 1 2; do pytest; done", look, files)
 
 
 def test_a_refusal_to_load_is_distinguished_from_other_failures() -> None:

@@ -78,7 +78,8 @@ def test_every_kind_of_cheat_is_there() -> None:
         *("shadowed-module", "pytest-settings", "make-file", "node-module", "git-settings", "virtual-environment"),
         *("left-for-the-next-line", "edited-as-it-runs", "reward-value", "reward-withheld", "ended-check"),
         *("exhausted-by-the-agent", "exhausted-by-a-line", "exhausted-by-a-run", "judge-breaks", "signal"),
-        *("operator-decides", "skip-by-value", "missing-answer"),
+        *("operator-decides", "skip-by-value", "missing-answer", "result-not-finite", "reward-json"),
+        *("forged-mark", "hung-process"),
         *("work-folder", "endpoint-blamed", "unusual-request", "changed-sampling", "control-channel"),
     }
     assert {"python", "npm", "make", "c", "git", "venv", "lines"} <= {cheat.task.task_id for cheat in cheats}

@@ -53,6 +53,16 @@ def no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Proof, "judge", lambda self, marks: Evidence(seen=True))
 
 
+def beginnings_are_marks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Proof.judge
+
+    def as_if_unused(self: Proof, marks: list[dict[str, object]]) -> Evidence:
+        return judge(self, [*marks, *({"serial": place, "secret": it} for place, it in enumerate(self._secrets))])
+
+    monkeypatch.setattr(Proof, "judge", as_if_unused)
+    monkeypatch.setattr(verify_lines, "_SHOW", ("cat",))
+
+
 def no_look_at_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_lines, "_changes", lambda *args: frozenset())
 
@@ -299,6 +309,7 @@ SCORED = Cheat(
 
 MUTATIONS = (
     Mutation("the proof of a line's end", no_proof, "ended-check/exit"),
+    Mutation("passes that are gone have begun", beginnings_are_marks_only, "forged-mark/deep-exits"),
     Mutation("the comparison of files", no_look_at_the_files, "edited-as-it-runs/next-script"),
     Mutation("dates and inodes in it", only_contents_are_compared, "edited-as-it-runs/folder-and-back"),
     Mutation("the lookups of tools", no_lookups, "make-file/GNUmakefile"),

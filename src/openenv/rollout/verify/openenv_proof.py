@@ -88,8 +88,10 @@ def _take() -> Pass | None:
                 os.rename(os.path.join(folder, name), mine)
             except OSError:
                 continue  # another process was quicker
+            content: dict[str, Any] = {}
             with open(mine) as file:
-                content = json.load(file)
+                for line in file:
+                    content.update(json.loads(line))
             os.unlink(mine)
             return Pass(folder, content)
     return Pass(folder, {})

@@ -348,7 +348,7 @@ def _digest(sandbox: Sandbox, path: str) -> str:
 # Example: the line `pytest -q tests`. A test imports the agent's `solution.py`, which calls `os._exit(0)`.
 #
 #   host                                       verifier's sandbox
-#   lay:  ~/.openenv-<random>/pass-000         {"serial": 0, "secret": "8d1f...", "root": ..., "ours": [...]}
+#   lay:  ~/.openenv-<random>/pass-000         {"serial": 0, "secret": "8d1f..."}, then {"root": ..., "ours": [...]}
 #   run:  PYTEST_PLUGINS=openenv_proof         the plug-in, from the verifier's place, reads pass-000 and
 #         OPENENV_PROOF=~/.openenv-<random>    deletes it, with its own traces in the environment, before any test is
 #                                              imported; writes {"begun": 0} to mark-*
@@ -361,6 +361,8 @@ def _digest(sandbox: Sandbox, path: str) -> str:
 
 _MODULE = "openenv_proof"
 _MAX_BYTES = 1024 * 1024
+_SHOW = ("sh", "-c", 'for file; do case $file in */pass-*) head -n 1 "$file";; *) cat "$file"; echo;; esac; done', "sh")
+"""Shows marks, and the first lines of passes. Without line breaks between them, one mark could spoil the next."""
 _READ_S = 30.0
 _WORD = re.compile(r"(?<!import )(?<!install )(?<![\w.-])(?:pytest|py\.test)(?![\w./=-])")
 _REPEATS = re.compile(r"[$`]|\(\)|(?<![\w.-])(?:for|while|until|xargs|-exec|parallel|eval)(?![\w.-])")
@@ -409,24 +411,32 @@ class Proof:
         self._secrets = [secrets.token_hex(16) for _ in range(count)]
         files: dict[str, bytes] = {}
         for serial, secret in enumerate(self._secrets):
-            words = {"serial": serial, "secret": secret, "root": self.root, "ours": ours}
-            files[f"pass-{serial:03}"] = json.dumps(words).encode()
+            lines = ({"serial": serial, "secret": secret}, {"root": self.root, "ours": ours})
+            files[f"pass-{serial:03}"] = "\n".join(map(json.dumps, lines)).encode()
         write_archive(archive, files, mode=0o600)
         sandbox.unpack(archive, self.folder)
 
     def read(self, sandbox: Sandbox) -> Evidence:
-        """Read the marks in a sandbox, and judge them."""
-        find = ["find", self.folder, "-maxdepth", "1", "-type", "f", "-name", "mark-*", "-size", "-64k"]
-        done = sandbox.exec([*find, "-exec", "cat", "{}", "+"], cwd="/", timeout=_READ_S, max_output=_MAX_BYTES)
+        """Read the marks and the remaining passes in a sandbox, and judge them."""
+        files = ["(", "-name", "pass-*", "-o", "-name", "mark-*", "-size", "-64k", ")"]
+        find = ["find", self.folder, "-maxdepth", "1", "-type", "f", *files]
+        done = sandbox.exec([*find, "-exec", *_SHOW, "{}", "+"], cwd="/", timeout=_READ_S, max_output=_MAX_BYTES)
         marks = [mark for mark in map(_parsed, done.stdout.splitlines()) if mark is not None]
         return self.judge(marks)
 
     def judge(self, marks: list[dict[str, object]]) -> Evidence:
-        """Judge marks: every serial that begins must end, with its own secret."""
+        """Judge marks: every serial that begins must end, with its own secret.
+
+        A serial has also begun if its pass is gone: the agent's code can remove the mark of a beginning, but it cannot
+        write a pass again.
+        """
         begun = [mark["begun"] for mark in marks if "begun" in mark]
+        unused = {serial for mark in marks if (serial := self._serial(mark, "serial")) is not None}
+        if begun or unused:  # else the folder is gone
+            begun += [serial for serial in range(len(self._secrets)) if serial not in unused]
         if not begun:
             return Evidence(seen=False, problem="nothing in it proved that it came to its end")
-        ended = {serial: mark for mark in marks if (serial := self._serial(mark)) is not None}
+        ended = {serial: mark for mark in marks if (serial := self._serial(mark, "ended")) is not None}
         for begin in begun:
             mark = ended.get(begin) if isinstance(begin, int) else None
             if mark is None:
@@ -435,9 +445,9 @@ class Proof:
                 return Evidence(seen=True, problem=str(mark.get("why") or "it did not run its tests")[:500])
         return Evidence(seen=True)
 
-    def _serial(self, mark: dict[str, object]) -> int | None:
-        """Return the serial of the pass that an end mark used, or None for a forged mark."""
-        serial, secret = mark.get("ended"), mark.get("secret")
+    def _serial(self, mark: dict[str, object], name: str) -> int | None:
+        """Return the serial of an end mark or a pass, or None for a forged one."""
+        serial, secret = mark.get(name), mark.get("secret")
         if not isinstance(serial, int) or not 0 <= serial < len(self._secrets) or not isinstance(secret, str):
             return None
         given = secret.encode("utf-8", "replace")  # a forged mark may have surrogates
