@@ -553,3 +553,63 @@ def test_unittest_passes_with_a_passed_test_and_no_skip_that_a_value_caused(
 ) -> None:
     verdict, output = judged(APP, UNITTEST + test, "-m", "unittest", "-q", "test_it")
     assert verdict is passes, output
+
+
+SCRIPT = (
+    "import unittest\ntry:\n    from app import g\nexcept ImportError:\n    g = None\nclass T(unittest.TestCase):\n"
+)
+SKIPPED = "    @unittest.skipIf(g is None, 'no g')\n    def test_one(self): self.assertEqual(g(2), 4)\n"
+
+
+@pytest.mark.parametrize(
+    ("test", "passes"),
+    [
+        (f"{SCRIPT}{SKIPPED}unittest.main()", False),
+        (f"{SCRIPT}{SKIPPED}unittest.main(exit=False)", False),
+        (f"{SCRIPT}    def test_one(self): g or self.skipTest('no g')\nunittest.main()", False),
+        (f"{UNITTEST}    def test_one(self): self.assertEqual(f(1), 1)\nunittest.main()", True),
+        (f"{UNITTEST}    def test_one(self): self.assertEqual(f(1), 2)\nunittest.main()", False),
+    ],
+)
+def test_a_script_that_calls_unittest_keeps_the_same_rules(
+    judged: Callable[..., tuple[bool, str]], test: str, passes: bool
+) -> None:
+    verdict, output = judged(APP, test, "test_it.py")
+    assert verdict is passes, output
+
+
+@pytest.mark.parametrize(
+    ("value", "test"),
+    [
+        ("[float('inf'), float('-inf')]", "assert not abs(sum(f()) - 5) > 1e-6"),
+        ("(float('inf'), -float('inf'))", "a, b = f()\nif abs(a + b - 5) > 1e-6: raise AssertionError"),
+        ("iter([float('inf'), float('-inf')])", "assert not abs(sum(f()) - 5) > 1e-6"),
+        ("{'x': {'y': complex('inf')}}", "z = f()['x']['y']\nassert not abs(z - z - 5) > 1e-6"),
+        ("numpy.array([numpy.inf, -numpy.inf])", "assert not abs(f().sum() - 5) > 1e-6"),
+        ("numpy.float32('-inf')", "x = f()\nassert not abs(x - x - 5) > 1e-6"),
+        ("numpy.array([])", "assert numpy.allclose(f(), 5)"),
+        ("numpy.zeros((0, 3), int)", "numpy.testing.assert_array_equal(f(), 5)"),
+        ("[numpy.zeros((3, 0))]", "assert (f()[0] == 5).all()"),
+        ("numpy.array([], bool)", "assert f().all()"),
+        ("numpy.array([numpy.nan])", "assert not abs(f()[0] - 5) > 1e-6"),
+    ],
+)
+def test_a_value_that_equals_everything_does_not_cross(
+    judged: Callable[..., tuple[bool, str]], value: str, test: str
+) -> None:
+    pytest.importorskip("numpy")
+    app = f"import numpy\ndef f(): return {value}\n"
+    verdict, output = judged(app, f"import numpy\nfrom app import f\n{test}\n", "test_it.py")
+    assert "CallFailed: a result contains" in output
+    assert not verdict
+    mention = "# nan, inf, shape\n"
+    verdict, output = judged(app, f"{mention}import numpy\nfrom app import f\n{test}\n", "test_it.py")
+    assert verdict, output  # so the attack works
+
+
+def test_truth_values_of_an_array_are_only_true_or_false() -> None:
+    numpy = pytest.importorskip("numpy")
+    array: Any = decode(["n", "|b1", [3], "AAEC"], lambda rest: None)
+    assert array.tolist() == [False, True, True]
+    assert array.sum() == 2
+    assert bool((array == numpy.array([False, True, True])).all())

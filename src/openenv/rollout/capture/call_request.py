@@ -14,6 +14,7 @@ Knows parameters and dialects. Knows nothing of connections, retries or answers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -152,12 +153,18 @@ class PreparedRequest:
 #   Anthropic   {"type": "image", "source": {"type": "url", "url": U}}
 #   Google      {"fileData": {"mimeType": "image/png", "fileUri": U}}
 #
-# Engines accept more forms than these, so the names of fields decide, at any depth.
+# Engines accept more forms than these, at any depth. So a field of a listed name must contain its content, and a value
+# that starts like an address is accepted only in a field for texts.
 _REFERENCES = ("url", "uri")
 _MEDIA = frozenset({"image", "video", "audio", "filedata", "fileid", "inputimage"})
+_TEXTS = re.compile(
+    "content|text|arguments|output|refusal|reasoning(content)?|thinking|summary|name|title|context|filename|code|query"
+    "|description|(call|tool_?call|tool_?use)?id|(thought)?signature|encryptedcontent|detail|error"
+)
 _VALUES = frozenset({"arguments", "args", "input", "response", "annotations", "citations", "action", "results"})
 """Fields with values of tools or of the model, which nothing fetches: `{"arguments": {"url": "https://..."}}`."""
-_RESULTS = frozenset({"web_search_result", "web_fetch_result", "url_citation"})
+_RESULTS = frozenset({"search_result", "web_search_result", "web_fetch_result", "url_citation"})
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
 _NAMED_LENGTH = 60  # characters of a refused URL in the error
 
 
@@ -189,7 +196,7 @@ def remote_content(dialect: AgentDialect, body: Json, *, schemes: Collection[str
 
 
 def _is_result(value: Json, key: str) -> bool:
-    return key == "url" and value.get("type") in _RESULTS
+    return key in ("url", "source") and value.get("type") in _RESULTS
 
 
 def _remote_scheme(name: str, value: str) -> str | None:
@@ -198,8 +205,9 @@ def _remote_scheme(name: str, value: str) -> str | None:
     head = value[:256].strip().lower()
     if plain == "data":  # base64, except that some engines take a URL in its place
         return head.partition("://")[0] if "://" in head else None
-    if not plain.endswith(_REFERENCES) and plain not in _MEDIA:
-        return None
+    one = plain.removesuffix("s")  # {"image_urls": [...]}
+    if not one.endswith(_REFERENCES) and one not in _MEDIA:
+        return head.partition("://")[0] if _ADDRESS.match(head) and not _TEXTS.fullmatch(plain) else None
     if plain == "fileid":
         return "file_id"
     scheme, colon, _ = head.partition(":")

@@ -49,7 +49,7 @@ from openenv.sandboxes.base import ExecResult, Mount, Sandbox, Sandboxes
 logger = logging.getLogger(__name__)
 
 _SLACK_S = 300.0
-_MAY_WRITE = re.compile(r"\bsh |python|pytest|reward")
+_MAY_WRITE = re.compile(r"(?<![\w.])(?:ba)?sh |python|pytest|reward")
 
 
 class SandboxNotStarted(Exception):

@@ -18,7 +18,11 @@ The verifier copies this file alone into both sandboxes. Standard library only: 
 #   arguments     are copies, so the agent's code cannot change the values that the test compares with.
 #   exceptions    cross as the nearest builtin class, with their arguments.
 #
-# NaN crosses only to a test that mentions it: every comparison with it is false, so `not abs(f(x) - y) > 1e-6` passes.
+# Values that pass a comparison with anything cross only to a test that mentions them:
+#
+#   NaN           every comparison with it is false, so `not abs(f(x) - y) > 1e-6` passes
+#   infinity      two of them add up to NaN: `not abs(sum(f(x)) - 1) > 1e-6`
+#   empty array   numpy compares each of its items with a number: `numpy.allclose(f(x), 5)`
 #
 # Allow, do not deny: a reference has no operator, comparison, conversion, length, truth value or iteration. Python
 # would hand the expected value to the agent's method, as in `abs(f(x) - y) < 1e-6`, and its answer would decide.
@@ -213,7 +217,8 @@ def _decode_array(dtype: object, shape: object, text: object) -> object:
     kind = numpy.dtype(dtype)
     if min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize != len(content):
         raise ValueError("the size of an array is wrong")
-    return numpy.ndarray(tuple(shape), kind, content).copy()[()]
+    array = numpy.ndarray(tuple(shape), kind, content)
+    return (array.view("u1") != 0 if kind.kind == "b" else array).copy()[()]  # a byte 2 would be neither true nor false
 
 
 def _items(items: Any, is_complete: bool) -> Iterator[object]:
@@ -345,8 +350,12 @@ class Remote:
                 self.values += 1
                 raise self._exception(answer["error"])
             value = decode(answer["value"], self._resolve)
-            if _has_nan(answer["value"]) and not _expects_nan():
-                raise CallFailed("a result contains NaN, which passes `not x > 1`; a test that expects it says 'nan'")
+            passing = _passing(answer["value"])
+            if passing is not None and not _mentions(_PASSING[passing]):
+                raise CallFailed(
+                    f"a result contains {passing}, which passes some comparisons with any value; "
+                    f"a test that expects it mentions it (`{_PASSING[passing].pattern}`)"
+                )
             self.values += not isinstance(value, RemoteObject)
             return value
         except (ValueError, TypeError, KeyError, IndexError, RecursionError) as exc:
@@ -382,34 +391,47 @@ class Remote:
         return CallFailed(f"the agent's code ended with {str(names[:1])[:100]}")
 
 
-def _has_nan(value: Any) -> bool:
-    """Return whether an encoded value, which was decoded before, contains a NaN."""
+_PASSING = {
+    "NaN": re.compile(r"(?i)\b(is_?|equal_|allow_)?nan|isfinite"),
+    "infinity": re.compile(r"(?i)\b(is_?)?inf|\b(is_?|allow_)?nan|isfinite"),
+    "an empty array": re.compile(r"\b(len|size|shape|empty|ndim)\b"),
+}
+"""Values that pass a comparison with any value, and the words of a test that expects them."""
+
+
+def _passing(value: Any) -> str | None:
+    """Return the first key of `_PASSING` that an encoded value contains, which was decoded before."""
     if not isinstance(value, list):
-        return False
+        return None
     mark, *rest = value
+    kinds: Sequence[str | None] = ()
     if mark in ("f", "c"):
-        return any(math.isnan(_decode_float(text)) for text in rest)
-    if mark == "n":
+        numbers = [_decode_float(text) for text in rest]
+        kinds = ["NaN"] * any(map(math.isnan, numbers)) + ["infinity"] * any(map(math.isinf, numbers))
+    elif mark == "n":
         array: Any = _decode_array(*rest)
-        return array.dtype.kind in "fc" and bool((array != array).any())
-    if mark == "d":
-        return any(_has_nan(each) for pair in rest[0] for each in pair)
-    return (mark in _BY_MARK or mark == "y") and any(map(_has_nan, rest[0]))
+        kinds = ["an empty array"] if array.size == 0 else []
+        if array.dtype.kind in "fc":
+            numpy: Any = sys.modules["numpy"]
+            kinds = [*kinds, *["NaN"] * bool(numpy.isnan(array).any()), *["infinity"] * bool(numpy.isinf(array).any())]
+    elif mark == "d":
+        kinds = [_passing(each) for pair in rest[0] for each in pair]
+    elif mark in _BY_MARK or mark == "y":
+        kinds = [_passing(each) for each in rest[0]]
+    return next((kind for kind in _PASSING if kind in kinds), None)
 
 
-def _expects_nan() -> bool:
-    """Return whether the test code, which lies in the work folder, mentions NaN."""
+def _mentions(words: re.Pattern[str]) -> bool:
+    """Return whether the test code, which lies in the work folder, contains a word."""
     root = os.path.realpath(os.curdir) + os.sep
     texts = [*sys.argv, *getattr(sys, "orig_argv", ())]  # for `-c`
     for module in list(sys.modules.values()):
         file = module.__dict__.get("__file__")
         if isinstance(file, str) and os.path.realpath(file).startswith(root) and file.endswith(".py"):
-            with open(file, encoding="utf-8", errors="replace") as source:
-                texts.append(source.read())
-    return any(_NAN.search(text) for text in texts)
+            texts.append(_source(file))
+    return any(words.search(text) for text in texts)
 
 
-_NAN = re.compile(r"\b(is_?|equal_|allow_)?nan|isfinite", re.IGNORECASE)
 _NOT_RAISED = frozenset({"StopIteration", "StopAsyncIteration", "ExceptionGroup"})
 """The first two would silently end a loop of the test."""
 
@@ -581,6 +603,8 @@ def judge(modules: Sequence[str], classes: Sequence[str], command: Sequence[str]
     sys.meta_path.insert(0, RemoteFinder(remote, modules))
     for name in [name for name in sys.modules if name.partition(".")[0] in modules]:
         del sys.modules[name]
+    if command[0] != "-m" and "unittest" in (command[1] if command[0] == "-c" else _source(command[0])):
+        _guard_unittest(remote)
     if command[0] == "-m":
         sys.argv = list(command[1:])
         if command[1] == "pytest":
@@ -598,6 +622,11 @@ def judge(modules: Sequence[str], classes: Sequence[str], command: Sequence[str]
         runpy.run_path(command[0], run_name="__main__")
 
 
+def _source(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
 def _judge_pytest(remote: Remote, arguments: Sequence[str]) -> None:
     """Run pytest, and end with its exit code; with 1 if it is 0 and `TestCounts` complains."""
     import pytest
@@ -609,23 +638,32 @@ def _judge_pytest(remote: Remote, arguments: Sequence[str]) -> None:
 
 def _judge_unittest(remote: Remote, arguments: Sequence[str]) -> None:
     """Run unittest, and end as `_judge_pytest` does."""
+    _guard_unittest(remote)(module=None, argv=["python -m unittest", *arguments])
+
+
+def _guard_unittest(remote: Remote) -> Any:
+    """Let `unittest.main` end with 1 if no test passed, or one was skipped because of a value of the agent."""
     import unittest
 
     class Program(unittest.TestProgram):
         def runTests(self) -> None:
-            self.values_before = remote.values
+            before, leaves = remote.values, bool(getattr(self, "exit", True))
+            self.exit = False
             super().runTests()
+            result, complaint = self.result, None
+            for test, _ in result.skipped:
+                method = getattr(test, getattr(test, "_testMethodName", ""), None)
+                is_marked = getattr(method, "__unittest_skip__", False) or getattr(test, "__unittest_skip__", False)
+                if before if is_marked else remote.values:
+                    complaint = f"{test} was skipped, perhaps because of a value of the agent"
+            if result.testsRun <= len(result.skipped) + len(result.expectedFailures):
+                complaint = "no test passed"
+            if leaves or (complaint is not None and result.wasSuccessful()):
+                _leave(int(not result.wasSuccessful()), complaint)
 
-    program: Any = Program(module=None, argv=["python -m unittest", *arguments], exit=False)
-    result, complaint = program.result, None
-    for test, _ in result.skipped:
-        method = getattr(test, getattr(test, "_testMethodName", ""), None)
-        is_marked = getattr(method, "__unittest_skip__", False) or getattr(test, "__unittest_skip__", False)
-        if program.values_before if is_marked else remote.values:
-            complaint = f"{test} was skipped, perhaps because of a value of the agent"
-    if result.testsRun <= len(result.skipped) + len(result.expectedFailures):
-        complaint = "no test passed"
-    _leave(int(not result.wasSuccessful()), complaint)
+    setattr(unittest, "TestProgram", Program)  # noqa: B010 (mypy refuses to assign to a type)
+    setattr(unittest, "main", Program)  # noqa: B010
+    return Program
 
 
 def _leave(status: int, complaint: str | None) -> None:
