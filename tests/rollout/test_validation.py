@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -19,7 +20,10 @@ import pytest
 from openenv.errors import SandboxError, TaskRefused
 from openenv.rollout import Check, Outcome, RolloutStore, Task, run_many, run_rollout
 from openenv.rollout.agents import Shell
+from openenv.rollout.run import validation
 from openenv.rollout.run.engine import Engine, EngineOptions
+from openenv.rollout.store.verdict import CheckFacts, References
+from openenv.rollout.verify import references
 from openenv.sandboxes.base import Sandbox, Sandboxes, SandboxSpec
 from waiting import wait_until
 
@@ -154,9 +158,10 @@ def test_a_check_without_a_verdict_on_the_initial_files_is_a_warning_and_worth_n
     with caplog.at_level(logging.WARNING):
         idle = roll(unsolved)
     assert (idle.status, idle.reward) == ("ok", 0.5)
-    [record] = [each for each in caplog.records if "no verdict" in each.getMessage()]
-    assert "check 1 of task 'crashes'" in record.getMessage()
-    assert "signal 9" in record.getMessage()
+    warnings = [record.getMessage() for record in caplog.records if "no verdict" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "check 1 of task 'crashes'" in warnings[0]
+    assert "signal 9" in warnings[0]
     assert roll(unsolved, "echo 42 > answer.txt").reward == 1.0
     assert roll(unsolved.model_copy(update={"on_missing": 0.25})).reward == 0.625
 
@@ -178,13 +183,13 @@ def test_a_task_is_validated_once_also_in_other_engines(local: Sandboxes, tmp_pa
     first, backend.opened = backend.opened, 0
     assert run_rollout(checked, **options).reward == 1.0
     assert (first, backend.opened) == (3 + 5, 3)
-    run_rollout(checked.model_copy(update={"instruction": "y", "metadata": {"group": "g"}}), **options)
+    run_rollout(checked.model_copy(update={"task_id": "u", "metadata": {"group": "g"}}), **options)
     assert backend.opened == 6
     backend.opened = 0
-    for change in ({"verify_files": {"f": "x"}}, {"files": {"f": "x"}}, {"verify_timeout_s": 7.0}):
+    for change in ({"verify_files": {"f": "x"}}, {"instruction": "y"}):
         run_rollout(checked.model_copy(update=change), **options)
-    assert backend.opened == 3 * 8
-    assert len(facts(tmp_path)) == 4
+    assert backend.opened == 2 * 8
+    assert len(facts(tmp_path)) == 3
 
 
 def test_rollouts_of_a_task_at_once_validate_it_once(local: Sandboxes, tmp_path: Path) -> None:
@@ -270,9 +275,9 @@ def test_a_machine_that_breaks_after_the_validation_is_nobodys_failure(
     outcome = run_rollout(broken, **options)
     assert (outcome.status, outcome.reward, outcome.phase) == ("grader_failed", None, "verify")
     assert "signal 9" in (outcome.reason or "")
-    assert facts(tmp_path) == []  # the next rollout validates again: the machine may have changed for good
+    assert "remove the folder `checks` in OPENENV_CACHE" in (outcome.reason or "")
     again = run_rollout(broken, **options)
-    assert (again.status, again.reward) == ("ok", 0.0)
+    assert (again.status, again.reward) == ("grader_failed", None)
     backend.breaks = lambda line: None
     assert run_rollout(broken, **options).reward == 1.0
 
@@ -352,3 +357,119 @@ def test_a_backend_that_opens_nothing_fails_the_rollout_and_refuses_no_task(
 
     outcome = roll(task("true", solution="true"), sandbox=Full(local))
     assert (outcome.status, outcome.reward) == ("sandbox_failed", None)
+
+
+# each guard is necessary
+
+
+def no_solution_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation._ValidationRun, "require_solution", lambda *args: None)
+
+
+def nothing_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation.Validator, "_warn", lambda *args: None)
+
+
+def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "_stored", lambda *args: None)
+
+
+def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_file(path: Path) -> int:
+        return os.open(path, os.O_CREAT | os.O_RDWR)
+
+    monkeypatch.setattr(validation, "try_locked", open_file)
+
+
+def half_files_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stored(file: int, checked: Task) -> validation.Validation | None:
+        text = os.pread(file, 4096, 0)
+        return validation.Validation(References(setup=(CheckFacts(ending="lost"),))) if text else None
+
+    monkeypatch.setattr(validation, "_stored", stored)
+
+
+def the_instruction_is_not_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "_NOT_IN_KEY", {"instruction", "verify_files", *validation._NOT_IN_KEY})
+
+
+def the_initial_files_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(references, "_PROBES", 1)
+
+
+def the_infrastructure_is_never_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(references.ReferenceRuns, "is_broken", lambda *args: False)
+
+
+def the_infrastructure_is_always_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(references.ReferenceRuns, "is_broken", lambda *args: True)
+
+
+def failures_of_the_verifier_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation._ValidationRun, "failure", lambda *args: None)
+
+
+GUARDS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None], dict[str, Any]]] = {
+    "the solution passes": (
+        no_solution_is_required,
+        test_a_task_whose_solution_fails_a_check_is_refused_before_its_agent,
+        {"fields": {"verify": "false", "solution": "true"}, "says": "Check 1"},
+    ),
+    "a batch is refused as a whole": (
+        no_solution_is_required,
+        test_a_batch_names_all_refused_tasks_and_runs_no_agent,
+        {},
+    ),
+    "the warning": (
+        nothing_is_warned_about,
+        test_a_check_without_a_verdict_on_the_initial_files_is_a_warning_and_worth_nothing,
+        {},
+    ),
+    "facts are kept": (nothing_is_kept, test_a_task_is_validated_once_also_in_other_engines, {}),
+    "the key has all that a check sees": (
+        the_instruction_is_not_in_the_key,
+        test_a_task_is_validated_once_also_in_other_engines,
+        {},
+    ),
+    "others wait": (nobody_waits, test_rollouts_of_a_task_at_once_validate_it_once, {}),
+    "files are whole": (half_files_are_believed, test_damaged_facts_are_replaced, {"damage": "["}),
+    "two runs on the initial files": (
+        the_initial_files_run_once,
+        test_a_check_that_fails_once_on_the_initial_files_does_not_discard_a_failure,
+        {},
+    ),
+    "a broken machine gives no reward": (
+        the_infrastructure_is_never_to_blame,
+        test_a_machine_that_breaks_after_the_validation_is_nobodys_failure,
+        {"kind": "line"},
+    ),
+    "an agent's failure has a reward": (
+        the_infrastructure_is_always_to_blame,
+        test_an_agent_cannot_turn_its_failure_into_no_reward,
+        {"act": "kill", "form": "line"},
+    ),
+    "no answer has a reward": (
+        the_infrastructure_is_always_to_blame,
+        test_a_check_without_a_verdict_on_the_initial_files_is_a_warning_and_worth_nothing,
+        {},
+    ),
+    "no agent runs if the verifier fails": (
+        failures_of_the_verifier_are_ignored,
+        test_a_verifier_that_fails_before_any_agent_runs_no_agent,
+        {},
+    ),
+}
+"""Of each guard: how to take it out, and a test that fails without it."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guard", GUARDS)
+def test_a_test_fails_without_each_guard(
+    guard: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disable, test, arguments = GUARDS[guard]
+    names = set(inspect.signature(test).parameters) - set(arguments)
+    fixtures = {name: request.getfixturevalue(name) for name in names}
+    disable(monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test(**fixtures, **arguments)

@@ -143,6 +143,7 @@ async def _run_behind(
             model=model,
             capture=capture,
             budget=Budget(max_calls=run.agent_step_limit or None),
+            validate_checks=False,  # the published function runs a task once, and its callers' time limits expect that
             store=store,
             rollout_id=rollout_id,
             metadata={"dataset": run.dataset, "session_id": session.session_id},

@@ -358,8 +358,6 @@ class Engine:
                     outcome.keep_sequences(_sequences(capture))
                 else:
                     store.keep_capture(plan.rollout_id, capture.path)
-        if rollout.contradicts_validation and self._validator is not None:
-            self._validator.forget(plan.task)
         if store is not None:
             with reporter.during("store", "storing"):
                 store.add(outcome, plan.task, worktree=rollout.work, baseline=rollout.baseline, agent_log=rollout.log)

@@ -373,11 +373,6 @@ class RolloutRun:
             self._set(Label("cancelled", self._cancel.reason))
         return self._outcome(started_at)
 
-    @property
-    def contradicts_validation(self) -> bool:
-        """Whether a check on the initial files differs from the validation of the task."""
-        return self._verdict.is_stale
-
     def refuse(self, status: Status, reason: str) -> Outcome:
         """Return the outcome of a rollout that cannot start."""
         self._set(Label(status, reason))

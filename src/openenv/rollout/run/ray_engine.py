@@ -229,6 +229,7 @@ class RolloutWorker:
         with ExitStack() as stack:
             self._running.add(rollout_id)
             stack.callback(self._running.discard, rollout_id)
+            stack.callback(self._cancellations.pop, rollout_id, None)
             group = None
             if self._setups is not None:
                 key = setup_key(task)
@@ -238,7 +239,6 @@ class RolloutWorker:
             outcome = self._engine.run(
                 task, rollout_id=rollout_id, on_progress=report, cancel=cancel, metadata=metadata, setup_group=group
             )
-        self._cancellations.pop(rollout_id, None)
         emit(outcome)
 
     def cancel(self, rollout_id: str, reason: str) -> None:

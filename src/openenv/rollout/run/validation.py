@@ -51,8 +51,8 @@ logger = logging.getLogger(__name__)
 _FORMAT = 1
 _POLL_S = 0.1
 _TAIL = 400
-_NOT_IN_KEY = {"instruction", "min_trust", "task_id", "metadata"}
-"""The fields of a task that no check can see."""
+_NOT_IN_KEY = {"min_trust", "task_id", "metadata"}
+"""The fields of a task that change no check. The instruction does: the agent may write the files that it names."""
 
 
 class _StoredFacts(BaseModel):
@@ -151,14 +151,6 @@ class Validator:
         if isinstance(known, TaskRefused):
             raise TaskRefused(str(known))
         return known
-
-    def forget(self, task: Task) -> None:
-        """Remove the facts of a task, which a check on its initial files has contradicted."""
-        key = self.key(task)
-        self._validations.pop(key, None)
-        for folder in (self._options.cache, self._options.folder):
-            with contextlib.suppress(OSError):
-                (folder / f"{key}.json").unlink()
 
     @contextlib.contextmanager
     def _locked(self, key: str, cancel: Cancellation) -> Iterator[int]:

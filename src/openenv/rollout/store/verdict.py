@@ -65,8 +65,6 @@ class Verdict:
     """Why a task with checks has no reward: the infrastructure failed a check, also without the agent's work."""
     facts: list[CheckFacts] = field(default_factory=list)
     """The facts of each check over the verified files."""
-    is_stale: bool = False
-    """A check on the initial files differs from its validation, which must be repeated."""
     sandbox_id: str = ""
     trust: Trust | None = None
     """The trust level of the weakest check."""

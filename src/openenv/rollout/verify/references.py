@@ -145,8 +145,8 @@ class ReferenceRuns:
         """The files that no agent changed."""
         self.noted: dict[int, CheckFacts] = {}
         """The facts of each check over the verified files."""
-        self.is_stale = False
-        """Whether a check on the initial files differs from its validation."""
+        self.explanation = ""
+        """Why the infrastructure is to blame, if a check on the initial files differs from its validation."""
 
     def note(self, number: int, facts: CheckFacts) -> None:
         """Note the facts of a check over the verified files, which are a reference in a validation."""
@@ -172,6 +172,12 @@ class ReferenceRuns:
             return is_lost and all(self.facts(number, source, run).ending == "lost" for source in self.sources)
         if facts.distance <= before.distance:
             return False
-        is_broken = all(run("setup").distance > before.distance for _ in range(_PROBES))
-        self.is_stale = self.is_stale or is_broken
-        return is_broken
+        for _ in range(_PROBES):
+            now = run("setup")
+            if now.distance <= before.distance:
+                return False
+        self.explanation = (
+            f". On the initial files it now {now.note or now.ending}, unlike when the task was validated: the "
+            "sandboxes have changed. If you changed them, remove the folder `checks` in OPENENV_CACHE to validate again"
+        )
+        return True

@@ -69,11 +69,13 @@ def verify(task: Task, backend: Sandboxes, given: VerifierInput) -> Verdict:
             _run_checks(case, lines, JudgedChecks(case, references), verdict, given)
             if verdict.crash is None:
                 _set_reward(verdict, lines)
+            else:
+                verdict.crash += references.explanation
     except SandboxNotStarted as exc:
         raise exc.error from exc
     except (SandboxError, OSError) as exc:
         verdict.crash = f"the verifier failed: {exc}"
-    verdict.facts, verdict.is_stale = list(references.noted.values()), references.is_stale
+    verdict.facts = list(references.noted.values())
     given.cancel.check()
     return verdict
 
