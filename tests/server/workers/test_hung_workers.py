@@ -161,12 +161,12 @@ def test_a_worker_that_responds_again_keeps_its_sessions(serve: Callable[..., Wo
 
 
 def test_a_busy_worker_is_not_hung(serve: Callable[..., WorkersServer]) -> None:
-    server = serve()  # with the default limits
+    server = serve()  # with the default limit of 2.5 s
     clients = one_client_each(server, 2)
     with ThreadPoolExecutor(2) as pool:
         steps = [pool.submit(client.step, {"hold_lock_s": 1.0}) for client in clients.values()]
         assert [step.result(60).observation["pid"] for step in steps] == list(clients)
-        steps = [pool.submit(client.step, {"compute_s": 5.0}) for client in clients.values()]
+        steps = [pool.submit(client.step, {"compute_s": 3.0}) for client in clients.values()]
         assert [step.result(60).observation["pid"] for step in steps] == list(clients)
     assert "has not responded" not in server.output
     assert server.metric('openenv_workers_replaced_total{reason="hung"}') == 0

@@ -26,9 +26,7 @@ WAYS = ["ws, blocking", pytest.param("http", marks=pytest.mark.slow)]
 NOT_SENDABLE = {"test_a_constructor_that_fails_is_reported_with_its_reason"}  # its factory is a closure
 EVERY_TIME = {
     "test_reset_step_and_state_make_a_round_trip",
-    "test_two_sessions_are_independent",
     "test_close_closes_the_environment_and_frees_its_slot",
-    "test_an_exception_of_the_environment_is_reported_and_the_session_lives",
     "test_an_environment_that_tries_to_exit_does_not_end_its_server",
 }
 """What differs most in another process; the others are slow tests, since each starts one."""
