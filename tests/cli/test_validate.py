@@ -374,6 +374,13 @@ def test_a_mistake_in_the_files_is_named(
     assert results[check_id].remediation
 
 
+def test_texts_of_a_package_cannot_steer_the_terminal(package: Callable[..., Path]) -> None:
+    folder = package(("openenv.yaml", "runtime: fastapi", 'runtime: "\\e]0;x\\a\\e[2J[bold]\\u202e"'))
+    printed = validate(str(folder), "--level", "static").output
+    assert not {"\x1b", "\x07", "\u202e"} & set(printed)
+    assert "[bold]" in printed
+
+
 def test_missing_files_and_dependencies_are_named(package: Callable[..., Path]) -> None:
     folder = package(
         ("pyproject.toml", '"openenv>=0.11.0", "uv', '"openenv-maze>=1", "uv'),

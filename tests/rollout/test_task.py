@@ -34,6 +34,16 @@ def test_a_task_is_read_from_json(tmp_path: Path) -> None:
     assert load_task(tmp_path / "t.json").task_id == "other"
 
 
+REPEATED = "instruction: x\nmetadata:\n  a0: &a0 [x, x]\n" + "".join(
+    f"  a{level}: &a{level} [*a{level - 1}, *a{level - 1}]\n" for level in range(1, 40)
+)
+
+
+def test_a_task_may_have_aliases(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text("instruction: &text x\nsetup: [*text]\nmetadata: {a: &a [1], b: [*a, *a]}\n")
+    assert load_task(tmp_path / "t.yaml").metadata == {"a": [1], "b": [[1], [1]]}
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -41,6 +51,9 @@ def test_a_task_is_read_from_json(tmp_path: Path) -> None:
         ("instruction: x\nverfy: [x]", "verfy"),
         ("[1, 2]", "mapping"),
         ("instruction: [", "cannot be read"),
+        ("instruction: x\nmetadata: " + "[" * 2000, "cannot be read"),
+        (REPEATED, "more than 1,000,000 values"),
+        ("instruction: x\nmetadata: {a: &a [*a]}", "more than 1,000,000 values"),
         ("instruction: x\nfiles_from: nowhere", "does not exist"),
         ("instruction: x\nverify: {run: a}", "judge"),
         ("instruction: x\nverify: [{run: a, judge: b, keep: [/etc]}]", "below the work folder"),

@@ -453,5 +453,5 @@ def _plain_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         # Python shows a repeated warning only once per place; each failed episode must be visible.
         warnings.simplefilter("always", RuntimeWarning)
-        warnings.showwarning = lambda message, *_, **__: typer.echo(f"Warning: {message}", err=True)
+        warnings.showwarning = lambda message, *_, **__: typer.echo(f"Warning: {printable(message)}", err=True)
         yield

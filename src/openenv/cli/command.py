@@ -177,6 +177,11 @@ def printable(text: object) -> str:
     )
 
 
+def printable_lines(text: object) -> str:
+    """Return untrusted text of several lines with `printable` lines."""
+    return "\n".join(map(printable, str(text).split("\n")))
+
+
 def _is_control(character: str) -> bool:
     # Cc: control characters. Cf: format characters, such as marks of direction. Cs: surrogates, not printable.
     # Zl, Zp: line and paragraph separators.
@@ -188,8 +193,7 @@ def failure(reason: object, code: int = 1) -> typer.Exit:
 
     Servers and packages may have written the reason, so it is printed with `printable`, line by line.
     """
-    lines = "\n".join(map(printable, str(reason).split("\n")))
-    typer.secho(f"Error: {lines}", fg="red", err=True)
+    typer.secho(f"Error: {printable_lines(reason)}", fg="red", err=True)
     return typer.Exit(code)
 
 

@@ -15,7 +15,7 @@ import typer
 from openenv import settings
 from openenv.errors import OpenEnvError, message_of
 
-from .command import HelpCommand, OldName, check_choice, command_group, failure
+from .command import HelpCommand, OldName, check_choice, command_group, failure, printable, printable_lines
 from .options import flags_class, options_of
 
 # Processes of `rollout`, for each task in turn, and of `serve`, for each call of run_rollout:
@@ -192,7 +192,9 @@ def info(flags: InfoFlags) -> None:
     #     [ok]  tasks  12 tasks
     #
     # TRAIN: the endpoint returns tokens and log-probabilities. EVAL ONLY: text only.
-    typer.echo(json.dumps(found.to_dict(), indent=2) if flags.as_json else found.render(verbose=flags.verbose))
+    typer.echo(
+        json.dumps(found.to_dict(), indent=2) if flags.as_json else printable_lines(found.render(verbose=flags.verbose))
+    )
     # Scripts ask "can I start?"; `EVAL ONLY` endpoints can run tasks, too.
     if not found.is_usable:
         raise typer.Exit(1)
@@ -274,7 +276,7 @@ def rollout(flags: RolloutFlags) -> None:
                 env_file=endpoint.env_file,
                 api_key=endpoint.api_key,
                 auth_header=endpoint.auth_header,
-                report=lambda line: typer.echo(line, err=True),
+                report=lambda line: typer.echo(printable(line), err=True),
             )
         )
         # Before the table: a closed pipe (`| head`) must not cost the file.
@@ -285,7 +287,8 @@ def rollout(flags: RolloutFlags) -> None:
     #   hello-world  1  oe-hello-world-1a2b3c4d
     #   fix-tests    -  oe-fix-tests-5e6f7a8b      the rollout has no reward
     for result in results:
-        typer.echo(f"{result.task_name}\t{'-' if result.reward is None else f'{result.reward:g}'}\t{result.trial_name}")
+        reward = "-" if result.reward is None else f"{result.reward:g}"
+        typer.echo(f"{printable(result.task_name)}\t{reward}\t{printable(result.trial_name)}")
     # A reward of 0 is a result and exits with 0; only a failed rollout exits with 1.
     if not all(result.ok for result in results):
         raise typer.Exit(1)

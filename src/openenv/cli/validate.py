@@ -15,7 +15,7 @@ import typer
 from openenv import settings
 from openenv.errors import message_of
 
-from .command import failure, tidy_on_sigterm
+from .command import failure, printable, tidy_on_sigterm
 from .options import flags_class, options_of
 
 if TYPE_CHECKING:
@@ -311,12 +311,12 @@ class _Display:
     def _line(self, kind: str, name: str, says: str, evidence: Sequence[str], fix: str | None) -> None:
         from rich.markup import escape
 
-        self._console.print(f"{_MARKS[kind]} {name:<{self._width}}  {says}", soft_wrap=True)
+        self._console.print(f"{_MARKS[kind]} {name:<{self._width}}  {escape(printable(says))}", soft_wrap=True)
         # Evidence of a passed check is noise, except with --verbose.
         if kind in ("pass", "n/a") and not self._verbose:
             return
         for text in evidence:
             for line in text.splitlines():
-                self._console.print(f"    [{_STYLES[kind]}]{escape(line)}[/]", soft_wrap=True)
+                self._console.print(f"    [{_STYLES[kind]}]{escape(printable(line))}[/]", soft_wrap=True)
         for index, line in enumerate((fix or "").splitlines()):
-            self._console.print(f"    {'fix: ' if index == 0 else '     '}{escape(line)}", soft_wrap=True)
+            self._console.print(f"    {'fix: ' if index == 0 else '     '}{escape(printable(line))}", soft_wrap=True)

@@ -34,6 +34,7 @@ from typing_extensions import Self
 
 MANIFEST = "openenv.yaml"
 DEFAULT_APP = "server.app:app"
+_DEEPEST_YAML = 64
 _LEVELS = 3  # a class may be in PACKAGE/, PACKAGE/server/ or PACKAGE/server/part/
 _PROJECT = re.compile(r"(?ms)^\[project\]\s*$(.*?)(?=^\[|\Z)")
 _VERSION = re.compile(r"""(?m)^\s*version\s*=\s*["']([^"'\n]+)["']""")
@@ -82,24 +83,35 @@ def parse_manifest(text: str, place: str) -> dict[str, Any]:
     import yaml  # only packages have a manifest
 
     try:
-        line = alias_line(text)
-        data = yaml.safe_load(text) if line is None else None
+        problem = yaml_problem(text)
+        data = yaml.safe_load(text) if problem is None else None
     except (yaml.YAMLError, RecursionError, ValueError) as exc:  # ValueError: 2001-99-99 is read as a date
         raise ManifestError([f"{place} is not valid YAML: {exc}"]) from exc
-    if line is not None:
-        raise ManifestError([f"{place} has a YAML anchor or alias in line {line}: write the value itself"])
+    if problem is not None:
+        raise ManifestError([f"{place} {problem}"])
     if not isinstance(data, dict):
         raise ManifestError([f"{place} must be a mapping (a YAML dictionary) with at least a name"])
     return data
 
 
-def alias_line(text: str) -> int | None:
-    """Return the line of the first anchor or alias in a YAML text; None without one."""
+def yaml_problem(text: str) -> str | None:
+    """Return why a YAML text of others is not read, and where: aliases, or values that are nested too deeply.
+
+    Raises:
+        yaml.YAMLError: It is not valid YAML.
+    """
     import yaml
 
-    # Aliases make a few lines a document of gigabytes (`b: [*a, *a]`, `c: [*b, *b]`), or one that contains itself.
-    events = yaml.parse(text, Loader=yaml.SafeLoader)
-    return next((event.start_mark.line + 1 for event in events if getattr(event, "anchor", None) is not None), None)
+    # Aliases make a few lines a document of gigabytes (`b: [*a, *a]`, `c: [*b, *b]`), or one that contains itself. Time
+    # grows with the square of the depth: 5,000 brackets take seconds.
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if getattr(event, "anchor", None) is not None:
+            return f"has a YAML anchor or alias in line {event.start_mark.line + 1}: write the value itself"
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST_YAML:
+            return f"is nested more than {_DEEPEST_YAML} deep in line {event.start_mark.line + 1}"
+    return None
 
 
 def project_version(folder: Path) -> str | None:

@@ -14,7 +14,7 @@ import pytest
 from environments import Idle
 from openenv import AutoAction, AutoEnv
 from openenv.client.env_client import EnvClient, GenericAction, GenericEnvClient
-from openenv.env.manifest import ManifestError, read_manifest
+from openenv.env.manifest import ManifestError, parse_manifest, read_manifest
 from openenv.packaging.auto.hub import InstallationFailed, repo_of
 from openenv.packaging.auto.installed import EnvironmentDiscovery, cache_file, get_discovery, short_name
 from openenv.protocol.tool_messages import CallToolAction, CallToolObservation
@@ -395,6 +395,12 @@ def test_a_manifest_with_aliases_is_not_read(pond: Path, caplog: pytest.LogCaptu
     assert "anchor or alias in line 7" in caplog.text
     with pytest.raises(ManifestError, match="anchor or alias in line 7"):
         read_manifest(pond / "pond_env" / "openenv.yaml")
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 20_000, "\n".join(f"{' ' * level}a:" for level in range(2000))])
+def test_a_manifest_that_is_nested_too_deeply_is_refused(text: str) -> None:
+    with pytest.raises(ManifestError, match="nested more than 64 deep"):
+        parse_manifest(text, "x")
 
 
 def test_a_typed_client_is_an_env_client(pond: Path) -> None:

@@ -12,7 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pydantic import Field, field_validator
 
-from openenv.env.manifest import alias_line
+from openenv.env.manifest import yaml_problem
 
 from .models import (
     Availability,
@@ -107,9 +107,9 @@ def yaml_mapping(value: str, path: str) -> dict[str, Any]:
         MetadataError: It is something else.
     """
     try:
-        line = alias_line(value)
-        if line is not None:
-            raise MetadataError(_INVALID, f"{path} has a YAML anchor or alias in line {line}")
+        problem = yaml_problem(value)
+        if problem is not None:
+            raise MetadataError(_INVALID, f"{path} {problem}")
         data = yaml.load(value, Loader=_StrictLoader)  # a SafeLoader
     # RecursionError: deeply nested YAML of an untrusted repository must not end the whole run.
     except (yaml.YAMLError, RecursionError) as error:

@@ -52,6 +52,8 @@ def reaches(trust: Trust | None, minimum: Trust) -> bool:
 
 
 _DEEPEST = 32
+_MOST_VALUES = 1_000_000
+"""The most values in the document of a task."""
 Seconds = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 """A time limit: at most eleven days."""
 
@@ -489,9 +491,24 @@ def _parse_text(path: Path, text: str) -> object:
     import yaml
 
     try:
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as exc:
+        document: object = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        count = _count_values(document, {})
+    except (ValueError, RecursionError, yaml.YAMLError) as exc:
         raise RolloutError(f"The task {path} cannot be read: {exc}") from exc
+    if count > _MOST_VALUES:  # a few lines with YAML aliases (`b: [*a, *a]`, `c: [*b, *b]`), or a value in itself
+        raise RolloutError(f"The task {path} has more than {_MOST_VALUES:,} values")
+    return document
+
+
+def _count_values(value: object, counted: dict[int, int]) -> int:
+    """Count the values of a document with all its repetitions, each shared one only once."""
+    if not isinstance(value, (dict, list)):
+        return 1
+    if id(value) not in counted:
+        counted[id(value)] = _MOST_VALUES + 1  # until it is counted: a value may contain itself
+        inner = value.values() if isinstance(value, dict) else value
+        counted[id(value)] = 1 + sum(_count_values(each, counted) for each in inner)
+    return counted[id(value)]
 
 
 def read_folder(folder: Path, *, below: str = "") -> dict[str, str | bytes]:
