@@ -95,6 +95,15 @@ def test_arrays_of_actions_give_arrays_of_results(shared: VectorEnv[Any, Any]) -
     assert result.infos == [{}, {}, {}, {"steps": 1}]
 
 
+def test_a_worker_whose_slots_all_begin_an_episode_ends_none_of_them() -> None:
+    with vector() as envs:
+        envs.reset()
+        envs.step(acts(FINE, FINE, END, END))
+        began = envs.step(acts(FINE, FINE, FINE, FINE))
+        assert began.terminated.tolist() == [False] * 4
+        assert envs.step(acts(FINE, FINE, FINE, FINE)).rewards.tolist() == [1.0] * 4
+
+
 def test_single_actions_may_be_given_instead_of_arrays(shared: VectorEnv[Any, Any]) -> None:
     shared.reset()
     result = shared.step([{"action": FINE}] * 4)

@@ -203,6 +203,8 @@ class LocalPool(SlotPool):
         for array, values in zip(self._arrays.actions, actions, strict=True):
             array[:] = values
         self._arrays.chosen[:] = chosen
+        # A worker whose slots all begin an episode takes no step: the flags of its last one must not stay.
+        self._arrays.terminated[:] = self._arrays.truncated[:] = False
         self._expected[:] = chosen
         self._ready[:] = False
         self._is_partial = False
