@@ -20,7 +20,11 @@ TREE = {
     "site-packages/spaces/deep.py": "who = 'installed'\n",
     "site-packages/library.py": "try:\n    import optional\nexcept ImportError:\n    optional = None\n\n\n"
     "def plug_in(name):\n    import importlib\n    return importlib.import_module(name)\n\n\n"
-    "def by_name():\n    import importlib\n    return importlib.import_module('optional')\n",
+    "def by_name():\n    import importlib\n    return importlib.import_module('optional')\n\n\n"
+    "def passed_on():\n    return plug_in('optional')\n\n\n"
+    "def through_a_list():\n    return [__import__(name) for name in ('absent.x', 'optional')[1:]]\n\n\n"
+    "def users_file(name='optional'):\n    return 'optional.py' and __import__(name)\n\n\n"
+    "def by_metadata(name):\n    return __import__(name)\n",
     "site-packages/sitecustomize.py": "import sys\nsys.customized = True\n",
     "site-packages/editable.pth": "ignored: no site folder\n",
     "workdir/installed.py": "who = 'agent'\n",
@@ -118,7 +122,10 @@ def test_installed_code_that_tries_a_module_does_not_get_the_agents(run: Run) ->
 
 
 def test_a_library_that_spells_a_name_in_a_call_does_not_get_the_agents_module(run: Run) -> None:
-    assert run("-c", "import library; library.by_name()").endswith("No module named 'optional'")
+    for call in ("by_name", "passed_on", "through_a_list"):
+        assert run("-c", f"import library; library.{call}()").endswith("No module named 'optional'")
+    assert run("-c", "import library; print(library.users_file().who)") == "agent"
+    assert run("-c", "import library; print(library.by_metadata('optional').who)") == "agent"
 
 
 def test_another_sitecustomize_still_runs(run: Run) -> None:

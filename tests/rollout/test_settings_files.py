@@ -23,11 +23,12 @@ def settings(*lines: str, asked: str = "", setup: tuple[str, ...] = ()) -> Setti
     [
         *(".proverc", ".valgrindrc", ".Rprofile", "deep/.eslintrc.json", ".cargo/config.toml", "pylintrc", ".venv/x"),
         *("uv.toml", "tests/uv.toml", "tests/unit/tox.cfg", "app/x.ini", "bun.lock", "Justfile", "fabfile.py"),
+        *("frobnicate.kdl", "deep/frobnicate-config.ts", "Frobfile", "frobnicaterc.lua", "limits.hcl", "tests/x.opts"),
         *("vite.config.ts", "deep/karma.conf.js", "tsconfig.json", "pnpm-lock.yaml", "phpunit.xml", "deep/deno.json"),
     ],
 )
 def test_settings_that_no_text_mentions_are_covered(name: str) -> None:
-    lines = ("cd app && deno test", "phpunit tests")
+    lines = ("cd app && deno test", "phpunit tests", "frobnicate verify", "./a.out | readlink -")
     assert settings(*lines).cover(name)
     assert not settings(*lines, asked=f"Write /home/user/workdir/{name}.").cover(name)
 
@@ -50,7 +51,7 @@ def test_settings_that_no_text_mentions_are_covered(name: str) -> None:
     ],
 )
 def test_data_and_code_of_the_agent_are_not_covered(name: str) -> None:
-    assert not settings("cd app && python3 main.py", "phpunit tests").cover(name)
+    assert not settings("cd app && python3 main.py", "phpunit tests", "readlink x").cover(name)
 
 
 def test_a_file_of_the_setup_is_the_agents_only_if_the_task_asks_for_it() -> None:
@@ -58,6 +59,10 @@ def test_a_file_of_the_setup_is_the_agents_only_if_the_task_asks_for_it() -> Non
     assert not settings(check).cover(".env")
     assert settings(check, setup=(".env",)).cover(".env")
     assert not settings(check, setup=(".env",), asked="Correct .env.").cover(".env")
+    for file, line in (("Snakefile", "snakemake"), ("noxfile.py", "nox"), ("build.xml", "ant"), ("a/meson.build", "x")):
+        assert settings(line, setup=(file,)).cover(file)
+        assert not settings(line, setup=(file,), asked=f"Repair {file}.").cover(file)
+    assert not settings("make", setup=("src/builder.py",)).cover("src/builder.py")
     assert not settings(check, setup=("tox.cfg",)).cover("tox.cfg")  # it steers no program of the check
 
 

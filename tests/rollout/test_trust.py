@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from openenv.rollout import Check, Task, Trust, run_rollout
 from openenv.rollout.agents import Shell
 from openenv.rollout.tasks.task import reaches, weakest
+from openenv.rollout.verify import trust as trust_module
 from openenv.rollout.verify.cases import only_reads
 from openenv.rollout.verify.trust import _MODULES, trust_of
 from openenv.sandboxes.base import Sandboxes
@@ -425,6 +427,40 @@ def test_cases_and_adapters_do_not_hide_a_verdict_either() -> None:
     for adapter, label in (("def right(): return f(2) == 4", "shared"), ("def right(): return f(2)", "judged")):
         files = {**test, "adapter.py": f"from app import f\n{adapter}\n"}
         assert trust(adapted, verify_files=files) == label
+
+
+def passed_on(run: str) -> Check:
+    return Check(run=run, judge='grep -q passed "$OUTPUT/stdout"')
+
+
+NOTHING, ANYTHING = re.compile("(?!)"), re.compile("(?s).*")
+
+
+@pytest.mark.parametrize(
+    ("guard", "off", "check"),
+    [
+        ("_TEST_NAME", NOTHING, passed_on("./run_tests.sh")),
+        ("_RUN", ANYTHING, passed_on("./a.out && echo passed")),
+        ("_DATA_FILE", ANYTHING, passed_on("node drive.js")),
+        ("_DECISIONS", (), passed_on("python3 asserts.py")),
+        ("_PARTED", NOTHING, "python3 -c 'import os; os.system(\"./a.out\")'"),
+        ("_OTHER_MODULES", (), "python3 -c 'import pathlib; pathlib.os.abort()'"),
+        ("_REFUSED", NOTHING, "python3 -c 'import json; json.__loader__'"),
+        ("_BUILTINS", {"eval"}, "python3 -c 'eval(1)'"),
+        ("_EXIT", NOTHING, "python3 -c 'import sys; sys.exit(len(sys.argv))'"),
+        ("_NAN", NOTHING, "python3 -c 'x = float(open(\"a.txt\").read()); assert not x > 1'"),
+        ("_NAN_PASSES", NOTHING, "python3 -c 'x = float(open(\"a.txt\").read()); assert not x > 1'"),
+        ("_PROOF", re.compile("test"), "test -s a.py && cat a.py > /dev/null && ! grep -q TODO a.py"),
+    ],
+)
+def test_each_rule_is_necessary(monkeypatch: pytest.MonkeyPatch, guard: str, off: Any, check: Check | str) -> None:
+    files = {
+        "asserts.py": "from app import f\nassert f(2) == 4\n",
+        "drive.js": "console.log(require('./app')(2) === 4)",
+    }
+    before = trust(check, verify_files=files)
+    monkeypatch.setattr(trust_module, guard, off)
+    assert (before == "shared", trust(check, verify_files=files) == "shared") in ((True, False), (False, True))
 
 
 def test_the_weakest_check_decides() -> None:

@@ -301,7 +301,8 @@ def _built_files(verify_files: Mapping[str, str]) -> set[str]:
 #
 #   name                                                place                     counts as settings
 #   .proverc, .cargo/config.toml, pylintrc, a.conf.js   any folder                always
-#   deno.json, phpunit.xml, ruff.toml                   any folder                if a check runs deno, phpunit, ruff
+#   deno.json, phpunit.xml, frob-config.ts, Justfile    any folder                if a check runs such a program
+#   build.xml, src/meson.build                          any folder                if the setup has it
 #   uv.toml, bun.lock, tsconfig.json, Justfile          of a check, or above      if the agent added it
 #   config.json, settings.toml, pets.yaml               any folder                never: data of the agent's programs
 #
@@ -311,15 +312,18 @@ def _built_files(verify_files: Mapping[str, str]) -> set[str]:
 
 _ALWAYS = re.compile(r"\..+|.*[a-z]rc|.+\.(?:config|conf|workspace)\.\w+|.+-toolchain", re.IGNORECASE)
 _STRICT = re.compile(
-    r".+\.(?:toml|ini|cfg|conf|config|lock|properties|props|targets|neon|rules)|[a-z]+file(?:\.py)?", re.IGNORECASE
+    r".+\.(?:toml|ini|cfg|conf|config|lock|properties|props|targets|neon|rules|kdl|hcl|pkl|edn|ron|cue|dhall|opts|plist"
+    r"|env|bzl|star|jsonnet|hjson)|[a-z]+file(?:\.py)?",
+    re.IGNORECASE,
 )
 _DATA = re.compile(r".+\.(?:json[c5]?|xml|ya?ml)(?:\.dist)?", re.IGNORECASE)
 _TOOLISH = re.compile(r".+[-_]?(?:config|conf|rc|lock|settings|workspace|project|manifest)", re.IGNORECASE)
+_BUILD = re.compile(r"build(?:\.\w+)*|.+\.build|sconstruct|wscript", re.IGNORECASE)
+_SUFFIX = re.compile(r"[-_.]?(?:config|conf|rc|file)$")
 _GENERIC = re.compile(
-    r"(?:.*[-_])?(?:config|conf|settings|options|defaults?|data|params|parameters)(?:[-_].*)?|"
-    r"(?:pro|log|out|in|read|write|text|data|temp|tmp|input|output|re)file",
-    re.IGNORECASE,
+    r"(?:.*[-_])?(?:config|conf|settings|options|defaults?|data|params|parameters)(?:[-_].*)?", re.IGNORECASE
 )
+_FILE_OF_DATA = re.compile(r"(?:pro|log|out|in|read|write|text|data|temp|tmp|input|output|re)file", re.IGNORECASE)
 _GIT = frozenset({".gitignore", ".gitattributes", ".gitmodules", ".gitkeep", ".mailmap"})
 """Files that cannot make git run a command, because its configuration comes from the baseline (`safe_git_config`)."""
 _SETTING_WORD = re.compile(r"[\w.+-]+")
@@ -370,15 +374,24 @@ class Settings:
     def _is_setting(self, folder: str, base: str, is_hidden: bool, *, is_new: bool) -> bool:
         if is_hidden or _ALWAYS.fullmatch(base):
             return True
+        if _BUILD.fullmatch(base) and not is_new:
+            return True
+        stem = base.split(".")[0].lower()
+        tool = _SUFFIX.sub("", stem)
+        if tool != stem and not _FILE_OF_DATA.fullmatch(stem) and self._is_program(tool):
+            return True
         is_strict, is_data = _STRICT.fullmatch(base), _DATA.fullmatch(base)
         if not is_strict and not is_data:
             return False
-        stem = base.split(".")[0].lower()
-        if {stem, re.sub(r"[-_.]?(?:config|conf|rc)$", "", stem)} & self._programs:
+        if stem in self._programs:
             return True
-        if not is_new or folder not in self._places or _GENERIC.fullmatch(stem):
+        if not is_new or folder not in self._places or _GENERIC.fullmatch(stem) or _FILE_OF_DATA.fullmatch(stem):
             return False
         return bool(is_strict or _TOOLISH.fullmatch(stem))
+
+    def _is_program(self, name: str) -> bool:
+        """Return whether a check runs a program with this name, or with a longer one: Snakefile of snakemake."""
+        return any(name == program or (len(name) > 3 and program.startswith(name)) for program in self._programs)
 
 
 def _words(texts: Iterable[str]) -> set[str]:

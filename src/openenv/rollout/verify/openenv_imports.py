@@ -97,28 +97,33 @@ class ImportGuard:
             self._searching.discard(name)
 
     def _is_wanted_by_library(self, name: str) -> bool:
-        """Return whether an import statement of an installed module asks for it, not a program for its plug-in."""
+        """Return whether installed code asks for a module itself: in an import statement, or with a name it spells.
+
+        A program that gets the name of its plug-in from the user asks for the agent's.
+        """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and _is_machinery(frame.f_code.co_filename):
             frame = frame.f_back
-        is_call = frame is not None and self._is_import_library(frame.f_code.co_filename)
-        while frame is not None and self._is_import_library(frame.f_code.co_filename):
-            frame = frame.f_back
-        if frame is None:
+        if frame is None or not self._is_library(frame.f_code.co_filename):
             return False
-        file = frame.f_code.co_filename
-        if not file.startswith(self._standard_library) and not any(part in file for part in _INSTALLED):
-            return False
-        if is_call:
-            # `zoneinfo` spells the name "tzdata"; pytest and unittest get the names of tests from their user.
-            words = [word for word in frame.f_code.co_consts if isinstance(word, str)]
-            return any(word == name or word.startswith(name + ".") for word in words)
         from opcode import opmap
 
         # pytest loads tests with `importlib.import_module(name)`: a call, not an import statement.
         code = frame.f_code
-        is_statement = 0 <= frame.f_lasti < len(code.co_code) and code.co_code[frame.f_lasti] == opmap["IMPORT_NAME"]
-        return is_statement and any(word == name or word.startswith(name + ".") for word in code.co_names)
+        if 0 <= frame.f_lasti < len(code.co_code) and code.co_code[frame.f_lasti] == opmap["IMPORT_NAME"]:
+            return any(word == name or word.startswith(name + ".") for word in code.co_names)
+        # `zoneinfo` spells the name "tzdata", and a package may pass one on: `optional("numexpr")` calls `__import__`.
+        # Flask spells "app.py", the file of its user's application.
+        while frame is not None and self._is_library(frame.f_code.co_filename):
+            if not self._is_import_library(frame.f_code.co_filename):
+                for word in _texts(frame.f_code.co_consts):
+                    if word == name or (word.startswith(name + ".") and word != name + ".py"):
+                        return True
+            frame = frame.f_back
+        return False
+
+    def _is_library(self, file: str) -> bool:
+        return file.startswith(self._standard_library) or any(part in file for part in _INSTALLED)
 
     def _is_import_library(self, file: str) -> bool:
         return file.startswith(self._standard_library + "importlib") or file == self._standard_library + "functools.py"
@@ -153,6 +158,15 @@ def _is_module(spec: ModuleSpec | None) -> bool:
     if spec.loader is not None and spec.origin is not None:
         return True
     return any(part in place + "/" for place in spec.submodule_search_locations or () for part in _INSTALLED)
+
+
+def _texts(constants: Iterable[object]) -> Iterable[str]:
+    """Yield the texts among the constants of a function, also those in tuples and sets."""
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, (tuple, frozenset)):
+            yield from _texts(constant)
 
 
 def _is_machinery(file: str) -> bool:

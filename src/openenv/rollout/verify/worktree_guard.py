@@ -161,7 +161,7 @@ class WorktreeGuard:
     setup_tests: frozenset[str]
     """Files of the setup that the checks run as tests."""
     import_places: Mapping[str, Mapping[str, ImportPlace]]
-    """The names that imports of the verifier's files go through, by folder and stem."""
+    """The names that imports of the verifier's and of protected files go through, by folder and stem."""
     lookups: Lookups
     start_folders: frozenset[str]
     """Folders that checks start or lie in."""
@@ -304,7 +304,7 @@ class WorktreeGuard:
 def plan_guard(rules: WorktreeRules, setup: SetupTree | None = None) -> WorktreeGuard:
     """Return the guard of a task with these rules, over a baseline."""
     setup = setup or SetupTree()
-    root, strict = rules.root, bool(rules.protected)
+    root, strict, patterns = rules.root, bool(rules.protected), Patterns(rules.protected)
     paths = {posixpath.normpath(posixpath.join(root, file)): text for file, text in rules.verify_files.items()}
     inner = {path[len(root) + 1 :]: text for path, text in paths.items() if path.startswith(f"{root}/")}
     texts = Texts(rules.checks, rules.asked, root=root)
@@ -333,7 +333,7 @@ def plan_guard(rules: WorktreeRules, setup: SetupTree | None = None) -> Worktree
     return WorktreeGuard(
         root=root,
         strict=strict,
-        patterns=Patterns(rules.protected),
+        patterns=patterns,
         links=Patterns(rules.keeps_links),
         setup=setup,
         texts=texts,
@@ -348,7 +348,7 @@ def plan_guard(rules: WorktreeRules, setup: SetupTree | None = None) -> Worktree
             if folder
         ),
         setup_tests=setup_tests,
-        import_places=_import_places(verify_files | setup_tests),
+        import_places=_import_places(verify_files | setup_tests | set(filter(patterns.cover, setup.files))),
         lookups=lookups,
         start_folders=frozenset(start_folders),
         tools=_installed_tools(setup, lookups) if strict else InstalledTools(),
