@@ -1,9 +1,10 @@
 """Print the figures of the tree that say how hard it is to read, and fail above the limits of `[tool.shape]`.
 
-usage: python scripts/shape.py [--trace] [--list FIGURE]
+usage: python scripts/shape.py [--trace] [--table] [--list FIGURE]
 
 The figures come from the syntax trees of `src/openenv`. --trace also runs a step over WebSocket v2 and a rollout with
-the agent `noop`, and counts the files of the package that they call. --list prints the places behind one figure.
+the agent `noop`, and counts the files of the package that they call. --table prints Markdown, with the figures of
+earlier trees. --list prints the places behind one figure. `[tool.shape.comments]` has limits for single folders.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tempfile
 import threading
 import tokenize
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -325,6 +326,53 @@ _FIGURES: dict[str, tuple[Callable[[Tree], list[str]], bool]] = {
 _TRACES = {"files_of_a_v2_step": traced_step, "files_of_a_noop_rollout": traced_rollout}
 _AT_LEAST = {"comments_per_1000_lines"}
 
+# Rows of the table: a name, the figures before the first redesign, after it and before the second one, counted by an
+# earlier version of this script, and the figures of this tree.
+_ROWS = (
+    ("modules, lines", "452, 62,788", "272, 56,025", "532, 113,500", "{modules}, {lines:,}"),
+    ("entries at the top of the package", "28", "29", "55", "{top_entries}"),
+    (
+        "functions > 100 / > 60 lines", "1 / 6", "1 / 6", "6 / 32",
+        "{functions_over_100_lines} / {functions_over_60_lines}",
+    ),
+    ("functions with > 6 parameters", "39", "31", "93", "{functions_over_6_parameters}"),
+    (
+        "classes of one user; modules of one importer", "199; 139", "182; 49", "299; 81",
+        "{classes_of_one_user}; {modules_of_one_importer}",
+    ),
+    (
+        "comments / `Any` per 1,000 lines", "18 / 51", "37 / 51", "34 / 44",
+        "{comments_per_1000_lines:.0f} / {any_per_1000_lines:.0f}",
+    ),
+    (
+        "conditional expressions per 1,000 lines, nested ones", "", "27, 9", "29, 33",
+        "{conditional_expressions_per_1000_lines:.0f}, {nested_conditional_expressions}",
+    ),
+    (
+        "files on the way of a v2 step; of a noop rollout", "27; -", "14; 21", "14; 29",
+        "{files_of_a_v2_step}; {files_of_a_noop_rollout}",
+    ),
+    ("imports that point the wrong way", "", "", "59 of 2,366", "{wrong_way_imports} of {imports:,}"),
+)  # fmt: skip
+
+
+def comments_of_folders(tree: Tree, folders: Iterable[str]) -> Iterator[tuple[str, float]]:
+    """Yield folders of the package, and their comments per 1,000 lines of code."""
+    files = [place.rpartition(":")[0] for place in comments(tree)]
+    for folder in folders:
+        start = f"{(PACKAGE / folder).relative_to(ROOT)}/"
+        names = [name for name, file in tree.files.items() if str(file.relative_to(ROOT)).startswith(start)]
+        lines = sum(len(_code_lines(tree.sources[name], tree.trees[name])) for name in names)
+        yield folder, round(1000 * sum(file.startswith(start) for file in files) / lines, 1)
+
+
+def markdown(figures: Mapping[str, float]) -> str:
+    """Return the table of earlier and present figures."""
+    lines = ["| | before the first redesign | after it | before the second | now |", "|---|---:|---:|---:|---:|"]
+    for name, *earlier, now in _ROWS:
+        lines.append(f"| {' | '.join((name, *earlier, now.format(**figures)))} |")
+    return "\n".join(lines)
+
 
 def main() -> int:
     """Print the table; return 1 if a figure is beyond its limit."""
@@ -333,6 +381,7 @@ def main() -> int:
     parser.add_argument(
         "--list", choices=[*_FIGURES, *_TRACES], metavar="FIGURE", help="print the places of one figure"
     )
+    parser.add_argument("--table", action="store_true", help="print Markdown with earlier figures; implies --trace")
     arguments = parser.parse_args()
     limits = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"].get("shape", {})
     tree = Tree()
@@ -341,18 +390,23 @@ def main() -> int:
     for name, (count, per_line) in _FIGURES.items():
         places[name] = count(tree)
         figures[name] = round(1000 * len(places[name]) / tree.code_lines, 1) if per_line else len(places[name])
-    if arguments.trace:
+    if arguments.trace or arguments.table:
         for name, traced in _TRACES.items():
             places[name] = traced()
             figures[name] = len(places[name])
     failed = False
+    folders = {f"comments of {folder}": limit for folder, limit in limits.get("comments", {}).items()}
+    figures |= {f"comments of {name}": value for name, value in comments_of_folders(tree, limits.get("comments", {}))}
     for name, figure in figures.items():
-        limit = limits.get(name)
-        is_beyond = limit is not None and (figure < limit if name in _AT_LEAST else figure > limit)
+        limit = limits.get(name, folders.get(name))
+        is_minimum = name in _AT_LEAST or name in folders
+        is_beyond = limit is not None and (figure < limit if is_minimum else figure > limit)
         failed |= is_beyond
-        word = "at least" if name in _AT_LEAST else "at most"
+        word = "at least" if is_minimum else "at most"
         bound = "" if limit is None else f"{word} {limit:g}{'  <- beyond' if is_beyond else ''}"
         print(f"{name:40}{figure:>10g}  {bound}".rstrip())
+    if arguments.table:
+        print(markdown({**figures, "imports": sum(map(len, tree.imports.values()))}))
     if arguments.list is not None:
         print(*places.get(arguments.list, []), sep="\n")
     return int(failed)

@@ -131,7 +131,7 @@ def test_hundreds_of_fast_sessions_need_few_threads(
 ) -> None:
     """W13: 500 sessions of a fast environment share fewer than 64 threads."""
     for bound in ("SLOW_S", "FAST_S"):
-        monkeypatch.setattr(f"openenv.server.runners.thread.{bound}", 1.0)  # fast, on a busy machine too
+        monkeypatch.setattr(f"openenv.server.runners.dispatcher.{bound}", 1.0)  # fast, on a busy machine too
     server = serve(probe.app(max_concurrent_envs=500))
     peers = [peer(server.port) for _ in range(500)]
     for one in peers:

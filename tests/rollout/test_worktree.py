@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from openenv.rollout.store.archives import MAX_BYTES, UnusableWorktree, read_files
-from openenv.rollout.tasks.task import PROTECTED, Task
+from openenv.rollout.tasks.task import PROTECTED, Patterns, Task
 from openenv.rollout.verify import worktree
 from openenv.rollout.verify.lookups import ancestors
 from openenv.rollout.verify.worktree import VerifierHome, merge, rules_of, write_home
-from openenv.rollout.verify.worktree_guard import Patterns, WorktreeRules
+from openenv.rollout.verify.worktree_guard import WorktreeRules
 
 
 def member(name: str, content: bytes | None = b"", **fields: object) -> tuple[tarfile.TarInfo, bytes | None]:

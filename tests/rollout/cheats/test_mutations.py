@@ -19,7 +19,7 @@ from openenv.rollout import Check, Task, python_check
 from openenv.rollout.capture import call_request, records
 from openenv.rollout.run.engine import EngineOptions
 from openenv.rollout.run.phases import ModelAccess, PhaseFailed, RolloutRun
-from openenv.rollout.tasks.task import CommandResult
+from openenv.rollout.tasks.task import CommandResult, Patterns
 from openenv.rollout.verify import (
     judged_checks,
     live_check,
@@ -156,7 +156,7 @@ def new_libraries_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def settings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worktree_guard.WorktreeGuard, "covers", lambda *args, **options: False)
-    monkeypatch.setattr(worktree_guard.Patterns, "cover", lambda *args, **options: False)
+    monkeypatch.setattr(Patterns, "cover", lambda *args, **options: False)
 
 
 def the_endpoint_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

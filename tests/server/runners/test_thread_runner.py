@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from openenv.server.runners import InlineRunner, Lane, ThreadRunner, make_runner
-from openenv.server.runners.thread import FAST_S, PARKED, PROOF, SLOW_S, SPREAD, CallProfile
+from openenv.server.runners.dispatcher import FAST_S, PROOF, SLOW_S, CallProfile
+from openenv.server.runners.thread import PARKED, SPREAD
 from slow_steps import take
 from waiting import wait_until
 
@@ -41,8 +42,8 @@ class Work:
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadRunner]:
     """A runner that does not take a busy machine for a slow environment."""
-    monkeypatch.setattr("openenv.server.runners.thread.SLOW_S", 5.0)
-    monkeypatch.setattr("openenv.server.runners.thread.FAST_S", 4.0)
+    monkeypatch.setattr("openenv.server.runners.dispatcher.SLOW_S", 5.0)
+    monkeypatch.setattr("openenv.server.runners.dispatcher.FAST_S", 4.0)
     made = ThreadRunner()
     yield made
     made.close()

@@ -107,6 +107,11 @@ class Outcome(BaseModel):
         return html_table(f"Outcome {self.rollout_id}", [(name, value) for name, value in rows.items() if value != ""])
 
 
+def sequence_of(record: Mapping[str, Any]) -> int:
+    """Return the number of a record's verdict. Records of earlier versions have none: their times order them."""
+    return int(record.get("sequence", 0 if record["kind"] == "rollout" else 1))
+
+
 def group_of(*metadata: Mapping[str, Any] | None) -> str:
     """Return the group of a rollout: `group` in its metadata, or else in the metadata of its task."""
     named: Iterable[object] = ((each or {}).get("group") for each in metadata)

@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from openenv.rollout.store.outcome import group_of
+from openenv.rollout.store.outcome import group_of, sequence_of
 from openenv.rollout.tasks.task import TRUSTS, Trust, reaches
 
 logger = logging.getLogger(__name__)
@@ -441,11 +441,6 @@ class RolloutIndex:
         db.execute("DELETE FROM records WHERE shard = ?", (name,))
         db.execute("DELETE FROM shards WHERE name = ?", (name,))
         db.executemany(f"UPDATE records SET is_last = NOT EXISTS ({_LATER}) WHERE rollout_id = ?", ids)
-
-
-def sequence_of(record: Mapping[str, Any]) -> int:
-    """Return the number of a record's verdict. Records of earlier versions have none: their times order them."""
-    return int(record.get("sequence", 0 if record["kind"] == "rollout" else 1))
 
 
 def _row(line: bytes, shard: str, offset: int) -> RolloutRow | None:

@@ -43,7 +43,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from openenv.errors import StoreError
 from openenv.rollout.progress import Progress
-from openenv.rollout.store.outcome import Outcome, group_of
+from openenv.rollout.store.outcome import Outcome, group_of, sequence_of
 from openenv.rollout.store.rollout_index import (
     EVERY_RECORD,
     FIRST,
@@ -54,7 +54,6 @@ from openenv.rollout.store.rollout_index import (
     RolloutIndex,
     RolloutRow,
     RolloutStats,
-    sequence_of,
 )
 from openenv.rollout.tasks.checks import AS_STORED
 from openenv.rollout.tasks.task import Task

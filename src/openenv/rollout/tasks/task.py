@@ -9,8 +9,10 @@ import base64
 import json
 import math
 import posixpath
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -137,6 +139,25 @@ PROTECTED = (
 """Files that decide how Python and pytest start: the verifier sees the baseline's version, never the agent's.
 If a task has any pattern, this includes a `pyproject.toml` or `setup.cfg` that the agent changed and that names
 pytest."""
+
+
+class Patterns:
+    """Path patterns: `*` stays within a folder, `**` crosses them, a pattern covers a folder and all below it."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        # Readers may ignore the case: Python accepts `X.DIST-INFO`.
+        self._regex = re.compile("|".join(_translate(pattern) for pattern in patterns) or r"(?!)", re.IGNORECASE)
+
+    def cover(self, name: str) -> bool:
+        """Return whether a relative path is covered."""
+        return bool(self._regex.fullmatch(name))
+
+
+@lru_cache(maxsize=4096)  # every task has the same few dozen, besides its own
+def _translate(pattern: str) -> str:
+    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+    expressions = {"**/": r"(?:[^/]+/)*", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
+    return "(?s:" + "".join(expressions.get(part, re.escape(part)) for part in parts) + ")"
 
 
 class Task(BaseModel):

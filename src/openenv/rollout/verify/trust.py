@@ -26,8 +26,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ..tasks.checks import CASES_JUDGE, JUDGE_SCRIPT, Check
-from ..tasks.task import Task, Trust
-from .worktree_guard import Patterns, run_files
+from ..tasks.task import Patterns, Task, Trust
+from .worktree_guard import run_files
 
 # ---- lines: programs that execute and write nothing, with the options that keep it so ----
 _TEXT = r"""(?:[^\s'"`$\\|&;<>()*?{}\[\]#]|'[^']*'|"[^"$`\\]*")+"""

@@ -36,12 +36,12 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
 from openenv.rollout.store.archives import ancestors
 from openenv.rollout.tasks.checks import Check
+from openenv.rollout.tasks.task import Patterns
 from openenv.rollout.verify.lookups import GIT_FILES, RUNNERS, Lookups, Settings, Texts
 from openenv.sandboxes.base import WORKDIR
 
@@ -68,25 +68,6 @@ _LANGUAGES = (
 _LINE_WORD = re.compile(r"[^\s'\"<>|;&()=,`]+")
 
 Kind = Literal["file", "folder", "link"]
-
-
-class Patterns:
-    """Path patterns: `*` stays within a folder, `**` crosses them, a pattern covers a folder and all below it."""
-
-    def __init__(self, patterns: Sequence[str]) -> None:
-        # Readers may ignore the case: Python accepts `X.DIST-INFO`.
-        self._regex = re.compile("|".join(_translate(pattern) for pattern in patterns) or r"(?!)", re.IGNORECASE)
-
-    def cover(self, name: str) -> bool:
-        """Return whether a relative path is covered."""
-        return bool(self._regex.fullmatch(name))
-
-
-@lru_cache(maxsize=4096)  # every task has the same few dozen, besides its own
-def _translate(pattern: str) -> str:
-    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
-    expressions = {"**/": r"(?:[^/]+/)*", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
-    return "(?s:" + "".join(expressions.get(part, re.escape(part)) for part in parts) + ")"
 
 
 def run_files(check: Check, verify_files: Mapping[str, str], workdir: str) -> dict[str, str]:

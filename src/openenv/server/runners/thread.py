@@ -7,8 +7,8 @@ A new session is placed by the measured durations of calls, and stays on its thr
     some calls are slow   a separate thread, up to `max_threads`
     in between            spread: milliseconds of waiting for a disk or an engine would add up on one thread
 
-Calls come from the event loop, and results return to it, through its `Dispatcher`. Knows calls and their duration; must
-not know sessions or environments.
+`dispatcher` brings calls to the threads and results back. Knows threads, and how long their calls take; must not know
+sessions or environments.
 """
 
 from __future__ import annotations
@@ -16,196 +16,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import math
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import Final, Literal
+from collections.abc import Iterable
+from typing import Final
 
-from .base import Lane, LaneCall
-from .dispatcher import TURN_S, WAIT_S, Dispatcher, Turn
+from .base import Lane
+from .dispatcher import CallProfile, HandoverCounts, WorkerThread
 
 logger = logging.getLogger(__name__)
 
 SPREAD = 32
 PARKED = 4
-SLOW_S = 0.005
-"""A mean duration above this is slow, for any kind of call."""
-FAST_S = 0.0005
-"""A mean duration up to this is fast, for steps and tool calls."""
-PROOF = 8
-"""How many steps must be measured before they count as fast."""
-_STEPS = ("step", "tool")
-_WEIGHT = 0.1
-_MOST_MISSES: Final = 8
 _SWITCH_S: Final = 0.0005
-
-
-class CallProfile:
-    """The durations of calls: a moving mean for each kind."""
-
-    __slots__ = ("_mean_s", "_steps")
-
-    def __init__(self) -> None:
-        self._mean_s: dict[str, float] = {}
-        self._steps = 0
-
-    @property
-    def step_s(self) -> float:
-        """The mean duration of a step or tool call; 0 before the first."""
-        return max(self._mean_s.get(kind, 0.0) for kind in _STEPS)
-
-    def record(self, kind: str, seconds: float) -> None:
-        """Record one call. Races between threads lose a sample, never more."""
-        mean = self._mean_s.get(kind)
-        self._mean_s[kind] = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
-        if kind in _STEPS:
-            self._steps += 1
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether some kind of call is slow enough to delay other sessions on its thread."""
-        return any(mean > SLOW_S for mean in self._mean_s.values())
-
-    @property
-    def is_fast(self) -> bool:
-        """Whether enough steps were measured, steps are fast, and all other kinds of calls are not slow."""
-        if self._steps < PROOF or self.is_slow:
-            return False
-        return all(self._mean_s.get(kind, 0.0) <= FAST_S for kind in _STEPS)
-
-
-@dataclass(slots=True)
-class HandoverCounts:
-    """How the loop handed calls to threads: counted for each thread and pass. Races lose a count, never more.
-
-    Args:
-        quick: The loop waited, and the calls had run in time.
-        late: The loop waited, but went on without the results.
-        apart: The loop did not wait, because the calls were expected to be slow.
-    """
-
-    quick: int = 0
-    late: int = 0
-    apart: int = 0
-
-
-class WorkerThread:
-    """One thread and its queue of calls."""
-
-    def __init__(self, name: str, profile: CallProfile, counts: HandoverCounts) -> None:
-        self.sessions = 0
-        self.profile = profile
-        self._counts = counts
-        self._calls: deque[LaneCall] = deque()
-        self._wakes: SimpleQueue[Turn | Literal[False] | None] = SimpleQueue()  # False ends the thread
-        self._began: float | None = None
-        self._call: LaneCall | None = None
-        self._misses = 0
-        self._passes_without_wait = 0
-        self._name = name
-        self._start()
-
-    def _start(self) -> None:
-        # A daemon: a hanging environment must not keep the process alive.
-        self.thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        self.thread.start()
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether the running call takes too long for others to share the thread."""
-        return self.runs_for(SLOW_S)
-
-    def runs_for(self, seconds: float) -> bool:
-        """Whether the running call takes longer than this."""
-        began = self._began
-        return began is not None and time.perf_counter() - began > seconds
-
-    def runs(self, call: object) -> bool:
-        """Return whether a call runs now."""
-        return self._call is call
-
-    # -- calls ----------------------------------------------------------------------------------------------------
-
-    def submit(self, call: LaneCall, dispatcher: Dispatcher | None = None) -> None:
-        """Queue a call, at the end of the loop's pass if its dispatcher is given."""
-        if dispatcher is not None and dispatcher.is_at_hand:
-            dispatcher.hand_out(self, call)
-        else:
-            self.put((call,))
-
-    def put(self, calls: Iterable[LaneCall], turn: Turn | None = None) -> None:
-        """Queue calls now; run them within a turn, if the loop waits for it."""
-        self._calls.extend(calls)
-        self._wakes.put(turn)
-
-    @property
-    def has_calls(self) -> bool:
-        """Whether calls are queued."""
-        return bool(self._calls)
-
-    def is_awaited(self, calls: Sequence[LaneCall]) -> bool:
-        """Whether the loop should wait for calls: they are expected to be quick."""
-        if self._passes_without_wait:
-            self._passes_without_wait -= 1
-        elif self._began is None and (not calls or calls[0].count * self.profile.step_s <= WAIT_S):
-            return True
-        self._counts.apart += 1
-        return False
-
-    def waited_for(self, *, is_late: bool) -> None:
-        """Record a wait of the loop. If a call blocks the thread, the loop does not wait for it in the next passes."""
-        if not is_late:
-            self._counts.quick += 1
-            self._misses >>= 1
-            return
-        self._counts.late += 1
-        if self.runs_for(WAIT_S):  # not only a busy machine
-            self._misses = min(self._misses + 1, _MOST_MISSES)
-            self._passes_without_wait = 1 << self._misses
-
-    def replace_thread(self) -> None:
-        """Let a new thread run the queued calls; the old one ends with its hanging call."""
-        self._began = self._call = None
-        self._start()
-        self._wakes.put(None)
-
-    def stop(self) -> None:
-        """End the thread after the queued calls."""
-        self._wakes.put(False)
-
-    def _run(self) -> None:
-        take, calls, record, clock = self._wakes.get, self._calls, self.profile.record, time.perf_counter
-        thread = threading.current_thread()
-        while True:
-            turn = take()
-            ends_at = clock() + TURN_S if turn else math.inf
-            while calls:
-                call = self._call = calls.popleft()
-                began = self._began = clock()
-                try:
-                    call.run()
-                except BaseException:
-                    logger.exception("a call raised in its lane")
-                if self.thread is not thread:  # replaced: the new thread runs the rest
-                    return
-                self._began = self._call = None
-                now = clock()
-                record(call.kind, (now - began) / call.count)
-                del call  # an idle thread must not keep the last action alive
-                if turn and now >= ends_at:
-                    if turn.end():  # the loop comes back for the rest
-                        break
-                    turn, ends_at = None, math.inf
-            else:
-                if turn:
-                    turn.end()
-            if turn is False:
-                return
 
 
 class ThreadLane(Lane):

@@ -31,7 +31,8 @@ from openenv.env.copies import own_snapshot, require_copyable, require_inner_sta
 from openenv.errors import NotForkable, message_of
 
 from ....sessions.session import Session
-from ...thread import ThreadLane, WorkerThread
+from ...dispatcher import WorkerThread
+from ...thread import ThreadLane
 from .. import fork_checks
 from ..messages import PackedState, pack, unpack
 

@@ -26,8 +26,8 @@ from ....sessions.lifetime import ClosedEnvironments
 from ....sessions.operations import FORK
 from ....sessions.session import Session, SessionCall, SessionCallbacks, SessionKind, SessionState
 from ...base import Lane, LaneCall
-from ...dispatcher import Delivery, Dispatcher
-from ...thread import CallProfile, ThreadRunner, WorkerThread
+from ...dispatcher import CallProfile, Delivery, Dispatcher, WorkerThread
+from ...thread import ThreadRunner
 from .. import fork_checks
 from ..messages import READ_BYTES, MessageKind, MessageReader, PackedState, describe, unpack
 from .copies import CopiedSession, ProcessCopies, environment_of
