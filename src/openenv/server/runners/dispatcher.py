@@ -40,6 +40,7 @@ FAST_S = 0.0005
 PROOF = 8
 """How many steps must be measured before they count as fast."""
 _STEPS = ("step", "tool")
+_OTHER = {"step": "tool", "tool": "step"}
 _WEIGHT = 0.1
 _MOST_WAITS: Final = 5
 _MOST_MISSES: Final = 8
@@ -51,23 +52,22 @@ T = TypeVar("T")
 class CallProfile:
     """The durations of calls: a moving mean for each kind."""
 
-    __slots__ = ("_mean_s", "_steps")
+    __slots__ = ("_mean_s", "_steps", "step_s")
 
     def __init__(self) -> None:
         self._mean_s: dict[str, float] = {}
         self._steps = 0
-
-    @property
-    def step_s(self) -> float:
-        """The mean duration of a step or tool call; 0 before the first."""
-        return max(self._mean_s.get(kind, 0.0) for kind in _STEPS)
+        self.step_s = 0.0
+        """The mean duration of a step or tool call, the longer one; 0 before the first."""
 
     def record(self, kind: str, seconds: float) -> None:
         """Record one call. Races between threads lose a sample, never more."""
         mean = self._mean_s.get(kind)
-        self._mean_s[kind] = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
+        self._mean_s[kind] = mean = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
         if kind in _STEPS:
             self._steps += 1
+            other = self._mean_s.get(_OTHER[kind], 0.0)
+            self.step_s = mean if mean > other else other
 
     @property
     def is_slow(self) -> bool:
@@ -220,15 +220,19 @@ class Handover:
     __slots__ = ("_ended", "_next", "_others", "turns")
 
     def __init__(self, shares: Iterable[tuple[WorkerThread, list[LaneCall]]]) -> None:
-        self._next = deque((worker, calls, Turn(self)) for worker, calls in shares)
-        self.turns = [(worker, turn) for worker, _, turn in self._next]
+        self.turns = [(worker, calls, Turn(self)) for worker, calls in shares]
+        self._next = deque(self.turns)
         # `pop` is atomic, so exactly one thread finds the list empty: the last one.
         self._others = [None] * (len(self.turns) - 1)
         self._ended = threading.Lock()
         self._ended.acquire()
 
+    # Each step of one session comes here, so lists are tested before they are popped: an exception costs as much as all
+    # the rest. Another thread may still be faster.
     def begin_next(self) -> bool:
         """Let the next thread begin; return False after the last."""
+        if not self._next:
+            return False
         try:
             worker, calls, turn = self._next.popleft()
         except IndexError:
@@ -243,11 +247,16 @@ class Handover:
 
     def turn_ended(self) -> None:
         """Continue with the next thread, or with the loop."""
-        self.begin_next()
-        try:
-            self._others.pop()
-        except IndexError:
-            self._ended.release()
+        if self._next:
+            self.begin_next()
+        if self._others:
+            try:
+                self._others.pop()
+            except IndexError:
+                pass
+            else:
+                return
+        self._ended.release()
 
     def wait(self, seconds: float) -> bool:
         """Wait until all turns have ended; return False when the time is up."""
@@ -272,6 +281,8 @@ class Turn:
 
     def give_up(self) -> bool:
         """Stop waiting; return False if the thread has ended its turn. Called by the loop."""
+        if not self._claim:
+            return False
         try:
             self._claim.pop()
         except IndexError:
@@ -368,7 +379,7 @@ class Dispatcher:
                     break
         finally:
             self._is_waiting = False
-        for worker, turn in handover.turns:
+        for worker, _, turn in handover.turns:
             is_late = turn.give_up()
             worker.waited_for(is_late=is_late)
             if not is_late and worker.has_calls:  # its turn was too short for all
