@@ -35,7 +35,9 @@ again. `verify` is its only entry; the engine calls it and hands it to the phase
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 from openenv.errors import SandboxError
 from openenv.rollout.store.verdict import Verdict, VerifierInput
@@ -66,7 +68,7 @@ def verify(task: Task, backend: Sandboxes, given: VerifierInput) -> Verdict:
         folders = scratch() if given.folder is None else nullcontext(given.folder)
         with folders as folder, VerificationCase(task, backend, given, folder) as case:
             lines = LineChecks(case, references, reads_file=reads_reward_file(task, given.baseline))
-            _run_checks(case, lines, JudgedChecks(case, references), verdict, given)
+            _run_checks(case, lines, partial(JudgedChecks, case, references), verdict, given)
             if verdict.crash is None:
                 _set_reward(verdict, lines)
             else:
@@ -88,11 +90,16 @@ def _trusts(task: Task, backend: Sandboxes) -> list[Trust]:
 
 
 def _run_checks(
-    case: VerificationCase, lines: LineChecks, judged: JudgedChecks, verdict: Verdict, given: VerifierInput
+    case: VerificationCase,
+    lines: LineChecks,
+    new_judged: Callable[[], JudgedChecks],
+    verdict: Verdict,
+    given: VerifierInput,
 ) -> None:
     """Run the checks in order, until one of them crashes."""
     checks = case.task.verify
     trusts = _trusts(case.task, case.backend)
+    judged: JudgedChecks | None = None  # most tasks have lines only
     for number, check in enumerate(checks):
         label = f"check {number + 1} of {len(checks)}: "
         case.begin(check, None if number + 1 == len(checks) else checks[number + 1])
@@ -100,6 +107,7 @@ def _run_checks(
             if isinstance(check, str):
                 result = lines.run(number, check, trusts[number])
             else:
+                judged = judged or new_judged()
                 result = judged.run(number, check, lambda text, label=label: given.report(f"{label}{text}"))  # type: ignore[misc]
         except CheckCrash as exc:
             part = f"verify line {number + 1}" if isinstance(check, str) else f"{exc.part} of check {number + 1}"
