@@ -17,6 +17,7 @@ _EXPORTS = {
     "StepResult": "openenv.types",
     "Environment": "openenv.env.environment",
     "MCPEnvironment": "openenv.env.mcp_environment",
+    "tool": "openenv.env.mcp_environment",
     "Transform": "openenv.env.environment",
     "Rubric": "openenv.env.rubrics",
     "create_app": "openenv.server.app",
@@ -53,6 +54,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.env.environment import Environment as Environment
     from openenv.env.environment import Transform as Transform
     from openenv.env.mcp_environment import MCPEnvironment as MCPEnvironment
+    from openenv.env.mcp_environment import tool as tool
     from openenv.env.rubrics import Rubric as Rubric
     from openenv.packaging.auto.auto_action import AutoAction as AutoAction
     from openenv.packaging.auto.auto_env import AutoEnv as AutoEnv

@@ -46,7 +46,7 @@ RUBRICS = """
 
 EXPORTS = {
     "openenv": """
-        __version__ Action Observation State StepResult Environment MCPEnvironment Transform Rubric create_app
+        __version__ Action Observation State StepResult Environment MCPEnvironment tool Transform Rubric create_app
         create_fastapi_app EnvClient SyncEnvClient GenericEnvClient GenericAction HTTPEnvClient MCPToolClient LocalEnv
         VectorEnv AsyncVectorEnv AutoEnv AutoAction TaskClient connect
         core cli errors

@@ -84,9 +84,6 @@ class NotesEnvironment(MCPEnvironment):
     def _is_over(self) -> bool:
         return self._desk.is_submitted or self._state.step_count >= MAX_STEPS
 
-    def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        raise TypeError(f"{type(action).__name__} is no action of this environment: list its tools, or call one")
-
     def _note(self, reward: float) -> None:
         assert self.rubric is not None
         self._state.total_reward += reward

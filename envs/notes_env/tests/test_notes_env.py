@@ -233,7 +233,7 @@ def test_the_reward_is_in_the_observation_and_never_in_a_tools_result(env: SyncL
 
 def test_other_actions_are_refused() -> None:
     env = NotesEnvironment()
-    with pytest.raises(TypeError, match="tools"):
+    with pytest.raises(ValueError, match="tools"):
         env.step(Action())
     env.close()
 

@@ -258,6 +258,9 @@ def infer_models(env_cls: type[Any]) -> Models:
     generic = _generic_arguments(env_cls)
     action = declared_action(env_cls) or Action
     observation = _model(generic.get("observation")) or _annotation(env_cls, "step", "return") or Observation
+    # An environment of tools names the plain models: its actions are tool calls.
+    if action is Action and hasattr(env_cls, "wire_models"):
+        action, observation = env_cls.wire_models()
     state = _model(generic.get("state"))
     if state is None or state is State:  # a base class may name `State` and the annotation a subclass of it
         state = _annotation(env_cls, "state", "return") or State

@@ -1,4 +1,4 @@
-"""`MCPEnvironment`: an environment with the tools of a FastMCP server as actions.
+"""`MCPEnvironment`: an environment with tools as actions: its methods with `@tool`, or those of a FastMCP server.
 
 One registry serves `step`, code mode and the MCP endpoints. Knows tools; must not know the wire or its callers.
 """
@@ -6,9 +6,11 @@ One registry serves `step`, code mode and the MCP endpoints. Knows tools; must n
 from __future__ import annotations
 
 import functools
-from abc import abstractmethod
+import inspect
+import typing
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from openenv.errors import ToolCallError, message_of
@@ -41,26 +43,90 @@ def get_server_tools(mcp_server: Any) -> dict[str, Any]:
     return {tool.name: tool for tool in ServerTools(mcp_server).local_tools()}
 
 
-class MCPEnvironment(Environment[Action, Observation, State], counts_episodes=False):
-    """Base class of environments with tools: write `reset` and `_step_impl`, and give it a FastMCP server.
+def tool(function: Any = None, *, mode: ToolMode | None = None) -> Any:
+    """Mark a method of an `MCPEnvironment` as a tool, of one mode only or of both.
 
-    A step with `ListToolsAction` or `CallToolAction` reaches the tools; every other action reaches `_step_impl`.
+    `@tool` and `@tool(mode="simulation")` both work. The name, the docstring and the annotations describe the tool.
+
+    Raises:
+        ValueError: There is no such mode.
+    """
+    _check_mode(mode)
+
+    def mark(method: Any) -> Any:
+        method.openenv_tool = mode
+        return method
+
+    return mark if function is None else mark(function)
+
+
+def _check_mode(mode: str | None) -> None:
+    if mode not in (None, "production", "simulation"):
+        raise ValueError(f"Invalid mode {mode!r}: choose 'production', 'simulation' or None")
+
+
+# An environment of tools needs `reset` and methods:
+#
+#   class Bank(MCPEnvironment):
+#       def reset(self, seed=None): ...
+#
+#       @tool
+#       def deposit(self, amount: int) -> int:
+#           """Put money into the account."""
+#           self.earn(0.1)                      the reward of the step that called the tool
+class MCPEnvironment(Environment[Action, Observation, State], counts_episodes=False):
+    """Base class of environments with tools: write `reset`, and methods with `@tool` or a FastMCP server.
+
+    A step with `ListToolsAction` or `CallToolAction` reaches the tools; every other action reaches `_step_impl`, which
+    an environment with further actions overrides.
 
     Args:
-        mcp_server: The FastMCP server with the environment's tools.
+        mcp_server: A FastMCP server with tools; by default a new one. Methods with `@tool` are added to it.
         transform: Changes observations on their way out.
 
     Raises:
         ValueError: A tool has a reserved name: reset, step, state or close.
     """
 
-    def __init__(self, mcp_server: Any, transform: Transform[Observation] | None = None) -> None:
+    def __init__(self, mcp_server: Any = None, transform: Transform[Observation] | None = None) -> None:
         super().__init__(transform=transform)
+        if mcp_server is None:
+            from fastmcp import FastMCP
+
+            mcp_server = FastMCP(type(self).__name__)
         self.mcp_server = mcp_server
         self._mode: str | None = None
         self.tools = ToolRegistry(mcp_server, mode=self._active_mode)
+        self._earned: _Earned | None = None
+        for name, mode in _marked_methods(type(self)):
+            self.tool(mode)(getattr(self, name))
         check_names(get_server_tools(mcp_server))
         self._mcp_client: Any = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("reset", "reset_async"):
+            if name in vars(cls):
+                setattr(cls, name, _forgetting(vars(cls)[name]))
+
+    @classmethod
+    def wire_models(cls) -> tuple[type[Any], type[Any]]:
+        """Return the action and the observation that a server of this class offers: those of tools, unless
+        `_step_impl` takes an action of its own.
+        """
+        own = typing_hints(cls._step_impl)
+        action, observation = own.get("action"), own.get("return")
+        if cls._step_impl is MCPEnvironment._step_impl or action in (None, Any, Action):
+            return CallToolAction, CallToolObservation
+        return action, CallToolObservation if observation in (None, Any) else observation
+
+    def earn(self, reward: float, *, done: bool = False) -> None:
+        """Add to the reward of the current step, and end the episode if `done`; for use in tools.
+
+        An agent that calls a tool over MCP never sees the reward: the next step of the orchestrator carries it.
+        """
+        earned = self._earned or _Earned()
+        self._earned = _Earned(earned.reward + reward, earned.done or done)
 
     def _active_mode(self) -> str | None:
         return self._mode
@@ -116,8 +182,7 @@ class MCPEnvironment(Environment[Action, Observation, State], counts_episodes=Fa
         Raises:
             ValueError: There is no such mode, or the name is reserved.
         """
-        if mode not in (None, "production", "simulation"):
-            raise ValueError(f"Invalid mode {mode!r}: choose 'production', 'simulation' or None")
+        _check_mode(mode)
 
         def decorate(function: F) -> F:
             check_names([function.__name__])
@@ -141,6 +206,7 @@ class MCPEnvironment(Environment[Action, Observation, State], counts_episodes=Fa
                 observation = _called(action, self.tools.call_blocking(_request(action, timeout_s)))
             except ToolCallError as exc:
                 observation = _call_failed(action, exc)
+            self._pay(observation)
         else:
             return self._step_impl(action, timeout_s=timeout_s, **kwargs)
         return self._apply_transform(observation)
@@ -157,6 +223,7 @@ class MCPEnvironment(Environment[Action, Observation, State], counts_episodes=Fa
                 observation = _called(action, await self.tools.call(_request(action, timeout_s)))
             except ToolCallError as exc:
                 observation = _call_failed(action, exc)
+            self._pay(observation)
         else:
             return await run_blocking(functools.partial(self._step_impl, action, timeout_s=timeout_s, **kwargs))
         return self._apply_transform(observation)
@@ -170,15 +237,71 @@ class MCPEnvironment(Environment[Action, Observation, State], counts_episodes=Fa
             return self.tools.is_blocking(action.tool_name)
         return not isinstance(action, ListToolsAction)
 
-    @abstractmethod
     def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-        """Take an action that is not about tools."""
+        """Take an action that is not about tools; override it if there are any."""
+        names = ", ".join(get_server_tools(self.mcp_server))
+        raise ValueError(
+            f"{type(action).__name__} is no action of {type(self).__name__}; call one of its tools: {names}"
+        )
+
+    def _pay(self, observation: Observation) -> None:
+        earned, self._earned = self._earned, None
+        if earned is not None:
+            observation.reward, observation.done = earned.reward, earned.done
 
     def close(self) -> None:
         """Close the connection to the tools; a closed environment has neither server nor client."""
         self.tools.close()
         self._mcp_client = None
         self.mcp_server = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Earned:
+    """What the tools have earned since the last step."""
+
+    reward: float = 0.0
+    done: bool = False
+
+
+def _marked_methods(cls: type[Any]) -> list[tuple[str, ToolMode | None]]:
+    """Return the methods with `@tool`, in the order of their definition, those of base classes first."""
+    found: dict[str, ToolMode | None] = {}
+    for base in reversed(cls.__mro__):
+        for name, value in vars(base).items():
+            # A method that overrides a tool is a tool only if it is marked, too.
+            if name in found or hasattr(value, "openenv_tool"):
+                found.pop(name, None)
+                if hasattr(value, "openenv_tool"):
+                    found[name] = value.openenv_tool
+    return list(found.items())
+
+
+def _forgetting(reset: Any) -> Any:
+    """Wrap `reset`: what the tools have earned before it belongs to no step of the new episode."""
+    if inspect.iscoroutinefunction(reset):
+
+        @functools.wraps(reset)
+        async def wrapped_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+            self._earned = None
+            return await reset(self, *args, **kwargs)
+
+        return wrapped_async
+
+    @functools.wraps(reset)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._earned = None
+        return reset(self, *args, **kwargs)
+
+    return wrapped
+
+
+def typing_hints(function: Any) -> dict[str, Any]:
+    """Return the annotations of a function; none if one names something that cannot be imported here."""
+    try:
+        return typing.get_type_hints(function)
+    except Exception:
+        return {}
 
 
 def _request(action: CallToolAction, timeout_s: float | None) -> ToolRequest:
