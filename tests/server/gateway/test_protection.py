@@ -236,14 +236,14 @@ def test_a_login_that_cannot_be_read_is_refused(serve: Serve, start: Start, body
     assert http_calls.post(f"{gateway.url}/web/login", content=body).status_code == status
 
 
-@pytest.mark.slow_but_for("made", "given", "refused")
+@pytest.mark.slow_but_for("made", "given", "without")
 @pytest.mark.parametrize(
     ("arguments", "variables", "token"),
     [
         pytest.param(("--host", "0.0.0.0"), {}, "printed", id="made"),
         pytest.param(("--host", "0.0.0.0"), {"OPENENV_TOKEN": "chosen"}, "chosen", id="chosen"),
         pytest.param(("--host", "0.0.0.0", "--token", "given"), {"OPENENV_TOKEN": "chosen"}, "given", id="given"),
-        pytest.param(("--host", "0.0.0.0", "--no-token"), {}, None, id="refused"),
+        pytest.param(("--host", "0.0.0.0", "--no-token"), {}, None, id="without"),
         pytest.param((), {}, None, id="loopback"),
     ],
 )
