@@ -43,12 +43,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 from openenv.client.rewards import RewardHistory
 from openenv.errors import RolloutError, SessionCapacityError, message_of
 from openenv.protocol.backoff import Backoff
-from openenv.rollout.capture import CaptureServer
 from openenv.rollout.capture.training_trace import TokenCounts
 from openenv.rollout.store.outcome import Outcome, Status
 from openenv.rollout.store.store import RolloutStore
@@ -56,6 +55,10 @@ from openenv.rollout.tasks.task import Model, Sampling
 
 from .groups import EpisodeSample, SampleGroup
 from .items import FORMAT, ItemSource, NumberSet
+
+if TYPE_CHECKING:
+    from openenv.rollout.capture import CaptureServer
+    from openenv.rollout.run.process_engine import ProcessEngine
 
 logger = logging.getLogger(__name__)
 ItemT = TypeVar("ItemT")
@@ -232,7 +235,7 @@ class GroupStream(ABC, Generic[ItemT]):
         self,
         items: Iterable[ItemT],
         options: StreamOptions,
-        proxy: CaptureServer | None,
+        proxy: CaptureServer | ProcessEngine | None,
         store: RolloutStore | None = None,
     ) -> None:
         if options.resume and store is None:
@@ -388,7 +391,7 @@ class GroupStream(ABC, Generic[ItemT]):
         finally:
             self.resume()
 
-    def _known_proxy(self) -> CaptureServer:
+    def _known_proxy(self) -> CaptureServer | ProcessEngine:
         if self._proxy is None:
             raise RolloutError("Model calls cannot be paused here: another process runs their capture proxy")
         return self._proxy

@@ -18,8 +18,9 @@ from typing_extensions import Unpack
 
 from openenv.errors import RolloutError
 from openenv.rollout.progress import Cancellation, OnProgress
-from openenv.rollout.run.batch import BatchOptions, cluster_engine, take_options
+from openenv.rollout.run.batch import BatchOptions, cluster_engine, process_engine, take_options
 from openenv.rollout.run.engine import Engine, EngineArguments, EngineOptions, in_thread
+from openenv.rollout.run.process_engine import ProcessEngine
 from openenv.rollout.run.shared_setup import SetupGroup, setup_key
 from openenv.rollout.store.store import RolloutStore
 from openenv.rollout.tasks.task import Task
@@ -30,6 +31,7 @@ from .stream import GroupStream, OpenGroup, StreamArguments, StreamOptions, mode
 
 if TYPE_CHECKING:
     from openenv.providers.ray_cluster import RayCluster
+    from openenv.rollout.capture import CaptureServer
     from openenv.rollout.run.ray_engine import RayEngine
 
 TaskLike = Task | Mapping[str, Any]
@@ -45,6 +47,7 @@ async def rollouts(
     tasks: Iterable[TaskLike],
     *,
     share_setup: bool = True,
+    processes: int | None = None,
     on: Literal["ray"] | RayCluster | None = None,
     on_progress: OnProgress | None = None,
     **options: Unpack[TaskStreamArguments],
@@ -57,6 +60,8 @@ async def rollouts(
     Args:
         tasks: One group per task, read when it is needed: an endless iterator, or a `Curriculum`, is fine.
         share_setup: Run the setup of a task once per group; pass False if the setup must differ between rollouts.
+        processes: The number of worker processes that run the rollouts; None runs them in this process. If a worker
+            dies, its rollouts fail as `sandbox_failed`, and the stream repeats them.
         on: `ray`, or a `RayCluster`, to run the rollouts on the nodes of a cluster.
         on_progress: Called with the events of all rollouts; `rollout_id` tells them apart.
         options: The fields of `StreamOptions`, such as `samples`, and of `EngineOptions`, such as `agent`, `model` and
@@ -73,12 +78,15 @@ async def rollouts(
     engine = EngineOptions(**arguments)
     if engine.model is not None:
         engine = replace(engine, model=model_to_train(engine.model))
-    shared: Engine | RayEngine
-    if on is None:
+    shared: Engine | ProcessEngine | RayEngine
+    # The stream repeats failed rollouts, so the engines do not.
+    batch = BatchOptions(concurrency=groups.concurrency, processes=processes, share_setup=share_setup, on=on)
+    if processes is not None:
+        shared = process_engine(engine, batch, retries=0)
+    elif on is None:
         shared = Engine(engine)
-    else:  # the stream repeats failed rollouts, so the cluster does not
-        batch = BatchOptions(concurrency=groups.concurrency, retries=0, share_setup=share_setup, on=on)
-        shared = cluster_engine(engine, batch)
+    else:
+        shared = cluster_engine(engine, replace(batch, retries=0))
     store = engine.store if isinstance(engine.store, RolloutStore) else None  # another sink cannot be read
     async with _entered(shared):
         stream = RolloutStream(tasks, groups, shared, share_setup=share_setup, on_progress=on_progress, store=store)
@@ -87,7 +95,7 @@ async def rollouts(
 
 
 @contextlib.asynccontextmanager
-async def _entered(engine: Engine | RayEngine) -> AsyncIterator[None]:
+async def _entered(engine: Engine | ProcessEngine | RayEngine) -> AsyncIterator[None]:
     """Enter and leave an engine in threads: it may have to install its agent, which takes minutes."""
     entering = asyncio.create_task(asyncio.to_thread(engine.__enter__))
     try:
@@ -106,16 +114,20 @@ class RolloutStream(GroupStream[TaskLike]):
         self,
         tasks: Iterable[TaskLike],
         options: StreamOptions,
-        engine: Engine | RayEngine,
+        engine: Engine | ProcessEngine | RayEngine,
         *,
         share_setup: bool,
         on_progress: OnProgress | None,
         store: RolloutStore | None,
     ) -> None:
-        is_local = isinstance(engine, Engine)
-        super().__init__(tasks, options, engine.capture if isinstance(engine, Engine) else None, store)
+        proxy: CaptureServer | ProcessEngine | None = None
+        if isinstance(engine, Engine):
+            proxy = engine.capture
+        elif isinstance(engine, ProcessEngine):
+            proxy = engine
+        super().__init__(tasks, options, proxy, store)
         self._engine = engine
-        self._shares_setup = share_setup and is_local  # each worker of a cluster shares setups itself
+        self._shares_setup = share_setup and isinstance(engine, Engine)  # other workers share setups themselves
         self._on_progress = on_progress
         self._setups: dict[int, SetupGroup] = {}
 

@@ -1,4 +1,4 @@
-"""`run_many`: many rollouts at once, with one engine on this machine or on a Ray cluster.
+"""`run_many`: many rollouts at once, in this process, in worker processes or on a Ray cluster.
 
 Knows how tasks are handed out to threads and which rollouts share a setup. `engine` runs each rollout.
 """
@@ -18,7 +18,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
@@ -42,6 +42,7 @@ from openenv.rollout.tasks.task import Task
 
 if TYPE_CHECKING:
     from openenv.providers.ray_cluster import RayCluster
+    from openenv.rollout.run.process_engine import ProcessEngine
     from openenv.rollout.run.ray_engine import RayEngine
 
 OnOutcome = Callable[[int, Outcome], None]
@@ -55,7 +56,11 @@ class BatchOptions:
     """The options of `run_many`, in addition to `EngineOptions`."""
 
     concurrency: int | None = None
-    """The number of rollouts at once: by default 4, on Ray one for each free processor of the whole cluster."""
+    """The number of rollouts at once: by default 4 or `processes`, on Ray one for each free processor of the whole
+    cluster."""
+    processes: int | None = None
+    """The number of worker processes that run the rollouts; None runs them in this process. If a worker dies, each of
+    its rollouts is repeated once. Rollouts share a setup if one worker runs them at the same time."""
     share_setup: bool = True
     """Run equal setups once. Pass False if a setup must differ between rollouts, for example because it draws random
     numbers. On Ray, rollouts share a setup if one worker runs them at the same time."""
@@ -81,12 +86,17 @@ class BatchOptions:
             raise ValueError("concurrency must be at least 1")
         if self.retries is not None and self.on is None:
             raise ValueError("retries needs a cluster: pass on='ray' as well")
+        if self.processes is not None and self.processes < 1:
+            raise ValueError("processes must be at least 1")
+        if self.processes is not None and self.on is not None:
+            raise ValueError("processes is for this machine: pass either processes or on")
 
 
 class BatchArguments(TypedDict, total=False):
     """The fields of `BatchOptions` as keyword arguments; mypy compares both lists."""
 
     concurrency: int | None
+    processes: int | None
     share_setup: bool
     on: Literal["ray"] | RayCluster | None
     retries: int | None
@@ -139,9 +149,12 @@ def run_many(tasks: Iterable[Task], **options: Unpack[RunManyArguments]) -> list
             on_progress, on_outcome = call_both(bar.on_progress, on_progress), call_both(bar.on_outcome, on_outcome)
             arguments["on_install"] = call_both(bar.on_install, arguments.get("on_install"))
         engine = EngineOptions(**arguments)
-        shared: Engine | RayEngine
+        shared: Engine | ProcessEngine | RayEngine
         setups: SharedSetups | None = None
-        if batch.on is None:
+        if batch.processes is not None:
+            concurrency = batch.concurrency or max(CONCURRENCY, batch.processes)
+            shared = stack.enter_context(process_engine(engine, replace(batch, concurrency=concurrency)))
+        elif batch.on is None:
             shared, concurrency = stack.enter_context(Engine(engine)), batch.concurrency or CONCURRENCY
             setups = stack.enter_context(SharedSetups(sized)) if batch.share_setup else None
         else:
@@ -217,6 +230,19 @@ def cluster_engine(engine: EngineOptions, batch: BatchOptions) -> RayEngine:
     )
 
 
+def process_engine(engine: EngineOptions, batch: BatchOptions, *, retries: int = 1) -> ProcessEngine:
+    """Return an engine with `batch.processes` worker processes; `retries` counts lost workers only."""
+    from openenv.rollout.run.process_engine import ProcessEngine  # most rollouts need one process
+
+    return ProcessEngine(
+        engine,
+        processes=batch.processes or 1,
+        concurrency=batch.concurrency or CONCURRENCY,
+        retries=retries,
+        share_setup=batch.share_setup,
+    )
+
+
 async def run_many_async(
     tasks: Iterable[Task], *, cancel: Cancellation | None = None, **arguments: Any
 ) -> list[Outcome]:
@@ -253,7 +279,11 @@ class _Batch:
     """The tasks of one `run_many` and their outcomes; its threads share it."""
 
     def __init__(
-        self, engine: Engine | RayEngine, tasks: Iterable[Task], setups: SharedSetups | None, callbacks: _Callbacks
+        self,
+        engine: Engine | ProcessEngine | RayEngine,
+        tasks: Iterable[Task],
+        setups: SharedSetups | None,
+        callbacks: _Callbacks,
     ) -> None:
         self._engine, self._setups, self._callbacks = engine, setups, callbacks
         self._cancel = callbacks.cancel
@@ -319,6 +349,6 @@ class _Batch:
             )
         run = self._engine.run
         if entry.group is not None:
-            assert isinstance(self._engine, Engine)  # the workers of a cluster form groups themselves
+            assert isinstance(self._engine, Engine)  # other workers form groups themselves
             run = partial(self._engine.run, setup_group=entry.group)
         return run(task, on_progress=callbacks.on_progress, cancel=self._cancel, metadata=callbacks.metadata)

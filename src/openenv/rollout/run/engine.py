@@ -66,6 +66,10 @@ PLACES = ".places"
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
+class WorkerLost(Exception):
+    """The process that ran a rollout has died, or its node; the text says how."""
+
+
 class RolloutSink(Protocol):
     """The store of an engine: a `RolloutStore`, or on a cluster an object that sends the files to one."""
 
@@ -188,7 +192,8 @@ class Engine:
                 from openenv.rollout.capture.capture_server import CaptureOptions, CaptureServer
 
                 root = self._folder / "captures" if options.store is None else options.store.captures
-                self._capture = stack.enter_context(CaptureServer(root, CaptureOptions(sockets=self._folder)))
+                proxy = CaptureServer(root, CaptureOptions(sockets=self._folder, holds_calls=True))
+                self._capture = stack.enter_context(proxy)
             self._stack = stack.pop_all()
         return self
 

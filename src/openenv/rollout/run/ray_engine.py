@@ -46,6 +46,7 @@ from openenv.rollout.progress import Cancellation, OnProgress, Progress, Reporte
 from openenv.rollout.run.engine import (
     Engine,
     EngineOptions,
+    WorkerLost,
     check_rollout_id,
     named_backend,
     new_rollout_id,
@@ -277,10 +278,6 @@ def _stream(work: Callable[[Callable[[Any], None]], None]) -> Iterator[Any]:
 
 
 # -- in the driver -----------------------------------------------------------------------------------------------------
-
-
-class WorkerLost(Exception):
-    """The worker process or its node has died; the message comes from Ray."""
 
 
 @dataclass(slots=True, eq=False)

@@ -331,6 +331,24 @@ class RolloutStore:
         finally:
             self._unmark(rollout_id)
 
+    def add_lost(self, outcome: Outcome, task: Task) -> Outcome:
+        """Store the outcome of a rollout whose process has died, and return it.
+
+        If that process had stored an outcome before it died, return that one.
+
+        Raises:
+            StoreError: the disk is full.
+        """
+        rollout_id = outcome.rollout_id
+        with contextlib.suppress(StoreError):
+            return self.get(rollout_id).outcome
+        mark = self._folder(rollout_id) / ".running"
+        if mark.exists():  # the kernel has freed the lock of the dead process
+            with self._lock:
+                self._running[rollout_id] = open_locked(mark)
+        self.add(outcome, task)
+        return outcome
+
     def keep_capture(self, rollout_id: str, records: Path) -> None:
         """Copy the records of a rollout's model calls, unless they were written here.
 
