@@ -1,6 +1,6 @@
-"""A double of vLLM's server: the real engine needs a GPU and is not available to these tests.
+"""Doubles of the servers of vLLM and SGLang: the real engines need a GPU and are not available to these tests.
 
-It follows vLLM's documented routes: chat and text completions with token IDs, `/tokenize`, `/detokenize`, sleep and
+vLLM's follows vLLM's documented routes: chat and text completions with token IDs, `/tokenize`, `/detokenize`, sleep and
 wake-up, pause and resume, `/update_weights`, and routed experts as base64 of an `.npy` file. Everything is computed
 from token IDs, so each answer can be checked: the tokenizer merges letters, and the policy samples other splits of the
 same text than the tokenizer would write, with compact tool calls, as real models do. The chat template is that of
@@ -191,18 +191,7 @@ class VllmDouble:
     is_paused: bool = False
 
     def __post_init__(self) -> None:
-        posts: list[tuple[str, Any]] = [
-            ("/v1/chat/completions", self._chat),
-            ("/v1/completions", self._completions),
-            ("/sleep", self._sleep),
-            ("/wake_up", self._wake_up),
-            ("/pause", self._pause),
-            ("/resume", self._resume),
-            ("/update_weights", self._update_weights),
-        ]
-        if self.token_routes:
-            posts += [("/tokenize", self._tokenize), ("/detokenize", self._detokenize)]
-        routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts]
+        routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in self._posts()]
         routes += [Route("/is_sleeping", self._is_sleeping), Route("/version_of_the_trainer", self._version)]
         self._server = ThreadServer(Starlette(routes=routes), host="127.0.0.1", port=0, lifespan="off", ws="none")
 
@@ -222,6 +211,19 @@ class VllmDouble:
 
     def __exit__(self, *exc_info: object) -> None:
         self._server.close()
+
+    def _posts(self) -> list[tuple[str, Any]]:
+        tokens = [("/tokenize", self._tokenize), ("/detokenize", self._detokenize)] if self.token_routes else []
+        return [
+            ("/v1/chat/completions", self._chat),
+            ("/v1/completions", self._completions),
+            ("/sleep", self._sleep),
+            ("/wake_up", self._wake_up),
+            ("/pause", self._pause),
+            ("/resume", self._resume),
+            ("/update_weights", self._update_weights),
+            *tokens,
+        ]
 
     def _error(self, message: str, status: int = 400) -> Response:
         self.refused += 1
@@ -363,6 +365,72 @@ class VllmDouble:
     async def _update_weights(self, request: Request) -> Response:
         self.version += 1
         return JSONResponse({"message": "Weights updated"})
+
+
+class SglangDouble(VllmDouble):
+    """SGLang: `/generate` with `input_ids`, no route that renders messages, and token IDs in whole answers only."""
+
+    def _posts(self) -> list[tuple[str, Any]]:
+        return [("/v1/chat/completions", self._chat), ("/generate", self._generate)]
+
+    async def _chat(self, request: Request) -> Response:
+        body = await request.json()
+        if body.get("stream") and body.get("return_token_ids"):
+            return self._error("return_token_ids is not supported with stream")
+        answer = await super()._chat(request)
+        if answer.status_code != 200 or body.get("stream"):
+            return answer
+        value = json.loads(bytes(answer.body))
+        (choice,) = value["choices"]
+        if "reasoning" in choice["message"]:
+            choice["message"]["reasoning_content"] = choice["message"].pop("reasoning")
+        value["metadata"] = {"weight_version": str(self.version)}
+        experts_of_tokens = choice.pop("routed_experts", None)
+        if body.get("return_routed_experts") and experts_of_tokens:
+            value["sglext"] = {"routed_experts": self._integers(self.samples[-1])}
+        return JSONResponse(value)
+
+    def _integers(self, sample: Sample) -> str:
+        return base64.b64encode(experts([*sample.prompt, *sample.ids], sample.version).astype("<i4").tobytes()).decode()
+
+    async def _generate(self, request: Request) -> Response:
+        body = await request.json()
+        wanted = body["sampling_params"]
+        unknown = set(wanted) - _SGLANG_PARAMETERS
+        if unknown:
+            return self._error(f"unexpected keyword argument {unknown.pop()!r}")
+        sample = self._sample("generate", {"max_tokens": wanted.get("max_new_tokens", 128)}, body["input_ids"])
+        if isinstance(sample, Response):
+            return sample
+        shown = sample.ids[:-1] if sample.finish == "stop" else sample.ids
+        finish = (
+            {"type": "stop", "matched": END} if sample.finish == "stop" else {"type": "length", "length": len(shown)}
+        )
+        about: Json = {
+            "id": "1",
+            "finish_reason": finish,
+            "prompt_tokens": len(sample.prompt),
+            "completion_tokens": len(sample.ids),
+            "weight_version": str(sample.version),
+        }
+        if body.get("return_logprob"):
+            about["output_token_logprobs"] = [[*pair, None] for pair in zip(sample.logprobs, sample.ids, strict=True)]
+        if body.get("return_routed_experts") and self.routed_experts:
+            about["routed_experts"] = self._integers(sample)
+        text = decode(shown, skip_special=wanted.get("skip_special_tokens", True))
+        return JSONResponse({"text": text, "output_ids": sample.ids, "meta_info": about})
+
+
+_SGLANG_PARAMETERS = {
+    "max_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+}
+_SGLANG_PARAMETERS |= {"repetition_penalty", "sampling_seed", "skip_special_tokens"}
 
 
 def _text(token: int) -> str:

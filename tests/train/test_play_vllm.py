@@ -7,11 +7,12 @@ import json
 from typing import Any
 
 import httpx2
+import pytest
 
 from openenv.rollout import Model, Sampling
 from openenv.testing import serve
 from openenv.train import SampleGroup, play
-from vllm_double import LAYERS, TOP, VllmDouble, experts, logprob
+from vllm_double import LAYERS, TOP, VllmDouble, decode, experts, logprob
 
 TURNS = 4
 
@@ -22,6 +23,22 @@ def policy(prompt: str) -> str:
         return "The end."
     call = json.dumps({"name": "echo_message", "arguments": {"message": f"the {number}"}}, separators=(",", ":"))
     return f"<think>\nanother one, {number}\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
+
+
+@pytest.mark.parametrize("keep_reasoning", [True, False])
+def test_thoughts_are_sent_back_unless_they_are_not_wanted(keep_reasoning: bool) -> None:
+    from echo_env.server.app import app
+
+    async def groups(url: str, double: VllmDouble) -> list[SampleGroup]:
+        model = Model(base_url=double.url, name="m", engine="vllm", sampling=Sampling(), token_in=False)
+        options: dict[str, Any] = {"samples": 1, "gives_rewards": True, "keep_reasoning": keep_reasoning}
+        async with play(url, model, [{}], **options) as stream:
+            return [group async for group in stream]
+
+    with VllmDouble(policy) as double, serve(app) as served:
+        asyncio.run(asyncio.wait_for(groups(served.url, double), 60))
+    thoughts = [decode(sample.prompt).count("another one") for sample in double.samples]
+    assert thoughts == (list(range(TURNS)) if keep_reasoning else [0] * TURNS)
 
 
 def test_episodes_around_a_weight_update_are_exact() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from openenv.rollout.capture import Capture, CaptureServer
 from openenv.rollout.tasks.task import Model, Sampling
-from vllm_double import END, VllmDouble, logprob
+from vllm_double import END, SglangDouble, VllmDouble, experts, logprob
 
 Json = dict[str, Any]
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -115,6 +115,29 @@ def test_a_conversation_with_tools_is_one_sequence(server: CaptureServer, double
     before = [len(sample.prompt) + len(sample.ids) for sample in double.samples]
     assert [call.reused_ids for call in calls] == [0, *before[:-1]]
     check(agent.capture, double)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_with_sglang_is_one_sequence(server: CaptureServer, stream: bool) -> None:
+    with SglangDouble(policy, routed_experts=True, version=7) as double:
+        agent = Agent(server, double, engine="sglang", routed_experts=True, agent_may_set=("seed",))
+        answers = [agent.turn(stream=stream, seed=3) for _ in range(4)]
+    assert [len(answer.get("tool_calls") or ()) for answer in answers] == [1, 1, 1, 0]
+    assert answers[1]["reasoning_content"] == "the next is 1"
+    # SGLang renders by chat requests for one token, which are no calls of the agent.
+    sampled = [sample for sample in double.samples if sample.finish == "stop"]
+    assert [sample.path for sample in sampled] == ["chat", *["generate"] * 3]
+    (sequence,) = agent.capture.sequences()
+    assert (sequence.n_turns, sequence.policy_versions) == (4, ["7"] * 4)
+    assert sequence.routed_experts is not None
+    expected = experts(sequence.input_ids, 7)
+    assert [sequence.routed_experts.of(place) for place in range(len(expected))] == expected.reshape(
+        len(expected), -1
+    ).tolist()
+    for call, sample in zip(agent.capture.calls(), sampled, strict=True):
+        assert list(call.completion.prompt_ids or ()) == sample.prompt
+        assert list(call.completion.sampled.ids) == sample.ids
+        assert list(call.completion.sampled.logprobs) == pytest.approx(sample.logprobs)
 
 
 def test_an_answer_cut_by_the_limit_gets_the_end_that_the_template_writes(

@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from openenv.rollout.capture import Capture, CaptureServer
+from openenv.rollout.capture import Call, Capture, CaptureServer
 from openenv.rollout.tasks.task import Model, Sampling
 
 pytestmark = pytest.mark.slow
@@ -51,9 +51,19 @@ def open_capture(tmp_path: Path) -> Iterator[Callable[[str], tuple[str, Capture]
         yield start
 
 
-def ask(url: str, key: str, messages: list[dict[str, str]], *, stream: bool, seed: int) -> str:
+def prompt_of(engine: Any, call: Call) -> list[int]:
+    """Return the tokens of a call's prompt: those that the proxy sent, or those of the engine's template."""
+    if call.reused_ids:
+        return list(call.completion.prompt_ids or ())
+    ids: list[int] = engine.prompt_ids(call.request)
+    return ids
+
+
+def ask(
+    url: str, key: str, messages: list[dict[str, str]], *, stream: bool, seed: int, limit: int | None = None
+) -> str:
     """Ask as an agent does, and return the text of the answer; nothing that was forced into the call is in it."""
-    body = {"model": "any", "messages": messages, "stream": stream, "seed": seed}
+    body = {"model": "any", "messages": messages, "stream": stream, "seed": seed, "max_tokens": limit}
     headers = {"authorization": f"Bearer {key}"}
     with httpx2.Client(timeout=120, trust_env=False, headers=headers) as http:
         if not stream:
@@ -92,13 +102,12 @@ def test_every_turns_ids_and_log_probabilities_are_the_engines(
     for turn, call, answer in zip(turns, calls, answers, strict=True):
         ids, logprobs = turn.completion_token_ids, turn.per_token_logps
         ended = turn.finish_reason == "stop"
-        unsent = (
-            ended and stream
-        )  # the engine leaves the token that ends an answer out of streams, and says no more of it
+        # The engine leaves the token that ends an answer out of streams. Answers to token IDs come whole.
+        unsent = ended and stream and not call.reused_ids
         assert len(ids) == len(logprobs) == len(turn.completion_tokens)
         assert len(ids) == call.completion.usage["completion_tokens"] - unsent
         assert engine.text(ids[:-1] if ended and not unsent else ids) == answer
-        prompt = engine.prompt_ids(call.request)
+        prompt = prompt_of(engine, call)
         assert len(prompt) == call.completion.usage["prompt_tokens"]
         again = engine.replay(prompt, ids)
         worst = max(worst, *(abs(one - other) for one, other in zip(logprobs, again, strict=True)))
@@ -130,7 +139,7 @@ def test_with_prompt_ids_a_conversation_becomes_sequences_that_the_engine_agrees
     url, capture = open_capture(engine.front_url)
     converse(url, capture.key, stream=True)
     for call in capture.calls():
-        assert list(call.completion.prompt_ids or ()) == engine.prompt_ids(call.request)
+        assert list(call.completion.prompt_ids or ()) == prompt_of(engine, call)
     sequences = [sequence for sequence in capture.sequences() if sequence.role != "discarded"]
     assert sum(sequence.n_turns for sequence in sequences) >= len(QUESTIONS)
     worst, tokens = 0.0, 0
@@ -148,6 +157,29 @@ def test_with_prompt_ids_a_conversation_becomes_sequences_that_the_engine_agrees
         f"trainable tokens {tokens} of {sampled} sampled, largest difference {worst:.1e}"
     )
     assert tokens == sampled
+    assert worst < FLOAT_ERROR
+
+
+def test_answers_that_the_template_writes_in_other_tokens_stay_in_one_sequence(
+    engine: Any, open_capture: Callable[[str], tuple[str, Capture]]
+) -> None:
+    url, capture = open_capture(engine.url)
+    messages: list[dict[str, str]] = []
+    for seed in range(4):
+        messages.append({"role": "user", "content": QUESTIONS[seed]})
+        answer = ask(url, capture.key, messages, stream=seed == 1, seed=seed, limit=12)
+        # Agents change the space around an answer, and the template writes what they send.
+        messages.append({"role": "assistant", "content": f"\n{answer} "})
+    (sequence,) = capture.sequences()
+    worst = max(
+        abs(engine.logprob(sequence.input_ids[:place], sequence.input_ids[place]) - sequence.logprobs[place])
+        for place, bit in enumerate(sequence.loss_mask)
+        if bit
+    )
+    sys.stdout.write(f"\ntoken-in: {sequence.n_trainable} tokens, largest difference {worst:.1e}\n")
+    assert [call.reused_ids > 0 for call in capture.calls()] == [False, True, True, True]
+    assert sequence.n_trainable == sum(len(turn.completion_token_ids) for turn in capture.turns())
+    assert sequence.n_turns == 4
     assert worst < FLOAT_ERROR
 
 

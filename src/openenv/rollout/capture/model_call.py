@@ -176,8 +176,11 @@ class ProxiedCall:
                 ledger.recorder.prompt(ids, is_separate=True)
                 ledger.prompt_ids = ids
         if rollout.tokens is not None and ledger.answer is not None and ledger.prompt_ids is not None:
-            request = self._call.request
-            rollout.tokens.remember(self._call.prepared.body, ledger.answer, ledger.prompt_ids, request.endpoint)
+            prepared, reader = self._call.prepared, self._call.request.endpoint
+            was_read_here = prepared.token_call is not None
+            rollout.tokens.remember(
+                prepared.body, ledger.answer, ledger.prompt_ids, reader, was_read_here=was_read_here
+            )
         if self._policy_task is not None:
             ledger.policy = await self._policy_task or ledger.policy
         ledger.settle("complete")

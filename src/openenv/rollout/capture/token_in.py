@@ -101,7 +101,9 @@ class TokenMemory:
                 return answer
         return None
 
-    def remember(self, body: Json, response: Json, prompt_ids: Iterable[int], reader: ModelDialect) -> None:
+    def remember(
+        self, body: Json, response: Json, prompt_ids: Iterable[int], reader: ModelDialect, *, was_read_here: bool
+    ) -> None:
         """Keep an answer if the engine named all its tokens, and compare the engine's reading of it with ours.
 
         Args:
@@ -109,6 +111,7 @@ class TokenMemory:
             response: The chat completion.
             prompt_ids: The tokens of the prompt.
             reader: The dialect of both.
+            was_read_here: Whether the answer came on the token route, so that the engine did not read it.
         """
         completion = reader.completion(response)
         sampled, message = completion.sampled, _message(response)
@@ -118,10 +121,11 @@ class TokenMemory:
         is_cut = completion.finish_reason == "length"
         if not is_cut:
             self.last_tokens.add(_ids_of(sampled)[-1])
-        # The last token is the end of the answer, except in streams of llama.cpp.
-        pieces = _pieces(response)
-        texts = [pieces] if is_cut else [pieces[:-1], pieces]
-        self.style.learn([b"".join(each).decode("utf-8", "replace") for each in texts], message)
+        if not was_read_here:
+            # The last token is the end of the answer, except in streams of llama.cpp.
+            pieces = _pieces(response)
+            texts = [pieces] if is_cut else [pieces[:-1], pieces]
+            self.style.learn([b"".join(each).decode("utf-8", "replace") for each in texts], message)
         ids.extend(_ids_of(sampled))
         messages = [*as_list(body.get("messages")), message]
         mark = list(_marks({**body, "messages": messages}))[-1]
