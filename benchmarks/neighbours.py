@@ -37,7 +37,7 @@ from pathlib import Path
 from configurations import BEFORE, BENCHMARKS, OURS, SERVE, Configuration, Runnable
 from fork import replace_section
 from interpreters import SOURCE, child_environment, find_interpreter
-from procfs import raise_file_limit
+from procfs import core_list, cores_of, raise_file_limit, sharing_warning, split_cores
 
 from servers import Server
 
@@ -114,11 +114,16 @@ def section(options: argparse.Namespace) -> str:
     """Measure everything and return the section of the report."""
     sources = {OURS: SOURCE} | ({BEFORE: options.before.resolve() / "src"} if options.before else {})
     environment = child_environment(os.environ)
+    servers, generators = split_cores(cores_of(0))
+    os.sched_setaffinity(0, generators)
+    if warning := sharing_warning(servers, generators):
+        print(warning, file=sys.stderr)
     runnables = {
         side: Runnable(
             Configuration(key=f"{side}-thread", label=f"{side}, default runner", side=side, command=SERVE),
             find_interpreter(sys.executable, environment, source=source),
             app="neighbour_app",
+            cores=frozenset(servers),
         )
         for side, source in sources.items()
     }
@@ -136,7 +141,8 @@ def section(options: argparse.Namespace) -> str:
         columns += ["before: steps/s", "before: p99 ms", "before: errors", "p99 / before", f"<= {GOAL:g}"]
     about = (
         f"{options.fast} fast sessions, {options.neighbours} neighbours, {options.rounds} rounds, "
-        f"{os.cpu_count()} cores shared with the load generators; {platform.python_version()}, {platform.machine()}; "
+        f"server cores {core_list(servers)}, generator cores {core_list(generators)}; {platform.python_version()}, "
+        f"{platform.machine()}; "
         "`python benchmarks/neighbours.py`."
     )
     rule = "|---|---|" + "---:|" * (len(columns) - 2)

@@ -82,6 +82,15 @@ def sharing_warning(server: set[int], generator: set[int]) -> str:
     )
 
 
+def split_cores(cores: set[int]) -> tuple[set[int], set[int]]:
+    """Return cores for the servers and for everything else: halves, or both sets whole with fewer than four."""
+    if len(cores) < 4:
+        return cores, cores
+    ordered = sorted(cores)
+    half = len(ordered) // 2
+    return set(ordered[:half]), set(ordered[half:])
+
+
 def machine_cpu_s() -> float:
     """Return the CPU seconds the whole machine has spent, without idle, wait and steal."""
     with open("/proc/stat", encoding="ascii") as stat:

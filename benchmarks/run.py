@@ -22,7 +22,7 @@ examples:
   python benchmarks/run.py --quick                  a few minutes, rough figures
   python benchmarks/run.py --only ws --levels 64,1000 --out ws.md --json ws.json --plot ws.png
   python benchmarks/run.py --before ../old          another checkout of this project too, and what changed since
-  python benchmarks/run.py --server-cores 0-7 --generator-cores 8-15     servers and load generators apart
+  python benchmarks/run.py --server-cores 0-3 --generator-cores 8-15     other cores than the two halves
   python benchmarks/run.py --published PYTHON       an interpreter that already has openenv==0.10.0 uvloop httptools
 
 Without --published, one is made in .bench/published (pip install; the only step that needs a network). Run with nothing
@@ -65,7 +65,7 @@ from measure_load import measure_http, measure_mcp, measure_messages, measure_ws
 from measure_start import measure_import, measure_start
 from measure_vector import measure_vector
 from plan import Plan
-from procfs import core_list, cores_of, parse_cores, raise_file_limit, sharing_warning
+from procfs import core_list, cores_of, parse_cores, raise_file_limit, sharing_warning, split_cores
 from report import render_report, write_json
 from samples import without_directories
 
@@ -124,14 +124,23 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--rounds", type=int, help="interleaved rounds (default 3)")
     p.add_argument("--seconds", type=float, help="load per measurement (default 3)")
     p.add_argument("--levels", type=levels, help="session counts of ws (default 1,64,256,1000,4000)")
-    p.add_argument("--server-cores", type=parse_cores, metavar="0-7", help="pin the servers to these cores")
-    p.add_argument("--generator-cores", type=parse_cores, metavar="8-15", help="pin everything else to these cores")
+    p.add_argument(
+        "--server-cores",
+        type=parse_cores,
+        metavar="0-7",
+        help="pin the servers to these cores (default: the first half, with four or more)",
+    )
+    p.add_argument(
+        "--generator-cores", type=parse_cores, metavar="8-15", help="pin everything else to these (default: the rest)"
+    )
     p.add_argument("--quick", action="store_true", help="1 round, 1 second, levels 1,64,256 where not given otherwise")
     p.add_argument("--only", type=sections, metavar="SECTION", help="only these sections, comma-separated")
     p.add_argument("--out", type=Path, default=BENCHMARKS / "RESULTS.md", help="report (default benchmarks/RESULTS.md)")
     p.add_argument("--plot", type=Path, default=BENCHMARKS / "results.png", help="default benchmarks/results.png")
     p.add_argument("--json", type=Path, default=BENCHMARKS / "results.json", help="default benchmarks/results.json")
     options = p.parse_args(arguments)
+    if options.server_cores is None and options.generator_cores is None:
+        options.server_cores, options.generator_cores = split_cores(cores_of(0))
     for name, value in (QUICK if options.quick else FULL).items():
         if getattr(options, name) is None:
             setattr(options, name, value)

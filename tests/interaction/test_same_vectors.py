@@ -21,7 +21,7 @@ from openenv.errors import SessionLost, SlotsFailed
 from waiting import wait_until
 from worker_servers import WorkersServer
 
-EPISODES = {"CartPole-v1": 300, "Blackjack-v1": 300, "FrozenLake-v1": 300, "Pendulum-v1": 50, "Taxi-v3": 50}
+EPISODES = {"CartPole-v1": 300, "Blackjack-v1": 300, "FrozenLake-v1": 300, "Pendulum-v1": 50, "Taxi-v4": 50}
 WAYS = ("memory", "socket", "workers")
 SLOTS = 10
 
