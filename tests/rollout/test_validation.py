@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from openenv.errors import SandboxError, TaskRefused
-from openenv.rollout import Check, Outcome, RolloutStore, Task, run_many, run_rollout
+from openenv.rollout import Cancellation, Check, Outcome, RolloutStore, Task, run_many, run_rollout
 from openenv.rollout.agents import Shell
 from openenv.rollout.run import validation
 from openenv.rollout.run.engine import Engine, EngineOptions
@@ -147,6 +147,16 @@ def test_a_batch_names_all_refused_tasks_and_runs_no_agent(local: Sandboxes, tmp
     assert outcomes == []
 
 
+def test_a_solution_that_fails_once_is_tried_again(local: Sandboxes, tmp_path: Path) -> None:
+    codes = iter([None, 1])  # on the initial files, then on the solution
+    backend = Counting(local, lambda line: next(codes, None) if line == "test -e . # check" else None)
+    checked = task("test -e . # check", solution="true")
+    agent = Shell(["true"])
+    outcome = run_rollout(checked, agent=agent, sandbox=backend, cache=tmp_path, validate_checks=True)
+    assert (outcome.status, outcome.reward) == ("ok", 1.0)
+    assert len(facts(tmp_path)) == 1
+
+
 # warnings
 
 
@@ -255,6 +265,55 @@ def test_processes_wait_for_each_other_and_one_that_is_killed_leaves_nothing(loc
     assert [other.communicate(timeout=60)[0] for other in others] == ["1.0\n"] * 3
     assert len(facts(tmp_path)) == 1
     assert os.listdir(tmp_path / "checks") == [path.name]
+
+
+def test_a_validation_can_be_cancelled_and_so_can_those_that_wait_for_it(
+    local: Sandboxes, tmp_path: Path, leftovers: Callable[[], None]
+) -> None:
+    cancel, validating = Cancellation(), threading.Event()
+    options = EngineOptions(
+        agent=Shell(["true"]),
+        sandbox=local,
+        cache=tmp_path,
+        validate_checks=True,
+        on_install=lambda message: validating.set(),
+    )
+    statuses: list[str] = []
+    checked = task("sleep 60")
+    with Engine(options) as engine:
+
+        def run() -> None:
+            statuses.append(engine.run(checked, cancel=cancel).status)
+
+        threads = [threading.Thread(target=run) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        assert validating.wait(30)
+        cancel.cancel("enough")
+        for thread in threads:
+            thread.join(30)
+        assert statuses == ["cancelled"] * 3
+    assert facts(tmp_path) == []
+    leftovers()
+    cancel = Cancellation()
+    outcomes = run_many(
+        [checked] * 2,
+        agent=Shell(["true"]),
+        sandbox=local,
+        cache=tmp_path,
+        validate_checks=True,
+        cancel=cancel,
+        on_install=lambda message: cancel.cancel("enough"),
+    )
+    assert [outcome.status for outcome in outcomes] == ["cancelled"] * 2
+    leftovers()
+
+
+def test_a_fingerprint_says_where_commands_run(local: Sandboxes) -> None:
+    spec = SandboxSpec()
+    assert local.fingerprint(spec) == local.fingerprint(spec)
+    prints = {backend.fingerprint(spec) for backend in (local, Counting(local))}
+    assert len({*prints, Counting(local).fingerprint(SandboxSpec(image="other"))}) == 3
 
 
 # whose failure it is

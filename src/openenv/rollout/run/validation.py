@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 _FORMAT = 1
 _POLL_S = 0.1
+_ATTEMPTS = 2
+"""Failures of a solution before its task is refused, because one may be an accident of a busy machine."""
 _TAIL = 400
 _NOT_IN_KEY = {"min_trust", "task_id", "metadata"}
 """The fields of a task that change no check. The instruction does: the agent may write the files that it names."""
@@ -183,14 +185,21 @@ class Validator:
     def _validated(self, task: Task, cancel: Cancellation, file: int) -> Validation:
         name = task.task_id or task.instruction[:40]
         self._options.report(f"validating the checks of task '{name}'")
-        run = _ValidationRun(task, self._options)
-        outcome = run.run(cancel)
-        cancel.check()
-        failure = run.failure(outcome)
-        if failure is not None:
-            logger.warning("the checks of task '%s' could not be validated: %s", name, failure)
-            return Validation(failure=failure if outcome.status == "grader_failed" else None)
-        run.require_solution(outcome)
+        for attempt in range(_ATTEMPTS):
+            run = _ValidationRun(task, self._options)
+            outcome = run.run(cancel)
+            cancel.check()
+            failure = run.failure(outcome)
+            if failure is not None:
+                logger.warning("the checks of task '%s' could not be validated: %s", name, failure)
+                return Validation(failure=failure if outcome.status == "grader_failed" else None)
+            try:
+                run.require_solution(outcome)
+                break
+            except TaskRefused as exc:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+                logger.info("once more: %s", exc)
         references = References(setup=tuple(run.initial.facts), solved=tuple(run.solved.facts))
         _write(file, _StoredFacts(setup=references.setup, solved=references.solved).model_dump_json())
         return Validation(references)
