@@ -17,7 +17,7 @@ import pytest
 
 from harbor_folders import BASE_IMAGE, import_base, write_task
 from openenv import settings
-from openenv.errors import AgentUnavailable, SandboxUnavailable
+from openenv.errors import AgentUnavailable, SandboxUnavailable, TaskRefused
 from openenv.rollout import Model, RolloutStore, Task, load_tasks, reverify, run_many, run_rollout
 from openenv.rollout.agents.builtin import Shell
 from openenv.rollout.agents.opencode import OpenCode
@@ -128,6 +128,25 @@ def test_many_rollouts_share_the_image_and_the_setup(docker: DockerSandboxes, ta
     outcomes = run_many([prepared] * 3, agent="oracle", sandbox=docker, concurrency=3)
     assert [(outcome.status, outcome.reward) for outcome in outcomes] == [("ok", 1.0)] * 3, outcomes[0].reason
     assert len({outcome.metadata.get("setup_rollout_id") for outcome in outcomes}) == 2  # one leads, two follow
+
+
+def test_checks_are_validated_once_per_image(docker: DockerSandboxes, task: Task, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"sandbox": docker, "cache": tmp_path / "cache", "validate_checks": True}
+    agent = Shell(["echo 42 > sum.txt"])
+    assert task.image is not None
+    assert task.build is not None
+    for _ in range(2):
+        outcome = run_rollout(task, agent=agent, **options)
+        assert (outcome.status, outcome.reward) == ("ok", 1.0), outcome.reason
+        assert len(list((tmp_path / "cache" / "checks").iterdir())) == 1
+    dockerfile = Path(task.build) / "Dockerfile"
+    dockerfile.write_text(f"{dockerfile.read_text()}\nRUN echo 1 > /changed\n")
+    docker.rebuild(task.image, Path(task.build), timeout=60)
+    run_rollout(task, agent=agent, **options)
+    assert len(list((tmp_path / "cache" / "checks").iterdir())) == 2
+    with pytest.raises(TaskRefused, match="The solution of task"):
+        run_rollout(task.model_copy(update={"solution": ("exit 5",)}), agent=agent, **options)
+    assert docker.leftovers() == []
 
 
 def test_only_the_setup_has_a_network(docker: DockerSandboxes) -> None:
