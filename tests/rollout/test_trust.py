@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +92,11 @@ SHARED = [
     '[ "$(cat a.txt)" != bad ]',
     '[ -z "$(cat a.txt)" ]',
     "[ \"$(cat a.txt)\" = '' ]",
+    # what a shell takes for no comment, or for more than one command
+    "stat -c %s a.#txt | grep -q > z 12",
+    "cat a.txt |# x\n wc -l |# y\ngrep -qx 0",
+    "grep -q x a.txt\xa0; ./a.out",
+    "grep -q x a.txt\r\n./a.out",
     # options in quotes
     "sort '-oa.txt' b.txt",
     'sort "--compress-program=./x" b.txt',
@@ -372,6 +381,7 @@ def test_an_exit_code_alone_is_the_agents_choice(run: str) -> None:
             "bats x",
         ),
         *("prove", "mix test", "make -s test > out.xml", "python3 -m nose2", "python3 -m pytest --junitxml=out.xml"),
+        *("./a.out&&echo passed", "./a.out;echo passed", "./a.out|tee b", "./$(cat a)", "./a.out & echo passed"),
         *("./a.out && echo passed", "./a.out || echo failed", "if ./a.out; then echo passed; fi", "./a.out; echo $?"),
         *("[ -e a.txt ] && cat b.txt", "cmp a.txt b.txt && cat c.txt", "./a.out | grep -q 3 && cat c.txt", "sh -c 'x'"),
         *("node -e 'console.log(1)'", 'python3 -c "import a; print(1)"', "python3 -c 'import a; print(\"passed\")'"),
@@ -471,6 +481,66 @@ def test_the_weakest_check_decides() -> None:
     assert reaches("isolated", "isolated")
     assert not reaches("shared", "isolated")
     assert not reaches(None, "shared")
+
+
+INSERTED = (
+    *(
+        ";./x",
+        "$(./x)",
+        "`./x`",
+        "|./x",
+        "&./x",
+        "\n./x",
+        " > z",
+        ">a.txt",
+        "<(./x)",
+        "'$(./x)'",
+        '"$(./x)"',
+        "\\",
+        "'",
+    ),
+    *(
+        '"',
+        "#",
+        "\n",
+        "(",
+        ")",
+        "*",
+        "~",
+        " ! ",
+        " -o z",
+        " --compress-program=./x",
+        "$'\\n./x'",
+        "\r",
+        "PATH=. ",
+        "&>z",
+    ),
+    *(" #", "\xa0", "\u2028", ">|z", "<>z", "2>&1", "<<< x", "${x}", " -exec ./x ;", "[", "]", "{", "}", "\t", "\v"),
+)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_a_line_with_something_inserted_is_shared_or_runs_and_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    for name in ("a.txt", "b.txt", "out.txt", "answer.txt", "src/main.py"):
+        (tmp_path / name).write_text("x\n42\n")
+    for name in ("x", "grep", "cat"):
+        (tmp_path / name).write_text("#!/bin/sh\ntouch canary\n")
+        (tmp_path / name).chmod(0o755)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    chance, isolated = random.Random(7), 0
+    plain = [line for line in LINES if not re.search(r"\bsh |python", line)]
+    for _ in range(1500):
+        line = chance.choice(plain)
+        for _ in range(chance.choice((1, 1, 2))):
+            at = chance.randrange(len(line) + 1)
+            line = line[:at] + chance.choice(INSERTED) + line[at + (chance.random() < 0.2) :]
+        if line.lstrip().startswith("#") or trust(line) == "shared":
+            continue
+        isolated += 1
+        subprocess.run(["bash", "-c", line], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before, line
+    assert isolated > 20
 
 
 CANARY = "import os\nos.write(2, b'CANARY')\n"

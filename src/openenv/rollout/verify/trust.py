@@ -42,7 +42,7 @@ _READERS = (
     rf"(?:cat|tac|rev|nl)(?: -[AbenstTv]+)*{_WG}|wc(?: -[clmw]+)?{_WG}|(?:head|tail)(?: -[nc] ?\+?\d+| -\d+)?{_WG}"
     rf"|[ef]?grep(?: -[cEFhHilLnoqrsvwxP]+| -[mABC] ?\d+)*(?:(?: -e {_W})+|(?P<pattern> {_W})){_WG}"
     rf"|sort(?: -[bcdfghMnRruVz]+| -[kt] ?{_TEXT})*{_WG}|uniq(?: -[cdiu]+)*|cut(?: -[bcdf] ?{_TEXT}| -s)+{_WG}"
-    rf"|tr(?: -[cCds]+)*(?: {_W}){{1,2}}|(?:md5|sha1|sha256|sha512)sum{_WG}|paste -s{_WG}|true|false|#[^\n]*"
+    rf"|tr(?: -[cCds]+)*(?: {_W}){{1,2}}|(?:md5|sha1|sha256|sha512)sum{_WG}|paste -s{_WG}|true|false"
     rf"|(?:stat -c|readlink(?: -f)?|realpath|basename|dirname) {_W}{_WG}|ls(?: -[1aAdlR]+)?{_WG}"
     rf"|sed -n '?\d+(?:,\d+)?p'?{_WG}|jq -e '[.\w]+ == [\w.\"]+'{_WG}"
     rf"|curl(?: -[fsSiL]+| -[XdH] {_W})*(?: {_W})+|(?P<prints>(?:echo|printf)(?: -n)?(?: {_W})*)"
@@ -53,14 +53,14 @@ _READERS = (
 )
 _COMMAND = re.compile(
     rf"(?P<not>! )?(?P<words>{_READERS})(?: ?< ?(?P<input>{_W}))?(?: [12]?> ?/dev/null| 2>&1)*"
-    r"(?P<reward> > ?\"?(?:~|\$HOME)/logs/verifier/reward\.txt\"?)?[ \t]*(?:#[^\n]*)?\s*(?P<joint>&&|\|\|?|;|\n|$)\s*"
+    r"(?P<reward> > ?\"?(?:~|\$HOME)/logs/verifier/reward\.txt\"?)?(?P<joint>[ \t]*(?:&&|\|\|?|;|\n|$)|[ \t]+#[^\n]*)"
 )
+_BETWEEN = re.compile(r"^(?:[ \t\n]|#[^\n]*)*")  # a comment starts where a word could
 _PROOF = re.compile(r"(?:[ef]?grep(?! .*-\w*[rL])|cat) ")  # they fail without their file; `grep -r` takes a folder
-
 # ---- `run`: it builds and runs the agent's program; `echo` may feed a program, but not report on one ----
 _ARGUMENT = r"""(?:[^\s'"`$\\|&;<>(){}#]|'[^']*'|"(?:[^"$`\\]|\$PORT\b)*"|\$PORT\b)+"""
 _PROGRAM = (
-    r"(?:\./\S+|cd|mkdir|cp|mv|rm|touch|chmod|cat|ls|true|exit|gcc|g\+\+|cc|c\+\+|clang|rustc|javac|java|tsc|cmake|make"
+    r"(?:\./[\w./+-]+|cd|mkdir|cp|mv|rm|touch|chmod|cat|ls|true|exit|gcc|g\+\+|cc|c\+\+|clang|rustc|javac|java|tsc|cmake|make"
     r"|git (?:show|log|cat-file|rev-parse)|(?:npm|yarn|cargo|go|dotnet|deno|bun) (?:run|build|start|install|ci)"
     r"|(?:node|ruby|perl|php|lua|Rscript|sh|bash)(?! -)|sqlite3|python3?(?: -c '[^']*'|(?: -[uBIO]+)*(?! -)))"
 )
@@ -170,28 +170,28 @@ class _Reader:
     def line(self, line: str) -> list[str]:
         """Read a line; return the files that it reads."""
         self.texts.append(line)
-        at, is_weak, is_fed = 0, False, False
+        is_weak = is_fed = False
         pipeline, proven, every = list[str](), list[str](), list[str]()
-        while at < len(line := line.strip()):
-            command = _COMMAND.match(line, at)
+        while line := _BETWEEN.sub("", line.rstrip(" \t\n"), count=1):
+            command = _COMMAND.match(line)
             if command is None or (not self.judges and re.search(r"\$(OUTPUT|URL)", command[0])):
-                raise UnsafeForm(f"it has a part that is not in the list of safe forms: {line[at : at + 60]!r}")
-            at = command.end()
+                raise UnsafeForm(f"it has a part that is not in the list of safe forms: {line[:60]!r}")
+            line, joint = line[command.end() :], command["joint"].strip()
             files, is_weak = self._command(command, is_fed, is_weak or bool(command["not"]), bool(pipeline))
-            is_fed = command["joint"] == "|" and (is_fed or bool(command["prints"]))
+            is_fed = joint == "|" and (is_fed or bool(command["prints"]))
             pipeline += files
-            if command["joint"] == "|":
+            if joint == "|":
                 continue
             if is_weak and not all(self._is_fixed(f) or f in proven or f[:11] == "$OUTPUT/std" for f in pipeline):
                 raise UnsafeForm("it negates a reader or counts nothing, and so passes without the agent's file")
             is_proof = not is_weak and pipeline == files and len(files) == 1 and _PROOF.match(command["words"])
-            proven = (proven + files * bool(is_proof)) if command["joint"] == "&&" else []
+            proven = (proven + files * bool(is_proof)) if joint == "&&" else []
             every, pipeline, is_weak = every + pipeline, [], False
         return every
 
     def _command(self, command: re.Match[str], is_fed: bool, is_weak: bool, is_piped: bool) -> tuple[list[str], bool]:
         """Return the files that a command reads, and whether it may also pass without them."""
-        words = shlex.split(command["words"], comments=True)
+        words = shlex.split(command["words"])
         files = [word for word in words[1:] if not re.match("-.", word)]
         if command["test"]:
             files, is_weak = self._test(command, is_weak)
