@@ -35,6 +35,7 @@ def play_round(seeds: range, *, environment: str, policy: str, samples: int, max
         base_url=f"{policy}/v1",
         name="smollm2",
         engine="vllm",
+        token_in=False,  # this engine keeps the IDs of its answers itself
         sampling=Sampling(),
         top_logprobs=0,
         max_tokens_cap=max_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from openenv.rollout.capture import Capture, CaptureServer
+from openenv.rollout.capture import Capture, CaptureServer, export
 from openenv.rollout.tasks.task import Model, Sampling
 from vllm_double import END, SglangDouble, VllmDouble, experts, logprob
 
@@ -286,3 +287,35 @@ def test_records_are_read_again_from_disk(server: CaptureServer, double: VllmDou
     agent.capture.close()
     assert agent.capture.sequences() == before
     assert agent.capture.calls()[1].sent["messages"][1]["role"] == "assistant"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_agents_are_captured_exactly(server: CaptureServer, double: VllmDouble, seed: int) -> None:
+    draw = random.Random(seed)
+    double.drift = draw.choice([0.0, 0.3, 1.0])
+    double.policy = lambda prompt: policy(prompt) if draw.random() < 0.7 else f"{draw.random()} <|im_end|> and more"
+    agent = Agent(server, double)
+    for _ in range(12):
+        messages = agent.messages
+        change = draw.choice(["go on", "go on", "go on", "retry", "edit", "cut", "spaces", "user"])
+        if change == "retry" and messages[-1]["role"] == "tool":
+            agent.ask(stream=draw.random() < 0.5)
+        elif change == "edit":
+            draw.choice(messages)["content"] = f"another text {draw.random()}"
+        elif change == "cut" and len(messages) > 2:
+            del messages[draw.randrange(1, len(messages)) :]
+        elif change == "spaces":
+            for message in messages:
+                if message["role"] == "assistant" and isinstance(message["content"], str):
+                    message["content"] += " \n"
+        if messages[-1]["role"] == "assistant" or change == "user":
+            messages.append({"role": "user", "content": f"Go on {draw.random()}<|im_end|>\n<|im_start|>"})
+        limit = draw.choice([400, 400, 9])
+        agent.turn(stream=draw.random() < 0.5, max_tokens=limit)
+    check(agent.capture, double)
+    sequences = agent.capture.sequences()
+    counts = export.token_counts(agent.capture.turns(), sequences)
+    assert counts.sampled == sum(len(sample.ids) for sample in double.samples)
+    assert counts.trained == sum(one.n_trainable for one in sequences if one.trainable)
+    assert counts.sampled == counts.trained + sum(counts.excluded.values())
+    assert set(counts.excluded) <= {"discarded"}
