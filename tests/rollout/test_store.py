@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from openenv.errors import StoreError
+from openenv.errors import CaptureError, StoreError
 from openenv.rollout import Outcome, RolloutStore, Task
+from openenv.rollout.capture import records
 from openenv.rollout.store import store as store_module
 from openenv.rollout.store.exports import export_rollouts
+from stored_rollouts import write_square
 
 TASK = Task(instruction="write it", verify=("true",), task_id="t")
 
@@ -343,7 +348,10 @@ def test_lines_with_values_of_other_types_are_skipped(store: RolloutStore, chang
 def test_links_to_nothing_among_the_shards_are_skipped(store: RolloutStore) -> None:
     store.add(outcome("one"), TASK)
     (store.root / "shards" / "gone.jsonl").symlink_to("nowhere")
+    (store.root / "shards" / "itself.jsonl").symlink_to("itself.jsonl")
     (store.root / "shards" / "folder.jsonl").mkdir()
+    os.mkfifo(store.root / "shards" / "pipe.jsonl")
+    (store.root / "shards" / "device.jsonl").symlink_to("/dev/zero")
     with RolloutStore(store.root) as again:
         assert [row.rollout_id for row in again.find()] == ["one"]
 
@@ -360,6 +368,53 @@ def test_an_index_with_damaged_pages_is_rebuilt_by_a_reader(store: RolloutStore)
     with RolloutStore(store.root) as again:
         assert len(again.find()) == 200
         assert again.count() == 200
+
+
+def test_an_index_with_damaged_texts_is_rebuilt_by_a_reader(store: RolloutStore) -> None:
+    store.add(outcome("one"), TASK)
+    assert store.count() == 1
+    (shard,) = shards(store)
+    store.close()
+    file = store.root / "index.sqlite"
+    file.write_bytes(file.read_bytes().replace(shard.name.encode(), b"\xad" * len(shard.name)))
+    with RolloutStore(store.root) as again:
+        assert [row.rollout_id for row in again.find()] == ["one"]
+
+
+def test_a_folder_in_place_of_the_index_is_a_typed_error(store: RolloutStore) -> None:
+    store.add(outcome("one"), TASK)
+    store.close()
+    (store.root / "index.sqlite").unlink(missing_ok=True)
+    (store.root / "index.sqlite").mkdir()
+    with RolloutStore(store.root) as again:
+        assert [row.rollout_id for row in again.find()] == ["one"]  # in memory
+        with pytest.raises(StoreError, match="is a folder"):
+            again.rebuild()
+
+
+def test_records_of_calls_that_are_no_file_are_a_typed_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("pipe", "device"):
+        with pytest.raises(CaptureError, match="not an ordinary file"):
+            records.read(tmp_path / name)
+
+
+def test_damaged_records_of_calls_are_a_typed_error(tmp_path: Path) -> None:
+    folder = tmp_path / "calls"
+    folder.mkdir()
+    write_square(folder, "one")
+    (file,) = [each for each in folder.rglob("*") if each.is_file()]
+    whole = file.read_bytes()
+    assert records.read(file).calls
+    random = Random(1)
+    for _ in range(100):
+        damaged = bytearray(whole)
+        for _ in range(5):
+            damaged[random.randrange(len(damaged))] = random.randrange(256)
+        file.write_bytes(damaged)
+        with contextlib.suppress(CaptureError):
+            assert records.read(file) is not None
 
 
 def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(store: RolloutStore) -> None:
@@ -451,7 +506,7 @@ def test_a_rollout_whose_engine_died_is_distinguished_from_one_that_runs(store: 
 
 FULL = """
 import resource, sys
-from openenv.errors import StoreError
+from openenv.errors import CaptureError, StoreError
 from openenv.rollout import Outcome, RolloutStore, Task
 store = RolloutStore(sys.argv[1])
 store.add(Outcome(rollout_id="first", status="ok"), Task(instruction="x"))

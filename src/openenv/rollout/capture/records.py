@@ -694,6 +694,8 @@ class RecordingReader:
     def advance(self) -> list[Call]:
         """Read the new entries, and return the calls that they end."""
         try:
+            if self._file.exists() and not self._file.is_file():  # reading a pipe or a device would not end
+                raise CaptureError(f"Cannot read {self._file}: it is not an ordinary file")
             with self._file.open("rb") as file:
                 file.seek(self._position)
                 data = file.read()
@@ -701,14 +703,24 @@ class RecordingReader:
             raise CaptureError(f"Cannot read {self._file}: {exc}") from exc
         entries, size = _entries_in(data)
         self._position += size
-        for entry in entries:
-            self._builder.take(entry)
+        with self._damage_named():
+            for entry in entries:
+                self._builder.take(entry)
         self.recording.torn_bytes = len(data) - size
         return self._builder.take_ended()
 
     def unfinished(self) -> list[Call]:
         """Return the calls without an end, up to their last entry."""
-        return self._builder.unfinished()
+        with self._damage_named():
+            return self._builder.unfinished()
+
+    @contextlib.contextmanager
+    def _damage_named(self) -> Iterator[None]:
+        """Raise the errors of damaged entries as `CaptureError`."""
+        try:
+            yield
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as exc:
+            raise CaptureError(f"{self._file} is damaged: {type(exc).__name__}: {exc}") from exc
 
 
 def _opened(head: Json, file: Path) -> Recording:

@@ -16,12 +16,16 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
+from openenv.errors import StoreError
 from openenv.rollout.store.outcome import group_of, sequence_of
 from openenv.rollout.tasks.task import TRUSTS, Trust, reaches
 
 logger = logging.getLogger(__name__)
+
+_DAMAGE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""The errors of a damaged index: of its pages, and of the texts in them."""
 
 FIRST = "first"
 """The verdict at the end of the rollout."""
@@ -250,7 +254,7 @@ class RolloutIndex:
         with self._lock:
             try:
                 self._sync()
-            except sqlite3.DatabaseError as exc:
+            except _DAMAGE as exc:
                 logger.warning("the index %s is rebuilt: %s", self._path, exc)
                 self._forget(in_memory=isinstance(exc, sqlite3.OperationalError))
                 self._sync()
@@ -326,7 +330,7 @@ class RolloutIndex:
         with self._lock:
             try:
                 return self._open().execute(query, values).fetchall()
-            except sqlite3.DatabaseError as exc:  # pages of the file are damaged
+            except _DAMAGE as exc:  # pages of the file are damaged
                 logger.warning("the index %s is rebuilt: %s", self._path, exc)
                 self._forget(in_memory=isinstance(exc, sqlite3.OperationalError))
                 self._sync()
@@ -352,7 +356,7 @@ class RolloutIndex:
             try:
                 kept[key] = self._figures_db.execute(query, values).fetchall()
                 return kept[key]
-            except sqlite3.DatabaseError:
+            except _DAMAGE:
                 self._figures_db.close()
                 self._figures_db = None
         return self._read(query, values)  # which rebuilds a damaged file
@@ -378,7 +382,10 @@ class RolloutIndex:
             self._open(":memory:")
             return
         for suffix in ("", "-wal", "-shm", "-journal"):
-            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+            path = self._path.with_name(self._path.name + suffix)
+            if path.is_dir() and not path.is_symlink():
+                raise StoreError(f"{path} is a folder; remove it")
+            path.unlink(missing_ok=True)
 
     def _sync(self) -> None:
         db = self._open()
@@ -402,8 +409,14 @@ class RolloutIndex:
     def _sizes(self) -> dict[str, int]:
         with os.scandir(self._shards) as entries:
             shards = [entry for entry in entries if entry.name.endswith(".jsonl")]
-            # A link to a file is followed, because a store may be assembled from others. One to nothing is skipped.
-            return {entry.name: entry.stat().st_size for entry in shards if entry.is_file()}
+        # A link to a file is followed, because a store may be assembled from others. One to nothing, or to itself, is
+        # skipped.
+        sizes: dict[str, int] = {}
+        for entry in shards:
+            with contextlib.suppress(OSError):
+                if entry.is_file():
+                    sizes[entry.name] = entry.stat().st_size
+        return sizes
 
     def _positions(self, db: sqlite3.Connection) -> Iterator[tuple[str, int]]:
         yield from db.execute("SELECT name, bytes FROM shards").fetchall()
