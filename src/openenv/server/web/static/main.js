@@ -11,7 +11,7 @@ import { Header } from "./header.js";
 import { History } from "./history.js";
 import { listenToKeys } from "./keyboard.js";
 import { Live } from "./live.js";
-import { refusal, showLogin, tokenFromAddress } from "./login.js";
+import { askForToken, isAboutVisitor, letIn } from "./login.js";
 import { showConnection } from "./notices.js";
 import { pageAddress, pagePlace } from "./places.js";
 import { Play } from "./play.js";
@@ -73,10 +73,8 @@ class Application {
    * @param {any} error
    */
   refused(error) {
-    if (!(error instanceof ApiError) || (error.status !== 401 && error.status !== 403)) return false;
-    this.close();
-    showLogin(place, { message: error.status === 401 ? "" : refusal(error), onDone: start });
-    return true;
+    if (isAboutVisitor(error)) this.close();
+    return askForToken(place, error, { onDone: start });
   }
 
   close() {
@@ -190,25 +188,9 @@ function customNode(tab) {
   return el("iframe.custom", { src: address(tab.href).href, title: tab.name });
 }
 
-/** Load the page's description; ask for a token where that is needed. */
-async function start() {
-  const token = tokenFromAddress();
-  let message = "";
-  if (token !== null) {
-    await api.login(token).catch((error) => {
-      message = refusal(error);
-    });
-  }
-  try {
-    const page = await api.page();
-    if (message === "") new Application(page);
-    else showLogin(place, { message, onDone: start });
-  } catch (error) {
-    if (!(error instanceof ApiError)) throw error;
-    if (error.status === 401) showLogin(place, { message, onDone: start });
-    else if (error.status === 403) showLogin(place, { message: refusal(error), onDone: start });
-    else showFailure(error);
-  }
+/** Show the page; ask for a token where that is needed. */
+function start() {
+  letIn(place, { show: (page) => new Application(page), fail: showFailure });
 }
 
 /** Say that there is nothing to show, and try again. @param {ApiError} error */
