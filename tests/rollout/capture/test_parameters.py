@@ -375,6 +375,13 @@ PREFIX = [USER, {"role": "assistant", "content": "The answer is"}]
         ("openai_responses", {"previous_response_id": "r"}, "previous_response_id: hidden prompt"),
         ("openai_responses", {"input": [{"type": "item_reference", "id": "i"}]}, HIDDEN_ITEM),
         ("openai_responses", {"input": [{"id": "i"}, USER]}, HIDDEN_ITEM),
+        ("openai_responses", {"input": [{"id": "i", "type": "message", "role": "user"}, USER]}, HIDDEN_ITEM),
+        ("openai_responses", {"input": [{"id": "i", "type": "reasoning", "status": None}, USER]}, HIDDEN_ITEM),
+        (
+            "openai_chat",
+            {"messages": [{"role": "assistant", "audio": {"id": "audio_1"}}, USER]},
+            "messages.audio: hidden prompt",
+        ),
         ("openai_chat", {"tools": [TOOL], "tool_choice": {"type": "auto", "name": "f"}}, "tool_choice: forced tool"),
         ("openai_chat", {"tools": [TOOL], "tool_choice": {"function": {"name": "f"}}}, "tool_choice: forced tool"),
         (

@@ -331,13 +331,19 @@ def _is_forced(choice: object) -> bool:
 
 
 def hidden_items(sent: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the reason for input items that refer to content at the provider; empty without such items."""
+    """Return the reason for items and messages that refer to content at the provider; empty without such items."""
     # OpenAI API, "Responses", `item_reference`: its `type` is optional, so an item with nothing but an `id` is one too.
-    items = sent.get("input")
+    # "Chat completions": `{"role": "assistant", "audio": {"id": ...}}` refers to an answer that was spoken.
+    items, messages = sent.get("input"), sent.get("messages")
     for item in items if isinstance(items, list) else ():
         kind = item.get("type") if isinstance(item, dict) else "text"
-        if kind == "item_reference" or (kind is None and "role" not in item):
+        is_empty = isinstance(item, dict) and "id" in item and item.keys() <= {"id", "type", "role", "status"}
+        if kind == "item_reference" or is_empty or (kind is None and "role" not in item):
             return ("input.item_reference: hidden prompt",)
+    for message in messages if isinstance(messages, list) else ():
+        audio = message.get("audio") if isinstance(message, dict) else None
+        if isinstance(audio, dict) and "id" in audio:
+            return ("messages.audio: hidden prompt",)
     return ()
 
 
