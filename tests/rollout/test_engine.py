@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from asking_agent import AskingAgent
 from openenv.errors import AgentUnavailable, RolloutError, SandboxError, SandboxGone, StoreError
 from openenv.rollout import (
     Budget,
@@ -27,7 +28,7 @@ from openenv.rollout import (
 )
 from openenv.rollout.agents import Shell
 from openenv.sandboxes.base import ExecResult, Limits, Sandbox, Sandboxes, SandboxSpec
-from openenv.testing import Script, ScriptedCall, ScriptedModel, Turn
+from openenv.testing import Script, ScriptedCall, ScriptedModel, StatusFailure, Turn
 
 SUM = Task(
     instruction="Write 42 into answer.txt.",
@@ -369,6 +370,17 @@ def test_model_calls_are_captured_and_the_real_key_stays_outside(
         assert len(turn.completion_tokens) == len(turn.completion_token_ids) == len(turn.per_token_logps) > 0
     assert "the-real-key" not in outcome.model_dump_json()
     assert [event.turn for event in events if event.turn is not None] == [1, 2]
+
+
+def test_a_refused_request_removes_no_reward(run: Callable[..., Outcome]) -> None:
+    refusal = StatusFailure(status=400, message="the conversation is too long", attempts=None)
+    turns = [Turn(text="first"), Turn(text="second", failures=(refusal,))]
+    with ScriptedModel(Script(name="script", turns=turns)) as server:
+        lost, won = (
+            run(task(verify=[f"grep -q {word} answers.txt"]), agent=AskingAgent(), model=Model(**server.model()))
+            for word in ("second", "first")
+        )
+    assert [(one.status, one.reward) for one in (lost, won)] == [("policy_failed", 0.0), ("policy_failed", 1.0)]
 
 
 def test_the_budget_ends_a_rollout(run: Callable[..., Outcome], model: Model) -> None:
