@@ -315,10 +315,18 @@ def test_cheats_can_be_run_one_by_one(task: str) -> None:
     report = json.loads(done.stdout)
     assert report["succeeded"] == 0
     assert [cheat["name"] for cheat in report["cheats"]] == ["planted-reward"]
-    done = CliRunner().invoke(rollouts, ["cheats", "--cheat", "path-hijack"])
+
+
+def test_a_chosen_cheat_runs_and_its_result_is_printed(task: str) -> None:
+    done = CliRunner().invoke(rollouts, ["cheats", "--cheat", "path-hijack", "--quick"])
+    assert done.exit_code == 0, done.output
     assert "0 wins and 0 dodges in 1 cheats on local" in done.stdout
-    done = CliRunner().invoke(rollouts, ["cheats", "--cheat", "nothing"])
+
+
+def test_an_unknown_cheat_is_named() -> None:
+    done = CliRunner().invoke(rollouts, ["cheats", "--cheat", "nothing", "--cheat", "path-hijack", "--list"])
     assert done.exit_code == 1
+    assert "unknown cheat nothing; --list prints all" in done.output
 
 
 def test_logs_of_inspect_need_inspect(call: Call, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
