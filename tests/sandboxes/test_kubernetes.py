@@ -159,6 +159,10 @@ def test_a_sandbox_waits_for_a_slow_node_and_fails_at_once_for_a_missing_secret(
         double.container_errors = [slow, *['secret "token" not found'] * 1000]
         with pytest.raises(SandboxUnavailable, match=r"of 'x': CreateContainerConfigError: secret \"token\" not found"):
             sandboxes.open()
+        for missing in ('secret "read-timeout" not found', "couldn't find key TIMEOUT in Secret default/app"):
+            double.container_errors = [missing] * 1000
+            with pytest.raises(SandboxUnavailable, match=f"of 'x': CreateContainerConfigError: {missing}"):
+                sandboxes.open()
         double.container_errors = []
         sandboxes.close()
 

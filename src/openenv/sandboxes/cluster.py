@@ -68,6 +68,8 @@ _SHORT_OF_TIME = re.compile(
     r"failed to sync \w+ cache|timed out|timeout|deadline exceeded|connection refused|too many requests|try again",
     re.IGNORECASE,
 )
+# A Secret may be called "read-timeout", and a key of it TIMEOUT.
+_MISSING = re.compile(r"not found|couldn't find|could not find|does not exist|no such", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -653,7 +655,8 @@ def _container_problem(container: ContainerStatus) -> PodProblem | None:
     if reason in _NO_IMAGE:
         return PodProblem("image", text)
     if reason in _NO_CONTAINER:
-        is_transient = _SHORT_OF_TIME.search(waiting.message or "") is not None if waiting else False
+        message = (waiting.message or "") if waiting else ""
+        is_transient = _SHORT_OF_TIME.search(message) is not None and _MISSING.search(message) is None
         return PodProblem("transient" if is_transient else "config", text)
     ended = state.terminated if state else None
     has_previous = ended is None
