@@ -134,7 +134,8 @@ def run_many(tasks: Iterable[Task], **options: Unpack[RunManyArguments]) -> list
     Raises:
         TrustError: a check of a task has a lower trust level than required. Nothing was run, unless `tasks` is a
             generator.
-        TaskRefused: a check fails on its task's own solution. No agent was run, unless `tasks` is a generator.
+        TaskRefused: a check fails on its task's own solution. No agent was run, unless `tasks` is a generator or other
+            processes run the rollouts.
         StoreError: an outcome could not be stored; the running rollouts were cancelled.
         RolloutError: on Ray: Ray is not installed, the cluster does not exist, or it started no worker in time.
     """
@@ -164,7 +165,7 @@ def run_many(tasks: Iterable[Task], **options: Unpack[RunManyArguments]) -> list
         for task in sized or ():
             shared.require_trust(task)
             shared.require_sandboxes(task)
-        if isinstance(shared, Engine):  # the workers of a cluster validate the checks of a task before its first agent
+        if isinstance(shared, Engine):  # other workers validate the checks of a task before its first agent
             _validate(shared, sized or (), pool, cancel)
         run = _Batch(
             shared,
