@@ -99,6 +99,8 @@ class ProxiedCall:
                 helper.cancel()
             with contextlib.suppress(JournalFull):
                 self._call.ledger.settle("cancelled")
+            # The parts of a call refer to each other: without this, long prompts wait for the garbage collector.
+            self._call.ledger.prompt_ids = self._call.ledger.answer = None
             rollout.active.discard(self)
             rollout.changed.set()
             self.over.set()
