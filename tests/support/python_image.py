@@ -38,6 +38,12 @@ def add_python(archive: Path) -> None:
         _link(tar, "usr/local/bin/python", VERSION)
         files = {str(path.relative_to(standard)): path for path in _code(standard)}
         files |= {f"site-packages/{inside}": path for path, inside in _dependencies("openenv")}
+        # Commands are found by entry points, which `pip` of this image cannot write.
+        files |= {
+            f"site-packages/{file}": Path(str(file.locate()))
+            for file in metadata.files("openenv") or ()
+            if file.parent.suffix == ".dist-info" and file.name in ("METADATA", "entry_points.txt")
+        }
         for inside, path in files.items():
             tar.add(path, f"usr/local/lib/{VERSION}/{inside}")
         for library in _libraries({program, *(path for path in files.values() if ".so" in path.suffixes)}):
