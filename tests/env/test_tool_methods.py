@@ -121,7 +121,7 @@ def test_an_action_that_is_no_tool_call_names_the_tools() -> None:
 
 
 def test_the_models_of_a_served_class_are_those_of_tools_or_of_its_own_action() -> None:
-    assert [infer_models(Bank).action, infer_models(Bank).observation] == [CallToolAction, CallToolObservation]
+    assert [infer_models(Bank).action, infer_models(Bank).observation] == [CallToolAction, Observation]
     assert [infer_models(Talking).action, infer_models(Talking).observation] == [Talk, Observation]
 
 

@@ -234,6 +234,8 @@ def test_a_cancellation_ends_the_rollouts_of_all_workers() -> None:
 
 
 PROGRAM = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests were started in the background
 from openenv.rollout import Task, run_many
 from openenv.rollout.agents import Shell
 tasks = [Task(task_id=str(number), instruction="x", verify=("true",)) for number in range(4)]

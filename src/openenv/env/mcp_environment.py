@@ -111,14 +111,15 @@ class MCPEnvironment(Environment[Action, Observation, State], counts_episodes=Fa
 
     @classmethod
     def wire_models(cls) -> tuple[type[Any], type[Any]]:
-        """Return the action and the observation that a server of this class offers: those of tools, unless
+        """Return the action and the observation that a server of this class offers: calls of tools, unless
         `_step_impl` takes an action of its own.
         """
-        own = typing_hints(cls._step_impl)
+        own = _hints(cls._step_impl)
         action, observation = own.get("action"), own.get("return")
-        if cls._step_impl is MCPEnvironment._step_impl or action in (None, Any, Action):
-            return CallToolAction, CallToolObservation
-        return action, CallToolObservation if observation in (None, Any) else observation
+        if action in (None, Any, Action):
+            action = CallToolAction
+        # Not `CallToolObservation`: that of `reset` is any.
+        return action, Observation if observation in (None, Any) else observation
 
     def earn(self, reward: float, *, done: bool = False) -> None:
         """Add to the reward of the current step, and end the episode if `done`; for use in tools.
@@ -296,7 +297,7 @@ def _forgetting(reset: Any) -> Any:
     return wrapped
 
 
-def typing_hints(function: Any) -> dict[str, Any]:
+def _hints(function: Any) -> dict[str, Any]:
     """Return the annotations of a function; none if one names something that cannot be imported here."""
     try:
         return typing.get_type_hints(function)
