@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import zlib
@@ -14,6 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 from environments import Add, Counter, Sum
 from openenv.protocol import codec
 from openenv.server.app import create_fastapi_app
+from waiting import wait_until
 
 MB = 1024 * 1024
 
@@ -98,6 +100,30 @@ def test_a_large_message_that_is_refused_ends_nothing(peer: ClientConnection, da
     refused = json.loads(peer.recv(timeout=60))
     assert (refused["type"], refused["data"]["code"]) == ("error", "INVALID_JSON")
     assert total(peer.recv(timeout=60)) == 1
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("damage", ["cut", "bomb"])
+def test_what_is_unpacked_of_a_refused_message_does_not_wait_for_the_collector(
+    peer: ClientConnection, damage: str
+) -> None:
+    peer.send(zlib.compress(step(1, 4 * MB))[:-20] if damage == "cut" else zlib.compress(b"0" * 7 * MB))
+    assert json.loads(peer.recv(timeout=60))["type"] == "error"
+    peer.send(step(1).decode())
+    assert total(peer.recv(timeout=60)) == 1
+
+    def kept() -> list[BaseException]:
+        return [one for one in gc.get_objects() if isinstance(one, ValueError) and "compressed" in str(one)]
+
+    wait_until(lambda: not kept(), 10)
 
 
 def test_clients_that_leave_while_their_messages_are_unpacked_cost_nothing(server: Any, peer: ClientConnection) -> None:

@@ -233,10 +233,13 @@ class V2Connection:
     def _read_unpacked(self, message: SentMessage, unpacked: asyncio.Future[bytes]) -> None:
         """Read a message that was unpacked in a thread, and then those behind it."""
         self._unpacking = None
-        try:
+        # Raised here, the error would form a cycle with the future in this frame. Its traceback holds what was unpacked
+        # so far, and hundreds of megabytes would wait for the garbage collector.
+        error = unpacked.exception()
+        if isinstance(error, ValueError):
+            self._refuse_payload(error)
+        else:
             self._read_content(unpacked.result(), self.codec.is_binary, message)
-        except ValueError as exc:
-            self._refuse_payload(exc)
         self._resume_if_few()
 
     def _read_content(self, payload: bytes, binary: bool, message: SentMessage) -> None:
