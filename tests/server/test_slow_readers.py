@@ -196,6 +196,28 @@ def test_replies_that_are_kept_are_not_all_sent_again_to_a_client_that_does_not_
     assert peer.take()["data"]["observation"]["count"] == 2
 
 
+@pytest.mark.parametrize("batches", [0, 5], ids=["single", "in batches"])
+def test_repeats_of_a_running_step_are_not_all_read_ahead(server: RunningServer, dial: Dial, batches: int) -> None:
+    peer = dial(server)
+    peer.send({"type": "open", "id": 1})
+    session = server.manager.slots.lookup(peer.take()["session"])[0]
+    step = {"type": "step", "id": 1, "data": {"large": False}}
+    count = 600
+    messages: list[dict[str, Any]] = [step] * count
+    if batches:
+        messages = [{"type": "batch", "id": n, "requests": [step] * (count // batches)} for n in range(2, 2 + batches)]
+    with Talkative.lock:  # the first step does not end
+        peer.send(step, *messages)
+        server.wait_for(lambda: session.ledger.hits > 0)
+        assert settled(server, lambda: session.ledger.hits) < count / 2
+    replies = [peer.take() for _ in range(1 + len(messages))]
+    single = [one for reply in replies for one in reply.get("replies", [reply])]
+    assert [reply["data"]["observation"]["count"] for reply in single] == [1] * (count + 1)
+    assert Talkative.steps == 1
+    peer.send({"type": "step", "id": 2, "data": {"large": False}})
+    assert peer.take()["data"]["observation"]["count"] == 2
+
+
 def test_a_client_that_reads_late_still_gets_everything_in_order(server: RunningServer, dial: Dial) -> None:
     peer = dial(server)
     peer.send(*({"type": "open", "id": number} for number in (1, 2, 3)))
@@ -337,7 +359,10 @@ def unread_sockets(server: Any) -> list[int]:
     return [size for size in (one.get_write_buffer_size() for one in transports) if size > MB]
 
 
-def test_clients_that_do_not_read_leave_no_more_than_the_limit_all_together(server: RunningServer, dial: Dial) -> None:
+def test_clients_that_do_not_read_leave_no_more_than_the_limit_all_together(
+    server: RunningServer, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openenv.server.fast.frame_socket.CLOSE_TIMEOUT_S", 3600)  # no memory waits for a close frame
     peers = []
     for number in range(8):
         peer = dial(server)

@@ -435,7 +435,7 @@ class Guard:
         transport = transport_of(receive) if scope["type"] == "http" else None
         if refusal is None and transport is not None:
             unread = loop_local(asyncio.get_running_loop(), UnreadReplies)
-            reader = unread.begin_request(transport, lambda reason: transport.abort())
+            reader = unread.begin_request(transport, lambda *_: transport.abort())
             try:
                 await self._handler(scope, receive, send)
             finally:

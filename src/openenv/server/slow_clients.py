@@ -30,8 +30,8 @@ class Buffer(Protocol):
         """Return its bytes."""
 
 
-Drop = Callable[[str], None]
-"""Ends a connection at once; takes the reason."""
+Drop = Callable[[str, bool], None]
+"""Ends a connection; takes the reason, and whether its memory is needed now."""
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +109,9 @@ class UnreadReplies:
         while total > self.limit:
             largest = max(sizes, key=sizes.__getitem__)
             total -= sizes.pop(largest)
-            self._drop(largest, f"all clients together left more than {self.limit} bytes unread")
+            # Its memory must be free before the next reply is written: a hundred connections could be dropped while
+            # each of them still waits for its close frame.
+            self._drop(largest, f"all clients together left more than {self.limit} bytes unread", is_urgent=True)
 
     def _look(self) -> None:
         self._timer = None
@@ -121,17 +123,17 @@ class UnreadReplies:
             elif not unread or reader.unread - unread >= min(_PROGRESS_BYTES, reader.unread):
                 reader.read_at = now
             elif now - reader.read_at >= STALL_S:
-                self._drop(buffer, f"nothing was read for {STALL_S:g} s")
+                self._drop(buffer, f"nothing was read for {STALL_S:g} s", is_urgent=False)
             reader.unread = unread
         self.check()
         if self._readers:
             self._timer = self._loop.call_later(min(_LOOK_S, STALL_S / 4), self._look)
 
-    def _drop(self, buffer: Buffer, reason: str) -> None:
+    def _drop(self, buffer: Buffer, reason: str, *, is_urgent: bool) -> None:
         reader = self._readers.pop(buffer)
         logger.warning("a client that left %d bytes unread is disconnected: %s", buffer.get_write_buffer_size(), reason)
         try:
-            reader.drop(reason)
+            reader.drop(reason, is_urgent)
         except Exception:  # one broken connection must not end the watch over the others
             logger.exception("a connection could not be dropped")
 

@@ -120,7 +120,7 @@ class AsgiSocket:
         transport = transport_of(self._receive)
         return self._queued_bytes + (0 if transport is None else transport.get_write_buffer_size())
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str, is_urgent: bool) -> None:
         """Abort the connection of a peer that does not read: a close frame would wait behind its unread replies."""
         self._closing = True
         transport = transport_of(self._receive)

@@ -116,6 +116,7 @@ class V2Connection:
         self._pending: set[PendingReply] = set()
         self._groups: set[StepGroup] = set()
         self._grouped = 0  # steps in them
+        self._repeats = 0  # repeated requests that wait for a first reply
         self._ahead_bytes = 0  # of large messages with running requests
         self._held: list[Session] = []  # sessions that wait with their next call until the client reads
         self._ready: list[bytes] = []
@@ -244,7 +245,7 @@ class V2Connection:
 
     def _read_content(self, payload: bytes, binary: bool, message: SentMessage) -> None:
         """Read a large message; count its bytes until all of its requests are answered."""
-        before = len(self._pending) + self._grouped
+        before = self._under_way
         try:
             if self._is_json:
                 self._protocol.limit.check(payload)  # before parsing allocates memory for its values
@@ -252,7 +253,7 @@ class V2Connection:
             self._refuse_payload(exc)
             return
         self._parse(payload, binary, message, echo_input=len(payload) <= ECHO_LIMIT)
-        message.unanswered = len(self._pending) + self._grouped - before
+        message.unanswered = self._under_way - before
         if message.unanswered > 0:
             message.size = len(payload)
             self._ahead_bytes += message.size
@@ -456,7 +457,22 @@ class V2Connection:
                 return
             send(self.writer.repeat(kept, first.writer, request.id, session.id, request.session))
 
-        entry.on_reply(answer)
+        def answer_late(kept: bytes | KeptRow) -> None:
+            self._repeats -= 1
+            if message.size:
+                self._answered(message, 1)
+            answer(kept)
+            if self._backpressure.is_paused:
+                self._resume_if_few()
+
+        if entry.is_done:
+            entry.on_reply(answer)
+            return
+        # Each may get a large reply, all of them at once, before the socket can report that it is full.
+        self._repeats += 1
+        entry.on_reply(answer_late)
+        if self._is_loaded():
+            self._backpressure.pause()
 
     def _origin(self, request: Request) -> RequestOrigin:
         traceparent = (request.extra or {}).get("traceparent")
@@ -578,13 +594,17 @@ class V2Connection:
             self._ahead_bytes -= message.size
             message.size = 0
 
+    @property
+    def _under_way(self) -> int:
+        return len(self._pending) + self._grouped + self._repeats
+
     def _is_loaded(self) -> bool:
         """Return whether the client has as many running requests as allowed before it reads replies."""
-        is_full = len(self._pending) + self._grouped >= self._most_ahead or self._ahead_bytes >= _AHEAD_BYTES
+        is_full = self._under_way >= self._most_ahead or self._ahead_bytes >= _AHEAD_BYTES
         return is_full or self._unpacking is not None
 
     def _resume_if_few(self) -> None:
-        is_few = len(self._pending) + self._grouped < self._most_ahead // 2
+        is_few = self._under_way < self._most_ahead // 2
         if is_few and self._ahead_bytes <= _AHEAD_BYTES // 2 and self._unpacking is None:
             self._backpressure.resume()
 

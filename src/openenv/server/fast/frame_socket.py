@@ -348,9 +348,12 @@ class FrameSocket(asyncio.Protocol):
         if self._handler is not None and not self._closing:
             self._handler.on_writable()
 
-    def _stop(self, reason: str) -> None:
-        """End the connection of a client that does not read; it gets the reason if it begins to read now."""
-        self.close(1008, reason)
+    def _stop(self, reason: str, is_urgent: bool) -> None:
+        """End the connection of a client that does not read; unless urgent, it can still read the reason."""
+        if is_urgent:
+            self.abort()
+        else:
+            self.close(1008, reason)
 
     def _relieve(self) -> None:
         self.is_full = False

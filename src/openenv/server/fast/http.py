@@ -147,7 +147,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Watch a client that does not read its response."""
         super().pause_writing()
-        loop_local(self.loop, UnreadReplies).add(self.transport, lambda reason: self.transport.abort())
+        loop_local(self.loop, UnreadReplies).add(self.transport, lambda *_: self.transport.abort())
 
     def resume_writing(self) -> None:
         """The client has caught up."""

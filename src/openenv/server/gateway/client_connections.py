@@ -178,7 +178,7 @@ class Pipe(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Stop reading from the other side: this peer does not read."""
         _read(self._to, False)
-        _unread().add(self._transport, lambda _: self._transport.abort())
+        _unread().add(self._transport, lambda *_: self._transport.abort())
 
     def resume_writing(self) -> None:
         """Read from the other side again."""
@@ -387,7 +387,7 @@ class RelayedConnection(HeldStream):
     def pause_writing(self) -> None:
         """Pause the response and the next request: the client does not read."""
         self._is_behind = True
-        _unread().add(self.transport, self.drop_request)
+        _unread().add(self.transport, lambda reason, _: self.drop_request(reason))
         if self._current is not None:
             _read(self._current.transport, False)
 
