@@ -34,9 +34,8 @@ def test_only_the_solution_of_a_harbor_task_earns(docker: DockerSandboxes, name:
     (task,) = load_tasks(parts.write(tmp_path / name))
     agents = {"oracle": "oracle", "noop": "noop", "attacker": Shell([parts.attack], strict=False)}
     outcomes = {who: run_rollout(task, agent=agent, sandbox=docker) for who, agent in agents.items()}
-    rewards = {who: (outcome.status, outcome.reward, outcome.trust) for who, outcome in outcomes.items()}
-    assert rewards == {
-        "oracle": ("ok", 1.0, "shared"),
-        "noop": ("ok", 0.0, "shared"),
-        "attacker": ("ok", 0.0, "shared"),
-    }
+    rewards = {who: (outcome.reward, outcome.trust) for who, outcome in outcomes.items()}
+    assert rewards == {"oracle": (1.0, "shared"), "noop": (0.0, "shared"), "attacker": (0.0, "shared")}
+    # An attack may end with an error of its shell, which decides nothing.
+    assert {outcome.status for outcome in outcomes.values()} <= {"ok", "policy_failed"}
+    assert outcomes["oracle"].status == outcomes["noop"].status == "ok"

@@ -136,7 +136,7 @@ TASKS: Mapping[str, HarborTask] = {
         "count.sh should print the number of lines of its argument. Repair it.",
         {"count.sh": "wc -w < $1\n"},
         "seq 7 > /tmp/seven; printf 'a b\\nc d\\n' > /tmp/two\n"
-        + _pays("[ $(sh count.sh /tmp/seven) = 7 ] && [ $(sh count.sh /tmp/two) = 2 ]"),
+        + _pays('[ "$(sh count.sh /tmp/seven)" = 7 ] && [ "$(sh count.sh /tmp/two)" = 2 ]'),
         "echo 'wc -l < $1' > count.sh",
         "echo 'echo 1 = 1 -o 1; exit 0' > count.sh; echo 1 > /tmp/seven",
         "debugging",
