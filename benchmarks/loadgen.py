@@ -11,6 +11,7 @@ for an error). Each session has one request in flight and sends the next when th
          connection first creates a session of its own and names it in every call)
 
 It prints one JSON object. Sessions that cannot be opened or break are counted in "errors" and the rest goes on.
+With --rate, a session waits between its requests, so that two servers get the same load. SIGTERM ends the load early.
 With --pid, the server's CPU, memory and threads are read from /proc for that process and its descendants, and the cores
 of both sides are reported; if they share cores, a warning goes to stderr.
 Loopback and unix sockets only.
@@ -21,11 +22,13 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import heapq
 import itertools
 import json
 import os
 import resource
 import select
+import signal
 import socket
 import sys
 import time
@@ -104,6 +107,7 @@ class Load:
         self.epoll = select.epoll()
         self.connections: dict[int, Connection] = {}
         self.lost: list[str] = []
+        self.stop_at = 0.0
         self.step_body = self._step_body()
         self.expect = None if options.action else "x" * options.payload
 
@@ -260,8 +264,10 @@ class Load:
         connections, poll, add = self.connections, self.epoll.poll, latencies.append
         size, errors, received, polls = 8192, 0, 0, 0
         fast_len, fast_head = -1, b""  # a reply that looks like the last good one needs no parsing
+        interval = len(connections) / self.options.rate if self.options.rate else 0.0
+        resting: list[tuple[float, int]] = []  # a heap: when the next request of a connection is due
         start = now = clock()
-        stop = start + seconds
+        self.stop_at = start + seconds
         for fd, connection in list(connections.items()):
             connection.t0 = clock()
             try:
@@ -270,9 +276,12 @@ class Load:
                 self.drop(fd, error)
         pending = len(connections)
         while pending:
-            events = poll(5)
+            pending -= self.resume(resting)
+            if not pending:
+                break
+            events = poll(min(5.0, max(0.0, resting[0][0] - clock())) if resting else 5)
             polls += 1
-            if not events and clock() > stop + self.options.stall:
+            if not events and not resting and clock() > self.stop_at + self.options.stall:
                 errors += pending
                 break
             for fd, _ in events:
@@ -302,15 +311,40 @@ class Load:
                             errors += 1
                         elif whole and not connection.buf:
                             fast_len, fast_head = n, data[:30]
-                    if now < stop:
+                    if now >= self.stop_at:
+                        pending -= 1
+                    elif interval and connection.t0 + interval > now:
+                        heapq.heappush(resting, (connection.t0 + interval, fd))
+                    else:
                         connection.t0 = now
                         connection.send(connection.request)
-                    else:
-                        pending -= 1
                 except OSError as error:
                     self.drop(fd, error)
                     pending -= 1
         return Round(steps=len(latencies), errors=errors, seconds=now - start, received=received, polls=polls)
+
+    def resume(self, resting: list[tuple[float, int]]) -> int:
+        """Send the requests that are due; return how many sessions send no more."""
+        ended = 0
+        while resting and (resting[0][0] <= (now := clock()) or now >= self.stop_at):
+            fd = heapq.heappop(resting)[1]
+            connection = self.connections.get(fd)
+            if connection is None:  # dropped, and counted, while it rested
+                continue
+            if now >= self.stop_at:
+                ended += 1
+                continue
+            connection.t0 = now
+            try:
+                connection.send(connection.request)
+            except OSError as error:
+                self.drop(fd, error)
+                ended += 1
+        return ended
+
+    def end(self) -> None:
+        """Send no more requests; the figures are for the time until now."""
+        self.stop_at = 0.0
 
     def in_step(self, word: str) -> None:
         """With --in-step: say how far this is, and wait for a line, so that several generators begin together."""
@@ -421,6 +455,7 @@ def main() -> None:
     p.add_argument("--sessions", type=int, default=1)
     p.add_argument("--seconds", type=float, default=5)
     p.add_argument("--warmup", type=float, default=0.5)
+    p.add_argument("--rate", type=float, default=0, help="most requests per second, all sessions together")
     p.add_argument("--payload", type=int, default=100, help="characters in the message")
     p.add_argument("--message", choices=["step", "state", "reset"], default="step", help="ws: which message")
     p.add_argument("--action", help="ws, http: JSON to send as the action instead of {message}")
@@ -434,7 +469,9 @@ def main() -> None:
     p.add_argument("--in-step", action="store_true", help="wait for a line before the set-up, and before the load")
     p.add_argument("--label", default="")
     raise_file_limit()
-    print(json.dumps(Load(p.parse_args()).run()))
+    load = Load(p.parse_args())
+    signal.signal(signal.SIGTERM, lambda *_: load.end())
+    print(json.dumps(load.run()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What slow and blocking steps cost the sessions next to them, under the default runner.
 
-    python benchmarks/neighbours.py [--before CHECKOUT] [--fast 200] [--neighbours 4] [--into FILE.md]
+    python benchmarks/neighbours.py [--before CHECKOUT] [--fast 200] [--neighbours 4] [--rate 400] [--into FILE.md]
 
 A server has 200 sessions with fast steps, beside a few sessions that do one of these in each step:
 
@@ -13,9 +13,12 @@ A server has 200 sessions with fast steps, beside a few sessions that do one of 
     asyncio    `asyncio.run`, which fails where an event loop runs
 
 Each measurement has a fresh server. `fresh`: the sessions are the first of the server, so their durations are unknown
-when they are placed. `warm`: a session has stepped before, so the fast ones share a thread. Neighbours start first, and
-step as fast as they can. With --before, another checkout takes turns with this one. The table has the fast sessions'
-steps per second and p99, and the ratio of p99 to the other checkout.
+when they are placed. `warm`: a session has stepped before, so the fast ones share a thread. Neighbours start first.
+They make at most 400 steps per second together, so that both checkouts do the same work: a server that answers slow
+sessions sooner would get more of their steps, which take the processor from the fast ones (see it with --rate 0).
+
+With --before, another checkout takes turns with this one. The table has steps per second and p99 of the fast sessions,
+steps per second of the neighbours, and the ratio of p99 to the other checkout.
 
 Run with nothing else on the machine.
 """
@@ -31,7 +34,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from configurations import BEFORE, BENCHMARKS, OURS, SERVE, Configuration, Runnable
@@ -44,9 +47,11 @@ from servers import Server
 TITLE = "## Slow and blocking neighbours"
 KINDS = ("nothing", "random", "forever", "python", "sqlite", "asyncio")
 GOAL = 1.2
+RATE = 400.0
 MESSAGE = "x" * 100
 HEAD_START_S = 0.5
 STALL_S = 10.0
+END_S = 2.0
 Figures = dict[str, float]
 
 
@@ -59,19 +64,30 @@ def load(server: Server, kind: str, sessions: int, seconds: float) -> list[str]:
 
 
 @contextlib.contextmanager
-def neighbours(server: Server, kind: str, sessions: int, seconds: float) -> Iterator[None]:
-    """Step the neighbours in another process."""
+def neighbours(server: Server, kind: str, options: argparse.Namespace) -> Iterator[Callable[[], float]]:
+    """Step the neighbours in another process; yield what ends them and returns their steps per second."""
     if kind == "nothing":
-        yield
+        yield lambda: 0.0
         return
-    command = load(server, kind, sessions, seconds)
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    command = [*load(server, kind, options.neighbours, options.seconds + 60), "--rate", str(options.rate)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+
+        def end() -> float:
+            process.terminate()
+            try:
+                output, error = process.communicate(timeout=END_S)
+            except subprocess.TimeoutExpired:  # a step never returns
+                return 0.0
+            if process.returncode:
+                raise SystemExit(f"the neighbours ({kind}) failed: {error[-300:]}")
+            return float(json.loads(output)["steps_per_s"])
+
         assert process.stderr is not None
         try:
             time.sleep(HEAD_START_S)
             if process.poll() is not None:
                 raise SystemExit(f"the neighbours ({kind}) did not start: {process.stderr.read()[-300:]}")
-            yield
+            yield end
         finally:
             process.kill()
 
@@ -90,8 +106,9 @@ def measure(runnable: Runnable, kind: str, options: argparse.Namespace, *, warm:
     with Server(runnable) as server:
         if warm:
             run(server, 1, 0.2)
-        with neighbours(server, kind, options.neighbours, options.seconds + 60):
-            return run(server, options.fast, options.seconds)
+        with neighbours(server, kind, options) as end:
+            figures = run(server, options.fast, options.seconds)
+            return figures | {"neighbours_per_s": end()}
 
 
 def row(kind: str, state: str, samples: dict[str, list[Figures]]) -> str:
@@ -101,11 +118,12 @@ def row(kind: str, state: str, samples: dict[str, list[Figures]]) -> str:
         return statistics.median(figures[key] for figures in samples[side])
 
     cells = [kind, state, f"{median(OURS, 'steps_per_s'):,.0f}", f"{median(OURS, 'p99_ms'):.1f}"]
-    cells.append(f"{sum(figures['errors'] for figures in samples[OURS]):.0f}")
+    cells += [f"{sum(figures['errors'] for figures in samples[OURS]):.0f}", f"{median(OURS, 'neighbours_per_s'):,.0f}"]
     if BEFORE in samples:
         ratio = median(OURS, "p99_ms") / median(BEFORE, "p99_ms")
         cells += [f"{median(BEFORE, 'steps_per_s'):,.0f}", f"{median(BEFORE, 'p99_ms'):.1f}"]
         cells.append(f"{sum(figures['errors'] for figures in samples[BEFORE]):.0f}")
+        cells.append(f"{median(BEFORE, 'neighbours_per_s'):,.0f}")
         cells += [f"{ratio:.2f}", "yes" if ratio <= GOAL else "NO"]
     return f"| {' | '.join(cells)} |"
 
@@ -136,13 +154,14 @@ def section(options: argparse.Namespace) -> str:
                     samples[side].append(measure(runnable, kind, options, warm=state == "warm"))
             rows.append(row(kind, state, samples))
             print(rows[-1], flush=True)
-    columns = ["neighbours", "server", "steps/s", "p99 ms", "errors"]
+    columns = ["neighbours", "server", "steps/s", "p99 ms", "errors", "neighbours/s"]
     if options.before:
-        columns += ["before: steps/s", "before: p99 ms", "before: errors", "p99 / before", f"<= {GOAL:g}"]
+        columns += ["before: steps/s", "before: p99 ms", "before: errors", "before: neighbours/s", "p99 / before"]
+        columns.append(f"<= {GOAL:g}")
     about = (
-        f"{options.fast} fast sessions, {options.neighbours} neighbours, {options.rounds} rounds, "
-        f"server cores {core_list(servers)}, generator cores {core_list(generators)}; {platform.python_version()}, "
-        f"{platform.machine()}; "
+        f"{options.fast} fast sessions, {options.neighbours} neighbours with at most {options.rate:g} steps/s, "
+        f"{options.rounds} rounds, server cores {core_list(servers)}, generator cores {core_list(generators)}; "
+        f"{platform.python_version()}, {platform.machine()}; "
         "`python benchmarks/neighbours.py`."
     )
     rule = "|---|---|" + "---:|" * (len(columns) - 2)
@@ -155,6 +174,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout to take turns with")
     parser.add_argument("--fast", type=int, default=200, help="sessions with fast steps")
     parser.add_argument("--neighbours", type=int, default=4, help="sessions with the work of a kind")
+    parser.add_argument("--rate", type=float, default=RATE, help="steps per second of all neighbours; 0: no limit")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
