@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -160,6 +162,25 @@ async def test_calls_of_one_pass_run_in_order_on_their_thread_and_are_delivered_
     await wait_until_async(lambda: len(done) == 5)
     assert done == steps
     assert len({step.thread for step in steps}) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("threads", [1, 3])
+async def test_idle_threads_keep_no_call_alive(threads: int) -> None:
+    dispatcher, runner = current_dispatcher(), ThreadRunner(spread=threads)
+    gc.disable()  # nothing may need a collection: the last actions would stay until one runs
+    try:
+        done = list[Step]()
+        for lane in [runner.lane() for _ in range(threads)]:
+            lane.submit(Step(dispatcher, done), dispatcher)
+        await wait_until_async(lambda: len(done) == threads)
+        assert runner.handovers.quick + runner.handovers.late == threads
+        calls = [weakref.ref(step) for step in done]
+        done.clear()
+        await wait_until_async(lambda: all(call() is None for call in calls))
+    finally:
+        gc.enable()
+        runner.close()
 
 
 @pytest.mark.anyio

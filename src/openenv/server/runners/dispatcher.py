@@ -62,11 +62,12 @@ class CallProfile:
 
     def record(self, kind: str, seconds: float) -> None:
         """Record one call. Races between threads lose a sample, never more."""
-        mean = self._mean_s.get(kind)
-        self._mean_s[kind] = mean = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
+        means = self._mean_s
+        mean = means.get(kind)
+        means[kind] = mean = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
         if kind in _STEPS:
             self._steps += 1
-            other = self._mean_s.get(_OTHER[kind], 0.0)
+            other = means.get(_OTHER[kind], 0.0)
             self.step_s = mean if mean > other else other
 
     @property
@@ -104,7 +105,7 @@ class WorkerThread:
         self.sessions = 0
         self.profile = profile
         self._counts = counts
-        self._calls: deque[LaneCall] = deque()
+        self.calls: deque[LaneCall] = deque()
         self._wakes: SimpleQueue[Turn | Literal[False] | None] = SimpleQueue()  # False ends the thread
         self._began: float | None = None
         self._call: LaneCall | None = None
@@ -136,20 +137,13 @@ class WorkerThread:
 
     def submit(self, call: LaneCall, dispatcher: Dispatcher | None = None) -> None:
         """Queue a call, at the end of the loop's pass if its dispatcher is given."""
-        if dispatcher is not None and dispatcher.is_at_hand:
-            dispatcher.hand_out(self, call)
-        else:
+        if dispatcher is None or not dispatcher.hand_out(self, call):
             self.put((call,))
 
     def put(self, calls: Iterable[LaneCall], turn: Turn | None = None) -> None:
         """Queue calls now; run them within a turn, if the loop waits for it."""
-        self._calls.extend(calls)
+        self.calls.extend(calls)
         self._wakes.put(turn)
-
-    @property
-    def has_calls(self) -> bool:
-        """Whether calls are queued."""
-        return bool(self._calls)
 
     def is_awaited(self, calls: Sequence[LaneCall]) -> bool:
         """Whether the loop should wait for calls: they are expected to be quick."""
@@ -164,7 +158,8 @@ class WorkerThread:
         """Record a wait of the loop. If a call blocks the thread, the loop does not wait for it in the next passes."""
         if not is_late:
             self._counts.quick += 1
-            self._misses >>= 1
+            if self._misses:
+                self._misses >>= 1
             return
         self._counts.late += 1
         if self.runs_for(WAIT_S):  # not only a busy machine
@@ -182,7 +177,7 @@ class WorkerThread:
         self._wakes.put(False)
 
     def _run(self) -> None:
-        take, calls, record, clock = self._wakes.get, self._calls, self.profile.record, time.perf_counter
+        take, calls, record, clock = self._wakes.get, self.calls, self.profile.record, time.perf_counter
         thread = threading.current_thread()
         while True:
             turn = take()
@@ -209,76 +204,45 @@ class WorkerThread:
                     turn.end()
             if turn is False:
                 return
-
-
-class Handover:
-    """Gives threads their calls, one thread after the other, and lets the loop wait for them.
-
-    Fast calls of several threads take turns, because threads that wake together compete for the interpreter lock.
-    """
-
-    __slots__ = ("_ended", "_next", "_others", "turns")
-
-    def __init__(self, shares: Iterable[tuple[WorkerThread, list[LaneCall]]]) -> None:
-        self.turns = [(worker, calls, Turn(self)) for worker, calls in shares]
-        self._next = deque(self.turns)
-        # `pop` is atomic, so exactly one thread finds the list empty: the last one.
-        self._others = [None] * (len(self.turns) - 1)
-        self._ended = threading.Lock()
-        self._ended.acquire()
-
-    # Each step of one session comes here, so lists are tested before they are popped: an exception costs as much as all
-    # the rest. Another thread may still be faster.
-    def begin_next(self) -> bool:
-        """Let the next thread begin; return False after the last."""
-        if not self._next:
-            return False
-        try:
-            worker, calls, turn = self._next.popleft()
-        except IndexError:
-            return False
-        worker.put(calls, turn)
-        return True
-
-    def begin_all(self) -> None:
-        """Let all other threads begin, because one takes too long."""
-        while self.begin_next():
-            pass
-
-    def turn_ended(self) -> None:
-        """Continue with the next thread, or with the loop."""
-        if self._next:
-            self.begin_next()
-        if self._others:
-            try:
-                self._others.pop()
-            except IndexError:
-                pass
-            else:
-                return
-        self._ended.release()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until all turns have ended; return False when the time is up."""
-        return self._ended.acquire(timeout=seconds)
+            del turn  # it has the calls
 
 
 class Turn:
-    """The time of one thread in a handover. It ends once: the thread ends it, or the loop gives it up."""
+    """The time of one thread, for which the loop waits. It ends once: the thread ends it, or the loop gives it up.
 
-    __slots__ = ("_claim", "_handover")
+    Turns begin one after the other, because threads that wake together compete for the interpreter lock.
 
-    def __init__(self, handover: Handover) -> None:
-        self._handover = handover
-        self._claim = [None]  # whoever removes the item decides
+    Args:
+        worker: The thread.
+        calls: What it runs.
+        following: The turns that have not begun; all turns of a pass share this queue.
+    """
+
+    __slots__ = ("_calls", "_claim", "_ended", "_following", "worker")
+
+    def __init__(self, worker: WorkerThread, calls: list[LaneCall], following: deque[Turn]) -> None:
+        self.worker = worker
+        self._calls = calls
+        self._following = following
+        self._claim = [None]  # whoever removes the item decides; `pop` is atomic
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def begin(self) -> None:
+        """Let the thread begin."""
+        self.worker.put(self._calls, self)
 
     def end(self) -> bool:
-        """Let the loop continue; return False if it has not waited for so long. Called by the thread."""
-        is_first = self.give_up()
-        if is_first:
-            self._handover.turn_ended()
-        return is_first
+        """Let the next thread or the loop continue; return False if the loop does not wait. Called by the thread."""
+        if not self.give_up():
+            return False
+        self._ended.release()
+        if self._following:
+            begin_next(self._following)
+        return True
 
+    # Each step of one session comes here, so the list is tested before it is popped: an exception costs as much as all
+    # the rest. Another thread may still be faster.
     def give_up(self) -> bool:
         """Stop waiting; return False if the thread has ended its turn. Called by the loop."""
         if not self._claim:
@@ -288,6 +252,20 @@ class Turn:
         except IndexError:
             return False
         return True
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the thread has ended its turn; return False when the time is up. Called by the loop."""
+        return self._ended.acquire(timeout=seconds)
+
+
+def begin_next(following: deque[Turn]) -> bool:
+    """Let the next thread begin; return False after the last."""
+    try:
+        turn = following.popleft()
+    except IndexError:  # another thread was faster
+        return False
+    turn.begin()
+    return True
 
 
 def loop_local(
@@ -345,46 +323,61 @@ class Dispatcher:
 
     # -- to the threads -------------------------------------------------------------------------------------------
 
-    def hand_out(self, worker: WorkerThread, call: LaneCall) -> None:
-        """Hand a call to a thread after the loop has read all input of this pass; call this in the loop's thread.
+    def hand_out(self, worker: WorkerThread, call: LaneCall) -> bool:
+        """Hand a call to a thread after the loop has read all input of this pass; return False in another thread.
 
         If each were handed over separately, each would wake the thread, which takes the interpreter from the loop.
         With 1000 sessions that is a quarter of a step's cost.
         """
+        if self._thread != threading.get_ident() or not self.loop.is_running():  # `is_at_hand`, without its call
+            return False
         calls = self._outgoing.get(worker)
         if calls is None:
             calls = self._schedule(worker)
         calls.append(call)
+        return True
 
     def _hand_out(self) -> None:
         """Hand over the calls of this pass, and wait for the threads that will be quick."""
         outgoing, self._outgoing = self._outgoing, {}
-        awaited = []
+        turns: list[Turn] = []
+        following: deque[Turn] = deque()
         for worker, calls in outgoing.items():
             if worker.is_awaited(calls):
-                awaited.append((worker, calls))
+                turns.append(Turn(worker, calls, following))
             else:
                 worker.put(calls)
-        if not awaited:
+        if not turns:
             return
-        handover = Handover(awaited)
+        following.extend(turns[1:])
         self._is_waiting = True  # from here on, results do not wake the loop
         try:
-            handover.begin_next()
-            for _ in range(_MOST_WAITS):
-                if handover.wait(WAIT_S):
-                    break
-                handover.begin_all()
-                if any(worker.runs_for(WAIT_S) for worker, _ in awaited):
-                    break
+            turns[0].begin()
+            late = self._wait_for(turns, following)
         finally:
             self._is_waiting = False
-        for worker, _, turn in handover.turns:
-            is_late = turn.give_up()
+        for turn in turns:
+            worker, is_late = turn.worker, turn in late and turn.give_up()
             worker.waited_for(is_late=is_late)
-            if not is_late and worker.has_calls:  # its turn was too short for all
+            if worker.calls and not is_late:  # its turn was too short for all
                 self._schedule(worker)
         self._drain()
+
+    @staticmethod
+    def _wait_for(turns: list[Turn], following: deque[Turn]) -> Sequence[Turn]:
+        """Wait until turns have ended, unless a call takes too long; return the others."""
+        unended = turns
+        for _ in range(_MOST_WAITS):
+            # Usually the last one ends last.
+            if unended[-1].wait(WAIT_S):
+                unended = [turn for turn in unended[:-1] if not turn.wait(0)]
+                if not unended:
+                    return ()
+            while following and begin_next(following):  # one takes too long: all others begin
+                pass
+            if any(turn.worker.runs_for(WAIT_S) for turn in unended):
+                break
+        return unended
 
     def _schedule(self, worker: WorkerThread) -> list[LaneCall]:
         """Give a thread a turn in the next pass; return the list of its new calls."""

@@ -46,8 +46,9 @@ class _ImmediateDispatcher(Dispatcher):
     def post(self, delivery: Delivery) -> None:
         delivery.deliver()
 
-    def hand_out(self, worker: WorkerThread, call: LaneCall) -> None:
+    def hand_out(self, worker: WorkerThread, call: LaneCall) -> bool:
         worker.put((call,))
+        return True
 
 
 class _ThreadPerSession(CallProfile):
