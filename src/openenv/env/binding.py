@@ -257,19 +257,19 @@ def infer_models(env_cls: type[Any]) -> Models:
     """Find an environment's models from its generic parameters or, failing that, its annotations."""
     generic = _generic_arguments(env_cls)
     action = declared_action(env_cls) or Action
-    observation = _model(generic.get("observation")) or _annotation(env_cls, "step", "return") or Observation
+    observation = _model(generic.get("observation")) or annotated_model(env_cls, "step", "return") or Observation
     # An environment of tools names the plain models: its actions are tool calls.
     if action is Action and hasattr(env_cls, "wire_models"):
         action, observation = env_cls.wire_models()
     state = _model(generic.get("state"))
     if state is None or state is State:  # a base class may name `State` and the annotation a subclass of it
-        state = _annotation(env_cls, "state", "return") or State
+        state = annotated_model(env_cls, "state", "return") or State
     return Models(action, observation, state)
 
 
 def declared_action(env_cls: type[Any]) -> type[Any] | None:
     """Return the action model that a class declares, by its generic parameters or an annotation."""
-    return _model(_generic_arguments(env_cls).get("action")) or _annotation(env_cls, "step", "action")
+    return _model(_generic_arguments(env_cls).get("action")) or annotated_model(env_cls, "step", "action")
 
 
 def _generic_arguments(env_cls: type[Any]) -> dict[str, Any]:
@@ -277,7 +277,8 @@ def _generic_arguments(env_cls: type[Any]) -> dict[str, Any]:
     return dict(zip(("action", "observation", "state"), generic_arguments(env_cls, Environment), strict=False))
 
 
-def _annotation(env_cls: type[Any], member: str, name: str) -> type[Any] | None:
+def annotated_model(env_cls: type[Any], member: str, name: str) -> type[Any] | None:
+    """Return the model that annotates a parameter of a method, or its `return`; None without one."""
     candidates = (f"{member}_async", member) if member != "state" else (member,)
     for candidate in candidates:
         function = inspect.getattr_static(env_cls, candidate, None)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import typing
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from openenv.protocol.tool_messages import (
 )
 from openenv.types import Action, Observation, State
 
-from .binding import run_blocking
+from .binding import annotated_model, run_blocking
 from .environment import Environment, Transform
 from .tools.fastmcp_client import new_client
 from .tools.function_tools import ServerTools
@@ -114,12 +113,10 @@ class MCPEnvironment(Environment[Action, Observation, State], counts_episodes=Fa
         """Return the action and the observation that a server of this class offers: calls of tools, unless
         `_step_impl` takes an action of its own.
         """
-        own = _hints(cls._step_impl)
-        action, observation = own.get("action"), own.get("return")
-        if action in (None, Any, Action):
-            action = CallToolAction
+        action = annotated_model(cls, "_step_impl", "action")
+        observation = annotated_model(cls, "_step_impl", "return")
         # Not `CallToolObservation`: that of `reset` is any.
-        return action, Observation if observation in (None, Any) else observation
+        return CallToolAction if action in (None, Action) else action, observation or Observation
 
     def earn(self, reward: float, *, done: bool = False) -> None:
         """Add to the reward of the current step, and end the episode if `done`; for use in tools.
@@ -295,14 +292,6 @@ def _forgetting(reset: Any) -> Any:
         return reset(self, *args, **kwargs)
 
     return wrapped
-
-
-def _hints(function: Any) -> dict[str, Any]:
-    """Return the annotations of a function; none if one names something that cannot be imported here."""
-    try:
-        return typing.get_type_hints(function)
-    except Exception:
-        return {}
 
 
 def _request(action: CallToolAction, timeout_s: float | None) -> ToolRequest:
