@@ -101,6 +101,23 @@ def test_repeated_rollouts_share_their_setup_unless_an_option_says_no(
     assert len({outcome["files"]["/home/user/workdir/token"] for outcome in ran}) == setups
 
 
+def test_the_first_difference_of_two_rollouts_and_of_two_stores_is_shown(call: Call, task: str, tmp_path: Path) -> None:
+    solved = call("run", task, "--agent", "oracle", "--samples", "2", "--seed", "7", "--json")
+    [idle] = call("run", task, "--agent", "noop", "--seed", "7", "--json")
+    ids = [each["rollout_id"] for each in (*solved, idle)]
+    assert "1 equal, 0 different" in call("diff", ids[0][:8], ids[1])
+    different = call("diff", ids[0], ids[2], code=1)
+    assert "rollout: agent" in different
+    assert 'A: ["oracle", 0]' in different
+    other = tmp_path / "other"
+    CliRunner().invoke(
+        rollouts, ["run", task, "--agent", "oracle", "--samples", "2", "--seed", "7", "--store", str(other)]
+    )
+    document = call("diff", str(tmp_path / "store"), str(other), "--json", code=1)
+    assert (document["equal"], document["differences"][0]["name"]) == (1, "answer 0")
+    assert "no rollout 'nothing'" in call("diff", "nothing", ids[0], code=1)
+
+
 def test_a_task_file_can_bring_the_new_checks(call: Call, task: str, tmp_path: Path) -> None:
     first = call("run", task, "--agent", "noop", "--json")[0]
     assert first["reward"] == 0.0

@@ -71,6 +71,30 @@ def groups_of(tasks: Any, **options: Any) -> list[SampleGroup]:
     return finish(collect())
 
 
+def test_batches_of_one_seed_are_equal_at_any_concurrency(local: Sandboxes) -> None:
+    tasks = [task("one"), task("two"), task("one")]
+    options = {"seed": 3, "in_order": True, "samples": 2}
+    with talker(Turn(text="First ${seed}"), Turn(text="done ${seed}")) as server:
+        model = Model(**server.model())
+        runs = [groups_of(tasks, model=model, concurrency=count, **options) for count in (1, 6)]
+    names, rewards, tokens = (
+        [[value(group) for group in groups] for groups in runs]
+        for value in (
+            lambda group: group.name,
+            lambda group: group.rewards,
+            lambda group: [
+                (each.input_ids, each.logprobs, each.loss_mask)
+                for sample in group.samples
+                for each in sample.outcome.sequences
+            ],
+        )
+    )
+    assert names[0] == names[1] == ["one", "two", "one.2"]
+    assert rewards[0] == rewards[1]
+    assert tokens[0] == tokens[1]
+    assert len({str(each) for group in tokens[0] for each in group}) == 6
+
+
 def test_groups_have_rewards_and_the_tokens_that_were_sampled(local: Sandboxes, tmp_path: Path) -> None:
     tasks = [task("one", setup=(SETUP,)), task("two", verify=("false",)).model_dump()]
     with talker() as server, RolloutStore(tmp_path) as store:

@@ -21,6 +21,7 @@ _EXPORTS = by_module(
         "openenv.rollout.progress": "Cancellation Progress",
         "openenv.rollout.run.ray_engine": "RayEngine",
         "openenv.rollout.store.rollout_index": "RolloutFilter RolloutRow RolloutStats",
+        "openenv.rollout.store.comparison": "compare_rollouts compare_stores",
         "openenv.rollout.store.store": "RolloutStore",
         "openenv.rollout.tasks.task": "Budget CommandResult Model Sampling Task Trust load_task",
         "openenv.rollout.tasks.task_folders": "load_tasks",
@@ -48,6 +49,8 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.run.engine import run_rollout_async as run_rollout_async
     from openenv.rollout.run.ray_engine import RayEngine as RayEngine
     from openenv.rollout.run.reverify import reverify as reverify
+    from openenv.rollout.store.comparison import compare_rollouts as compare_rollouts
+    from openenv.rollout.store.comparison import compare_stores as compare_stores
     from openenv.rollout.store.outcome import Outcome as Outcome
     from openenv.rollout.store.rollout_index import RolloutFilter as RolloutFilter
     from openenv.rollout.store.rollout_index import RolloutRow as RolloutRow

@@ -217,7 +217,7 @@ class OpenGroup(Generic[ItemT]):
 
     def labels(self, index: int, attempt: int) -> dict[str, Any]:
         """Return the labels of a sample in the store."""
-        return {"group": self.label, "sample": index, "attempt": attempt}
+        return {"group": self.label, "item": self.name, "sample": index, "attempt": attempt}
 
 
 class GroupStream(ABC, Generic[ItemT]):

@@ -10,6 +10,7 @@ import pytest
 
 from openenv.rollout.capture.dialects import DIALECTS, route
 from openenv.rollout.capture.dialects.dialect import CallOptions
+from openenv.rollout.tasks.model_parameters import derived_seed
 from openenv.rollout.tasks.task import Sampling
 
 
@@ -237,3 +238,25 @@ def test_a_kept_connection_that_the_endpoint_has_closed_costs_no_attempt(agent: 
     assert agent.chat().status_code == 200
     assert agent.capture.calls()[1].attempts == 1
     assert agent.capture.stats().failures_in_a_row == 0
+
+
+def test_each_call_of_a_seeded_rollout_has_a_seed(open_agent: Any, engine: Any, fake: Any) -> None:
+    agent = open_agent(seed=5)
+    agent.chat(seed=1)  # the agent's seed does not count
+    agent.chat("again")
+    assert [request.body["seed"] for request in engine.requests] == [derived_seed(5, 1), derived_seed(5, 2)]
+    assert [call.sent["seed"] for call in agent.capture.calls()] == [derived_seed(5, 1), derived_seed(5, 2)]
+
+
+def test_an_endpoint_without_seeds_is_called_without_one(open_agent: Any, engine: Any, fake: Any) -> None:
+    answer = engine.respond
+
+    def respond(request: Any) -> Any:
+        if "seed" in request.body:
+            return fake.Answer.json({"error": {"message": "Unrecognized request argument: seed"}}, 400)
+        return answer(request)
+
+    engine.respond = respond
+    agent = open_agent(seed=5)
+    assert [agent.chat().status_code for _ in range(2)] == [200, 200]
+    assert ["seed" in request.body for request in engine.requests] == [True, False, False]

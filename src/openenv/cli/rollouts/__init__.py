@@ -9,7 +9,7 @@ from .cheats import cheats
 from .exchange import export, import_logs
 from .listing import list_rollouts, show_stats
 from .run import run
-from .show import show_rollout
+from .show import show_difference, show_rollout
 from .verify import lint, verify_again
 
 _EXAMPLES = """
@@ -27,6 +27,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "run": run,
     "ls": list_rollouts,
     "show": show_rollout,
+    "diff": show_difference,
     "export": export,
     "import": import_logs,
     "stats": show_stats,

@@ -60,6 +60,10 @@ class RunFlags:
             help="Run on the nodes of a Ray cluster: HOST:PORT of its head, or auto for this machine's cluster.",
         ),
     ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Repeatable: derive the seed of each model call from this number."),
+    ] = None
     no_share_setup: Annotated[
         bool, typer.Option("--no-share-setup", help="Run the setup for each rollout, even if several have the same.")
     ] = False
@@ -136,15 +140,21 @@ def run(flags: RunFlags) -> None:
             concurrency=flags.concurrency or (1 if cluster is None else None),
             on=cluster,
             share_setup=not flags.no_share_setup,
+            seed=flags.seed,
             on_progress=_print_progress,
             on_outcome=_countdown(len(tasks)),
             on_install=lambda message: typer.echo(message, err=True),
         )
-        print_outcomes(outcomes, as_json=flags.as_json)
-        # A failed verifier may still leave a reward from the checks before it; then the rollout counts.
-        # env_failed, sandbox_failed and grader_failed. policy_failed has a reward, so it does not count here.
-        if any(outcome.status.endswith("_failed") and outcome.reward is None for outcome in outcomes):
-            raise typer.Exit(1)
+        _report(outcomes, as_json=flags.as_json)
+
+
+def _report(outcomes: list[Outcome], *, as_json: bool) -> None:
+    """Print outcomes; exit with 1 if the infrastructure failed in one of them."""
+    print_outcomes(outcomes, as_json=as_json)
+    # A failed verifier may still leave a reward from the checks before it; then the rollout counts.
+    # env_failed, sandbox_failed and grader_failed. policy_failed has a reward, so it does not count here.
+    if any(outcome.status.endswith("_failed") and outcome.reward is None for outcome in outcomes):
+        raise typer.Exit(1)
 
 
 def _repeated(task: Task, count: int) -> list[Task]:

@@ -5,10 +5,13 @@ Agents, models and tools wrote all of these texts, so control characters are pri
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,8 +28,60 @@ if TYPE_CHECKING:
 # `_part_lines` shows the first lines of a message, `_show_command` the last lines of an output, where errors stand.
 _LINES = 12
 _OUTPUT_LINES = 20
+_EXCERPT = 240  # characters of a difference
 _COLORS = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}
 _MARKS = {"+": "green", "-": "red", "@": "cyan"}
+
+
+def show_difference(
+    first: Annotated[str, typer.Argument(metavar="A", help="A store, or the ID of a rollout in --store.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
+    store: Store = None,
+    as_json: Json = False,
+) -> None:
+    """Show where two rollouts, or the rollouts of two stores, differ first.
+
+    Times, durations and random IDs in texts do not count; sampled tokens count exactly. Exits with 1 if they differ.
+
+    Examples:
+
+      openenv rollouts diff 3f2a 77b0
+      openenv rollouts diff runs/monday runs/tuesday
+    """
+    from openenv.rollout.store.comparison import compare_rollouts, compare_stores
+
+    if Path(first).is_dir() and Path(second).is_dir():
+        with open_store(Path(first)) as one, open_store(Path(second)) as other:
+            result = compare_stores(one, other)
+    else:
+        with open_store(store) as opened:
+            result = compare_rollouts((opened, opened.get(first)), (opened, opened.get(second)))
+    if as_json:
+        typer.echo(json.dumps(asdict(result), indent=2))
+    # Sample of the output:
+    #
+    #   sum 2: answer 3
+    #     A: ...the sum of 4 and 5 is 9
+    #     B: ...the sum of 4 and 5 is 10
+    #   7 rollouts are equal, 1 differs
+    for difference in [] if as_json else result.differences:
+        typer.echo(printable(f"{difference.name}: {difference.place}"))
+        for side, text in zip("AB", _first_difference(difference.first, difference.second), strict=True):
+            typer.echo(printable(f"  {side}: {text}"))
+    if not as_json:
+        typer.echo(f"{result.equal} equal, {len(result.differences)} different")
+        typer.echo("\n".join(f"{side}: sha256 {value}" for side, value in zip("AB", result.digests, strict=True)))
+    if result.differences:
+        raise typer.Exit(1)
+
+
+def _first_difference(*values: object) -> list[str]:
+    """Return excerpts of two values around the first different character."""
+    texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
+    start = max(0, same - _EXCERPT // 3)
+    before = "..." if start else ""
+    return [before + text[start : start + _EXCERPT] + ("..." if text[start + _EXCERPT :] else "") for text in texts]
 
 
 def show_rollout(

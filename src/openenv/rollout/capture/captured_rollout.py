@@ -29,6 +29,7 @@ from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 from openenv.errors import CaptureError
 
+from ..tasks.model_parameters import derived_seed
 from ..tasks.task import Budget, Model
 from .dialects.dialect import CallOptions
 from .encoding import Json
@@ -289,6 +290,7 @@ class CapturedRollout:
             refused=self.refused,
             sampling=model.sampling,
             agent_may_set=frozenset(model.agent_may_set),
+            seed=None if model.seed is None else derived_seed(model.seed, self.spending.calls),
         )
 
     def budget_ended(self, limit: str, dialect: str) -> None:

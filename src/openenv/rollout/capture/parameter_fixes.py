@@ -39,6 +39,7 @@ _FORCED = (
     ("stream_options", ("stream_options",)),
     ("chat_template_kwargs", ("chat_template_kwargs",)),
     ("max_completion_tokens", ("max_tokens",)),
+    ("seed", ("seed",)),
 )
 """A word in a complaint, and the parameters to leave out then, in this order."""
 _NAME = r"([A-Za-z0-9_.]+)"

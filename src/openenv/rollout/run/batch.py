@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields, replace
@@ -171,7 +172,7 @@ def run_many(tasks: Iterable[Task], **options: Unpack[RunManyArguments]) -> list
             shared,
             tasks if sized is None else sized,
             setups,
-            _Callbacks(on_progress, on_outcome, cancel, batch.metadata),
+            _Callbacks(on_progress, on_outcome, cancel, batch.metadata, engine.seed is not None),
         )
         try:
             # This loop waits, and not the end of the pool, which joins its threads: Python up to 3.12 takes a thread
@@ -262,6 +263,8 @@ class _BatchTask:
     number: int
     task: Task
     setup_key: str | None
+    labels: Mapping[str, Any]
+    """More metadata of its rollout."""
     group: SetupGroup | None = None
     """The rollouts with the same setup; set when a thread takes the task."""
 
@@ -274,6 +277,7 @@ class _Callbacks:
     on_outcome: OnOutcome | None
     cancel: Cancellation
     metadata: Mapping[str, Any] | None
+    is_repeatable: bool
 
 
 class _Batch:
@@ -291,6 +295,7 @@ class _Batch:
         self._tasks: Iterator[tuple[int, Task]] = enumerate(tasks)
         self._is_finite = isinstance(tasks, Sized)
         self._deferred: list[_BatchTask] = []
+        self._samples: Counter[str] = Counter()  # of each item
         self._lock = threading.Lock()
         self.outcomes: dict[int, Outcome] = {}
         self.error: BaseException | None = None
@@ -328,11 +333,23 @@ class _Batch:
             if not self._would_wait(entry):
                 return self._deferred.pop(position)
         for number, task in self._tasks:
-            entry = _BatchTask(number, task, setup_key(task))
+            entry = _BatchTask(number, task, setup_key(task), self._labels(task))
             if not (self._is_finite and self._would_wait(entry)):  # a generator is not read ahead
                 return entry
             self._deferred.append(entry)
         return self._deferred.pop(0) if self._deferred else None
+
+    def _labels(self, task: Task) -> Mapping[str, Any]:
+        """Return the labels that identify a rollout in every run of the same batch: its item, and its number there.
+
+        A batch without a seed needs none.
+        """
+        if not self._callbacks.is_repeatable:
+            return {}
+        item = task.task_id or "task"
+        sample = self._samples[item]
+        self._samples[item] += 1
+        return {"item": item, "sample": sample}
 
     def _would_wait(self, entry: _BatchTask) -> bool:
         return self._setups is not None and self._setups.is_pending(entry.setup_key)
@@ -352,4 +369,5 @@ class _Batch:
         if entry.group is not None:
             assert isinstance(self._engine, Engine)  # other workers form groups themselves
             run = partial(self._engine.run, setup_group=entry.group)
-        return run(task, on_progress=callbacks.on_progress, cancel=self._cancel, metadata=callbacks.metadata)
+        metadata = {**entry.labels, **(callbacks.metadata or {})} or None
+        return run(task, on_progress=callbacks.on_progress, cancel=self._cancel, metadata=metadata)

@@ -46,6 +46,7 @@ from openenv.rollout.run.shared_setup import SetupGroup
 from openenv.rollout.run.validation import Validation, Validator, ValidatorOptions
 from openenv.rollout.store.outcome import Outcome, group_of
 from openenv.rollout.store.store import EventLog
+from openenv.rollout.tasks.model_parameters import derived_seed
 from openenv.rollout.tasks.task import Budget, Model, Task, Trust, sandbox_spec
 from openenv.rollout.verify.verifier import verify
 from openenv.sandboxes.base import HOME, Sandboxes
@@ -127,6 +128,9 @@ class EngineOptions:
     uses `OPENENV_VALIDATE_CHECKS`. The agents `noop` and `oracle` are such runs themselves and need no validation."""
     home: str = HOME
     """The user's home folder inside the sandbox; the work folder is `workdir` below it."""
+    seed: int | None = None
+    """Makes runs repeatable: the seed of each model call is derived from this number, the rollout's group and sample,
+    and the number of the call. The agent's process gets a fixed `PYTHONHASHSEED`."""
     cache: Path | None = None
     """The folder of installed agents and validated checks; None uses `OPENENV_CACHE`."""
     on_install: Callable[[str], None] | None = None
@@ -148,6 +152,7 @@ class EngineArguments(TypedDict, total=False):
     min_trust: Trust | None
     validate_checks: bool | None
     home: str
+    seed: int | None
     cache: Path | None
     on_install: Callable[[str], None] | None
 
@@ -165,6 +170,8 @@ class Engine:
         self.options = options
         self.agent = agent_by_name(options.agent)
         require_model(self.agent, options.model)
+        if options.seed is not None and options.model is not None:
+            seeded_model(options.model, options.seed)  # refuses a model with a seed of its own
         self._backend = named_backend(options.sandbox)
         self._verify_backend = (
             self._backend if options.verify_sandbox is None else named_backend(options.verify_sandbox)
@@ -329,6 +336,7 @@ class Engine:
             home=options.home,
             model_name=options.model.name if options.model is not None else "",
             max_seconds=self._budget.max_seconds,
+            agent_envs={} if options.seed is None else {"PYTHONHASHSEED": "0"},
             options=dict(options.options or {}),
             verify_truncated=options.verify_truncated,
             log=None if store is None else store.live_file(rollout_id, "agent.log"),
@@ -338,18 +346,26 @@ class Engine:
         group = group_of(plan.metadata, plan.task.metadata)
         return {"agent": self.agent.name, "model": plan.model_name, "sandbox": plan.backend.name, "group": group}
 
+    def _model(self, plan: RolloutPlan) -> Model | None:
+        """Return the model of a rollout, with its seed if the run has one."""
+        model, seed = self.options.model, self.options.seed
+        if model is None or seed is None:
+            return model
+        labels = plan.metadata
+        group = labels.get("item") or group_of(labels, plan.task.metadata) or plan.task.task_id
+        sample = labels.get("sample", 0)
+        return seeded_model(model, seed, str(group), sample if isinstance(sample, int) else str(sample))
+
     def _run(self, plan: RolloutPlan, reporter: Reporter, cancel: Cancellation, failure: str | None) -> Outcome:
         store = self.options.store
         rollout = RolloutRun(plan, ModelAccess(), reporter=reporter, cancel=cancel)
         if failure is not None:  # the agent's tokens would be wasted
             outcome = rollout.refuse("grader_failed", failure)
-        elif self._capture is None or self.options.model is None or self.agent.dialect is None:
+        elif self._capture is None or (model := self._model(plan)) is None or self.agent.dialect is None:
             outcome = rollout.run()
         else:
             try:
-                capture = self._capture.open(
-                    plan.rollout_id, self.options.model, budget=self._budget, metadata=plan.metadata
-                )
+                capture = self._capture.open(plan.rollout_id, model, budget=self._budget, metadata=plan.metadata)
             except CaptureError as exc:
                 outcome = rollout.refuse("env_failed", str(exc))
             else:
@@ -529,6 +545,17 @@ async def in_thread(work: Callable[[], _T], cancel: Cancellation) -> _T:
 def new_rollout_id() -> str:
     """Return a random rollout ID."""
     return secrets.token_hex(8)
+
+
+def seeded_model(model: Model, *facts: int | str) -> Model:
+    """Return a model whose calls are sampled with seeds derived from the facts.
+
+    Raises:
+        ValueError: it has a seed already.
+    """
+    if model.seed is not None or "seed" in (*model.sampling, *model.agent_may_set):
+        raise ValueError("pass either a seed for the run, or a model with a seed")
+    return model.model_copy(update={"seed": derived_seed(*facts)})
 
 
 def check_rollout_id(rollout_id: str) -> None:

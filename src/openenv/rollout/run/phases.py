@@ -312,6 +312,8 @@ class RolloutPlan:
     max_seconds: float | None = None
     options: dict[str, object] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
+    agent_envs: dict[str, str] = field(default_factory=dict)
+    """More environment variables of the agent's process."""
     verify_truncated: bool = True
     log: Path | None = None
     """The file for the agent's output; by default in `folder`."""
@@ -581,7 +583,7 @@ class RolloutRun:
             with watch_turns(self._model, self._reporter, cancel=self._cancel, give_up=sandbox.stop_processes):
                 done = sandbox.exec(
                     launch.argv,
-                    envs=launch.envs,
+                    envs={**self._plan.agent_envs, **(launch.envs or {})},
                     cwd=launch.cwd or sandbox.workdir,
                     timeout=limit,
                     on_output=log.feed,

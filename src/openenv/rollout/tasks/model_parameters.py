@@ -14,6 +14,8 @@ Values only. The names come from the APIs of OpenAI and Anthropic, and from the 
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -381,6 +383,18 @@ def _constrained_tools(tools: object) -> Iterable[tuple[str, dict[str, Any]]]:
                     yield "strict", fields
                 if isinstance(fields, dict) and _is_grammar(fields.get("format")):
                     yield "format", fields
+
+
+# The seed of a model call depends on four facts, and on nothing that differs between two equal runs:
+#
+#   seed of the run, group, sample ──derived_seed──> seed of the rollout ──derived_seed(that, call)──> seed of the call
+#
+# 31 bits, because servers read a seed as a signed or as an unsigned number of 32 bits. llama.cpp reads 2**32 - 1 as
+# "random".
+def derived_seed(*facts: int | str) -> int:
+    """Return the first 31 bits of the SHA-256 of a JSON list, such as `[7,"sum",0]`, as a number."""
+    text = json.dumps(facts, separators=(",", ":"))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
 NEUTRAL_SAMPLING: Mapping[str, float | int] = {

@@ -405,6 +405,9 @@ class Model(BaseModel):
     """Parameters that the agent may set, by the agent's names. If it sends none, `sampling` counts. Turns with a
     parameter that steers sampling, such as `response_format`, are excluded from training."""
 
+    seed: int | None = None
+    """The seed of a rollout: call number n, counted from 1, is sampled with `derived_seed(seed, n)`. Only the dialect
+    `openai_chat` has seeds. `EngineOptions.seed` sets a different one for each rollout."""
     content_schemes: tuple[str, ...] = ("data",)
     """URL schemes of the images, files and videos in an agent's messages; other requests get a 400. The endpoint would
     fetch `https` URLs for the agent, outside of its sandbox. `file` allows paths, and `file_id` the account's files."""
@@ -443,6 +446,8 @@ class Model(BaseModel):
     @model_validator(mode="after")
     def _check_parameters(self) -> Model:
         check_trainer_parameters(self.engine, self.sampling, self.agent_may_set)
+        if self.seed is not None and "seed" in (*self.sampling, *self.agent_may_set):
+            raise ValueError("`seed` and a seed in `sampling` or `agent_may_set` exclude each other")
         return self
 
 

@@ -159,7 +159,7 @@ def answer_ids(text: str, calls: Iterable[ScriptedToolCall], tokenizer: Tokenize
 
 Finish = Literal["stop", "tool_calls", "length"]
 
-_PLACEHOLDER = re.compile(r"\$\{(cwd|task|result|turn|model)(?::((?:[^{}]|\{\d+(?:,\d*)?\})*))?\}")
+_PLACEHOLDER = re.compile(r"\$\{(cwd|task|result|turn|model|seed)(?::((?:[^{}]|\{\d+(?:,\d*)?\})*))?\}")
 _REMEMBERED_ATTEMPTS = 10_000
 
 
@@ -214,12 +214,15 @@ class Player:
             return max(keyed, key=lambda pair: pair[0])[1]
         return next((script for script in self.scripts if script.key is None), self.scripts[0])
 
-    def answer(self, model: str, conversation: Conversation, *, max_tokens: int | None = None) -> ScriptedAnswer:
+    def answer(
+        self, model: str, conversation: Conversation, *, max_tokens: int | None = None, seed: int | None = None
+    ) -> ScriptedAnswer:
         """Return the next answer in a conversation.
 
         Args:
             model: The model in the request.
             max_tokens: The largest number of tokens in the answer.
+            seed: The seed in the request, for the placeholder.
         """
         script = self.choose(model, conversation)
         ids = prompt_ids(conversation, self.tokenizer)
@@ -230,10 +233,11 @@ class Player:
             "result": conversation.last_result(),
             "turn": str(number),
             "model": model,
+            "seed": "" if seed is None else str(seed),
         }
         text = _filled(turn.text, filled).strip()
-        seed = sha256(to_json(ids)).hexdigest()[:16]
-        calls = [_call(call, filled, f"call_{seed}_{index}") for index, call in enumerate(turn.calls)]
+        place = sha256(to_json(ids)).hexdigest()[:16]
+        calls = [_call(call, filled, f"call_{place}_{index}") for index, call in enumerate(turn.calls)]
         steps = _steps(text, calls, self.tokenizer, before=ids[-1])
         finish: Finish = "tool_calls" if calls else "stop"
         if max_tokens is not None and max_tokens < len(steps):
@@ -245,7 +249,7 @@ class Player:
             prompt_ids=ids,
             steps=steps,
             finish=finish,
-            failure=self._failure(script, number, turn, seed),
+            failure=self._failure(script, number, turn, place),
             first_token_delay_s=turn.first_token_delay_s,
             token_delay_s=turn.token_delay_s,
         )

@@ -67,7 +67,8 @@ class Turn(_Value):
 
     In texts and arguments, `${cwd}` is the working folder from the agent's prompt, `${task}` the text of the task,
     `${task:REGEX}` the first group of a match in it, `${result}` the last tool result, `${turn}` the number of this
-    turn from 0, and `${model}` the model's name. Other texts, such as the shell's `${HOME}`, do not change.
+    turn from 0, `${model}` the model's name, and `${seed}` the request's seed. Other texts, such as the shell's
+    `${HOME}`, do not change.
     """
 
     text: str = ""

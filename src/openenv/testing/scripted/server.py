@@ -232,7 +232,9 @@ class ScriptedModel:
         if self._api_key is not None and self._api_key not in _keys(scope):
             await self._reply(send, 401, wire_format.error(401, "this key is not known here", "authentication_error"))
             return
-        answer = self._player.answer(request.model, request.conversation, max_tokens=request.max_tokens)
+        answer = self._player.answer(
+            request.model, request.conversation, max_tokens=request.max_tokens, seed=request.seed
+        )
         reply = ScriptedReply(request, answer, f"scripted-{uuid.uuid4().hex}", int(time.time()), self._engine)
         record = Played(
             reply.response_id,

@@ -51,6 +51,7 @@ class ModelRequest:
     top_logprobs: int
     wants_token_ids: bool
     max_tokens: int | None = None
+    seed: int | None = None
     logprobs: bool = False
     usage: bool = False
     token_names_as_ids: bool = False
@@ -147,6 +148,7 @@ def _request(
         stream=bool(body.get("stream")),
         top_logprobs=_whole_number(body, "top_logprobs") or 0,
         wants_token_ids=bool(body.get("return_token_ids")),
+        seed=_whole_number(body, "seed"),
         **more,
     )
 

@@ -174,6 +174,8 @@ class CallOptions:
     """The trainer's parameters, in the endpoint's dialect."""
     agent_may_set: Collection[str] = ()
     """Parameters in `sampling` that the agent's values replace."""
+    seed: int | None = None
+    """The seed of this call; only the dialect `openai_chat` has one."""
 
     def applied_to(self, body: Json) -> Json:
         """Return a request with the model's name and the trainer's parameters."""

@@ -177,6 +177,8 @@ class OpenAIChat(ModelDialect):
         if options.return_token_ids and options.allows(TOKEN_IDS) and sent.get("return_token_ids") is not True:
             forced.add(TOKEN_IDS)
             sent["return_token_ids"] = True
+        if options.seed is not None and options.allows("seed"):
+            sent["seed"] = options.seed
         if options.asks_for_experts and options.allows(EXPERTS):
             sent[EXPERTS] = True
         if options.routed_experts:
