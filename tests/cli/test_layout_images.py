@@ -1,9 +1,11 @@
-"""`openenv build` of every layout with a real engine: the image has this package inside, and serves the folder."""
+"""`openenv build` with a real engine: the image has this package inside, and serves the folder, in every layout."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from folder_layouts import LAYOUTS, Layout
+from folder_layouts import LAYOUTS, LOAD, Layout, not_played
+from openenv.cli.build import staged
+from openenv.server.folders import find_app
 from python_image import PROGRAMS, add_python
 from waiting import wait_until
 
@@ -25,6 +29,18 @@ def ask(path, body):
     return json.load(r.urlopen(r.Request("http://127.0.0.1:8000" + path, data, {"Content-Type": "application/json"})))
 print(ask("/reset", {})["observation"]["place"], ask("/step", {"action": {"where": "up"}})["observation"]["place"])
 """
+# Each stands for a way in which folders differ for the engine: where it copies them, and what the copies contain.
+BUILT = (
+    "top",
+    "space and digit, relative",
+    "names the package, installed from here",
+    "src, package, dash",
+    "no manifest",
+    "other keys",
+    "repository with envs",
+    "by the names of two above",
+    "data by a relative path",
+)
 INSTALLED_ELSEWHERE = {"names an installed package"}  # which an image has only if its Dockerfile installs it
 PUBLISHED = """\
 ARG BASE_IMAGE=ghcr.io/huggingface/openenv-base:latest
@@ -77,7 +93,7 @@ def played(host: str, image: str) -> str:
         docker(host, "rm", "-f", name)
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name not in INSTALLED_ELSEWHERE])
+@pytest.mark.parametrize("name", BUILT)
 def test_a_layout_is_built_and_its_image_serves_it(
     name: str, engine: str, tmp_path: Path, openenv_command: Run
 ) -> None:
@@ -85,6 +101,32 @@ def test_a_layout_is_built_and_its_image_serves_it(
     done = openenv_command("build", str(target), "-t", "layout", timeout_s=300, DOCKER_HOST=engine)
     assert done.returncode == 0, done.stdout + done.stderr
     assert played(engine, "layout") == "start up"
+
+
+def test_every_layout_is_loaded_where_its_image_has_it(engine: str, tmp_path: Path, openenv_command: Run) -> None:
+    """An image for each would differ only in this: which files `openenv build` sends, and to which folder."""
+    target = Layout().write(tmp_path / "built")
+    done = openenv_command("build", str(target), "-t", "loads", timeout_s=300, DOCKER_HOST=engine)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = []
+    for number, (name, layout) in enumerate(LAYOUTS.items()):
+        folder = find_app(layout.write(tmp_path / "written" / str(number))).folder
+        with staged(folder) as package:
+            shutil.copytree(package.context, tmp_path / "sent" / str(number), symlinks=True)
+            [place] = re.findall(r"(?m)^COPY \. (\S+)$", package.dockerfile.read_text())
+        rows.append([name, "/installed", place, f"/sent/{number}"])
+    names = LAYOUTS.keys() - INSTALLED_ELSEWHERE
+    options = ["--network", "none", "-w", "/", "-v", f"{tmp_path / 'sent'}:/sent:ro"]
+    loaded = subprocess.run(
+        ["docker", "--host", engine, "run", "--rm", "-i", *options, "loads", "python", "-c", LOAD],
+        input=json.dumps(rows),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=250,
+    )
+    assert not_played(loaded.stdout, names) == {}, loaded.stderr
+    assert not_played(loaded.stdout, INSTALLED_ELSEWHERE).keys() == INSTALLED_ELSEWHERE, "its package is not sent"
 
 
 def test_the_dockerfile_of_the_published_template_is_built_with_this_package(

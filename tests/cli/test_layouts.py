@@ -14,35 +14,10 @@ from typing import Any
 import pytest
 
 import openenv
-from folder_layouts import LAYOUTS, Layout
+from folder_layouts import LAYOUTS, LOAD, Layout, not_played
 from openenv import GenericEnvClient
 from openenv.server.folders import FolderError, find_app
 
-# Loads each folder in a process of its own, a copy of one that has loaded the server once.
-LOAD = """
-import json, os, sys
-from openenv.server.loading import enter_folder, load_app, manifest_settings
-
-def play(home, target):
-    sys.path.insert(1, f"{home}/installed")
-    manifest_settings(target)
-    server = load_app(enter_folder(target)).state.openenv_server
-    env = server.service.factory()
-    env.reset()
-    return env.step(server.action_cls(where="south")).place
-
-for name, home, target in json.loads(sys.stdin.read()):
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        try:
-            answer = play(home, target)
-        except BaseException as exc:
-            answer = f"{type(exc).__name__}: {exc}"
-        print(json.dumps([name, answer]), flush=True)
-        os._exit(0)
-    os.waitpid(child, 0)
-"""
 some = pytest.mark.parametrize("name", LAYOUTS)
 
 
@@ -60,12 +35,11 @@ def test_every_layout_is_loaded_and_can_be_played(tmp_path: Path) -> None:
     folders = []
     for number, (name, layout) in enumerate(LAYOUTS.items()):
         home = tmp_path / str(number)
-        folders.append([name, str(home), str(layout.write(home))])
+        folders.append([name, str(home / "installed"), str(layout.write(home))])
     done = subprocess.run(
         [sys.executable, "-c", LOAD], input=json.dumps(folders), capture_output=True, text=True, check=True, timeout=300
     )
-    answers = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith('["'))
-    assert {name: answers.get(name) for name in LAYOUTS if answers.get(name) != "south"} == {}, done.stderr
+    assert not_played(done.stdout, LAYOUTS) == {}, done.stderr
 
 
 @pytest.mark.slow
@@ -113,7 +87,7 @@ def test_a_virtual_environment_in_the_folder_is_not_part_of_it(tmp_path: Path) -
     (packages / "counted.py").write_text("print('imported once')\n")
     done = subprocess.run(
         [str(folder / ".venv" / "bin" / "python"), "-c", LOAD],
-        input=json.dumps([["one", str(tmp_path), str(folder)]]),
+        input=json.dumps([["one", str(tmp_path / "installed"), str(folder)]]),
         capture_output=True,
         text=True,
         check=True,

@@ -233,7 +233,7 @@ FAULTS: dict[str, tuple[tuple[Change, ...], set[str], str]] = {
 }
 
 
-@pytest.mark.slow_but_for("chance in a step")
+@pytest.mark.slow_but_for("chance in a step", "a reward that is no number")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_by_its_check_and_no_other(name: str, package: Callable[..., Path]) -> None:
     changes, expected, message = FAULTS[name]

@@ -6,6 +6,8 @@ A row of `LAYOUTS` says what differs from the usual package: where the files are
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -158,6 +160,45 @@ class Layout:
         if self.linked is not None:
             (home / "installed" / self.linked).symlink_to(folder)
         return home / (self.folder if self.target is None else self.target)
+
+
+# Loads folders, each in a process of its own: a copy of one that has loaded the server once. It reads
+# [[name, folder on the path, folder that is loaded], ...]; a fourth word is a folder that is first copied to the third,
+# as `COPY` of a Dockerfile does.
+LOAD = """
+import json, os, shutil, sys
+from openenv.server.loading import enter_folder, load_app, manifest_settings
+
+def play(installed, target, source=None):
+    if source is not None:
+        shutil.rmtree("/app", ignore_errors=True)
+        shutil.copytree(source, target, symlinks=True)
+        os.chdir(target)
+    sys.path.insert(1, installed)
+    manifest_settings(target)
+    server = load_app(enter_folder(target)).state.openenv_server
+    env = server.service.factory()
+    env.reset()
+    return env.step(server.action_cls(where="south")).place
+
+for name, *places in json.loads(sys.stdin.read()):
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = play(*places)
+        except BaseException as exc:
+            answer = f"{type(exc).__name__}: {exc}"
+        print(json.dumps([name, answer]), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def not_played(printed: str, names: Iterable[str]) -> dict[str, str | None]:
+    """The answers of those folders that `LOAD` could not load or play; None where it gave none."""
+    answers: dict[str, str] = dict(json.loads(line) for line in printed.splitlines() if line.startswith('["'))
+    return {name: answers.get(name) for name in names if answers.get(name) != "south"}
 
 
 def _rows() -> dict[str, Layout]:

@@ -36,7 +36,7 @@ from .probe import (
     reset,
     step,
 )
-from .report import CheckOutcome, skipped
+from .report import UNMET, CheckOutcome, skipped
 from .rules import RULE, CheckEvidence, CheckFailed, CheckNotApplicable, CheckSkipped, CheckStatus
 from .served_package import CLOSE_FAILED, Handles
 
@@ -363,6 +363,9 @@ def fork(probe: Probe) -> CheckEvidence:
     plan = probe.plan
     # Fork in the middle: a copy of the beginning could be a fresh reset.
     half = len(probe.first.rewards) // 2
+    # Protocol v2, which forks, answers such a step with an error. The fault is the reward, not the copy.
+    if any(NONFINITE_REWARD_KEY in moment.metadata for moment in probe.first.moments):
+        raise CheckSkipped(f"{UNMET}runtime.reward_well_formed")
     with probe.session("auto") as env:
         reset(env, plan)
         for action in plan.actions[:half]:
