@@ -103,7 +103,7 @@ class Way:
             return Awaited(local) if self.name == "local, awaited" else local.sync()
         url = (self._gateway or self.server).url
         if self.is_http:
-            return DictHTTPClient(url)
+            return DictHTTPClient(url, request_timeout_s=60)  # as the others: a busy machine starts processes slowly
         client = GenericEnvClient(url, protocol="v1" if "v1" in self.name else "v2")
         if "awaited" in self.name:
             return Awaited(client)
