@@ -17,6 +17,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
@@ -34,6 +35,7 @@ _Obs = TypeVar("_Obs")
 Scalar = int | float | bool
 
 
+_WHY_OVER = ("terminated", "truncated")
 _is_none = partial(operator.is_, None)  # in C: every observation needs it twice
 
 
@@ -111,10 +113,20 @@ class Observation(BaseModel):
     terminated: bool | None = Field(default=None, description="The task itself ended the episode", exclude_if=_is_none)
     truncated: bool | None = Field(default=None, description="A limit ended the episode", exclude_if=_is_none)
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Describe the published fields and those of the subclass: an inherited `terminated` is in no schema."""
+        described = handler(schema)
+        properties = handler.resolve_ref_schema(described).get("properties", {})
+        for name in _WHY_OVER:
+            if cls.model_fields[name].exclude_if is _is_none:  # a field of the same name has another condition
+                properties.pop(name, None)
+        return described
+
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Show why the episode ended only if that is set, because prompts contain this text."""
         for name, value in super().__repr_args__():
-            if value is not None or name not in ("terminated", "truncated"):
+            if value is not None or name not in _WHY_OVER:
                 yield name, value
 
 

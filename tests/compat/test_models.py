@@ -93,6 +93,28 @@ def test_a_model_has_its_fields_with_their_defaults(name: str) -> None:
     assert defaults == FIELDS[name]
 
 
+def test_the_schema_of_an_observation_has_our_own_fields_only_if_its_class_declares_them() -> None:
+    class Plain(types.Observation):
+        text: str = ""
+
+    class Declared(Plain):
+        truncated: bool = False
+
+    class Nested(types.Observation):
+        first: Plain
+        second: Declared
+
+    def fields(schema: Any) -> set[str]:
+        return set(schema["properties"]) - {"done", "reward", "metadata"}
+
+    assert Plain(terminated=True).model_dump()["terminated"] is True
+    assert fields(types.Observation.model_json_schema()) == set()
+    assert fields(Plain.model_json_schema(mode="serialization")) == {"text"}
+    assert fields(Declared.model_json_schema()) == {"text", "truncated"}
+    inner = Nested.model_json_schema()["$defs"]
+    assert (fields(inner["Plain"]), fields(inner["Declared"])) == ({"text"}, {"text", "truncated"})
+
+
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_model_forbids_unknown_keys_unless_it_is_meant_to_take_them(name: str) -> None:
     assert model(name).model_config.get("extra") == ("allow" if name in OPEN else "forbid")

@@ -87,12 +87,6 @@ ROWS = [
         ours="FACTORY_ERROR with a reason",
         published="FACTORY_ERROR without a reason",
     ),
-    Row(
-        "W16",
-        "server.production_mode",
-        ours="HTTP 404, WebSocket UNKNOWN_TYPE",
-        published="HTTP 404, WebSocket observation",
-    ),
     Row("W16", "server.foreign_page", ours="refused with 403", published="let in: observation"),
     Row("W16", "server.endless_body", ours="refused", published="read on after 110 MB"),
     Row(

@@ -95,23 +95,32 @@ def test_a_request_without_id_is_answered_too(server: Any, ask: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "problem"),
     [
-        {},
-        {"jsonrpc": "2.0", "id": 1},
-        {"jsonrpc": "1.0", "id": 1, "method": "tools/list"},
-        {"id": 1, "method": "tools/list"},
-        {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "extra": 1},
-        {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": [1]},
-        {"jsonrpc": "2.0", "id": 1.5, "method": "tools/list"},
-        {"jsonrpc": "2.0", "id": {}, "method": "tools/list"},
-        {"jsonrpc": "2.0", "id": 1, "method": 5},
+        ({}, "jsonrpc: Field required; method: Field required"),
+        ({"jsonrpc": "2.0", "id": 1}, "method: Field required"),
+        ({"jsonrpc": "1.0", "id": 1, "method": "tools/list"}, "jsonrpc: Input should be '2.0'"),
+        ({"id": 1, "method": "tools/list"}, "jsonrpc: Field required"),
+        ({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "extra": 1}, "extra: Extra inputs are not permitted"),
+        ({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": [1]}, "params: Input should be a valid dict"),
+        ({"jsonrpc": "2.0", "id": 1.5, "method": "tools/list"}, "id.int: Input should be a valid integer"),
+        ({"jsonrpc": "2.0", "id": {}, "method": "tools/list"}, "id.str: Input should be a valid string"),
+        ({"jsonrpc": "2.0", "id": 1, "method": 5}, "method: Input should be a valid string"),
     ],
 )
-def test_an_invalid_request_is_refused_without_its_id(server: Any, ask: Any, body: Any) -> None:
+def test_an_invalid_request_is_refused_without_its_id(server: Any, ask: Any, body: Any, problem: str) -> None:
     send = ask(server.url)
-    refused(send(body), -32600, None)
+    text = refused(send(body), -32600, None)
+    assert text.startswith("Invalid Request: ")
+    assert problem in text
     assert "result" in send(request("tools/list"))
+
+
+def test_the_text_about_an_invalid_request_has_a_limit(server: Any, ask: Any) -> None:
+    body = request("tools/list") | {f"{number} {'x' * 500}": 1 for number in range(100)}
+    text = refused(ask(server.url)(body), -32600, None)
+    assert text.startswith("Invalid Request: 0 xxx")
+    assert len(text) < 1100
 
 
 @pytest.mark.parametrize("method", ["tools/other", "resources/list", "prompts/get", "openenv/session/other", ""])

@@ -154,13 +154,3 @@ def test_each_refusal_is_counted_once_under_its_code(server: RunningServer, case
     act(server)
     after = counted(server)
     assert {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name)} == {code: 1}
-
-
-@pytest.mark.parametrize("subprotocol", [None, V2])
-def test_episodes_in_production_mode_are_counted_as_unknown(serve: Serve, subprotocol: str | None) -> None:
-    server = serve(create_app(Fragile, Action, Observation, mode="production", access=POLICY))
-    opening = [{"type": "open", "id": 1}] if subprotocol else []
-    ws("/ws", *opening, {"type": "reset", "id": 1} if subprotocol else {"type": "reset"}, subprotocol=subprotocol)(
-        server
-    )
-    assert counted(server) == {"UNKNOWN_TYPE": 1}

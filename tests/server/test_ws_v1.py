@@ -264,12 +264,12 @@ def test_a_peer_that_breaks_the_framing_rules_is_closed_with_1002(dial: Callable
     started.wait_for(lambda: started.manager.active == 0)
 
 
-def test_in_production_mode_gym_frames_are_off(serve: Serve, carrier: str) -> None:
+def test_production_mode_plays_episodes_over_the_socket(serve: Serve, carrier: str) -> None:
     server = serve(create_app(Parrot, Say, Heard, mode="production"), **SETTINGS[carrier])
     with connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as connection:
         peer = Peer(connection)
-        for frame in ({"type": "reset"}, {"type": "step", "data": {}}, {"type": "state"}):
-            assert peer.code(frame) == "UNKNOWN_TYPE"
+        frames = ({"type": "reset"}, {"type": "step", "data": {"message": "a"}}, {"type": "state"})
+        assert [peer.ask(frame)["type"] for frame in frames] == ["observation", "observation", "state"]
         assert peer.ask({"type": "mcp", "data": {"jsonrpc": "2.0", "method": "x", "id": 1}})["type"] == "mcp"
 
 

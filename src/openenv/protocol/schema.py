@@ -114,6 +114,15 @@ def _with_shapes(exc: ValidationError, data: Mapping[str, Any]) -> ValidationErr
     return ValidationError.from_exception_data(exc.title, problems)
 
 
+def problems_of(exc: ValidationError) -> str:
+    """Return the problems of a validation error as `field: reason`, without the refused values."""
+    lines = []
+    for error in exc.errors(include_url=False, include_context=False, include_input=False):
+        where = ".".join(map(str, error["loc"]))
+        lines.append(f"{where}: {error['msg']}" if where else error["msg"])
+    return "; ".join(lines)
+
+
 @functools.lru_cache(maxsize=256)
 def _adapter(cls: Any) -> TypeAdapter[Any]:
     """Return a validator for dataclasses and other classes that are not pydantic models."""

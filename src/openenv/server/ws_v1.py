@@ -26,7 +26,7 @@ from openenv.errors import (
 )
 from openenv.protocol.json_values import TooManyValues
 from openenv.protocol.server_v1 import Malformed, error_frame, exception_frame, frame_type, rpc_frame
-from openenv.types import ServerMode, WSErrorCode
+from openenv.types import WSErrorCode
 
 from .access import Role, may
 from .author_frames import author_exc_info
@@ -59,7 +59,6 @@ class V1Connection:
         self._rpc = rpc
         self._parse_step = service.protocol.parse_step
         self._step = service.frame_operations.step
-        self._takes_steps = service.mode is ServerMode.SIMULATION
         self._socket = socket
         self._dispatcher = dispatcher
         self._session: Session | None = None
@@ -199,7 +198,7 @@ class V1Connection:
             self._service.manager.report_error(Forbidden.code, self._session)
             self._socket.send(exception_frame(Forbidden(self.role.value)))
             return
-        action = self._parse_step(payload) if self._takes_steps else None
+        action = self._parse_step(payload)
         if action is not None:
             self._submit(self._step, action)
             return
@@ -212,10 +211,6 @@ class V1Connection:
             self.on_lost()
         elif request.type == "mcp":
             self._submit_rpc(request.data)
-        elif not self._takes_steps:
-            text = f"Unknown message type: {request.type} frames are off in production mode"
-            self._service.manager.report_error(WSErrorCode.UNKNOWN_TYPE.value, self._session)
-            self._socket.send(error_frame(WSErrorCode.UNKNOWN_TYPE, text))
         else:  # reset, step or state
             self._submit(getattr(self._service.frame_operations, request.type), request.data)
 

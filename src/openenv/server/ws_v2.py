@@ -45,7 +45,7 @@ from openenv.errors import (
 from openenv.protocol.codec import QUICK_CONTENT, Codec, ContentTooLarge
 from openenv.protocol.server_v1 import ECHO_LIMIT
 from openenv.protocol.server_v2 import WRITERS, Batch, ColumnBatch, RefusedRequest, Request, Writer, request_of
-from openenv.types import ServerMode, WSErrorCode
+from openenv.types import WSErrorCode
 
 from .access import Role, may
 from .author_frames import author_exc_info
@@ -70,8 +70,7 @@ _MOST_UNDER_WAY = 8192
 _AHEAD = 128
 _AHEAD_BYTES = 16 * 1024 * 1024  # for large messages
 _MOST_READY_BYTES = 1024 * 1024
-_GYM = frozenset({"reset", "step", "state", "fork", "restore"})
-_OF_SESSION = _GYM | {"mcp", "close"}
+_OF_SESSION = frozenset({"reset", "step", "state", "fork", "restore", "mcp", "close"})
 _NORMAL_CLOSURES = frozenset({1000, 1001, 1005})  # RFC 6455, 7.4.1: the client ended the connection itself
 _REPLY_OF: Final = {"state": "state", "fork": "forked", "restore": "restored"}
 _LARGE: Final = 4096  # bytes; messages below are usual steps
@@ -109,8 +108,7 @@ class V2Connection:
         self._operations = service.operations_v2[self.writer]
         self.columns = ColumnSteps(self)
         self.max_bytes = service.options.max_message_bytes
-        self._takes_steps = service.mode is ServerMode.SIMULATION
-        self.takes_any_step = self._takes_steps and role is Role.ORCHESTRATOR
+        self.takes_any_step = role is Role.ORCHESTRATOR
         self._recent = RecentMessages(self.writer)
         self._opener = SessionOpener(self)
         self._pending: set[PendingReply] = set()
@@ -420,11 +418,6 @@ class V2Connection:
         entry = session.ledger.find(request.id)  # raises STALE_REQUEST if the reply is no longer stored (2.1)
         if entry is not None:
             self._answer_again(entry, session, request, message, send)
-            return
-        if request.type in _GYM and not self._takes_steps:
-            text = f"Unknown message type: {request.type} frames are off in production mode"
-            error = {"message": text, "code": WSErrorCode.UNKNOWN_TYPE.value}
-            self.refuse(error, request.id, request.session, send, session)
             return
         pending = PendingReply(self, session, request.id, (request.type, message), request.session, send)
         session.ledger.add(pending)

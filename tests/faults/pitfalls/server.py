@@ -19,10 +19,10 @@ from .environment import Move, Seen, Watched
 from .stage import PATIENCE_S, Socket, Stage, result, until
 
 
-def app_of_my_own(factory: Any, mode: str = "simulation") -> FastAPI:
+def app_of_my_own(factory: Any) -> FastAPI:
     """A user's own application with an environment's routes on it."""
     app = FastAPI()
-    HTTPEnvServer(factory, Move, Seen).register_routes(app, mode=mode)
+    HTTPEnvServer(factory, Move, Seen).register_routes(app)
     return app
 
 
@@ -93,13 +93,6 @@ def factory_that_fails(stage: Stage) -> str:
 
     refused = stage.socket(stage.serve(app_of_my_own(factory))).receive()
     return f"{result(refused)} {'with' if 'no level file' in str(refused) else 'without'} a reason"
-
-
-def production_mode(stage: Stage) -> str:
-    """W16: the gym interface in production mode."""
-    server = stage.serve(app_of_my_own(stage.factory(), "production"))
-    over_http = server.ask("POST", "/reset", {}).status
-    return f"HTTP {over_http}, WebSocket {result(stage.socket(server).ask({'type': 'reset'}))}"
 
 
 def foreign_page(stage: Stage) -> str:

@@ -27,6 +27,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import Self
 
 from openenv.errors import ToolArgumentsError
+from openenv.protocol.schema import problems_of
 
 from .execution import TOOL_LOOP, blocking, cancellable
 from .fastmcp_caches import LOCAL, is_plain_annotation, same_values
@@ -133,7 +134,7 @@ class PreparedTool:
         try:
             return self._validate(dict(arguments))
         except ValidationError as exc:
-            raise ToolArgumentsError(self.name, _problems(exc)) from exc
+            raise ToolArgumentsError(self.name, f"Invalid arguments: {problems_of(exc)}") from exc
 
     def run(self, arguments: Arguments, context: Context) -> ToolOutcome:
         """Call a synchronous tool."""
@@ -276,14 +277,6 @@ def _build(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> Valida
     take.__annotations__ = hints
     adapter: TypeAdapter[Arguments] = TypeAdapter(cast(Any, take))
     return adapter.validator.validate_python
-
-
-def _problems(exc: ValidationError) -> str:
-    lines = []
-    for error in exc.errors(include_url=False, include_context=False, include_input=False):
-        where = ".".join(str(part) for part in error["loc"])
-        lines.append(f"{where}: {error['msg']}" if where else error["msg"])
-    return "Invalid arguments: " + "; ".join(lines)
 
 
 class ServerTools:

@@ -156,7 +156,7 @@ class Spaces:
         if space is None:
             with self._failures(f"Failed to create the Space {repo_id}"):
                 self._api.create_repo(
-                    repo_id,
+                    repo_id=repo_id,
                     repo_type="space",
                     space_sdk="docker",
                     private=settings.private or None,  # None: the organization's default

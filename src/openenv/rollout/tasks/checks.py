@@ -34,6 +34,8 @@ from pydantic import (
     validate_call,
 )
 
+from openenv.protocol.schema import problems_of
+
 Compare = Literal["lines", "words", "exact"]
 """How outputs are compared. `lines` ignores blanks at the end of lines and of the output, `words` ignores every
 difference in blanks and line ends, `exact` ignores nothing."""
@@ -296,6 +298,5 @@ def expand(value: object) -> object:
             try:
                 return make(**fields)
             except ValidationError as exc:
-                problems = (f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
-                raise ValueError(f"a check with '{key}' has {'; '.join(problems)}") from None
+                raise ValueError(f"a check with '{key}' has {problems_of(exc)}") from None
     return value

@@ -30,6 +30,7 @@ from pydantic import (
 )
 
 from openenv.errors import RolloutError
+from openenv.protocol.schema import problems_of
 from openenv.rollout.tasks.checks import AS_STORED, expand, runs_nothing
 from openenv.rollout.tasks.checks import Check as Check
 from openenv.rollout.tasks.model_parameters import NEUTRAL_SAMPLING, check_trainer_parameters
@@ -506,11 +507,6 @@ def parse_check(text: str) -> str | Check:
         raise RolloutError(f"{text} is not a valid check: {problems_of(exc)}") from exc
     except ValueError as exc:
         raise RolloutError(f"{text} is not a valid check: {exc}") from exc
-
-
-def problems_of(exc: ValidationError) -> str:
-    """Return the problems of a validation error, field by field."""
-    return "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
 
 
 def _parse_text(path: Path, text: str) -> object:

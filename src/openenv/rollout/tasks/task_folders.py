@@ -30,7 +30,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openenv.errors import RolloutError
-from openenv.rollout.tasks.task import Task, load_task, problems_of, read_folder
+from openenv.protocol.schema import problems_of
+from openenv.rollout.tasks.task import Task, load_task, read_folder
 from openenv.sandboxes.base import Limits
 
 if sys.version_info >= (3, 11):

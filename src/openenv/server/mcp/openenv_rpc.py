@@ -37,6 +37,7 @@ from openenv.protocol.jsonrpc import (
     method_not_found,
     notification,
 )
+from openenv.protocol.schema import problems_of
 
 from ..access import Role
 from ..service import EnvService
@@ -47,6 +48,7 @@ from .tool_calls import NoTools, ToolOperations, origin_of_rpc, tool_request
 
 Notify = Callable[[dict[str, Any]], None]
 InSession = Callable[[Session, RequestOrigin | None], Awaitable[Any]]
+_SHOWN_PROBLEMS = 1000  # characters; unknown keys of a request are repeated in them
 _ALL_FIELDS = ("title", "description", "inputSchema", "outputSchema", "icons", "annotations", "meta", "execution")
 
 
@@ -82,7 +84,7 @@ class OpenEnvRpc:
             request = JsonRpcRequest.model_validate(data)
         except ValidationError as exc:
             self._manager.report_error(JsonRpcErrorCode.INVALID_REQUEST.name)
-            text = f"Invalid Request: {exc.error_count()} problem(s)"
+            text = f"Invalid Request: {problems_of(exc)[:_SHOWN_PROBLEMS]}"
             return JsonRpcResponse.error_response(JsonRpcErrorCode.INVALID_REQUEST, text).model_dump()
         try:
             result = await self._dispatch(request, own, notify, role)
