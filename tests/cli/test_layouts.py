@@ -66,7 +66,7 @@ def test_a_layout_is_validated(name: str, tmp_path: Path, openenv_command: Calla
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--runner=process", "--workers=2"])
 @pytest.mark.parametrize(
-    "name", ["top", "relative", "dash, own name", "src, package, dash", "by the names of two above"]
+    "name", ["top", "relative", "dash, own name", "src, package, dash", "by the names of two above", "its package in a method"]
 )
 def test_other_processes_find_the_folders_modules(
     name: str, option: str, tmp_path: Path, command: Callable[..., Any]

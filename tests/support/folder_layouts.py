@@ -67,6 +67,14 @@ from openenv.core.env_server.http_server import create_app as make
 def create_app():
     return make(Walk, Move, Seen, env_name="maze", max_concurrent_envs=2)
 """
+LAZY = """\
+import importlib
+
+def __getattr__(name):
+    if name in ("Move", "Seen"):
+        return getattr(importlib.import_module(f"{__name__}.models"), name)
+    raise AttributeError(name)
+"""
 MANIFEST = "spec_version: 1\nname: maze_env\ntype: space\nruntime: fastapi\napp: {app}\nport: 8000\n"
 PROJECT = '[project]\nname = "openenv-maze-env"\nversion = "0.1.0"\ndependencies = ["openenv>=0.2"]\n'
 MAPPED = PROJECT + '[tool.setuptools]\npackages = ["maze_env"]\npackage-dir = { "maze_env" = "." }\n'
@@ -320,6 +328,18 @@ def _rows() -> dict[str, Layout]:
             usual, at_reset='open("data/words.txt").close()', files={"data/words.txt": "word\n"}
         ),
         "imports in a method": replace(usual, imports=first(RELATIVE, TOP), at_reset="from models import Move"),
+        "its package in a method": replace(usual, at_reset=f"{PACKAGE[0]} as Again; assert Again is Seen"),
+        "its package in a method, dash": replace(
+            usual,
+            folder="maze-env",
+            at_reset=f"import maze_env.server.rules as rules; {PACKAGE[0]}; assert rules.Seen is Seen is type(Seen())",
+        ),
+        "lazy names of its package": replace(
+            usual, files={"__init__.py": LAZY}, at_reset="import maze_env; assert maze_env.Seen is Seen"
+        ),
+        "lazy names at once": replace(
+            usual, imports=("from maze_env import Move, Seen", TOP[1]), files={"__init__.py": LAZY}
+        ),
         "rules import beside themselves": replace(usual, imports=(TOP[0], "from rules import Walk")),
     }
 

@@ -196,7 +196,7 @@ def _attempts(app: FolderApp) -> Iterator[_Attempt]:
     4. as a part of its package: `..models` needs `my_env.server.app`
     5. as 2 and 4, with all names that the code could use for itself
 
-    Each way adds only the names it needs: two names for one file would be two modules with two sets of classes.
+    Each way adds only the names it needs, until the import is done.
     """
     folder, file, package = app.folder, app.file, app.package
     places = _places_of(app.module.partition(".")[0])
@@ -233,7 +233,11 @@ def _import_from_folder(app: FolderApp) -> ModuleType:
     with _loading(app.label):
         for attempt in _attempts(app):
             try:
-                return _attempt_import(attempt, app.folder)
+                module = _attempt_import(attempt, app.folder)
+                if not attempt.names:  # methods may import the package by its name, long after this
+                    own = {name: str(app.package) for name in app.own_names()}
+                    sys.meta_path.insert(0, ModuleTableFinder(own, yields=True))
+                return module
             except ImportError as exc:
                 failures.append(exc)
                 if not _is_about_names(exc, app) and not _names_module(exc, attempt.module):
@@ -259,7 +263,7 @@ def _attempt_import(attempt: _Attempt, folder: Path) -> ModuleType:
         _forget_others({top}, folder)
         sys.meta_path.insert(0, ModuleTableFinder({top: str(attempt.package)}))
     if attempt.names:
-        sys.meta_path.append(ModuleTableFinder(attempt.names))
+        sys.meta_path.insert(0, ModuleTableFinder(attempt.names, yields=True))
     importlib.invalidate_caches()  # the folder may have been written a moment ago
     try:
         return importlib.import_module(attempt.module)

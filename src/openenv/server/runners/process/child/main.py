@@ -96,7 +96,7 @@ def _read(sock: socket.socket, size: int) -> bytes | None:
 def install(files: Mapping[str, str], main: str | None) -> None:
     """Make modules importable, and load the program's file by the names used in pickles."""
     if files:
-        sys.meta_path.append(ModuleTableFinder(files))
+        sys.meta_path.insert(0, ModuleTableFinder(files, yields=True))
     if main is not None:
         # Use the names of multiprocessing, so that the program's `if __name__ == "__main__"` guard holds.
         spec = importlib.util.spec_from_file_location(MAIN_MODULE, main)
