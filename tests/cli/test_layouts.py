@@ -16,6 +16,7 @@ import pytest
 import openenv
 from folder_layouts import LAYOUTS, LOAD, Layout, not_played
 from openenv import GenericEnvClient
+from openenv.server.author_frames import install_hint
 from openenv.server.folders import FolderError, find_app
 
 some = pytest.mark.parametrize("name", LAYOUTS)
@@ -66,7 +67,11 @@ def test_a_layout_is_validated(name: str, tmp_path: Path, openenv_command: Calla
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--runner=process", "--workers=2"])
 @pytest.mark.parametrize(
-    "name", ["top", "relative", "dash, own name", "src, package, dash", "by the names of two above", "its package in a method"]
+    "name",
+    [
+        *("top", "relative", "dash, own name", "src, package, dash", "by the names of two above"),
+        "its package in a method",
+    ],
 )
 def test_other_processes_find_the_folders_modules(
     name: str, option: str, tmp_path: Path, command: Callable[..., Any]
@@ -140,12 +145,36 @@ def test_a_module_that_is_not_there_is_noted(tmp_path: Path) -> None:
     assert "server/app.py is served" in app.note
 
 
+@pytest.mark.parametrize("place", ["at the top", pytest.param("in the constructor", marks=pytest.mark.slow)])
 def test_a_missing_package_is_named_with_the_line_that_installs_it(
-    tmp_path: Path, openenv_command: Callable[..., Any]
+    place: str, tmp_path: Path, openenv_command: Callable[..., Any]
 ) -> None:
-    target = Layout(imports=("import gradio", "")).write(tmp_path)
-    missing = "raise ModuleNotFoundError(\"No module named 'gradio'\", name='gradio')\n"  # as where it is not installed
-    (tmp_path / "installed" / "gradio.py").write_text(missing)
+    layout = LAYOUTS["top"]
+    target = layout.write(tmp_path)
+    if place == "at the top":
+        rules = "import cv2\n" + (target / layout.rules).read_text()
+    else:
+        rules = (target / layout.rules).read_text().replace("super().__init__()", "import cv2")
+    (target / layout.rules).write_text(rules)
+    missing = "raise ModuleNotFoundError(\"No module named 'cv2'\", name='cv2')\n"  # as where it is not installed
+    (tmp_path / "installed").mkdir(exist_ok=True)
+    (tmp_path / "installed" / "cv2.py").write_text(missing)
     done = openenv_command("serve", str(target), "--port", "0", PYTHONPATH=_path(tmp_path))
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("Install it with: pip install 'openenv[gradio]'")
+    assert done.stderr.splitlines()[-1].endswith("Install it with: pip install opencv-python-headless")
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("openai", ". Install it with: pip install openai"),
+        ("no_such_package.part", ". Install it with: pip install no_such_package"),
+        ("sklearn.svm", ". Install it with: pip install scikit-learn"),
+        ("pydantic.no_such_part", ""),  # the package is there
+        ("tkinter", ""),  # a part of Python that some systems leave out
+        ("openenv_maze", ""),
+    ],
+)
+def test_the_command_installs_the_distribution_of_a_module(name: str, command: str) -> None:
+    assert install_hint(ModuleNotFoundError(f"No module named {name!r}", name=name)) == command
+    assert install_hint(ImportError("cannot import name", name=name)) == ""

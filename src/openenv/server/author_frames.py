@@ -1,9 +1,11 @@
-"""Tracebacks of an author's code: without our leading frames, and with the failing line."""
+"""Exceptions of an author's code: tracebacks without our leading frames, the failing line, missing packages."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
+import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +13,56 @@ from types import TracebackType
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _PYTHON = f"{Path(os.__file__).parent}{os.sep}"
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+_DISTRIBUTIONS = {
+    "Bio": "biopython",
+    "Crypto": "pycryptodome",
+    "OpenSSL": "pyopenssl",
+    "PIL": "pillow",
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "browsergym": "browsergym-core",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "faiss": "faiss-cpu",
+    "fitz": "pymupdf",
+    "git": "gitpython",
+    "github": "pygithub",
+    "google.genai": "google-genai",
+    "google.protobuf": "protobuf",
+    "gym_minigrid": "minigrid",
+    "jose": "python-jose",
+    "jwt": "pyjwt",
+    "magic": "python-magic",
+    "mpl_toolkits": "matplotlib",
+    "multipart": "python-multipart",
+    "ors": "ors-sdk",
+    "pkg_resources": "setuptools",
+    "pyspiel": "open-spiel",
+    "serial": "pyserial",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "socketio": "python-socketio",
+    "usb": "pyusb",
+    "websocket": "websocket-client",
+    "yaml": "pyyaml",
+}
+"""Modules whose distribution has another name, as far as environments are known to import them."""
+
+
+def install_hint(exc: BaseException) -> str:
+    """Return the command that installs a missing module, as the end of a message; empty for other exceptions.
+
+    A module of an installed package, of Python or of ours is not missing for want of a package: it gets no command.
+    """
+    name = exc.name if isinstance(exc, ModuleNotFoundError) else None
+    top = (name or "").partition(".")[0]
+    if name is None or not top.isidentifier() or top in sys.stdlib_module_names or top.startswith("openenv"):
+        return ""
+    if name != top and importlib.util.find_spec(top) is not None and name not in _DISTRIBUTIONS:
+        return ""
+    return f". Install it with: pip install {_DISTRIBUTIONS.get(name) or _DISTRIBUTIONS.get(top) or top}"
 
 
 class RemoteTraceback(Exception):

@@ -27,7 +27,7 @@ from openenv.env.environment import Environment
 from openenv.env.manifest import DEFAULT_APP, MANIFEST, ManifestError
 
 from .app import create_app
-from .author_frames import author_traceback
+from .author_frames import author_traceback, install_hint
 from .folders import ABOVE, FolderApp, FolderError, dotted_name, find_app
 from .module_finder import ModuleTableFinder
 
@@ -35,18 +35,6 @@ TARGETS = "openenv.targets"  # entry points: functions that make an environment 
 CLASS_SESSIONS = 256  # the session limit for a bare class with separate sessions; applications set theirs
 _APP = "app"
 _OURS = str(Path(__file__).parents[1])
-
-_EXTRAS = {
-    "gradio": "gradio",
-    "numpy": "numpy",
-    "PIL": "images",
-    "gymnasium": "gymnasium",
-    "huggingface_hub": "hub",
-    "requests": "core",
-    "httpx": "core",
-    "openai": "core",
-}
-"""Modules that environments often import or that the published package installs, and our extra that installs them."""
 
 
 class TargetError(Exception):
@@ -60,10 +48,7 @@ class TargetFailed(TargetError):
     def __init__(
         self, label: str, cause: BaseException, problem: str = "cannot be loaded", *, is_logged: bool = False
     ) -> None:
-        hint = ""
-        if isinstance(cause, ModuleNotFoundError) and (extra := _EXTRAS.get((cause.name or "").partition(".")[0])):
-            hint = f". Install it with: pip install 'openenv[{extra}]'"
-        super().__init__(f"{label} {problem}: {type(cause).__name__}: {cause}{hint}")
+        super().__init__(f"{label} {problem}: {type(cause).__name__}: {cause}{install_hint(cause)}")
         self.__cause__ = cause
         self.is_logged = is_logged
 

@@ -13,8 +13,8 @@ from types import ModuleType
 class ModuleTableFinder:
     """Finds modules by a table of names and their files or folders.
 
-    Three cases need it. `openenv serve my_env.py` loads a file under a new name. A folder with an invalid module name is
-    loaded under its package's name. Code loaded as `server.app` imports its own package later, in a method. Parent
+    Three cases need it. `openenv serve my_env.py` loads a file under a new name. A folder with an invalid module name
+    is loaded under its package's name. Code loaded as `server.app` imports its own package later, in a method. Parent
     packages of the names in the table are synthetic.
 
     A file below a folder of the table that is already loaded under another name is not loaded again: its second name
@@ -37,10 +37,12 @@ class ModuleTableFinder:
         if path is not None and name.partition(".")[0] in self.places and (loaded := _loaded_already(name, path)):
             return importlib.machinery.ModuleSpec(name, self, loader_state=(loaded, loaded.__spec__))
         place = self.places.get(name)
-        if place is not None and self._yields and self._is_known_elsewhere(name, path, target):
+        if place is None and name not in self._packages:
+            return None
+        if self._yields and self._is_known_elsewhere(name, path, target):
             return None
         if place is None:
-            return importlib.machinery.ModuleSpec(name, None, is_package=True) if name in self._packages else None
+            return importlib.machinery.ModuleSpec(name, None, is_package=True)
         if not Path(place).is_dir():
             return importlib.util.spec_from_file_location(name, place)
         init = Path(place, "__init__.py")

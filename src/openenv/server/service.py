@@ -37,7 +37,7 @@ from openenv.protocol.server_v1 import ServerProtocol, observation_frame, state_
 from openenv.protocol.server_v2 import WRITERS, ServerProtocolV2
 from openenv.types import EnvironmentMetadata, SchemaResponse, ServerMode, State
 
-from .author_frames import author_exc_info
+from .author_frames import author_exc_info, install_hint
 from .options import ServerOptions
 from .sessions.manager import FactoryHooks, SessionManager
 from .sessions.operations import CALL, build_operations
@@ -78,8 +78,11 @@ class Redaction:
 
     def shown(self, exc: BaseException) -> BaseException:
         """Return an exception as clients may see it."""
-        if not self._is_on or isinstance(exc, _SHOWN):
+        if isinstance(exc, _SHOWN):
             return exc
+        if not self._is_on:
+            hint = install_hint(exc)
+            return ExecutionError(f"{message_of(exc)}{hint}") if hint else exc
         error_id = _logged(exc)
         if isinstance(exc, NotForkable):
             return NotForkable(f"The environment cannot be copied; the server's log has more under {error_id}.")
@@ -97,7 +100,7 @@ class Redaction:
         """Return why an environment could not be built, as clients may see it."""
         if self._is_on:
             return f"the server's log has more under {_logged(exc)}"
-        return f"{type(exc).__name__}: {message_of(exc)}"
+        return f"{type(exc).__name__}: {message_of(exc)}{install_hint(exc)}"
 
 
 def _logged(exc: BaseException) -> str:
