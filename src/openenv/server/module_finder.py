@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 
-class ModuleTableFinder:
+class ModuleTableFinder(importlib.abc.Loader):
     """Finds modules by a table of names and their files or folders.
 
     Three cases need it. `openenv serve my_env.py` loads a file under a new name. A folder with an invalid module name
