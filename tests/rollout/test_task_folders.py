@@ -11,7 +11,7 @@ from openenv.errors import RolloutError, SandboxUnsupported
 from openenv.rollout import Task, load_tasks, run_many, run_rollout
 from openenv.rollout.agents.builtin import Shell
 from openenv.rollout.tasks.task_folders import load_harbor_task
-from openenv.rollout.verify.reward_file import read_reward
+from openenv.rollout.verify.attempts import read_reward
 from openenv.sandboxes import Limits
 from openenv.sandboxes.base import Sandboxes, SandboxSpec
 

@@ -29,8 +29,8 @@ from openenv.rollout.verify import (
     worktree,
     worktree_guard,
 )
+from openenv.rollout.verify.attempts import CheckCrash, Evidence
 from openenv.rollout.verify.cases import ReadySandbox, VerificationCase, VerifierPlace
-from openenv.rollout.verify.references import CheckCrash, Evidence
 from openenv.rollout.verify.verify_lines import LineChecks, Proof
 from openenv.sandboxes.base import Sandboxes
 from openenv.sandboxes.local import bubblewrap

@@ -95,7 +95,7 @@ class VerificationCase:
 
     def __init__(self, task: Task, backend: Sandboxes, given: VerifierInput, folder: Path) -> None:
         self.task, self.backend, self.folder = task, backend, folder
-        self.cancel = given.cancel
+        self.cancel, self.report = given.cancel, given.report
         self.counts_processes = False
         """Whether to list the processes in a sandbox before a line runs there."""
         self.first_sandbox_id = ""

@@ -27,19 +27,20 @@ from openenv.errors import SandboxError, SandboxGone, SandboxTreeError
 from openenv.rollout.store.archives import UnusableWorktree, files_of, worktree_limit, write_archive
 from openenv.rollout.store.verdict import CheckFacts, Source
 from openenv.rollout.tasks.task import MAX_OUTPUT, Check, CommandResult, crash_of
-from openenv.rollout.verify.cases import OUTPUT, VerificationCase, clean_environment, path_kinds, run_command
-from openenv.rollout.verify.live_check import LiveOptions, LiveRun
-from openenv.rollout.verify.references import (
+from openenv.rollout.verify.attempts import (
     KILLED,
     REFUSED,
     CheckCrash,
     LineRun,
-    ReferenceRuns,
     attempt_line,
+    invalid_reward,
     lost_line,
+    read_reward,
     retry_lost,
 )
-from openenv.rollout.verify.reward_file import invalid_reward, read_reward
+from openenv.rollout.verify.cases import OUTPUT, VerificationCase, clean_environment, path_kinds, run_command
+from openenv.rollout.verify.live_check import LiveOptions, LiveRun
+from openenv.rollout.verify.references import ReferenceRuns
 from openenv.sandboxes.base import Sandbox, Stream
 
 MAX_STREAM = 16 * 1024 * 1024
@@ -102,7 +103,7 @@ class JudgedChecks:
         """
         attempt = self._attempt(check, "work", say)
         facts = self._facts(attempt)
-        self._references.note(number, facts)
+        self._references.noted[number] = facts
         problem, written = attempt.crash, attempt.written
         if problem is None and written is not None and written.value is None:
             problem = invalid_reward(written, self._case.task)

@@ -25,7 +25,7 @@ again. `verify` is its only entry; the engine calls it and hands it to the phase
 #        |                                                                                |
 #        +---------------------> exit code, reward file, traces <-------------------------+
 #        v
-#   result per check: passed, failed, or refused with a note      (`LineRun`, `reward_file.py`)
+#   result per check: passed, failed, or refused with a note      (`attempts.py`)
 #        v
 #   reward: the last valid reward file of a line, else the share of passed checks (a judge's score counts as its share)
 #
@@ -42,10 +42,10 @@ from functools import partial
 from openenv.errors import SandboxError
 from openenv.rollout.store.verdict import Verdict, VerifierInput
 from openenv.rollout.tasks.task import Task, Trust, weakest
+from openenv.rollout.verify.attempts import CheckCrash, reads_reward_file
 from openenv.rollout.verify.cases import SandboxNotStarted, VerificationCase
 from openenv.rollout.verify.judged_checks import JudgedChecks
-from openenv.rollout.verify.references import CheckCrash, ReferenceRuns
-from openenv.rollout.verify.reward_file import reads_reward_file
+from openenv.rollout.verify.references import ReferenceRuns
 from openenv.rollout.verify.trust import trust_of
 from openenv.rollout.verify.verify_lines import LineChecks
 from openenv.sandboxes.base import Sandboxes
@@ -68,7 +68,7 @@ def verify(task: Task, backend: Sandboxes, given: VerifierInput) -> Verdict:
         folders = scratch() if given.folder is None else nullcontext(given.folder)
         with folders as folder, VerificationCase(task, backend, given, folder) as case:
             lines = LineChecks(case, references, reads_file=reads_reward_file(task, given.baseline))
-            _run_checks(case, lines, partial(JudgedChecks, case, references), verdict, given)
+            _run_checks(case, trusts, lines, partial(JudgedChecks, case, references), verdict)
             if verdict.crash is None:
                 _set_reward(verdict, lines)
             else:
@@ -91,14 +91,13 @@ def _trusts(task: Task, backend: Sandboxes) -> list[Trust]:
 
 def _run_checks(
     case: VerificationCase,
+    trusts: list[Trust],
     lines: LineChecks,
     new_judged: Callable[[], JudgedChecks],
     verdict: Verdict,
-    given: VerifierInput,
 ) -> None:
     """Run the checks in order, until one of them crashes."""
     checks = case.task.verify
-    trusts = _trusts(case.task, case.backend)
     judged: JudgedChecks | None = None  # most tasks have lines only
     for number, check in enumerate(checks):
         label = f"check {number + 1} of {len(checks)}: "
@@ -108,7 +107,7 @@ def _run_checks(
                 result = lines.run(number, check, trusts[number])
             else:
                 judged = judged or new_judged()
-                result = judged.run(number, check, lambda text, label=label: given.report(f"{label}{text}"))  # type: ignore[misc]
+                result = judged.run(number, check, lambda text, label=label: case.report(f"{label}{text}"))  # type: ignore[misc]
         except CheckCrash as exc:
             part = f"verify line {number + 1}" if isinstance(check, str) else f"{exc.part} of check {number + 1}"
             result, verdict.crash = exc.result, f"{part} {exc}"
@@ -117,7 +116,7 @@ def _run_checks(
         if verdict.crash is not None:
             return
         why = "" if result.note is None else f" ({result.note})"
-        given.report(f"{label}exit code {result.exit_code}{why}")
+        case.report(f"{label}exit code {result.exit_code}{why}")
 
 
 def _set_reward(verdict: Verdict, lines: LineChecks) -> None:

@@ -35,6 +35,17 @@ from openenv.errors import SandboxError, SandboxGone
 from openenv.rollout.store.archives import ancestors, write_archive
 from openenv.rollout.store.verdict import CheckFacts, FileChange, Source
 from openenv.rollout.tasks.task import CommandResult, Trust
+from openenv.rollout.verify.attempts import (
+    REFUSED,
+    CheckCrash,
+    Evidence,
+    LineRun,
+    attempt_line,
+    invalid_reward,
+    lost_line,
+    read_reward,
+    retry_lost,
+)
 from openenv.rollout.verify.cases import (
     ReadySandbox,
     VerificationCase,
@@ -43,18 +54,7 @@ from openenv.rollout.verify.cases import (
     processes_in,
     run_script,
 )
-from openenv.rollout.verify.references import (
-    REFUSED,
-    CheckCrash,
-    Evidence,
-    LineRun,
-    Reference,
-    ReferenceRuns,
-    attempt_line,
-    lost_line,
-    retry_lost,
-)
-from openenv.rollout.verify.reward_file import WrittenReward, invalid_reward, read_reward
+from openenv.rollout.verify.references import Reference, ReferenceRuns
 from openenv.sandboxes.base import Sandbox
 
 _ESCAPED = frozenset("\\\n\r")
@@ -101,7 +101,7 @@ class LineChecks:
             SandboxNotStarted: a sandbox did not start.
         """
         attempt = retry_lost(lambda: self._attempt(line, "work", proves=self._must_prove(line)))
-        self._references.note(number, self._facts(attempt))
+        self._references.noted[number] = self._facts(attempt)
         if attempt.crash is None:
             attempt = self._proven(number, line, attempt)
         if attempt.crash is None:
@@ -199,7 +199,7 @@ class LineChecks:
         written = read_reward(sandbox, task)
         if written is not None and self._reads_file and not is_plain(sandbox, written.file):
             # The agent's code may have made its own reward file read-only, or linked it to a file that holds a 1.
-            written = WrittenReward("a link, or a closed file,", None)
+            written = replace(written, text="a link, or a closed file,", value=None, rewards={})
         changes = _changes(before, _file_states(sandbox, task.verify_sources))
         ready.is_unchanged = attempt.crash is None and proof is None and not changes
         return replace(attempt, evidence=evidence, left_processes=left, written=written, changes=changes)
@@ -224,7 +224,7 @@ class LineChecks:
         if may_hide and not any(self._reference(number, line, source).proves for source in self._references.sources):
             if unloaded:
                 attempt = self._attempt(line, "work", proves=False)
-                self._references.note(number, self._facts(attempt))
+                self._references.noted[number] = self._facts(attempt)
             return attempt
         if result.exit_code != 0:
             return attempt

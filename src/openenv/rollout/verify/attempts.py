@@ -1,6 +1,6 @@
-"""The reward file of a check: whether a task uses one, its path, and which number counts.
+"""One attempt at a check and its traces: how it ended, its proof, and its reward file.
 
-Knows tasks and one file of a sandbox. Must not know which check wrote it.
+Knows tasks, runs of shell lines, and one file of a sandbox. Must not know how checks are judged.
 """
 
 # ~/logs/verifier/reward.txt     0.75                           one number
@@ -15,14 +15,20 @@ import json
 import math
 import mmap
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from openenv.errors import SandboxError, SandboxGone
-from openenv.rollout.tasks.task import Task, as_texts
+from openenv.rollout.store.verdict import CheckFacts, Ending, FileChange
+from openenv.rollout.tasks.task import CommandResult, CommandRun, Task, as_texts, run_line
 from openenv.sandboxes.base import Sandbox
 
+KILLED = 137
+"""The exit code of a process that signal 9 killed."""
+REFUSED = 1
+"""The exit code in the result of a line that exited with 0 but did not pass."""
+_OUT_OF_MEMORY = "ran out of memory with its sandbox"
 _MAX_BYTES = 64 * 1024
 
 
@@ -36,6 +42,90 @@ class WrittenReward:
     """Its path inside the sandbox."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """All finite numbers in the file, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The proof of a line, as the host read it."""
+
+    seen: bool = False
+    """Whether a proof began. If not, the line hides its environment from the proof module."""
+    problem: str | None = None
+    """Why the line is not proven, or None if it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineRun(CommandRun):
+    """One run of a check's shell line, and its traces."""
+
+    evidence: Evidence | None = None
+    """The proof that the line reached its end, if it had to prove that."""
+    written: WrittenReward | None = None
+    """The reward file after the line."""
+    left_processes: bool = False
+    """Whether a process of the line outlived it."""
+    changes: frozenset[FileChange] = frozenset()
+    """The verifier files that changed while the line ran."""
+    is_lost: bool = False
+    """Whether its sandbox failed, which may be an accident."""
+    part: str = "judge"
+    """The part of a `Check` that this is."""
+
+    def facts(self, *, reads_file: bool) -> CheckFacts:
+        """Return the facts that are compared with other runs of the line."""
+        ending: Ending = "ended"
+        if self.is_lost:
+            ending = "lost"
+        elif self.crash is not None:
+            ending = "hung" if self.timed_out else "killed"
+        elif reads_file and self.written is not None and self.written.value is None:
+            ending = "invalid"
+        note = self.crash
+        if ending == "invalid" and self.written is not None:
+            note = f"wrote {self.written.text} as its reward"
+        return CheckFacts(
+            ending=ending,
+            note=note or "",
+            writes_reward=self.written is not None,
+            proves=self.evidence is not None and self.evidence.seen,
+            changes=tuple(sorted(self.changes)),
+        )
+
+
+class CheckCrash(Exception):
+    """The infrastructure fails a part of a check: the task has no verdict."""
+
+    def __init__(self, why: str, result: CommandResult, *, part: str = "the judge") -> None:
+        super().__init__(why)
+        self.result = result
+        self.part = part
+
+
+def attempt_line(
+    sandbox: Sandbox, line: str, *, timeout: float, envs: Mapping[str, str], cmd: str | None = None
+) -> LineRun:
+    """Run a check's line; the result shows `cmd` instead of `line` if it is set."""
+    ran = run_line(sandbox, line, timeout=timeout, envs=envs, cmd=cmd)
+    return LineRun(ran.result, ran.crash, ran.timed_out)
+
+
+def lost_line(line: str, error: Exception) -> LineRun:
+    """Return the run of a line after an error of its sandbox.
+
+    Running out of memory is never an accident: the line would do it again.
+    """
+    if isinstance(error, SandboxGone) and "memory" in error.reason:
+        return LineRun(CommandResult(cmd=line, exit_code=KILLED), _OUT_OF_MEMORY)
+    return LineRun(CommandResult(cmd=line, exit_code=KILLED), f"lost its sandbox: {error}", is_lost=True)
+
+
+def retry_lost(attempt: Callable[[], LineRun]) -> LineRun:
+    """Make an attempt, and one more if its sandbox failed."""
+    first = attempt()
+    return attempt() if first.is_lost else first
+
+
+# -- the reward file --------------------------------------------------------------------------------------------------
 
 
 def invalid_reward(written: WrittenReward, task: Task) -> str:
