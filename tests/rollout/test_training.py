@@ -71,11 +71,20 @@ def test_nothing_is_inferred_of_entries() -> None:
     extra = {**entries[0], "reward": 1.0, "completion_tokens": ["a", "b", "c"]}
     assert TrainingTrace.from_entries([extra]).turns[0].node_id == "agent"
     for name in TraceEntry.__annotations__:
-        if name not in ("reward", "completion_tokens"):
+        if name not in ("request", "response", "reward", "completion_tokens"):
             with pytest.raises(ValueError, match=f"trace entry 0 has no {name}"):
                 TrainingTrace.from_entries([{key: value for key, value in entries[0].items() if key != name}])
     with pytest.raises(ValueError, match=r"no metadata\.node_id"):
         TrainingTrace.from_entries([{**entries[0], "metadata": {}}])
+
+
+def test_an_entry_needs_no_request_and_no_response() -> None:
+    (entry,) = TrainingTrace(turns=[turn(metadata={"node_id": "0"})]).to_trace_entries()
+    bare: Any = {name: value for name, value in entry.items() if name not in ("request", "response")}
+    (made,) = TrainingTrace.from_entries([bare]).turns
+    assert (made.request, made.response, made.completion_token_ids) == ({}, {}, entry["completion_token_ids"])
+    with pytest.raises(ValueError, match="valid dictionary"):
+        TrainingTrace.from_entries([{**bare, "response": None}])
 
 
 def test_no_call_is_trained_on_twice() -> None:

@@ -141,6 +141,20 @@ def test_a_trainer_that_forgets_to_report_its_update_reads_it_in_the_log(
         assert run(train()) == ["a", "b"]
 
 
+def test_a_trainer_counts_its_updates_with_the_version_from_the_start() -> None:
+    async def train() -> tuple[list[str], int]:
+        async with Drawn(["a", "b"], groups_per_update=1, max_staleness=0) as stream:
+            old = {**stream.state_dict(), "policy_version": None}  # as older versions saved it
+            stream.load_state_dict(old)
+            names = []
+            for _ in range(2):
+                names += [group.name for group in await stream.take(1)]
+                stream.policy_version += 1
+            return names, stream.policy_version
+
+    assert run(train()) == (["a", "b"], 2)
+
+
 def test_the_version_can_be_set_by_the_thread_that_trains() -> None:
     async def train() -> list[str]:
         async with Drawn(["a", "b"], groups_per_update=1, max_staleness=0) as stream:

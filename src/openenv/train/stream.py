@@ -252,7 +252,7 @@ class GroupStream(ABC, Generic[ItemT]):
         self._source = ItemSource(items, None if store is None else store.root / "streams")
         if options.resume:
             self._source.continue_newest()
-        self._policy_version: int | None = None
+        self._policy_version = 0
         self._updates = 0
         self._delivered = NumberSet()
         self._dropped = 0  # delivered groups that the trainer did not get
@@ -325,12 +325,12 @@ class GroupStream(ABC, Generic[ItemT]):
         self._source.close()
 
     @property
-    def policy_version(self) -> int | None:
-        """The version that is being trained; set it after each update of the weights, from any thread."""
+    def policy_version(self) -> int:
+        """The version that is being trained, 0 at first. Set it after each update of the weights, from any thread."""
         return self._policy_version
 
     @policy_version.setter
-    def policy_version(self, version: int | None) -> None:
+    def policy_version(self, version: int) -> None:
         if version != self._policy_version:
             self._policy_version = version
             self._updates += 1
@@ -369,7 +369,7 @@ class GroupStream(ABC, Generic[ItemT]):
         delivered = state["delivered"]
         self._delivered = NumberSet(delivered["below"], set(delivered["more"]))
         self._dropped, self._updates = state["dropped"], state["updates"]
-        self._policy_version = state["policy_version"]
+        self._policy_version = state["policy_version"] or 0  # None in older states
 
     def pause(self) -> None:
         """Start no model call until `resume`; running calls finish."""
@@ -461,7 +461,7 @@ class GroupStream(ABC, Generic[ItemT]):
             return
         logger.warning(
             "No group may start: %d were taken in %d updates, with groups_per_update=%s and max_staleness=%s. Set "
-            "stream.policy_version after each update of the weights",
+            "stream.policy_version to a new number after each update of the weights",
             len(self._delivered) - self._dropped,
             self._updates,
             self.options.groups_per_update,

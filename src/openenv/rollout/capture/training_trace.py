@@ -364,15 +364,9 @@ class TrainingTurn(BaseModel):
 
 
 # Required in every entry: a default mask would be a guess about the policy's choices.
-_COPIED = (
-    "prompt_token_ids",
-    "completion_token_ids",
-    "per_token_logps",
-    "loss_mask",
-    "request",
-    "response",
-    "metadata",
-)
+_REQUIRED = ("prompt_token_ids", "completion_token_ids", "per_token_logps", "loss_mask", "metadata")
+# For readers only; TRL's entries have none.
+_OPTIONAL = ("request", "response")
 
 
 class TrainingTrace(BaseModel):
@@ -400,6 +394,8 @@ class TrainingTrace(BaseModel):
     def from_entries(cls, entries: Iterable[Mapping[str, Any]]) -> TrainingTrace:
         """Make a trace from trace entries with their call's ID as `metadata["node_id"]`. Nothing is inferred.
 
+        `request` and `response` are optional: they explain a call, and no tokens come from them.
+
         Raises:
             ValueError: An entry lacks its ID, tokens or mask, or they do not fit together.
         """
@@ -422,10 +418,11 @@ class TrainingTrace(BaseModel):
 
 
 def _turn_of(entry: Mapping[str, Any], number: int) -> TrainingTurn:
-    missing = [name for name in _COPIED if name not in entry]
+    missing = [name for name in _REQUIRED if name not in entry]
     metadata = entry.get("metadata")
     if not missing and not (isinstance(metadata, Mapping) and "node_id" in metadata):
         missing = ["metadata.node_id"]
     if missing:
         raise ValueError(f"trace entry {number} has no {', '.join(missing)}")
-    return TrainingTurn(node_id=entry["metadata"]["node_id"], **{name: entry[name] for name in _COPIED})
+    fields = {name: entry[name] for name in (*_REQUIRED, *_OPTIONAL) if name in entry}
+    return TrainingTurn(node_id=entry["metadata"]["node_id"], **fields)
