@@ -1,5 +1,3 @@
-from pettingzoo.classic import rps_v2
-
 from openenv.adapters.pettingzoo import pettingzoo_environment
 
-RockPaperScissors = pettingzoo_environment(rps_v2.parallel_env, max_cycles=3)
+RockPaperScissors = pettingzoo_environment("classic/rps_v2", max_cycles=3)

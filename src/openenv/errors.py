@@ -51,6 +51,7 @@
     │   ├── TrustError                     TRUST_TOO_LOW       a check of the task is weaker than `min_trust`
     │   ├── TaskRefused                    TASK_REFUSED        a check of the task fails on the task's own solution
     │   └── RolloutCancelled               ROLLOUT_CANCELLED
+    ├── PackageUnavailable (ModuleNotFoundError) PACKAGE_UNAVAILABLE an adapter's package is missing or too old
     ├── HarnessError (RuntimeError)        HARNESS_ERROR       a turn-based agent failed
     │   ├── HarnessStartupError            HARNESS_STARTUP     it did not start
     │   ├── HarnessNotRunningError         HARNESS_NOT_RUNNING no episode, or its process has ended
@@ -546,6 +547,12 @@ class RolloutCancelled(RolloutError):
     """The rollout was cancelled."""
 
     code = "ROLLOUT_CANCELLED"
+
+
+class PackageUnavailable(OpenEnvError, ModuleNotFoundError):
+    """The package that an adapter needs is missing or too old; the text names the command that installs it."""
+
+    code = "PACKAGE_UNAVAILABLE"
 
 
 class HarnessError(OpenEnvError, RuntimeError):

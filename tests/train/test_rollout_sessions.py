@@ -63,6 +63,16 @@ def test_a_session_has_the_tokens_and_the_reward(factory: RolloutSessionFactory,
     assert not list(factory._shared.captures.iterdir())  # type: ignore[union-attr]
 
 
+def test_a_system_message_that_the_agent_does_not_get_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    factory = RolloutSessionFactory([Task(instruction="Sleep.")], model=Model(base_url="http://localhost:1", name="m"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no task"):
+            session_of(factory, "Something else.")
+    assert caplog.messages == [
+        "Agents do not get the system message of a prompt: move it to the instruction of the task"
+    ]
+
+
 def test_what_breaks_is_no_sample(factory: RolloutSessionFactory) -> None:
     session = session_of(factory, "Fail.")
     with pytest.raises(RolloutError, match="failed"):

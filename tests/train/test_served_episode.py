@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from openenv.adapters import importing
 from openenv.client.rewards import RewardHistory
 from openenv.errors import (
     NonFiniteReward,
     NoRewards,
+    PackageUnavailable,
     RequestValidationError,
     SessionLost,
     ToolArgumentsError,
     ToolTransportError,
 )
-from openenv.rollout.agents.dialogue import AnswerRefused, TextDialogue, WrittenToolDialogue
+from openenv.rollout.agents.dialogue import AnswerRefused, TextDialogue, WrittenToolDialogue, conversation_of
 from openenv.rollout.agents.served_episode import EpisodeFailed, EpisodeRules
 from openenv.types import StepResult
 
@@ -122,6 +127,30 @@ def test_tools_can_be_called_in_writing() -> None:
     assert dialogue.shown({"tool_name": "add", "error": {"message": "no"}}) == "Error: no"
 
 
+SYSTEM = {"role": "system", "content": "Play."}
+RULES = {"role": "system", "content": "Obey."}
+ASK = {"role": "user", "content": "Ready?"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opening", "expected"),
+    [
+        ([], [SYSTEM, ASK], [SYSTEM, ASK]),
+        ([ASK], [SYSTEM, ASK], [SYSTEM, ASK, ASK]),
+        ([RULES, ASK], [SYSTEM, ASK], [RULES, ASK, ASK]),  # the row's, not two
+        ([ASK, RULES], [ASK], [RULES, ASK, ASK]),
+        ([ASK], [ASK], [ASK, ASK]),
+    ],
+)
+def test_the_system_message_comes_first_and_once(prompt: Any, opening: Any, expected: Any) -> None:
+    assert conversation_of(prompt, opening) == expected
+
+
+def test_a_prompt_with_two_system_messages_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 system messages"):
+        conversation_of([SYSTEM, RULES], [])
+
+
 @pytest.mark.parametrize(
     ("module", "package"),
     [
@@ -136,5 +165,23 @@ def test_tools_can_be_called_in_writing() -> None:
 def test_an_adapter_names_the_package_that_it_needs(module: str, package: str) -> None:
     if find_spec(package) is not None:
         pytest.skip(f"{package} is installed")
-    with pytest.raises(ModuleNotFoundError, match=rf"openenv\.{module} needs .*pip install"):
+    with pytest.raises(PackageUnavailable, match=rf"openenv\.{module} needs .*>=.*pip install '"):
         importlib.import_module(f"openenv.{module}")
+
+
+@pytest.mark.parametrize(
+    ("installed", "is_refused"), [("0.9.0", True), ("0.9.1.dev4", True), ("0.9.1", False), ("0.10.0rc1", False)]
+)
+def test_an_old_package_is_refused_with_the_command_that_updates_it(
+    installed: str, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = tmp_path / f"elder_trainer-{installed}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: elder-trainer\nVersion: {installed}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with contextlib.ExitStack() as stack:
+        if is_refused:
+            text = rf"adapter needs elder-trainer>=0\.9\.1: pip install .*\({installed} is installed\)"
+            stack.enter_context(pytest.raises(PackageUnavailable, match=text))
+        with importing("elder-trainer>=0.9.1", needed_by="adapter"):
+            assert not is_refused

@@ -85,6 +85,8 @@ def test_a_typed_action_is_a_tool_and_its_rewards_add_up(walk: str) -> None:
     with tool_environment(walk) as factory:
         env: Any = factory()
         prompt = [{"role": "user", "content": "Walk."}]
+        with pytest.raises(ValueError, match="system message"):
+            env.reset(prompt=[{"role": "system", "content": "Walk."}])
         assert env.reset(prompt=prompt, seed=-1, answer=None) == "\n\nYou are at -1."
         assert env.act(to="right", by=2) == "You are at 1."
         assert env.act(to="up").startswith("Error: ")  # the model's mistake, which it reads

@@ -30,14 +30,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from openenv.adapters import importing
 from openenv.env.environment import Environment
 from openenv.types import Action, EnvironmentMetadata, Observation, State
 
-try:
+with importing("verifiers>=0.4", needed_by="openenv.adapters.verifiers"):
     import verifiers.v1 as vf
-except ImportError as exc:
-    text = "openenv.adapters.verifiers needs verifiers: pip install 'verifiers>=0.4'"
-    raise ModuleNotFoundError(text, name=exc.name) from exc
 
 T = TypeVar("T")
 # Loading an environment may download its dataset.

@@ -1,7 +1,8 @@
 """Loads the application for a target on the command line.
 
 A target is a folder with `openenv.yaml`, a Python file, or a module; `:name` picks an object in it. `gymnasium:ID` is a
-Gymnasium environment. Knows imports and manifests; must not know how the application is run.
+Gymnasium environment, `pettingzoo:ID` one of PettingZoo. Knows imports and manifests; must not know how the application
+is run.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Pass `RolloutSessionFactory` to TRL's `HarnessRolloutWorker`. The module itself 
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import threading
 import weakref
@@ -32,6 +33,8 @@ from openenv.rollout.run.engine import Engine, EngineOptions, new_rollout_id
 from openenv.rollout.store.outcome import Outcome
 from openenv.rollout.tasks.task import Model, Task
 from openenv.sandboxes.host import scratch
+
+logger = logging.getLogger(__name__)
 
 _NOT_SCORED = frozenset({"env_failed", "sandbox_failed", "grader_failed", "cancelled"})
 
@@ -72,6 +75,7 @@ class RolloutSessionFactory(ResourceSessionFactory["RolloutSession"]):
             raise ValueError("there is no task")
         self._model = model if sampling is None else Model(**{**dict(model), "sampling": dict(sampling)})
         self._engine_options = EngineOptions(**engine)
+        self._has_warned = False
         self._lock = threading.Lock()
         self._shared: _SharedEngine | None = None
 
@@ -105,10 +109,17 @@ class RolloutSessionFactory(ResourceSessionFactory["RolloutSession"]):
 
     def _task_of(self, prompt: Any) -> Task:
         text = prompt if isinstance(prompt, str) else _last_request(prompt)
+        if not isinstance(prompt, str) and any(message.get("role") == "system" for message in prompt):
+            self._warn_of_system_message()
         try:
             return self._tasks[text]
         except KeyError:
             raise ValueError(f"no task has the instruction {text[:200]!r}") from None
+
+    def _warn_of_system_message(self) -> None:
+        if not self._has_warned:
+            logger.warning("Agents do not get the system message of a prompt: move it to the instruction of the task")
+        self._has_warned = True
 
 
 def _last_request(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -50,6 +50,15 @@ def test_an_episode_of_several_turns(guess: str) -> None:
     env.close()
 
 
+def test_the_system_message_comes_first_and_only_once(guess: str) -> None:
+    env = skyrl_gym.make("openenv", env_config={"url": guess, "system": "Guess!"}, extras={"reset": {"seed": 3}})
+    ask, own, first = ({"role": "user", "content": "Ready?"}, {"role": "system", "content": "Guess."}, "Begin 3.")
+    begin = {"role": "user", "content": first}
+    assert env.init([ask])[0] == [{"role": "system", "content": "Guess!"}, ask, begin]
+    assert env.init([own, ask])[0] == [own, ask, begin]
+    env.close()
+
+
 def test_turns_are_limited_and_a_failure_is_no_reward(guess: str) -> None:
     env = skyrl_gym.make("openenv", env_config={"url": guess, "max_turns": 2}, extras={})
     env.init([])

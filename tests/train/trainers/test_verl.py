@@ -119,6 +119,13 @@ def test_an_episode_has_exact_tokens_and_the_reward(tokenizer: Any, guess: str) 
     assert output.as_dict()["rm_scores"][-1] == 0.5
 
 
+def test_the_system_message_comes_first_and_only_once(tokenizer: Any, guess: str) -> None:
+    output = run(tokenizer, ScriptedServer(tokenizer, "yes"), guess, system="Guess!", max_turns=1)
+    prompt = tokenizer.decode(output.prompt_ids)
+    assert prompt.startswith("<|im_start|>system\nGuess.<|im_end|>\n<|im_start|>user\n")
+    assert prompt.count("<|im_start|>system") == 1
+
+
 def test_tools_are_called(tokenizer: Any) -> None:
     call = '<tool_call>{"name": "echo_message", "arguments": {"message": "hi"}}</tool_call>'
     with serve(echo_app) as served:

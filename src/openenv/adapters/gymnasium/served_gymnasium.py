@@ -39,6 +39,7 @@ __all__ = [
     "UnsupportedSpace",
     "gymnasium_environment",
     "gymnasium_target",
+    "picture_of",
 ]
 
 RENDER_KEY: Final = "render"
@@ -138,7 +139,7 @@ class ServedGymnasium(Environment[ActT, ObsT, State], ColumnarEnvironment, Gener
         # Info keys may be numbers in Gymnasium, but are texts in JSON.
         metadata = {str(key): value for key, value in info.items()} if info else {}
         if self._is_rendered:
-            metadata[RENDER_KEY] = _picture(self._env.render())
+            metadata[RENDER_KEY] = picture_of(self._env.render())
         return metadata
 
     def _observed(self, observation: Any, info: dict[str, Any], **fields: Any) -> Any:
@@ -275,7 +276,7 @@ def _model(base: type[ModelT], title: str, space: SomeSpace, value: Any) -> type
     return create_model(name, __base__=parent, __module__=__name__, **{base.__name__.lower(): field})
 
 
-def _picture(frame: Any) -> Any:
+def picture_of(frame: Any) -> Any:
     """Return a frame as an image, which JSON carries as a PNG, or as an array without Pillow."""
     try:
         from PIL import Image  # an optional dependency

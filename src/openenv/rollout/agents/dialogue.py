@@ -177,6 +177,22 @@ class WrittenToolDialogue(TextDialogue):
         return _tool_result(observation) or super().shown(observation)
 
 
+def conversation_of(prompt: Sequence[Json], opening: Sequence[Json]) -> list[Json]:
+    """Return the first messages of an episode: a dataset's prompt, then the dialogue's opening.
+
+    The system message comes first, once. The prompt's takes precedence over the dialogue's.
+
+    Raises:
+        ValueError: the prompt has several system messages.
+    """
+    own = [message for message in prompt if message.get("role") == "system"]
+    if len(own) > 1:
+        raise ValueError(f"the prompt of a row has {len(own)} system messages: combine them into one")
+    messages = [*prompt, *opening]
+    system = [message for message in messages if message.get("role") == "system"]
+    return [*system[:1], *(message for message in messages if message.get("role") != "system")]
+
+
 def _tool_result(observation: Any) -> str | None:
     """Return the result or the error of a tool as text; None if the observation has neither."""
     if not isinstance(observation, Mapping) or "tool_name" not in observation:

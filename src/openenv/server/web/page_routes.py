@@ -17,6 +17,7 @@ from openenv.errors import (
     EnvironmentFactoryError,
     OpenEnvError,
     RequestCancelled,
+    RequestValidationError,
     SessionCapacityError,
     SessionLost,
     SessionNotFoundError,
@@ -282,6 +283,8 @@ class PageRoutes:
                 return PageAnswer.of({"detail": "This environment has no tools.", "code": NO_TOOLS}, 404)
             case NoState():
                 return PageAnswer.of({"detail": str(exc), "code": NO_STATE}, 409)
+            case RequestValidationError():  # the environment refuses the action
+                return self._invalid(str(exc), exc.details.get("errors") or [])
             case OpenEnvError():
                 return self._session_refusal(exc)
         logger.error("a request of the web page failed", exc_info=exc)

@@ -23,7 +23,7 @@ def load_trainer(name: str) -> ModuleType:
 
     Raises:
         LookupError: No installed package registers the name.
-        ModuleNotFoundError: The trainer that the adapter needs is not installed.
+        PackageUnavailable: The trainer that the adapter needs is not installed, or too old.
     """
     module = load_plugin(TRAINERS, name, kind="trainer")
     if not isinstance(module, ModuleType):

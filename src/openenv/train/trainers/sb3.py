@@ -1,6 +1,6 @@
 """Stable-Baselines3: many sessions of a served environment, or processes of this machine, as its `VecEnv`.
 
-Needs stable-baselines3.
+Needs stable-baselines3 (2.0 or newer).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from openenv.adapters import importing
 from openenv.adapters.gymnasium.gymnasium_env import FromObservation, ToAction, columns_of, infos_of, interface_of
 from openenv.adapters.gymnasium.spaces import SomeSpace
 from openenv.client.rewards import RewardHistory
@@ -20,12 +21,8 @@ from openenv.client.vector.vector_env import VectorEnv
 from openenv.errors import NonFiniteReward
 from openenv.protocol.columns import nest
 
-try:
+with importing("stable-baselines3>=2.0", needed_by="openenv.train.trainers.sb3"):
     from stable_baselines3.common.vec_env import VecEnv
-except ImportError as exc:
-    raise ModuleNotFoundError(
-        "openenv.train.trainers.sb3 needs Stable-Baselines3: pip install stable-baselines3", name=exc.name
-    ) from exc
 
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 Infos = list[dict[str, Any]]

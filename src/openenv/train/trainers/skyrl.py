@@ -1,4 +1,4 @@
-"""SkyRL: a served environment as a text environment of SkyRL-Gym. Needs skyrl-gym.
+"""SkyRL: a served environment as a text environment of SkyRL-Gym. Needs skyrl-gym (0.3 or newer).
 
 Register it once before SkyRL starts:
 `skyrl_gym.register(id="openenv", entry_point="openenv.train.trainers.skyrl:ServedTextEnv")`.
@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from openenv.rollout.agents.dialogue import AnswerRefused
+from openenv.adapters import importing
+from openenv.rollout.agents.dialogue import AnswerRefused, conversation_of
 from openenv.rollout.agents.served_episode import ServedEpisode, served_dialogue
 
-try:
+with importing("skyrl-gym>=0.3", needed_by="openenv.train.trainers.skyrl"):
     from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
-except ImportError as exc:
-    raise ModuleNotFoundError(
-        "openenv.train.trainers.skyrl needs SkyRL-Gym: pip install skyrl-gym", name=exc.name
-    ) from exc
 
 Conversation = list[dict[str, str]]
 
@@ -51,12 +48,15 @@ class ServedTextEnv(BaseTextEnv):  # type: ignore[misc]
     def init(self, prompt: Conversation) -> tuple[Conversation, dict[str, Any]]:
         """Start an episode; the first observation follows the prompt of the row.
 
+        A system message of the prompt takes precedence over the setting `system`. Either comes first.
+
         Raises:
             OpenEnvError: The server does not start the episode.
+            ValueError: The prompt has several system messages.
         """
         self.turns = 0
         opening = self._episode.opening(**self._start)
-        return [*prompt, *opening], {}
+        return conversation_of(prompt, opening), {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
         """Take the action in a reply. A reply without a valid action costs a turn, and the model reads the reason.

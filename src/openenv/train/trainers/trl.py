@@ -1,6 +1,7 @@
 """TRL: served environments for `GRPOTrainer(environment_factory=...)`, agents in sandboxes for `HarnessRolloutWorker`.
 
-Does not import TRL. An infrastructure failure stops the run or drops the sample; it is never scored.
+Needs trl (1.10 or newer), but does not import it. An infrastructure failure stops the run or drops the sample; it is
+never scored.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from typing import Any, Literal, Union
 
 from typing_extensions import Self
 
+from openenv.adapters import importing
 from openenv.client.llm_client import clean_mcp_schema
 from openenv.rollout.agents.dialogue import Dialogue, TextDialogue, ToolDialogue
 from openenv.rollout.agents.served_episode import RewardRule, ServedEpisode, action_schema, has_tools, served_tools
 from openenv.rollout.run.agent_sessions import build_harness_rollout_func as build_harness_rollout_func
 
 from ..rollout_sessions import RolloutSessionFactory as RolloutSessionFactory
+
+with importing("trl>=1.10", needed_by="openenv.train.trainers.trl"):
+    pass  # only the version is checked: the adapter gives TRL objects, and takes none
 
 OnFailure = Literal["raise", "drop"]
 
@@ -174,11 +179,20 @@ class _ToolEnvironment:
         self._episode = environments.episode(self.dialogue)
 
     def reset(self, **row: Any) -> str | None:
-        """Start an episode; return a text for the end of the prompt's last message."""
+        """Start an episode; return a text for the end of the prompt's last message.
+
+        Raises:
+            ValueError: That is the system message.
+        """
+        prompt = row.get("prompt")
+        if prompt and prompt[-1].get("role") == "system":
+            raise ValueError(
+                "TRL appends the first observation to the last message of a prompt, and here this is the system "
+                "message: add a message of the user to the prompts of the dataset"
+            )
         text = self._episode.reset(**self._environments.start_of(row))
         if text in _NOTHING:
             return None
-        prompt = row.get("prompt")
         return f"\n\n{text}" if prompt and prompt[-1].get("content") else text
 
     def get_reward(self) -> float | None:

@@ -13,18 +13,15 @@ from typing import Any
 
 from pydantic import Field
 
+from openenv.adapters import importing
 from openenv.client.env_client import GenericEnvClient
 from openenv.client.rewards import reward_history
 from openenv.errors import OpenEnvError
 from openenv.rollout.agents.dialogue import AnswerRefused
 from openenv.rollout.agents.served_episode import EpisodeFailed, EpisodeRules, RewardRule, served_dialogue
 
-try:
+with importing("verifiers>=0.4", needed_by="openenv.train.trainers.verifiers"):
     import verifiers.v1 as vf
-except ImportError as exc:
-    raise ModuleNotFoundError(
-        "openenv.train.trainers.verifiers needs verifiers: pip install 'verifiers>=0.4'", name=exc.name
-    ) from exc
 
 __all__ = ["ServedData", "ServedEnv", "ServedEnvConfig", "ServedTask", "ServedTaskset", "ServedTasksetConfig"]
 

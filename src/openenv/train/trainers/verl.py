@@ -1,4 +1,4 @@
-"""veRL: an agent loop that plays a served environment. Needs verl.
+"""veRL: an agent loop that plays a served environment. Needs verl (0.9.1 or newer).
 
 Add it to the file of agent loops that `actor_rollout_ref.rollout.agent.agent_loop_config_path` names:
 
@@ -19,19 +19,16 @@ from functools import lru_cache
 from typing import Any
 from uuid import uuid4
 
+from openenv.adapters import importing
 from openenv.client.env_client import GenericEnvClient
 from openenv.client.rewards import reward_history
 from openenv.errors import OpenEnvError
-from openenv.rollout.agents.dialogue import AnswerRefused, Dialogue, Json
+from openenv.rollout.agents.dialogue import AnswerRefused, Dialogue, Json, conversation_of
 from openenv.rollout.agents.served_episode import EPISODE_OVER, EpisodeFailed, EpisodeRules, RewardRule, served_dialogue
 
-try:
+with importing("verl>=0.9.1", needed_by="openenv.train.trainers.verl"):
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
     from verl.experimental.agent_loop.tool_parser import ToolParser
-except ImportError as exc:
-    raise ModuleNotFoundError(
-        f"openenv.train.trainers.verl needs veRL: pip install verl ({exc})", name=exc.name
-    ) from exc
 
 
 @dataclass
@@ -58,7 +55,7 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     Args:
         url: The server; `url` in a row's `extra_info` takes precedence.
-        system: The system message.
+        system: The system message; one in a row's prompt takes precedence.
         max_turns: The largest number of replies in an episode.
         reward: `sum` adds all rewards of an episode, `last` takes the last one.
         client: Arguments of the client, such as `token`.
@@ -87,7 +84,7 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """Play an episode.
 
         Raises:
-            ValueError: `url` is missing.
+            ValueError: `url` is missing, or the row's prompt has several system messages.
             EpisodeFailed: The server or the environment failed.
             NoRewards: The environment has never given a reward.
         """
@@ -126,7 +123,7 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]
         except (OpenEnvError, OSError) as exc:
             raise rules.fail(exc) from exc
         rules.begin(first)
-        talk.messages += dialogue.opening(first.observation)
+        talk.messages = conversation_of(talk.messages, dialogue.opening(first.observation))
         talk.tokens = await self.ct_build_initial_tokens(talk.messages, tools=list(dialogue.tools) or None)
         while not rules.is_over and talk.turns < self._max_turns:
             answer = await self._ask(talk, request_id, sampling, dialogue)
