@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from configurations import APPS, BENCHMARKS
+from generators import ALL_CORES, LOADGEN, Row, parts, together
 from interpreters import SOURCE, child_environment
 from procfs import process_stats, raise_file_limit
-from workers import ALL_CORES, LOADGEN, parts, together
+from workers import generator_cores
 
 from servers import free_port
 
 START_S = 60.0
-Row = dict[str, Any]
 
 
 class PinnedProcess:
@@ -157,7 +157,8 @@ def load(fleet: Fleet, options: argparse.Namespace, mode: str, sessions: int, *e
     """Load a fleet from all generators; return the sums of what they report."""
     shared = ["--in-step", "--seconds", str(options.seconds), "--warmup", "0.3", "--mode", mode, "--ramp", "24"]
     commands = commands_of(fleet, options, [*LOADGEN, *shared, *extra], sessions)
-    return summed(fleet, sessions, together(commands, fleet.cores, words=2, environment=dict(os.environ)))
+    reports = together(commands, generator_cores(fleet.cores), words=2, environment=dict(os.environ))
+    return summed(fleet, sessions, reports)
 
 
 def vector(fleet: Fleet, options: argparse.Namespace, sessions: int) -> Row:
@@ -176,7 +177,7 @@ def vector(fleet: Fleet, options: argparse.Namespace, sessions: int) -> Row:
     base = [options.ours, str(BENCHMARKS / "clients" / "vector_steps.py"), *shared]
     commands = commands_of(fleet, options, base, sessions)
     environment = child_environment(os.environ, source=SOURCE)
-    return summed(fleet, sessions, together(commands, fleet.cores, words=1, environment=environment))
+    return summed(fleet, sessions, together(commands, generator_cores(fleet.cores), words=1, environment=environment))
 
 
 def measure(options: argparse.Namespace) -> list[Row]:

@@ -7,36 +7,49 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from contextlib import ExitStack
+from dataclasses import replace
 
-from configurations import BENCHMARKS
+from generators import LOADGEN, GeneratorError, merged, parts, together
 from interpreters import child_environment
-from plan import MeasurementError, Plan, run_json
-from samples import Sample
+from plan import MeasurementError, Plan
+from procfs import cores_of
+from samples import Sample, numbers, without_directories
 
 from servers import Server
 
+CORES = (1, 2, 8)
+CORE_LEVELS = (64, 256, 1000)
+CORE_SUBJECTS = frozenset({"ours-thread", "ours-inline", "before-thread", "before-inline"})
 HTTP_CONNECTIONS = 64
 TOOL_SESSIONS = 64
 STATELESS_CALLS = 16  # at once; each builds an environment
 MESSAGE_SESSIONS = 8
 MESSAGES = {"10 KB": 10_000, "1 MB": 1_000_000}
 SETUP_TIMEOUT_S = 120.0
+RAMP = 32  # sessions being opened at once, by all generators together
 
 
-def load(server: Server, *, seconds: float, sessions: int, extra: tuple[str, ...] = ()) -> dict[str, float]:
-    """Run the load generator against a server and return its figures.
+def load(
+    server: Server, *, seconds: float, sessions: int, generators: int = 1, extra: tuple[str, ...] = ()
+) -> dict[str, float]:
+    """Load a server from one or more generators, each on a core of this process, and return the figures.
 
     Raises:
         MeasurementError: no session could be opened or a reply was wrong.
     """
     if not server.running():
         raise MeasurementError(f"server died: {server.last_line()}")
-    command = [sys.executable, str(BENCHMARKS / "loadgen.py"), "--url", server.url, "--pid", str(server.pid)]
-    command += ["--sessions", str(sessions), "--seconds", str(seconds), "--setup-timeout", str(SETUP_TIMEOUT_S), *extra]
+    shared = [*LOADGEN, "--url", server.url, "--pid", str(server.pid), "--seconds", str(seconds), "--in-step"]
+    shared += ["--setup-timeout", str(SETUP_TIMEOUT_S), "--ramp", str(max(1, RAMP // generators)), *extra]
+    commands = [[*shared, "--sessions", str(part)] for part in parts(sessions, generators)]
     limit = SETUP_TIMEOUT_S + seconds + 240
-    values = run_json(command, environment=child_environment(os.environ), timeout=limit, cwd=BENCHMARKS)
+    environment = child_environment(os.environ)
+    try:
+        reports = together(commands, sorted(cores_of(0)), words=2, environment=environment, timeout=limit)
+    except GeneratorError as error:
+        raise MeasurementError(without_directories(str(error))[:200]) from error
+    values = numbers(merged(reports))
     # a server that lives through the levels keeps memory of earlier ones: count from when it was fresh
     grown = values["server_rss_mb"] * 1024 - server.fresh_rss_kb
     return values | {"rss_kb_per_session": round(grown / sessions, 1)}
@@ -49,7 +62,7 @@ def sample(
     """Take and record one sample, a failure included."""
     subject = subject or server.runnable.key
     try:
-        values = load(server, seconds=plan.seconds, sessions=sessions, extra=extra)
+        values = load(server, seconds=plan.seconds, sessions=sessions, generators=plan.generators, extra=extra)
         taken = Sample(section, subject, case, round_, values)
     except MeasurementError as error:
         taken = Sample(section, subject, case, round_, failure=str(error))
@@ -64,6 +77,22 @@ def measure_ws(plan: Plan) -> None:
             for level in plan.levels:
                 for server in servers:
                     sample(plan, server, section="ws", case=str(level), round_=round_, sessions=level)
+
+
+def measure_cores(plan: Plan) -> None:
+    """Step WebSocket sessions of the same servers on few and on many cores, all in turns."""
+    for round_ in range(1, plan.rounds + 1):
+        with ExitStack() as stack:
+            servers = []
+            for count in CORES:
+                chosen = [one for one in plan.runnables if one.key in CORE_SUBJECTS and len(one.cores) >= count]
+                for runnable in chosen:
+                    pinned = replace(runnable, cores=frozenset(sorted(runnable.cores)[:count]))
+                    servers.append((count, stack.enter_context(Server(pinned))))
+            for level in CORE_LEVELS:
+                for count, server in servers:
+                    case = f"{level} sessions, {count} core{'s' if count > 1 else ''}"
+                    sample(plan, server, section="cores", case=case, round_=round_, sessions=level)
 
 
 def measure_http(plan: Plan) -> None:

@@ -32,6 +32,7 @@ class Plan:
     seconds: float
     levels: Sequence[int]
     client_steps: int
+    generators: int = 1  # processes that load a server together
     missing: str = ""
     samples: Samples = field(default_factory=Samples)
 

@@ -153,10 +153,13 @@ async def measure(url: str, port: str, options: argparse.Namespace) -> None:
                 tokens += sum(len(one.input_ids) for one in sample.sequences)
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
-    print(
+    figures = (
         f"{turns} turns: {turns / wall_s:,.0f} turns/s, {1000 * cpu_s / turns:.2f} ms of CPU a turn; "
         f"{tokens:,} tokens, memory grew by {grown:,.0f} MB"
     )
+    print(figures)
+    if options.into:
+        options.into.write_text(f"{figures}; {len(os.sched_getaffinity(0))} cores.\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -171,6 +174,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=16)
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--into", type=Path, help="a file for the figures")
     options = parser.parse_args()
     with process("endpoint") as port, process("environment") as url:
         asyncio.run(measure(url, port, options))

@@ -52,6 +52,18 @@ TABLES = (
         "round.",
     ),
     Table(
+        "The same server on 1, 2 and 8 cores",
+        "cores",
+        "sessions, cores",
+        (
+            Column("steps/s", "steps_per_s"),
+            Column("p99 ms", "p99_ms", 2),
+            Column("server CPU us/step", "server_cpu_us_per_step", 1),
+            Column("errors", "errors", worst=True),
+        ),
+        "One process; the cores are those that it may use. The default runner is compared with the inline one.",
+    ),
+    Table(
         "Connect and reset",
         "ws",
         "sessions",

@@ -6,6 +6,7 @@ afresh and take turns; figures are medians over rounds, ratios are against the b
 same run.
 
 sections:
+  cores     the same server of ours on 1, 2 and 8 cores: default and inline runner, 64, 256 and 1,000 sessions
   ws        WebSocket sessions at rising levels: steps/s, p50, p99, CPU, connect + reset/s, memory, threads, errors
   http      POST /step over 64 connections, with a session header (ours) and stateless (both)
   mcp       tool calls of 64 sessions: as steps and in mcp messages on /ws, and with POST /mcp on a session
@@ -37,7 +38,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -61,7 +62,7 @@ from interpreters import (
     find_interpreter,
 )
 from measure_clients import measure_clients
-from measure_load import measure_http, measure_mcp, measure_messages, measure_ws
+from measure_load import measure_cores, measure_http, measure_mcp, measure_messages, measure_ws
 from measure_start import measure_import, measure_start
 from measure_vector import measure_vector
 from plan import Plan
@@ -78,8 +79,10 @@ SECTIONS = {
     "http": measure_http,
     "mcp": measure_mcp,
     "vector": measure_vector,
+    "cores": measure_cores,
     "ws": measure_ws,
 }
+GENERATORS = 4
 CLIENT_STEPS, QUICK_CLIENT_STEPS = 2000, 300
 QUICK = {"rounds": 1, "seconds": 1.0, "levels": [1, 64, 256]}
 FULL = {"rounds": 3, "seconds": 3.0, "levels": [1, 64, 256, 1000, 4000]}
@@ -96,6 +99,15 @@ def sections(text: str) -> list[str]:
     unknown = [name for name in names if name not in SECTIONS]
     if unknown:
         raise argparse.ArgumentTypeError(f"unknown section {unknown[0]!r}; choose from {', '.join(SECTIONS)}")
+    return names
+
+
+def keys(text: str) -> list[str]:
+    """Parse a comma-separated list of configurations."""
+    names, known = text.split(","), [configuration.key for configuration in CONFIGURATIONS]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown configuration {unknown[0]!r}; choose from {', '.join(known)}")
     return names
 
 
@@ -133,14 +145,23 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     p.add_argument(
         "--generator-cores", type=parse_cores, metavar="8-15", help="pin everything else to these (default: the rest)"
     )
+    p.add_argument(
+        "--generators",
+        type=int,
+        help="load each server from so many processes (default 4 where they have cores of their own, else 1)",
+    )
     p.add_argument("--quick", action="store_true", help="1 round, 1 second, levels 1,64,256 where not given otherwise")
     p.add_argument("--only", type=sections, metavar="SECTION", help="only these sections, comma-separated")
+    p.add_argument("--configurations", type=keys, metavar="KEY", help="only these servers, comma-separated")
     p.add_argument("--out", type=Path, default=BENCHMARKS / "RESULTS.md", help="report (default benchmarks/RESULTS.md)")
     p.add_argument("--plot", type=Path, default=BENCHMARKS / "results.png", help="default benchmarks/results.png")
     p.add_argument("--json", type=Path, default=BENCHMARKS / "results.json", help="default benchmarks/results.json")
     options = p.parse_args(arguments)
     if options.server_cores is None and options.generator_cores is None:
         options.server_cores, options.generator_cores = split_cores(cores_of(0))
+    if options.generators is None:
+        own = (options.generator_cores or cores_of(0)) - (options.server_cores or cores_of(0))
+        options.generators = max(1, min(GENERATORS, len(own)))
     for name, value in (QUICK if options.quick else FULL).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
@@ -166,7 +187,7 @@ def make_plan(options: argparse.Namespace, environment: Mapping[str, str]) -> Pl
     return Plan(
         runnables=[
             Runnable(c, interpreters[c.side], missing, cores=frozenset(options.server_cores or ()))
-            for c in _in_turn(bool(options.before))
+            for c in _in_turn(bool(options.before), options.configurations)
         ],
         stub=Runnable(STUB_SERVER, driver),
         interpreters=interpreters,
@@ -175,15 +196,17 @@ def make_plan(options: argparse.Namespace, environment: Mapping[str, str]) -> Pl
         levels=options.levels,
         client_steps=QUICK_CLIENT_STEPS if options.quick else CLIENT_STEPS,
         missing=missing,
+        generators=options.generators,
     )
 
 
-def _in_turn(with_before: bool) -> list[Configuration]:
+def _in_turn(with_before: bool, only: Sequence[str] | None) -> list[Configuration]:
     """Return what is compared; a configuration and what it was before are measured one after the other."""
+    chosen = [c for c in CONFIGURATIONS if only is None or c.key in only]
     if not with_before:
-        return list(CONFIGURATIONS)
+        return chosen
     older = {c.key: c for c in BEFORE_CONFIGURATIONS}
-    pairs = ([c, older.get(c.before().key)] if c.side == OURS else [c] for c in CONFIGURATIONS)
+    pairs = ([c, older.get(c.before().key)] if c.side == OURS else [c] for c in chosen)
     return [c for pair in pairs for c in pair if c]
 
 
@@ -221,6 +244,7 @@ def facts(plan: Plan, arguments: list[str]) -> dict[str, str]:
         "CPUs": str(os.cpu_count()),
         "server cores": core_list(server),
         "generator cores": core_list(generator) + (" (shared with the servers)" if warning else ""),
+        "load generators": str(plan.generators),
         "rounds, seconds each": f"{plan.rounds}, {plan.seconds:g}",
         "published": versions(plan.interpreters[PUBLISHED], ""),
         "ours": versions(plan.interpreters[OURS], plan.missing),

@@ -23,17 +23,15 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from configurations import BENCHMARKS
 from connection import client_frame
 from gateway import Fleet
+from generators import ALL_CORES, LOADGEN, Row
 from interpreters import ROOT, SOURCE, child_environment
 from procfs import process_stats, process_tree, raise_file_limit
-from workers import ALL_CORES, LOADGEN
 from workers import table as workers_table
-
-Row = dict[str, Any]
 
 SESSIONS: Final = (1_000, 10_000, 100_000, 1_000_000)
 NODE_CORES, NODE_GB = 16, 64

@@ -23,22 +23,20 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from configurations import APPS, BENCHMARKS
+from generators import ALL_CORES, LOADGEN, Row, parts, together
 from interpreters import SOURCE, child_environment
 from procfs import process_stats, raise_file_limit
 
 from servers import free_port
 
-LOADGEN = [sys.executable, str(BENCHMARKS / "loadgen.py")]
 START_S = 120.0
-DONE_S = 120.0
 clock = time.perf_counter
-Row = dict[str, Any]
 
 
 class PinnedServer:
@@ -150,7 +148,6 @@ class SeparateServers:
         self._stack.close()
 
 
-ALL_CORES = sorted(os.sched_getaffinity(0))
 Loaded = PinnedServer | SeparateServers
 
 
@@ -159,55 +156,9 @@ def server_cores(workers: int, first: int = 0) -> set[int]:
     return set(ALL_CORES[first : first + workers]) or set(ALL_CORES)
 
 
-def generator_core(workers: int, number: int) -> set[int]:
-    """Return the core of a load generator: none of the server's, unless all are."""
-    others = ALL_CORES[workers:] or ALL_CORES
-    return {others[number % len(others)]}
-
-
-def parts(total: int, count: int) -> list[int]:
-    """Split a number of sessions among generators."""
-    size, more = divmod(total, count)
-    return [part for part in (size + (index < more) for index in range(count)) if part]
-
-
-def together(commands: Sequence[list[str]], workers: int, *, words: int, environment: dict[str, str]) -> list[Row]:
-    """Run load generators that begin together; return their reports.
-
-    Args:
-        commands: One for each.
-        workers: How many cores the server has.
-        words: How often each of them waits for the others.
-        environment: Their environment.
-    """
-    running = [
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            preexec_fn=partial(os.sched_setaffinity, 0, generator_core(workers, number)),
-        )
-        for number, command in enumerate(commands)
-    ]
-    try:
-        for _ in range(words):
-            for process in running:
-                assert process.stdout is not None
-                if not process.stdout.readline():
-                    raise RuntimeError("a load generator failed")
-            for process in running:
-                assert process.stdin is not None
-                process.stdin.write("\n")
-                process.stdin.flush()
-        outputs = [process.communicate(timeout=DONE_S)[0] for process in running]
-    finally:
-        for process in running:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    return [json.loads(output.splitlines()[-1]) for output in outputs]
+def generator_cores(workers: int) -> list[int]:
+    """Return the cores of the load generators: none of the server's, unless all are."""
+    return ALL_CORES[workers:] or ALL_CORES
 
 
 @contextlib.contextmanager
@@ -241,7 +192,7 @@ def load(server: Loaded, options: argparse.Namespace, mode: str, sessions: int, 
         commands.append([*LOADGEN, *shared, *own])
     before = sum(process_stats(member.process.pid).rss_kb for member in members)
     with profiled(server, options, f"{mode}-{sessions}"):
-        reports = together(commands, server.workers, words=2, environment=dict(os.environ))
+        reports = together(commands, generator_cores(server.workers), words=2, environment=dict(os.environ))
     opened = sum(report["opened"] for report in reports)
     # Each generator has read the CPU of its whole server, and divided it by what it did itself: one of each server.
     one_each = reports[: len(members)]
@@ -285,7 +236,7 @@ def vector(server: PinnedServer, options: argparse.Namespace, sessions: int) -> 
         for part in parts(sessions, options.generators)
     ]
     environment = child_environment(os.environ, source=SOURCE)
-    reports = together(commands, server.workers, words=1, environment=environment)
+    reports = together(commands, generator_cores(server.workers), words=1, environment=environment)
     return {
         "sessions": sessions,
         "per_s": round(sum(report["steps_per_s"] for report in reports)),
@@ -392,8 +343,9 @@ def measure_published(options: argparse.Namespace, figures: Figures, workers: in
     take = partial(figures.measure, "published", workers)
     with PinnedServer(options, "published", workers, "echo_app") as server:
         take("WebSocket steps", load, server, options, "ws", options.sessions)
-        take("HTTP steps", load, server, options, "http", 256)
-    if figures.is_over:
+        if "http" in options.only:
+            take("HTTP steps", load, server, options, "http", 256)
+    if figures.is_over or "mcp" not in options.only:
         return
     with PinnedServer(options, "published", workers, "tool_app") as server:
         take("MCP calls", load, server, options, "mcp-http", 256)
@@ -461,7 +413,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 6, 8])
     parser.add_argument("--published-workers", type=int, nargs="+", default=[1, 4, 8])
     kinds = ["connects", "vector", "http", "mcp", "separate", "proxy", "uvicorn"]
-    parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, help="these beside WebSocket steps")
+    parser.add_argument("--only", nargs="*", choices=kinds, default=kinds, help="these beside WebSocket steps")
     parser.add_argument("--pin", action="store_true", help="start workers with --pin-workers")
     parser.add_argument("--profile", default="", help="a folder for profiles of the servers (needs py-spy)")
     parser.add_argument("--sessions", type=int, default=1000)
