@@ -99,7 +99,7 @@ $(CLIENTS)/envs/ready: pyproject.toml envs/textarena_env/pyproject.toml envs/rea
 	@touch $@
 
 # Trainers, each in an environment of its own: they are large, and pin what the rest takes newer.
-TRAINERS := trl sb3 skyrl verl verifiers ors pettingzoo
+TRAINERS := trl sb3 skyrl verl verifiers ors pettingzoo trackers
 # The packages of each environment.
 TRAINER_trl := torch==2.13.0 trl aiohttp
 TRAINER_sb3 := torch==2.13.0 stable-baselines3
@@ -108,6 +108,7 @@ TRAINER_verl := torch==2.13.0 verl
 TRAINER_verifiers := verifiers uv
 TRAINER_ors := ors-sdk
 TRAINER_pettingzoo := pettingzoo pygame
+TRAINER_trackers := wandb trackio tensorboard
 $(TRAINERS:%=$(CLIENTS)/%/ready): $(CLIENTS)/%/ready: pyproject.toml
 	@echo "Setting up $(@D) ..."
 	@$(PYTHON) -m venv --clear $(@D)

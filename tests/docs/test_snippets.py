@@ -50,6 +50,9 @@ ALONE = {
     "readme_train.py": "".join(
         f"seed-{seed} {[float(seed > 2)] * 4} {52 if seed > 2 else 1040}\n" for seed in (1, 2, 3, 4)
     ),
+    "use_evaluate.py": (
+        "reward 0.500 [0.002, 0.998] pass@4 0.500 [0.002, 0.998] of 2 tasks\n16 values at step 1\n16 values at step 1\n"
+    ),
     "use_play.py": "".join(f"seed-{seed} [1.0, 1.0, 1.0, 1.0]\n" for seed in (1, 2, 3))
     + "12 sequences, 204 tokens to train on\n",
     "use_auto.py": "(1, 7)\n",

@@ -11,6 +11,8 @@ _EXPORTS = {
     "Dialogue": "openenv.rollout.agents.dialogue",
     "EpisodeSample": "openenv.train.groups",
     "EpisodeStream": "openenv.train.episodes",
+    "Estimate": "openenv.train.evaluation",
+    "Evaluation": "openenv.train.evaluation",
     "LengthPenalty": "openenv.train.groups",
     "Objective": "openenv.train.groups",
     "RolloutStream": "openenv.train.tasks",
@@ -18,11 +20,18 @@ _EXPORTS = {
     "ServedSessionFactory": "openenv.train.served_session",
     "TextDialogue": "openenv.rollout.agents.dialogue",
     "ToolDialogue": "openenv.rollout.agents.dialogue",
+    "TrackedRun": "openenv.train.trackers",
+    "Tracker": "openenv.train.trackers",
     "TrainingBatch": "openenv.train.groups",
     "advantages": "openenv.train.groups",
     "collate": "openenv.train.groups",
+    "evaluate": "openenv.train.evaluation",
+    "group_metrics": "openenv.train.trackers",
+    "open_tracker": "openenv.train.trackers",
+    "pass_at_k": "openenv.train.evaluation",
     "play": "openenv.train.episodes",
     "rollouts": "openenv.train.tasks",
+    "sample_rows": "openenv.train.trackers",
     "shuffled": "openenv.train.items",
 }
 
@@ -32,6 +41,10 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.agents.dialogue import ToolDialogue as ToolDialogue
     from openenv.train.episodes import EpisodeStream as EpisodeStream
     from openenv.train.episodes import play as play
+    from openenv.train.evaluation import Estimate as Estimate
+    from openenv.train.evaluation import Evaluation as Evaluation
+    from openenv.train.evaluation import evaluate as evaluate
+    from openenv.train.evaluation import pass_at_k as pass_at_k
     from openenv.train.groups import EpisodeSample as EpisodeSample
     from openenv.train.groups import LengthPenalty as LengthPenalty
     from openenv.train.groups import Objective as Objective
@@ -44,5 +57,10 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.train.served_session import ServedSessionFactory as ServedSessionFactory
     from openenv.train.tasks import RolloutStream as RolloutStream
     from openenv.train.tasks import rollouts as rollouts
+    from openenv.train.trackers import TrackedRun as TrackedRun
+    from openenv.train.trackers import Tracker as Tracker
+    from openenv.train.trackers import group_metrics as group_metrics
+    from openenv.train.trackers import open_tracker as open_tracker
+    from openenv.train.trackers import sample_rows as sample_rows
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)
