@@ -83,14 +83,42 @@ def test_a_file_that_shrinks_while_it_is_packed_is_filled_up(tmp_path: Path) -> 
 
     class Sink(io.BytesIO):
         def write(self, data: object) -> int:
-            os.truncate(tmp_path / "file", 10)
-            return super().write(data)  # type: ignore[arg-type]
+            assert isinstance(data, bytes)
+            if data.startswith(b"file\0"):
+                os.truncate(tmp_path / "file", 10)
+            return super().write(data)
 
     sink = Sink()
     trees.pack(str(tmp_path), sink)
     sink.seek(0)
     with tarfile.open(fileobj=sink) as opened:
         assert opened.getmember("file").size == 1_000_000
+
+
+@pytest.mark.parametrize("length", [99, 100, 101, 511, 512, 513, 1024])
+def test_other_programs_read_long_and_odd_names(tmp_path: Path, length: int) -> None:
+    folders = "/".join(["f" * 60] * (length // 70))
+    name = f"{folders}/".lstrip("/").ljust(length, "n")
+    (tmp_path / folders).mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes(b"x" * length)
+    (tmp_path / "link").symlink_to("t" * length)
+    odd = os.fsdecode(b"\xff \n\xc3\xa4")
+    (tmp_path / odd).write_text("odd")
+    with tarfile.open(fileobj=packed(tmp_path), errors="surrogateescape") as opened:
+        members = {member.name: member for member in opened}
+        assert members[name].size == length
+        assert members["link"].linkname == "t" * length
+        assert opened.extractfile(odd).read() == b"odd"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("date", [-5, 0, 8**11 - 1, 8**11])
+def test_dates_before_1970_and_in_the_far_future_are_packed(tmp_path: Path, date: int) -> None:
+    (tmp_path / "file").touch()
+    os.utime(tmp_path / "file", (date, date))
+    if int((tmp_path / "file").stat().st_mtime) != date:
+        pytest.skip("this file system has no such dates")
+    trees.unpack(packed(tmp_path), str(tmp_path / "copy"))
+    assert int((tmp_path / "copy/file").stat().st_mtime) == date
 
 
 def test_a_tree_that_is_too_large_is_refused(tmp_path: Path) -> None:

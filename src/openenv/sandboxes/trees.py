@@ -1,7 +1,8 @@
 """Trees as tar streams: pack one, and unpack one so that no entry lands outside of it.
 
 Also runs inside local sandboxes, as a single file: it imports nothing but the standard library. To import `tarfile`
-takes as long as to start a sandbox (20 ms, `benchmarks/verify.py`), so plain entries are read without it.
+takes as long as to start a sandbox (20 ms, `benchmarks/verify.py`), so this module packs trees and reads plain entries
+without it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import stat
 
 TYPE_CHECKING = False  # the name that type checkers know; importing it from typing would cost milliseconds
 if TYPE_CHECKING:
-    import tarfile
     from collections.abc import Callable, Iterator
     from pathlib import Path
     from typing import IO
 
 _CHUNK = 256 * 1024
 _BLOCK = 512
+_RECORD = 20 * _BLOCK
+_NAME = 100
+"""The length of names and link targets in a header."""
 _READABLE, _ENTERABLE = 0o400, 0o500
 
 
@@ -32,30 +35,29 @@ def pack(root: str, stream: IO[bytes], *, force: bool = False, max_bytes: int | 
         force: Also read files without read permission, by granting it for a moment; the archive keeps their modes.
         max_bytes: Raise ValueError when the archive would be larger than this.
     """
-    import tarfile
-
-    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT, errors="surrogateescape") as archive:
-        _Packing(archive, force, max_bytes).run(root)
+    _Packing(stream, force, max_bytes).run(root)
 
 
 class _Packing:
     """One run of `pack`."""
 
-    def __init__(self, archive: tarfile.TarFile, force: bool, max_bytes: int | None) -> None:
-        self.archive = archive
+    def __init__(self, stream: IO[bytes], force: bool, max_bytes: int | None) -> None:
+        self.stream = stream
         self.force = force
         self.max_bytes = max_bytes
+        self.written = 0
 
     def run(self, root: str) -> None:
         """Add the tree at `root`; folders come before their content."""
         about = os.stat(root)
         if stat.S_ISREG(about.st_mode):
             self.add(root, os.path.basename(root), about)
+            self.end()
             return
         pending = [("", about)]
         while pending:
             name, about = pending.pop()
-            self.put(_header(name or ".", about, b"5"))
+            self.put(_header(f"{name or '.'}/", about, b"5"))
             for child, status in self.listed(os.path.join(root, name) if name else root, about):
                 below = f"{name}/{child.name}" if name else child.name
                 if stat.S_ISDIR(status.st_mode):
@@ -63,21 +65,31 @@ class _Packing:
                 else:
                     self.add(child.path, below, status)
 
-    def put(self, entry: tarfile.TarInfo, content: _Padded | None = None) -> None:
+        self.end()
+
+    def put(self, header: bytes, content: _Padded | None = None) -> None:
         """Write one entry."""
-        if self.max_bytes is not None and self.archive.offset + _BLOCK + entry.size > self.max_bytes:
+        size = 0 if content is None else content.left
+        if self.max_bytes is not None and self.written + len(header) + size > self.max_bytes:
             raise ValueError(f"the tree holds more than {self.max_bytes} bytes")
-        self.archive.addfile(entry, content)
+        self.stream.write(header)
+        while content is not None and content.left:
+            self.stream.write(content.read(min(content.left, _CHUNK)))
+        self.stream.write(bytes(-size % _BLOCK))
+        self.written += len(header) + size + -size % _BLOCK
+
+    def end(self) -> None:
+        """Write the end of the archive: two empty blocks, and more up to a whole record."""
+        self.stream.write(bytes(2 * _BLOCK + -(self.written + 2 * _BLOCK) % _RECORD))
 
     def add(self, path: str, name: str, about: os.stat_result) -> None:
         """Add a file or a link; skip other kinds and vanished entries."""
         if stat.S_ISLNK(about.st_mode):
-            link = _header(name, about, b"2")
             try:
-                link.linkname = os.readlink(path)
+                target = os.readlink(path)
             except OSError:
                 return
-            self.put(link)
+            self.put(_header(name, about, b"2", target=target))
         elif stat.S_ISREG(about.st_mode):
             try:
                 fd = self.opened(path, about)
@@ -86,9 +98,8 @@ class _Packing:
             except OSError as error:
                 raise ValueError(f"{name} cannot be read: {error.strerror}") from error
             try:
-                entry = _header(name, about, b"0")
-                entry.size = os.fstat(fd).st_size
-                self.put(entry, _Padded(fd, entry.size))
+                size = os.fstat(fd).st_size
+                self.put(_header(name, about, b"0", size=size), _Padded(fd, size))
             finally:
                 os.close(fd)
 
@@ -387,14 +398,32 @@ class _Padded:
         return data if len(data) == wanted else data + self.read(wanted - len(data))
 
 
-def _header(name: str, about: os.stat_result, kind: bytes) -> tarfile.TarInfo:
-    import tarfile
+def _header(name: str, about: os.stat_result, kind: bytes, *, size: int = 0, target: str = "") -> bytes:
+    """Return the header of an entry in GNU's format; names and targets without room in it get entries before it."""
+    path, link = os.fsencode(name), os.fsencode(target)
+    mode = stat.S_IMODE(about.st_mode)
+    header = _block(path, kind, mode=mode, size=size, mtime=int(about.st_mtime), link=link)
+    for text, long_kind in ((path, b"L"), (link, b"K")):
+        if len(text) > _NAME:
+            length = len(text) + 1
+            header = _block(b"././@LongLink", long_kind, size=length) + text + bytes(1 + -length % _BLOCK) + header
+    return header
 
-    entry = tarfile.TarInfo(name)
-    entry.type = kind
-    entry.mode = stat.S_IMODE(about.st_mode)
-    entry.mtime = int(about.st_mtime)
-    return entry
+
+def _block(path: bytes, kind: bytes, *, mode: int = 0, size: int = 0, mtime: int = 0, link: bytes = b"") -> bytes:
+    # The old GNU format (https://www.gnu.org/software/tar/manual/html_node/Standard.html). The sum counts itself as
+    # eight blanks. Owners are left out.
+    start = path[:_NAME].ljust(_NAME, b"\0") + b"%07o\0" % mode + 2 * b"0000000\0" + _number(size) + _number(mtime)
+    rest = kind + link[:_NAME].ljust(_NAME, b"\0") + b"ustar  "
+    checksum = sum(start) + 8 * 32 + sum(rest)
+    return (start + b"%06o\0 " % checksum + rest).ljust(_BLOCK, b"\0")
+
+
+def _number(value: int) -> bytes:
+    """Return a size or date: octal digits, or in binary if there are too many digits or a sign."""
+    if 0 <= value < 8**11:
+        return b"%011o\0" % value
+    return (b"\x80" if value >= 0 else b"\xff") + value.to_bytes(11, "big", signed=True)
 
 
 def inner_name(name: str) -> str:
