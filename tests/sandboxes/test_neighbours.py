@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openenv.sandboxes import DockerSandboxes, Limits, LocalSandboxes, Sandbox, Sandboxes, SandboxSpec
+from openenv.sandboxes import DockerSandboxes, Limits, LocalSandboxes, Sandbox, Sandboxes, SandboxSpec, host
 from openenv.sandboxes.host import limit_terminals
 from openenv.sandboxes.local import bubblewrap
 
@@ -43,7 +43,11 @@ signal.pause()
 """
 
 
-def test_no_sandbox_has_more_than_some_terminals(open_box: Open) -> None:
+@pytest.mark.parametrize("system_call", [host._FSPICK, pytest.param(9999, id="older kernels")])
+def test_no_sandbox_has_more_than_some_terminals(
+    open_box: Open, monkeypatch: pytest.MonkeyPatch, system_call: int
+) -> None:
+    monkeypatch.setattr(host, "_FSPICK", system_call)
     greedy, neighbour = open_box(), open_box()
     output: queue.Queue[bytes] = queue.Queue()
     greedy.start_bg(["python3", "-c", TERMINALS], on_output=lambda _, data: output.put(data))

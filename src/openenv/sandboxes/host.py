@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import logging
 import os
@@ -271,12 +272,16 @@ def limit_inside(processes: int) -> int:
 
     The kernel counts open files in all (`fs.file-max`), and a sandbox has memory for millions.
     """
-    try:
-        machine = int(Path("/proc/sys/fs/file-max").read_text())
-    except (OSError, ValueError):
-        machine = _UNLIMITED
     _, hard = _limits()
-    return max(_DEFAULT, min(machine // 4 // processes, _MOST_INSIDE, hard))
+    return max(_DEFAULT, min(_machine_files() // 4 // processes, _MOST_INSIDE, hard))
+
+
+@cache
+def _machine_files() -> int:
+    try:
+        return int(Path("/proc/sys/fs/file-max").read_text())
+    except (OSError, ValueError):
+        return _UNLIMITED
 
 
 class ConnectionQuota:
@@ -331,7 +336,7 @@ class ConnectionQuota:
         return self._held[holder]
 
 
-# ---- namespaces of a sandbox, entered from outside ----
+# ---- namespaces of a sandbox, changed from outside ----
 #
 # Only root may do this. A short-lived thread enters, so that the rest of the process stays in its own namespaces.
 
@@ -339,6 +344,10 @@ _CLONE_FS, _CLONE_NEWNS, _CLONE_NEWNET = 0x200, 0x20000, 0x40000000
 _MS_NOSUID, _MS_NOEXEC, _MS_REMOUNT = 2, 8, 32
 _BACKLOG = 128
 _TERMINALS = 64
+# Of <linux/mount.h>. These system calls have the same numbers on all processors that local sandboxes support.
+_FSCONFIG, _FSPICK = 431, 433
+_FSPICK_EMPTY_PATH = 8
+_FSCONFIG_SET_STRING, _FSCONFIG_CMD_RECONFIGURE = 1, 7
 
 
 def listen_in(namespace: Path, *, host: str, port: int) -> socket.socket:
@@ -361,13 +370,41 @@ def limit_terminals(pid: int, most: int = _TERMINALS) -> None:
     options = _terminal_options(Path(f"/proc/{pid}/mountinfo").read_text())
     if options is None:
         return
+    options = f"{options},max={most}"  # repeat all options: options that are not named return to their defaults
 
     def remount() -> None:
         flags = _MS_REMOUNT | _MS_NOSUID | _MS_NOEXEC
-        # Repeat all options: options that are not named return to their defaults.
-        _check(_libc().mount(b"devpts", b"/dev/pts", b"devpts", flags, f"{options},max={most}".encode()))
+        _check(_libc().mount(b"devpts", b"/dev/pts", b"devpts", flags, options.encode()))
 
-    _inside(Path(f"/proc/{pid}/ns/mnt"), _CLONE_NEWNS, remount)
+    try:
+        _set_terminal_options(pid, options)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        _inside(Path(f"/proc/{pid}/ns/mnt"), _CLONE_NEWNS, remount)  # Linux before 5.2, four times as slow
+
+
+def _set_terminal_options(pid: int, options: str) -> None:
+    if not hasattr(_libc(), "syscall"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    with contextlib.ExitStack() as stack:
+
+        def opened(path: str, folder: int | None, flags: int = 0) -> int:
+            flags |= os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+            descriptor = os.open(path, flags, dir_fd=folder)
+            stack.callback(os.close, descriptor)
+            return descriptor
+
+        # Step by step: a link inside must not lead to the terminals of this machine.
+        terminals = opened(f"/proc/{pid}/root", None)
+        for name in ("dev", "pts"):
+            terminals = opened(name, terminals, os.O_NOFOLLOW)
+        picked = _check(_libc().syscall(_FSPICK, terminals, b"", _FSPICK_EMPTY_PATH))
+        stack.callback(os.close, picked)
+        for option in options.split(","):
+            name, _, value = option.partition("=")
+            _check(_libc().syscall(_FSCONFIG, picked, _FSCONFIG_SET_STRING, name.encode(), value.encode(), 0))
+        _check(_libc().syscall(_FSCONFIG, picked, _FSCONFIG_CMD_RECONFIGURE, None, None, 0))
 
 
 def _terminal_options(mounts: str) -> str | None:
@@ -403,7 +440,8 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _check(result: int) -> None:
-    if result != 0:
+def _check(result: int) -> int:
+    if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+    return result

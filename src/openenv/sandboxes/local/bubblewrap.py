@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import marshal
 import os
 import platform
@@ -29,7 +28,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -171,23 +169,23 @@ def namespaces(user: SandboxUser) -> list[str]:
     return [*options, "--unshare-user", "--uid", str(user.uid), "--gid", str(user.gid)]
 
 
-def file_system(spec: SandboxSpec, user: SandboxUser, interpreter: Interpreter, version: tuple[int, ...]) -> list[str]:
+def file_system(spec: SandboxSpec, user: SandboxUser, kit: LaunchKit) -> list[str]:
     """Return the options that lay out the file system inside."""
-    sizes = version >= (0, 7)  # the first with --size; before that only the memory limit bounds a tmpfs
+    sizes = kit.version >= (0, 7)  # the first with --size; before that only the memory limit bounds a tmpfs
     disk = max(8, spec.limits.disk_mb)
     shared = max(1, disk // 32)
     # The order matters: every option works on what those before it have made, and may cover it.
     return [
-        *_system(),
+        *kit.system,
         *("--proc", "/proc", "--dev", "/dev"),
         *_scratch("/dev/shm", "1777", shared, sizes),
         *("--remount-ro", "/dev"),  # after /dev/shm was made in it: else all of /dev could be filled
-        *_host_etc(),
+        *kit.etc,
         *("--dir", "/var", "--symlink", "../tmp", "/var/tmp"),
         *_scratch("/tmp", "1777", disk // 4 - shared, sizes),
         *_parents(user.home),
         *_scratch(user.home, "0755", disk - disk // 4, sizes),
-        *(part for folder in interpreter.folders for part in _bind(folder, folder)),
+        *(part for folder in kit.interpreter.folders for part in _bind(folder, folder)),
         *_mounts(spec, user),
     ]
 
@@ -456,6 +454,7 @@ class Control:
 # ---- start and end ----
 
 _START_S = 30.0
+_CHILD = re.compile(rb'"child-pid": *(\d+)')
 _END_S = 20.0
 _ENTER = (
     'umask 022; ulimit -c 0; { ulimit -Sn 1024; ulimit -Hn "$1"; } 2>/dev/null; shift; '
@@ -475,13 +474,27 @@ class LaunchKit:
     interpreter: Interpreter
     filter: bytes
     files: Mapping[str, bytes]
+    is_privileged: bool
+    system: tuple[str, ...]
+    """The options for the programs of this machine."""
+    etc: tuple[str, ...]
+    """The options for the visible part of this machine's /etc."""
 
     @classmethod
     def prepare(cls) -> LaunchKit:
         """Find the programs and compile what goes inside."""
         program, version = find_bubblewrap()
         code, system_calls = _fixed_parts(platform.machine())
-        return cls(program, version, Interpreter.current(), system_calls, {**copied_etc(), **code})
+        return cls(
+            program=program,
+            version=version,
+            interpreter=Interpreter.current(),
+            filter=system_calls,
+            files={**copied_etc(), **code},
+            is_privileged=is_privileged(),
+            system=tuple(_system()),
+            etc=tuple(_host_etc()),
+        )
 
 
 @cache  # a process may have a backend for each of many engines
@@ -526,11 +539,7 @@ class Processes:
             self.control.close()
             for exposure in self.exposures:
                 exposure.close()
-            try:
-                self._process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            _wait_for_end(self._process)
             if self._handle is not None:
                 os.close(self._handle)
             try:
@@ -555,6 +564,23 @@ class Processes:
                 self._process.kill()
 
 
+def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process that is being killed; kill it if that takes too long."""
+    with contextlib.suppress(OSError, AttributeError):  # older kernels; then `wait` looks again and again
+        handle = os.pidfd_open(process.pid)
+        try:
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            poll.poll(_END_S * 1000)
+        finally:
+            os.close(handle)
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def launch(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | None) -> Processes:
     """Start a sandbox and wait until its PID 1 serves.
 
@@ -567,13 +593,15 @@ def launch(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | 
     info, info_end = os.pipe()
     try:
         with contextlib.ExitStack() as stack:
-            files = {**own_etc(user), **kit.files}
             passed = [control.inner.fileno(), info_end]
             options = ["--info-fd", str(info_end)]
-            for fd, words in _files_and_filter(kit, files, stack):
+            for fd, words in _files_and_filter(kit, {**own_etc(user), **kit.files}, stack):
                 passed.append(fd)
                 options += words
-            command = _command(kit, spec, user, options, control.inner.fileno())
+            arguments = _arguments(kit, spec, user, options, stack)
+            passed.append(arguments)
+            command = [kit.program, "--args", str(arguments), "--", kit.interpreter.executable]
+            command += ["-I", "-S", f"{INSIDE}/init.pyc", str(control.inner.fileno())]
             process = _spawn(command, group, passed, errors, files=limit_inside(spec.limits.pids))
             os.close(info_end)  # the last copy outside: if bubblewrap ends without a word, reading `info` ends
             info_end = -1
@@ -596,15 +624,12 @@ def launch(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | 
                 os.close(fd)
 
 
-def _command(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, options: list[str], control: int) -> list[str]:
-    return [
-        kit.program,
-        *namespaces(user),
-        *file_system(spec, user, kit.interpreter, kit.version),
-        *options,
-        *("--remount-ro", "/", "--chdir", "/", "--"),
-        *(kit.interpreter.executable, "-I", "-S", f"{INSIDE}/init.pyc", str(control)),
-    ]
+def _arguments(
+    kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, options: list[str], stack: contextlib.ExitStack
+) -> int:
+    """Return bubblewrap's options as a file, which costs less than two hundred arguments."""
+    words = [*namespaces(user), *file_system(spec, user, kit), *options, "--remount-ro", "/", "--chdir", "/"]
+    return _memory(os.fsencode("\0".join(words)), stack)
 
 
 def _files_and_filter(
@@ -657,17 +682,15 @@ def _first_process(info: int) -> int | None:
     """Return the pid, on the host, of PID 1 inside, as bubblewrap reports it; None when it was not started."""
     poll = select.poll()
     poll.register(info, select.POLLIN)
-    text = b""  # {"child-pid": 4711, "cgroup-namespace": ..., ...}
-    deadline = time.monotonic() + _START_S
-    while b"}" not in text and poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        data = os.read(info, 4096)
-        if not data:
-            return None
-        text += data
+    poll.poll(_START_S * 1000)
+    # The beginning of {"child-pid": 4711, "cgroup-namespace": ..., ...}: each part is one write. The child waits until
+    # all are written, so its pid still means the child.
+    os.set_blocking(info, False)
     try:
-        return int(json.loads(text)["child-pid"])
-    except (ValueError, KeyError):
+        pid = _CHILD.search(os.read(info, 4096))
+    except BlockingIOError:
         return None
+    return None if pid is None else int(pid[1])
 
 
 def _failure(errors: int) -> SandboxError:

@@ -48,7 +48,7 @@ class Group:
         some 10 ms in `cgroup.procs`.
         """
         name = "cgroup.procs" if self.version == 2 else "tasks"
-        return [str(folder / name) for folder in self.folders]
+        return [f"{folder}/{name}" for folder in self.folders]
 
     def oom_kills(self) -> int:
         """Return how many processes were killed because memory ran out."""
@@ -84,7 +84,7 @@ class Hierarchy:
         group = Group(tuple(parent / name for parent in self.parents), self.version)
         try:
             for folder in group.folders:
-                folder.mkdir()
+                os.mkdir(folder)
             for path, value in _settings(self, group, limits):
                 file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
@@ -170,27 +170,27 @@ def _advice(problem: str) -> str:
     )
 
 
-def _settings(hierarchy: Hierarchy, group: Group, limits: Limits) -> Iterator[tuple[Path, str]]:
+def _settings(hierarchy: Hierarchy, group: Group, limits: Limits) -> Iterator[tuple[str, str]]:
     memory = str((limits.memory_mb + limits.disk_mb + _OVERHEAD_MB) * 1024 * 1024)  # tmpfs files live in memory, too
     pids = str(limits.pids + _OVERHEAD_PIDS)
     quota = max(1000, round(limits.cpus * _PERIOD_US))
     if hierarchy.version == 2:
         (folder,) = group.folders
-        yield folder / "memory.max", memory
-        if (folder / "memory.swap.max").exists():
-            yield folder / "memory.swap.max", "0"
-        yield folder / "pids.max", pids
-        yield folder / "cpu.max", f"{quota} {_PERIOD_US}"
+        yield f"{folder}/memory.max", memory
+        if os.path.exists(f"{folder}/memory.swap.max"):
+            yield f"{folder}/memory.swap.max", "0"
+        yield f"{folder}/pids.max", pids
+        yield f"{folder}/cpu.max", f"{quota} {_PERIOD_US}"
         return
     in_memory, in_pids, in_cpu = group.folders
-    yield in_memory / "memory.limit_in_bytes", memory
-    if (in_memory / "memory.memsw.limit_in_bytes").exists():
-        yield in_memory / "memory.memsw.limit_in_bytes", memory
-    if (in_memory / _SOCKETS_FILE).exists():
-        yield in_memory / _SOCKETS_FILE, str(_SOCKETS)
-    yield in_pids / "pids.max", pids
-    yield in_cpu / "cpu.cfs_period_us", str(_PERIOD_US)
-    yield in_cpu / "cpu.cfs_quota_us", str(quota)
+    yield f"{in_memory}/memory.limit_in_bytes", memory
+    if os.path.exists(f"{in_memory}/memory.memsw.limit_in_bytes"):
+        yield f"{in_memory}/memory.memsw.limit_in_bytes", memory
+    if os.path.exists(f"{in_memory}/{_SOCKETS_FILE}"):
+        yield f"{in_memory}/{_SOCKETS_FILE}", str(_SOCKETS)
+    yield f"{in_pids}/pids.max", pids
+    yield f"{in_cpu}/cpu.cfs_period_us", str(_PERIOD_US)
+    yield f"{in_cpu}/cpu.cfs_quota_us", str(quota)
 
 
 def _own_groups(text: str) -> dict[str, str]:
@@ -258,7 +258,7 @@ def _gives_controllers(parent: Path) -> bool:
 def _remove(folder: Path, deadline: float) -> None:
     while True:
         try:
-            folder.rmdir()
+            os.rmdir(folder)
             return
         except FileNotFoundError:
             return

@@ -475,7 +475,7 @@ class LocalSandboxes(Sandboxes):
             if user_ids is not None:
                 uid = user_ids.take()
                 failing.callback(user_ids.release, uid)
-            user = SandboxUser(uid, uid, home, bubblewrap.is_privileged())
+            user = SandboxUser(uid, uid, home, kit.is_privileged)
             processes = launch(kit, spec, user, group)
             failing.pop_all()
         if user_ids is not None:
