@@ -1,7 +1,8 @@
 """Images for the cluster of `scripts/k8s_up.py`, made without a registry or an engine: an archive like `docker save`'s.
 
 Layers: `debian.tar` is a small Debian with Python, which `scripts/k8s-build` makes; `packages-*.tar` has what openenv
-needs, as requirements.lock pins it, and is kept until that changes; `source.tar` is src/openenv and gridworld.
+needs, as requirements.lock pins it, and is kept until that changes; `source.tar` is src/openenv, its entry points and
+gridworld.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -92,9 +94,15 @@ def _packages_layer(folder: Path, *, report: bool) -> Path:
     return layer
 
 
+def _project() -> dict[str, Any]:
+    """Return the part of pyproject.toml that describes the package."""
+    project: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    return project
+
+
 def _requirements() -> list[str]:
     """Return what openenv needs in a cluster."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    project = _project()
     return [*project["dependencies"], *project["optional-dependencies"]["kubernetes"]]
 
 
@@ -104,8 +112,22 @@ def _source_layer(folder: Path) -> Path:
         for package in (REPOSITORY / "src" / "openenv", REPOSITORY / "envs" / "gridworld_env"):
             shutil.copytree(package, Path(scratch) / package.name, ignore=shutil.ignore_patterns("__pycache__"))
         _compile(Path(scratch))
+        _write_metadata(Path(scratch))
         _write_layer(layer, {PACKAGES: Path(scratch)})
     return layer
+
+
+def _write_metadata(folder: Path) -> None:
+    """Write what an installation would: commands and backends are found through entry points."""
+    project = _project()
+    about = folder / f"{project['name']}-{project['version']}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    groups = [
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
+        for group, points in project["entry-points"].items()
+    ]
+    (about / "entry_points.txt").write_text("\n".join(groups))
 
 
 def _compile(tree: Path) -> None:
