@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +91,38 @@ def test_an_error_keeps_class_text_and_attributes_when_it_is_pickled_or_copied(e
         assert type(twin) is type(error)
         assert (str(twin), twin.args, twin.details) == (str(error), error.args, error.details)
         assert repr(vars(twin)) == repr(vars(error))
+
+
+def test_the_command_for_an_extra_names_its_packages_and_never_this_one() -> None:
+    assert re.fullmatch(r"pip install 'huggingface-hub>=[\d.]+'", errors.install_command("hub"))
+    assert re.fullmatch(r"pip install 'ray\[default\]>=[\d.]+'", errors.install_command("ray"))
+    core = errors.install_command("core").split()[2:]
+    assert [re.split("[<>=]", word.strip("'"), maxsplit=1)[0] for word in core] == [
+        "gradio",
+        "httpx",
+        "huggingface-hub",
+        "openai",
+        "requests",
+    ]
+
+
+# `pip install openenv` and `uv add "openenv[hub]"`, but not openenv==0.11.0, openenv-client or openenv-maze_env.
+_ANOTHER_PACKAGE = re.compile(
+    r"(?:pip install|uv add|uvx|pipx install)(?:\s+-\S+)*\s+[\"']?"
+    r"openenv(?:[-_]core)?(?:\[[^\]]*\])?(?![\w=*\[-])"
+)
+
+
+def test_no_text_or_file_installs_the_package_of_this_name_on_the_index() -> None:
+    """An index may have another `openenv`: commands name this version, a checkout, or the packages of an extra."""
+    root = Path(__file__).resolve().parents[1]
+    wrong = []
+    for place in ("src", "docs", "docs_src", "envs", "examples", "packages", "README.md", "CONTRIBUTING.md"):
+        for path in [root / place] if (root / place).is_file() else sorted((root / place).rglob("*")):
+            if path.suffix not in (".py", ".md", ".tmpl", ".toml", ".yaml", ".js", ".txt", "") or not path.is_file():
+                continue
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            wrong += [f"{path.relative_to(root)}: {line.strip()}" for line in lines if _ANOTHER_PACKAGE.search(line)]
+    # The page that warns of it, and the comment that explains which instructions an image rewrites.
+    allowed = ("docs/install.md: !!! warning", "src/openenv/providers/own_wheel.py: #")
+    assert [line for line in wrong if not line.startswith(allowed)] == []

@@ -62,7 +62,7 @@ def test_a_table_may_export_a_module_itself() -> None:
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("openenv.not_in_this_distribution", "Name is not part of openenv-client; run: pip install openenv"),
+        ("openenv.not_in_this_distribution", "Name is not part of openenv-client; run: pip install openenv=="),
         ("httpx2", r"Name needs an HTTP client; run: pip install 'openenv-client\[http\]'"),
         ("somebody_elses", "No module named 'somebody_elses'"),
     ],

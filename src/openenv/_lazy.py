@@ -53,7 +53,7 @@ def lazy_exports(
 def _install_command(missing: str) -> str | None:
     """Say how to install a module that `openenv-client`, which has the clients only, leaves out."""
     if missing.startswith("openenv."):
-        return "is not part of openenv-client; run: pip install openenv"
+        return f"is not part of openenv-client; run: pip install openenv=={load_package_version()}"
     if missing == "httpx2":
         return "needs an HTTP client; run: pip install 'openenv-client[http]'"
     return None

@@ -64,6 +64,7 @@ Knows nothing of transports; `protocol.client_sessions` builds these from error 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -553,6 +554,24 @@ class PackageUnavailable(OpenEnvError, ModuleNotFoundError):
     """The package that an adapter needs is missing or too old; the text names the command that installs it."""
 
     code = "PACKAGE_UNAVAILABLE"
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra, such as `pip install 'huggingface_hub>=1.29'` for `hub`.
+
+    It names the packages of the extra and never `openenv[hub]`: an index may have another package called `openenv`,
+    or none, until this one is released.
+    """
+    from importlib import metadata  # slow to import, and needed in failures only
+
+    try:
+        lines = metadata.requires("openenv") or []
+    # A checkout on PYTHONPATH has no metadata.
+    except metadata.PackageNotFoundError:
+        return f"pip install '.[{extra}]' in the checkout of openenv"
+    # `ray[default]>=2.40; extra == 'ray'` belongs to the extra ray.
+    of_extra = re.compile(rf"extra == ['\"]{re.escape(extra)}['\"]")
+    return f"pip install {' '.join(repr(line.partition(';')[0].strip()) for line in lines if of_extra.search(line))}"
 
 
 class HarnessError(OpenEnvError, RuntimeError):

@@ -10,27 +10,28 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from folder_layouts import LAYOUTS
-from openenv.cli.build import StagingError, _installed_project, staged
+from openenv.cli.build import StagingError, staged
 from openenv.cli.init import Names, write_package
+from openenv.providers.own_wheel import FOLDER, INSTRUCTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 TAKE = "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nARG BUILD_MODE\nARG ENV_NAME\nARG WORD\n"
 TAKE += "LABEL mode=${BUILD_MODE} name=${ENV_NAME} word=${WORD}\nCOPY . /app/env\nRUN echo made > /made\n"
-# Stands for pip in an image without Python: says what it was asked for, and fails where that is not there.
+# Stands for pip in an image without Python: notes its calls, and where it would look for packages.
 PIP = """#!/bin/sh
-for word; do
-  case $word in *requirements.txt) sed -n 's,^openenv @ file://,,p' $word | while read p; do cat $p/pyproject.toml; done
-  esac
-done >> /vendored
+ls $PIP_FIND_LINKS > /found
 echo "$@" >> /pip.log
 """
+VERSION = metadata.version("openenv")
+WHEELS = [f"openenv-{VERSION}-py3-none-any.whl", f"openenv_core-{VERSION}-py3-none-any.whl"]
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +124,10 @@ def test_a_package_of_this_repository_gets_its_openenv(
     folder = ROOT / "envs" / "echo_env"
     done = openenv_command("build", str(folder), "-t", "echo:0", "--build-arg", "BASE_IMAGE=tiny", DOCKER_HOST=engine)
     assert done.returncode == 0, done.stdout + done.stderr
-    inside = docker("run", "--rm", "--network", "none", "echo:0", "cat", "/app/env/pyproject.toml", "/vendored")
-    assert '"openenv @ file:///app/env/openenv"' in inside
-    assert 'name = "openenv"' in inside
-    assert (folder / "pyproject.toml").read_text().count("file://") == 0
+    inside = docker("run", "--rm", "--network", "none", "echo:0", "cat", "/app/env/pyproject.toml")
+    assert f'"openenv=={VERSION}"' in inside
+    assert docker("run", "--rm", "--network", "none", "echo:0", "cat", "/found").split() == WHEELS
+    assert f"openenv=={VERSION}" not in (folder / "pyproject.toml").read_text()
 
 
 @pytest.mark.slow
@@ -215,7 +216,7 @@ def test_a_dockerfile_beside_the_manifest_is_taken_second(maze: Path) -> None:
         assert given.dockerfile.parent.name == "server"
     (maze / "server" / "Dockerfile").unlink()
     with staged(maze) as given:
-        assert given.dockerfile.read_text() == "FROM one\n"
+        assert given.dockerfile.read_text() == f"FROM one\n{INSTRUCTIONS}\n"
 
 
 PUBLISHED = """\
@@ -242,10 +243,9 @@ def test_the_published_base_image_is_replaced_and_this_package_required(maze: Pa
         given.set_base("mine:1")
         text = given.dockerfile.read_text()
         assert "ARG BASE_IMAGE=mine:1\n" in text
-        assert text.count("\nCOPY openenv /app/env/openenv\n") == 2
-        assert '    "/app/env/openenv[core]" \\\n    numpy openenv-maze\n' in text
-        assert '"openenv[core] @ file:///app/env/openenv"' in (given.context / "pyproject.toml").read_text()
-        assert (given.context / "openenv" / "src" / "openenv" / "errors.py").is_file()
+        assert text.count(f"\n{INSTRUCTIONS}\n") == 2
+        assert f'    "openenv[core]=={VERSION}" \\\n    numpy openenv-maze\n' in text
+        assert f'"openenv[core]=={VERSION}"' in (given.context / "pyproject.toml").read_text()
         assert not (given.context / "uv.lock").exists()
 
 
@@ -280,7 +280,7 @@ def test_a_folder_without_a_dockerfile_gets_one_that_serves_it(maze: Path) -> No
         assert 'CMD ["python", "-m", "openenv", "serve", "/app/env"' in text
         requirements = (given.context / "openenv-requirements.txt").read_text().splitlines()
         assert requirements == ["rich>=13", "uvicorn>=0.34"]
-        assert not (given.context / "openenv").exists(), "the base image has it"
+        assert not (given.context / FOLDER).exists(), "the base image has it"
 
 
 def test_the_folders_above_are_in_the_image_if_the_code_names_them(tmp_path: Path) -> None:
@@ -289,18 +289,6 @@ def test_the_folders_above_are_in_the_image_if_the_code_names_them(tmp_path: Pat
         assert "COPY . /app/src/envs/maze_env\n" in given.dockerfile.read_text()
     with staged(LAYOUTS["top"].write(tmp_path / "other")) as given:
         assert "COPY . /app/env\n" in given.dockerfile.read_text()
-
-
-def test_the_copy_of_an_installed_package_can_be_built(tmp_path: Path) -> None:
-    project = _installed_project()
-    (tmp_path / "pyproject.toml").write_text(project)
-    import tomllib
-
-    data = tomllib.loads(project)
-    assert any(line.startswith("fastapi") for line in data["project"]["dependencies"])
-    assert data["project"]["optional-dependencies"]["core"][0] == "gradio>=6.0"
-    assert data["project"]["scripts"] == {"openenv": "openenv.cli.__main__:main"}
-    assert data["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["src/openenv", "src/openenv_core"]
 
 
 def test_missing_files_are_named_and_nothing_is_copied(maze: Path) -> None:
@@ -312,25 +300,25 @@ def test_missing_files_are_named_and_nothing_is_copied(maze: Path) -> None:
     assert set(Path(tempfile.gettempdir()).glob(f"openenv-build-*/{maze.name}")) <= before
 
 
-def test_in_a_checkout_the_requirement_is_its_own_openenv(maze: Path, tmp_path: Path) -> None:
+def test_the_copy_requires_exactly_the_running_version_and_has_its_wheel(maze: Path) -> None:
+    (maze / "uv.lock").write_text("")
+    (maze / ".dockerignore").write_text("*.whl\n")
+    with staged(maze) as given:
+        assert 'dependencies = ["openenv==' + VERSION in (given.context / "pyproject.toml").read_text()
+        assert 'name = "openenv-maze_env"' in (given.context / "pyproject.toml").read_text()
+        assert (given.context / "server" / "requirements.txt").read_text() == f"openenv=={VERSION}\nuvicorn>=0.34\n"
+        assert f"FROM ${{BASE_IMAGE}}\n{INSTRUCTIONS}\n" in given.dockerfile.read_text()
+        assert sorted(path.name for path in (given.context / FOLDER).iterdir()) == WHEELS
+        assert (given.context / ".dockerignore").read_text() == f"*.whl\n!{FOLDER}\n"
+        assert not (given.context / "uv.lock").exists()
+
+
+def test_a_package_in_envs_of_a_checkout_is_in_the_repository(maze: Path, tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     (checkout / ".git").mkdir(parents=True)
     (checkout / "src" / "openenv").mkdir(parents=True)
-    (checkout / "src" / "openenv" / "__init__.py").write_text("")
     (checkout / "pyproject.toml").write_text("[project]\n")
-    shutil.copytree(maze, checkout / "envs" / "maze_env")
-    (checkout / "envs" / "maze_env" / "uv.lock").write_text("")
-    with staged(checkout / "envs" / "maze_env") as given:
-        assert given.mode == "in-repo"
-        assert (given.context / "openenv" / "src" / "openenv" / "__init__.py").is_file()
-        assert (given.context / "openenv" / "pyproject.toml").read_text() == "[project]\n"
-        project = (given.context / "pyproject.toml").read_text()
-        assert 'dependencies = ["openenv @ file:///app/env/openenv", "uvicorn>=0.34"]' in project
-        assert 'name = "openenv-maze_env"' in project
-        requirements = (given.context / "server" / "requirements.txt").read_text()
-        assert requirements == "openenv @ file:///app/env/openenv\nuvicorn>=0.34\n"
-        assert "FROM ${BASE_IMAGE}\nCOPY openenv /app/env/openenv\n" in given.dockerfile.read_text()
-        assert not (given.context / "uv.lock").exists()
-    shutil.copytree(maze, checkout / "elsewhere")
-    with staged(checkout / "elsewhere") as given:
-        assert given.mode == "standalone"
+    for place, mode in (("envs/maze_env", "in-repo"), ("elsewhere", "standalone")):
+        shutil.copytree(maze, checkout / place)
+        with staged(checkout / place) as given:
+            assert given.mode == mode

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 
 from folder_layouts import LAYOUTS, LOAD, Layout, not_played
 from openenv.cli.build import staged
+from openenv.cli.init import Names, write_package
 from openenv.server.folders import find_app
-from python_image import PROGRAMS, add_python
+from python_image import PROGRAMS, VARIABLES, add_python
 from waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -65,7 +67,8 @@ def engine(docker_engines: Any, busybox_archive: Callable[..., Path]) -> Iterato
             host = stack.enter_context(docker_engines.docker_engine())
         except docker_engines.EngineUnavailable as error:
             pytest.skip(str(error))
-        docker(host, "import", "-c", "ENV PATH=/usr/local/bin:/bin", str(archive), "python:3.12-slim")
+        settings = [word for name, value in VARIABLES.items() for word in ("-c", f"ENV {name}={value}")]
+        docker(host, "import", *settings, str(archive), "python:3.12-slim")
         archive.unlink()
         yield host
 
@@ -76,13 +79,13 @@ def docker(host: str, *arguments: str, check: bool = True) -> str:
     return done.stdout + done.stderr
 
 
-def played(host: str, image: str) -> str:
+def played(host: str, image: str, program: str = PLAY) -> str:
     """What an episode shows in a container of an image, once that serves."""
     name = docker(host, "run", "-d", "--network", "none", image).strip()
     try:
 
         def answer() -> str | None:
-            done = docker(host, "exec", name, "python", "-c", PLAY, check=False)
+            done = docker(host, "exec", name, "python", "-c", program, check=False)
             if done.startswith("start "):
                 return done.strip()
             assert json.loads(docker(host, "inspect", name))[0]["State"]["Running"], docker(host, "logs", name)
@@ -138,9 +141,36 @@ def test_the_dockerfile_of_the_published_template_is_built_with_this_package(
     assert "Built openenv-maze." in done.stdout
     assert played(engine, "openenv-maze") == "start up"
     inside = docker(engine, "run", "--rm", "--network", "none", "openenv-maze", "cat", "/installed.log")
-    assert "pip install --no-cache-dir /opt/openenv uv" in inside, "our base image"
+    version = metadata.version("openenv")
+    assert f"pip install --no-cache-dir openenv=={version} uv" in inside, "our base image"
     again = openenv_command("build", str(target), timeout_s=300, DOCKER_HOST=engine)
     assert "once for this version" not in again.stderr, "the base image is there already"
+
+
+NEW_PACKAGE = """
+import json, urllib.request as r
+from importlib.metadata import version
+def ask(path, body):
+    data = json.dumps(body).encode()
+    return json.load(r.urlopen(r.Request("http://127.0.0.1:8000" + path, data, {"Content-Type": "application/json"})))
+ask("/reset", {})
+print("start", ask("/step", {"action": {"message": "hello"}})["observation"]["echoed_message"], version("openenv"))
+"""
+
+
+@pytest.mark.parametrize("requirement", ["openenv>=0.11.0", "openenv", "openenv-core[core]>=0.2.1", "openenv==0.10.0"])
+def test_a_new_package_is_built_and_serves_with_this_version(
+    requirement: str, engine: str, tmp_path: Path, openenv_command: Run
+) -> None:
+    """The index of the image has another `openenv`, as every index had before the first release."""
+    package = tmp_path / "maze_env"
+    write_package(Names.of("maze_env"), package)
+    for name in ("pyproject.toml", "server/requirements.txt"):
+        text = (package / name).read_text()
+        (package / name).write_text(text.replace("openenv>=0.11.0", requirement))
+    done = openenv_command("build", "maze_env", timeout_s=300, DOCKER_HOST=engine)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert played(engine, "openenv-maze", NEW_PACKAGE) == f"start hello {metadata.version('openenv')}"
 
 
 def test_another_base_image_can_be_named(engine: str, tmp_path: Path, openenv_command: Run) -> None:

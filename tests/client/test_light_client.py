@@ -6,6 +6,7 @@ import subprocess
 import sys
 import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,8 @@ def test_a_fresh_environment_gets_few_packages_and_takes_a_typed_step(wheels: di
     with serve(create_app(Guess, Word, Hint)) as server:
         assert installation.run(STEP, server.url) == "no is wrong. -0.25"
     missing = "import openenv\ntry:\n    openenv.Environment\nexcept ImportError as exc:\n    print(exc)"
-    assert installation.run(missing) == "Environment is not part of openenv-client; run: pip install openenv"
+    command = f"pip install openenv=={metadata.version('openenv')}"
+    assert installation.run(missing) == f"Environment is not part of openenv-client; run: {command}"
 
 
 @pytest.mark.parametrize("first", ["openenv", "openenv_client"])

@@ -352,7 +352,7 @@ def test_without_lightkube_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     for name in [name for name in sys.modules if name.partition(".")[0] == "lightkube"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lightkube", None)
-    with pytest.raises(ProviderUnavailable, match=r"pip install 'openenv\[kubernetes\]'"):
+    with pytest.raises(ProviderUnavailable, match=r"pip install 'lightkube>="):
         KubernetesProvider()
 
 

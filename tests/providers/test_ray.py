@@ -27,7 +27,7 @@ VARIABLES = {"OPENENV_MAX_SESSIONS": "256"}
 
 def test_without_ray_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ProviderUnavailable, match=r"pip install 'openenv\[ray\]'"):
+    with pytest.raises(ProviderUnavailable, match=r"pip install 'ray\[default\]>="):
         RayProvider(TARGET).start()
 
 

@@ -18,7 +18,7 @@ TASK = Task(instruction="x")
 
 def test_without_ray_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(RolloutError, match=r"pip install 'openenv\[ray\]'"):
+    with pytest.raises(RolloutError, match=r"pip install 'ray\[default\]>="):
         run_many([TASK], agent="noop", on="ray")
 
 
@@ -67,7 +67,7 @@ def test_as_many_workers_fit_as_the_scarcest_resource_allows() -> None:
 
 @pytest.mark.parametrize(
     ("address", "words"),
-    [("auto", "Ray is not installed: pip install 'openenv[ray]'"), ("ray://head:10001", "is Ray Client")],
+    [("auto", "Ray is not installed: pip install 'ray[default]>="), ("ray://head:10001", "is Ray Client")],
 )
 def test_the_command_says_what_is_wrong(
     address: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -36,7 +36,7 @@ except SandboxUnavailable as error:
 """
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert "pip install 'openenv[daytona]'" in done.stdout, done.stderr
+    assert "pip install 'daytona>=" in done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")

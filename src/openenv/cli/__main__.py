@@ -114,7 +114,7 @@ def _all_commands() -> dict[str, Any]:
             print(f"Note: the command {name!r} cannot be loaded: {exc}", file=sys.stderr)
     # A checkout on the path without an installation has no entry points.
     if not commands:
-        raise RuntimeError("no commands are registered: install openenv again (pip install --force-reinstall openenv)")
+        raise RuntimeError("no commands are registered: install openenv again, from its checkout or wheel")
     return commands
 
 

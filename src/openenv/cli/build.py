@@ -1,13 +1,13 @@
 """`openenv build`: let Docker or Podman build an image from a copy of an environment package.
 
-Dockerfiles that start from the published `openenv-base` image start from our image instead, and install this package.
+Dockerfiles that start from the published `openenv-base` image start from our image instead. Every image has the running
+version of this package.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -15,13 +15,15 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+from openenv.providers.own_wheel import BARE_REQUIREMENT, FOLDER, INSTRUCTIONS, add_wheels, write_wheels
 
 from .command import failure, name_values, tidy_on_sigterm
 from .options import flags_class, options_of
@@ -35,36 +37,18 @@ _INSTALL = "apt-get install -y docker.io"
 # Large or machine-dependent: a .venv of this machine would not run in the image.
 _NOT_COPIED = frozenset({".git", ".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", "node_modules"})
 _DOCKERFILES = ("server/Dockerfile", "Dockerfile")
-_VENDORED = "openenv"
-# The package's folder in the image is /app/env, and the copy of openenv lies in it.
-_IN_IMAGE = f"/app/env/{_VENDORED}"
-# A requirement of ours in any spelling: openenv, openenv-core[core]>=0.2, openenv @ git+https://...
-_REQUIREMENT = r"openenv(?:[-_]core)?\s*(?P<extras>\[[^\]]*\])?\s*(?:[<>=!~@][^\"'\n]*)?"
-# In pyproject.toml: "openenv>=0.2", with either quote.
-_QUOTED = re.compile(rf"""(?P<quote>["']){_REQUIREMENT}(?P=quote)""")
-# In requirements.txt: a whole line.
-_BARE = re.compile(rf"(?m)^{_REQUIREMENT}$")
-# Every FROM line, because each stage of a Dockerfile begins with an empty file system: FROM python:3.12-slim AS build
-_FROM = re.compile(r"(?mi)^FROM\s.*$")
 # Any registry's, with any tag: ghcr.io/huggingface/openenv-base:latest. In a FROM line, or an argument for one.
 _BASE = re.compile(
     r"(?mi)^(?P<head>(?:FROM\s+(?:--platform=\S+\s+)?|ARG\s+\w+=)[\"']?)(?:[\w.:-]+/)*openenv-base(?:[:@][\w.:-]+)?"
     r"(?=[\"'\s]|$)"
-)
-# RUN pip install uv && \
-#     pip install openenv
-_RUN = re.compile(r"(?mi)^RUN\s(?:.*\\\n)*.*$")  # with the lines that continue it
-# In a RUN instruction: pip install openenv[core]>=0.2, with or without quotes.
-_INSTALLED = re.compile(
-    r"""(?<=\s)(?P<quote>["']?)openenv(?:[-_]core)?(?P<extras>\[[^\]\s]*\])?(?:[<>=!~][^\s"']*)?(?P=quote)(?=\s|$)"""
 )
 _BASE_FROM = "python:3.12-slim"
 # The stand-in for the published openenv-base: Python, curl, git, this package and uv.
 _BASE_RECIPE = f"""\
 FROM {_BASE_FROM}
 RUN apt-get update && apt-get install -y --no-install-recommends curl git && rm -rf /var/lib/apt/lists/*
-COPY {_VENDORED} /opt/{_VENDORED}
-RUN pip install --no-cache-dir /opt/{_VENDORED} uv
+{INSTRUCTIONS}
+RUN pip install --no-cache-dir openenv=={{version}} uv
 WORKDIR /app
 EXPOSE 8000
 """
@@ -139,6 +123,8 @@ def build(flags: BuildFlags) -> None:
     or one beside openenv.yaml; it gets the build arguments BUILD_MODE and ENV_NAME. A folder without a Dockerfile gets
     one that runs `openenv serve`.
 
+    The image gets the running version of openenv, as a wheel in the copy; no index is asked for it.
+
     If the Dockerfile starts FROM openenv-base, of any registry, an image of this version replaces it. That image is
     built once, from python:3.12-slim; --base-image names another one.
     """
@@ -147,7 +133,7 @@ def build(flags: BuildFlags) -> None:
     #   package ──copy──> temporary folder ──rewrite──> docker build ──> image openenv-NAME
     #                        │                │
     #                        │                ├─ FROM openenv-base becomes an image of this version (`_own_base`)
-    #                        │                └─ requirements of openenv become the copy beside it (`_vendor`)
+    #                        │                └─ requirements of openenv become this version, as a wheel (`own_wheel`)
     #                        └─ without .git, .venv, caches, sockets and pipes
     #
     # The user's files never change.
@@ -233,11 +219,12 @@ def container_engine() -> ContainerCli:
 def _own_base(engine: ContainerCli) -> str:
     """Return an image with this package that may stand for `openenv-base`; builds it if the engine has none."""
     with tempfile.TemporaryDirectory(prefix="openenv-base-", ignore_cleanup_errors=True) as home:
-        # The tag contains a digest of the sources: after an upgrade or an edit the old image no longer matches.
-        copy_openenv(Path(home, _VENDORED))
-        tag = f"openenv-base:{_digest(Path(home, _VENDORED))}"
+        # The tag contains a digest of the wheels: after an upgrade or an edit the old image no longer matches.
+        write_wheels(Path(home, FOLDER))
+        tag = f"openenv-base:{_digest(Path(home, FOLDER))}"
         if not engine.has_image(tag):
-            Path(home, "Dockerfile").write_text(_BASE_RECIPE, encoding="utf-8", newline="\n")
+            recipe = _BASE_RECIPE.format(version=metadata.version("openenv"))
+            Path(home, "Dockerfile").write_text(recipe, encoding="utf-8", newline="\n")
             typer.echo(f"{engine.kind}: building {tag} from {_BASE_FROM}, once for this version of openenv", err=True)
             run_engine(engine, "build", "-t", tag, home)
         return tag
@@ -290,15 +277,15 @@ class Staged:
 
     def set_base(self, image: str) -> None:
         """Let the Dockerfile start from an image instead of `openenv-base`."""
-        _rewrite(self.dockerfile, _BASE, rf"\g<head>{image}")
+        text = _BASE.sub(rf"\g<head>{image}", self.dockerfile.read_text(encoding="utf-8"))
+        self.dockerfile.write_text(text, encoding="utf-8", newline="\n")
 
 
 @contextlib.contextmanager
 def staged(folder: Path, *, context: Path | None = None, dockerfile: Path | None = None) -> Iterator[Staged]:
     """Copy a package, or another folder that is passed as context; the copy is removed afterwards.
 
-    In a checkout of this project, under `envs/`, the copy holds the checkout's own `openenv`, and requires that. So it
-    does for a Dockerfile that starts from `openenv-base`, which is to have this package inside.
+    The copy has the wheel of the running version and requires it. A context that the user names gets no further files.
 
     Raises:
         StagingError: The Dockerfile or the context is not there.
@@ -319,12 +306,9 @@ def staged(folder: Path, *, context: Path | None = None, dockerfile: Path | None
         else:
             target = Path(home, "Dockerfile")
             shutil.copyfile(recipe, target)
-        # With --context the user chooses the files, so nothing is added to them.
-        repository = None if context is not None else _repository(source)
-        package = Staged(copy, target, "standalone" if repository is None else "in-repo")
-        if repository is not None or (recipe is not None and context is None and package.needs_base):
-            _vendor(copy, target, repository)
-        yield package
+        if recipe is not None and context is None:  # the recipe that we write has openenv in its base
+            add_wheels(copy, target)
+        yield Staged(copy, target, "in-repo" if context is None and _is_ours(source) else "standalone")
 
 
 def _recipe(folder: Path, chosen: Path | None) -> Path | None:
@@ -345,7 +329,7 @@ def _write_recipe(copy: Path, source: Path) -> Path:
     texts = [copy / name for name in ("requirements.txt", "server/requirements.txt")]
     lines = [line for path in texts if path.is_file() for line in path.read_text(encoding="utf-8").splitlines()]
     lines += _dependencies(copy / "pyproject.toml")
-    kept = [line for line in dict.fromkeys(lines) if not _BARE.match(line)]
+    kept = [line for line in dict.fromkeys(lines) if not BARE_REQUIREMENT.match(line)]
     (copy / _REQUIREMENTS).write_text("".join(f"{line}\n" for line in kept), encoding="utf-8", newline="\n")
     target = copy / "Dockerfile"
     recipe = _RECIPE.format(requirements=_REQUIREMENTS, place=_place_in_image(source, copy))
@@ -391,88 +375,11 @@ def _is_special(place: str, name: str) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
 
 
-def _repository(folder: Path) -> Path | None:
-    """Return the checkout of this project if the package lies in its `envs/`."""
+def _is_ours(folder: Path) -> bool:
+    """Return whether the package lies in the `envs/` of a checkout of this project."""
     for parent in folder.parents:
         # A file in worktrees and submodules, a folder in clones: `exists` covers both.
         if (parent / ".git").exists():
-            is_ours = (parent / "src" / "openenv").is_dir() and (parent / "pyproject.toml").is_file()
-            return parent if is_ours and folder.is_relative_to(parent / "envs") else None
-    return None
-
-
-def _vendor(copy: Path, dockerfile: Path, repository: Path | None) -> None:
-    """Copy `openenv` beside the package, from a checkout or this installation, and require the copy."""
-    # "openenv[core]>=0.2" becomes "openenv[core] @ file:///app/env/openenv".
-    copy_openenv(copy / _VENDORED, repository)
-    requirement = rf"openenv\g<extras> @ file://{_IN_IMAGE}"
-    _rewrite(copy / "pyproject.toml", _QUOTED, rf"\g<quote>{requirement}\g<quote>")
-    for name in ("server/requirements.txt", "requirements.txt"):
-        _rewrite(copy / name, _BARE, requirement)
-    _rewrite(dockerfile, _RUN, _install_ours)
-    _rewrite(
-        dockerfile, _FROM, rf"\g<0>\nCOPY {_VENDORED} {_IN_IMAGE}"
-    )  # before the package itself is copied, so that it can be installed first
-    # The lock names the released package, which the copy replaces.
-    (copy / "uv.lock").unlink(missing_ok=True)
-
-
-def _install_ours(command: re.Match[str]) -> str:
-    """Make an instruction that installs `openenv`, or `openenv-core`, install the copy."""
-    text = command.group()
-    # `RUN pip install "openenv-core[core]>=0.2"` becomes `RUN pip install "/app/env/openenv[core]"`.
-    return _INSTALLED.sub(rf"\g<quote>{_IN_IMAGE}\g<extras>\g<quote>", text) if "install" in text else text
-
-
-def copy_openenv(target: Path, checkout: Path | None = None) -> None:
-    """Copy the sources of a checkout, or of this package, to a folder that pip can install."""
-    # An editable installation runs from a checkout; its sources are complete and have a pyproject.toml.
-    package = Path(__file__).resolve().parents[1]
-    if checkout is None and package.parent.name == "src" and (package.parents[1] / "pyproject.toml").is_file():
-        checkout = package.parents[1]
-    if checkout is not None:
-        shutil.copytree(checkout / "src", target / "src", symlinks=True, ignore=_excluded)
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
-            if (checkout / name).is_file():
-                shutil.copyfile(checkout / name, target / name)
-        return
-    for name in (package.name, "openenv_core"):
-        shutil.copytree(package.parent / name, target / "src" / name, symlinks=True, ignore=_excluded)
-    (target / "pyproject.toml").write_text(_installed_project(), encoding="utf-8", newline="\n")
-
-
-def _installed_project() -> str:
-    """Write the `pyproject.toml` of the installed package from its metadata."""
-    # A wheel has no pyproject.toml, but its metadata has every field that pip needs.
-    installed = metadata.distribution("openenv")
-    plain: list[str] = []
-    extras: dict[str, list[str]] = {}
-    for requirement in installed.requires or []:
-        # `pyarrow>=15; extra == "parquet"` belongs to the extra parquet.
-        text, _, extra = requirement.partition("; extra ==")
-        (extras.setdefault(extra.strip(" '\""), []) if extra else plain).append(text)
-    # Commands, sandboxes and other parts are found by entry points, so the copy must register them as well.
-    groups: dict[str, list[str]] = {}
-    for point in installed.entry_points:
-        if point.group != "console_scripts":
-            groups.setdefault(point.group, []).append(f"{json.dumps(point.name)} = {json.dumps(point.value)}")
-    return "\n".join(
-        [
-            '[build-system]\nrequires = ["hatchling>=1.26"]\nbuild-backend = "hatchling.build"\n',
-            f'[project]\nname = "openenv"\nversion = "{installed.version}"\nrequires-python = ">=3.10"',
-            f"dependencies = {json.dumps(plain)}\n",
-            "[project.optional-dependencies]",
-            *(f"{name} = {json.dumps(lines)}" for name, lines in extras.items()),
-            '\n[project.scripts]\nopenenv = "openenv.cli.__main__:main"\n',
-            *(
-                f"[project.entry-points.{json.dumps(group)}]\n" + "\n".join(lines) + "\n"
-                for group, lines in groups.items()
-            ),
-            '[tool.hatch.build.targets.wheel]\npackages = ["src/openenv", "src/openenv_core"]\n',
-        ]
-    )
-
-
-def _rewrite(path: Path, pattern: re.Pattern[str], replacement: str | Callable[[re.Match[str]], str]) -> None:
-    if path.is_file():
-        path.write_text(pattern.sub(replacement, path.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
+            has_sources = (parent / "src" / "openenv").is_dir() and (parent / "pyproject.toml").is_file()
+            return has_sources and folder.is_relative_to(parent / "envs")
+    return False

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 import typer
 
 from openenv import settings
-from openenv.errors import OpenEnvError, message_of
+from openenv.errors import OpenEnvError, install_command, message_of
 
 from .command import OldName, check_choice, failure, printable, tidy_on_sigterm
 from .options import flags_class, options_of
@@ -129,7 +129,7 @@ class UploadFlags:
             from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
         # huggingface_hub is an extra.
         except ImportError:
-            raise failure("--push-to-hub needs huggingface_hub: pip install 'openenv[hub]'") from None
+            raise failure(f"--push-to-hub needs huggingface_hub: {install_command('hub')}") from None
         try:
             validate_repo_id(self.push_to_hub)
         except HFValidationError as exc:

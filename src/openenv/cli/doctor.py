@@ -23,7 +23,7 @@ import typer
 from packaging.requirements import Requirement
 
 from openenv import settings
-from openenv.errors import OpenEnvError, message_of
+from openenv.errors import OpenEnvError, install_command, message_of
 from openenv.sandboxes.host import LOW, file_limit
 
 from .command import check_choice
@@ -197,9 +197,11 @@ def _packages() -> Diagnosis:
     own = [Requirement(line) for line in requirements]
     # Markers with extras are false here, so requirements of extras are left out.
     names = [one for one in own if one.marker is None or one.marker.evaluate({"extra": ""})]
-    problems = [problem for one in names if (problem := _problem(one))]
+    problems = {one: problem for one in names if (problem := _problem(one))}
     if problems:
-        return Diagnosis("serve", "packages", "missing", ", ".join(problems), "pip install --upgrade openenv")
+        # By name: an index may have another package called openenv.
+        command = f"pip install {' '.join(repr(f'{one.name}{one.specifier}') for one in problems)}"
+        return Diagnosis("serve", "packages", "missing", ", ".join(problems.values()), command)
     return Diagnosis("serve", "packages", "ok", f"openenv {version} and the {len(names)} it needs")
 
 
@@ -314,5 +316,5 @@ def _extra(extra: str, module: str, purpose: str) -> Diagnosis:
     except ModuleNotFoundError:  # the package that it is in
         is_missing = True
     if is_missing:
-        return Diagnosis("extras", extra, "missing", purpose, f"pip install 'openenv[{extra}]'")
+        return Diagnosis("extras", extra, "missing", purpose, install_command(extra))
     return Diagnosis("extras", extra, "ok", purpose)

@@ -38,7 +38,7 @@ def fork(
       openenv fork openenv/echo_env -r team/echo --private --secret API_KEY
 
     The copy has the files and the history of its source. The Hub copies no secrets, so set them here. Log in first
-    with `hf auth login` or HF_TOKEN. Needs pip install 'openenv[hub]'. (To copy a running episode, use env.fork().)
+    with `hf auth login` or HF_TOKEN. Needs the package huggingface_hub. (To copy a running episode, use env.fork().)
     """
     from openenv.packaging.auto.hub import repo_of
     from openenv.packaging.hub.spaces import HubError, Spaces, SpaceSettings, check_repo_id

@@ -126,8 +126,8 @@ def push(flags: PushFlags) -> None:
 
     The package is checked and copied. The copy has no hidden files, caches, build/ and *.egg-info; its Dockerfile is in
     the root, and its README has the front matter of a Space. The variables of openenv.yaml become variables of the
-    Space. Log in first, with `hf auth login` or HF_TOKEN. Needs pip install 'openenv[hub]'; a registry needs Docker
-    or Podman instead.
+    Space. Log in first, with `hf auth login` or HF_TOKEN. Needs the package huggingface_hub; a registry needs
+    Docker or Podman instead.
     """
     # Three targets:
     #

@@ -41,7 +41,7 @@ description: >-
 
 `openenv` serves an environment (a Python class with `reset` and `step`) over WebSocket, HTTP and MCP, lets models and
 coding agents work in it, and stores their episodes. openenv {version} wrote this file; after an upgrade, run
-`openenv skills add --force` with the same options again. If the command is missing: `pip install openenv`.
+`openenv skills add --force` with the same options again. If the command is missing: `pip install openenv=={version}`.
 
 ## How to work
 

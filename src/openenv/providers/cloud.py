@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 import yaml
 from typing_extensions import Self
 
-from openenv.errors import ProviderError, ProviderUnavailable, ServerCommandUnknown, message_of
+from openenv.errors import ProviderError, ProviderUnavailable, ServerCommandUnknown, install_command, message_of
 from openenv.providers.dockerfiles import DockerfileSource, server_command
 from openenv.providers.health import wait_for_ready
 from openenv.providers.provider import ContainerProvider, announce_if_slow
@@ -75,7 +75,7 @@ def import_package(name: str, extra: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise ProviderUnavailable(
-            f"The package {name.partition('.')[0]!r} is not installed. Install it: pip install 'openenv[{extra}]'"
+            f"The package {name.partition('.')[0]!r} is not installed. Install it: {install_command(extra)}"
         ) from error
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from typing_extensions import Self
 
-from openenv.errors import ProviderUnavailable
+from openenv.errors import ProviderUnavailable, install_command
 from openenv.protocol.backoff import Backoff
 from openenv.providers.cloud import (
     PORT,
@@ -82,7 +82,7 @@ class HFSandboxProvider(CloudProvider["Sandbox"]):
         if not hasattr(self._sdk, "Sandbox"):
             raise ProviderUnavailable(
                 f"huggingface_hub {self._sdk.__version__} has no sandboxes. Install a newer one: "
-                "pip install -U 'openenv[hub]'"
+                f"{install_command('hub').replace('install', 'install -U', 1)}"
             )
         self._api = self._sdk.HfApi()
         self._redact.add(self._sdk.get_token())

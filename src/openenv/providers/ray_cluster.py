@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from openenv.errors import OpenEnvError
+from openenv.errors import OpenEnvError, install_command
 
-INSTALL = "pip install 'openenv[ray]'"
 _CLIENT_SCHEME = "ray://"
 
 
@@ -61,7 +60,7 @@ class RayCluster:
         try:
             import ray
         except ImportError:
-            raise unavailable(f"Ray is not installed: {INSTALL}") from None
+            raise unavailable(f"Ray is not installed: {install_command('ray')}") from None
         if not ray.is_initialized():
             try:
                 ray.init(address=self.address, configure_logging=False, log_to_driver=False)

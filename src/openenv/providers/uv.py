@@ -17,6 +17,7 @@ from typing import Any
 
 from openenv import settings
 from openenv.errors import ProviderError, ProviderUnavailable
+from openenv.providers.own_wheel import write_wheels
 from openenv.providers.provider import announce_if_slow, refuse_unknown
 from openenv.providers.server_process import ChildProcessProvider, ServerProcess
 
@@ -168,6 +169,10 @@ class UVProvider(ChildProcessProvider):
         folder = Path(tempfile.mkdtemp(prefix="openenv-uv-"))
         try:
             project = self._project(folder, environ)
+            # The project requires openenv, and an index may have another package of that name.
+            write_wheels(folder / "wheels")
+            links = ",".join(filter(None, (environ.get("UV_FIND_LINKS"), str(folder / "wheels"))))
+            environ = {**environ, "UV_FIND_LINKS": links}
             command = [self._uv, "run", "--isolated", "--project", str(project), "--", "uvicorn", self.app]
             command += ["--host", self.host, "--port", str(port), "--workers", str(workers)]
             command += ["--reload"] if self.reload else []

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlencode
 
 from openenv import settings
-from openenv.errors import SandboxError, SandboxUnavailable, message_of
+from openenv.errors import SandboxError, SandboxUnavailable, install_command, message_of
 from openenv.protocol.backoff import Backoff
 from openenv.sandboxes.host import ProcessOwner
 
@@ -50,7 +50,6 @@ OWNER_ANNOTATION = "openenv.owner"
 """The process that started something; too long for a label."""
 EXPIRES_ANNOTATION = "openenv.expires"
 """When anyone may remove it."""
-INSTALL = "pip install 'openenv[kubernetes]'"
 _REQUEST_S = 30.0
 _WATCH_S = 240
 _RETRY = Backoff(first_pause_s=0.2, longest_pause_s=5.0)
@@ -515,7 +514,9 @@ def _find_config(address: ClusterAddress, unavailable: type[RuntimeError]) -> Si
         from lightkube.config.models import User
         from lightkube.core.exceptions import ConfigError
     except ImportError as error:
-        raise unavailable(f"Kubernetes needs the package `lightkube`. Install it: {INSTALL}") from error
+        raise unavailable(
+            f"Kubernetes needs the package `lightkube`. Install it: {install_command('kubernetes')}"
+        ) from error
     path = address.kubeconfig
     try:
         if path is None and address.context is None and in_cluster():

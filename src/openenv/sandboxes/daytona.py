@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from openenv import settings
-from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported, message_of
+from openenv.errors import SandboxError, SandboxUnavailable, SandboxUnsupported, install_command, message_of
 from openenv.protocol.backoff import Backoff
 from openenv.sandboxes import shell_command
 from openenv.sandboxes.base import Limits, Sandboxes, SandboxSpec, Stream, refuse_image, refuse_snapshot
@@ -74,7 +74,7 @@ class DaytonaSandboxes(Sandboxes):
             import daytona
         except ImportError as error:
             raise SandboxUnavailable(
-                "The package 'daytona' is not installed. Install it: pip install 'openenv[daytona]'"
+                f"The package 'daytona' is not installed. Install it: {install_command('daytona')}"
             ) from error
         self._sdk: Any = daytona
         self._key = api_key or settings.daytona_api_key() or ""

@@ -371,7 +371,7 @@ def create_app(
         env_name: Name in the Task API and on the page.
         max_concurrent_envs: Sessions held at once; by default 1.
         concurrency_config: The same and a session timeout, as one object.
-        gradio_builder: Builds a custom Gradio page, shown as a tab of the web page; needs the extra `openenv[gradio]`.
+        gradio_builder: Builds a custom Gradio page, shown as a tab of the web page; needs the extra `gradio`.
         custom_tab_name: Label of the custom page's tab.
         custom_tab_primary: Whether that tab comes first.
         show_default_tab: Whether to show the standard page as well.

@@ -499,5 +499,5 @@ def test_without_gymnasium_the_extra_is_named() -> None:
     script = "import sys; sys.modules['gymnasium'] = None; from openenv.adapters.gymnasium import GymnasiumEnv"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr.splitlines()[-1].endswith(
-        "openenv.adapters.gymnasium needs Gymnasium: pip install 'openenv[gymnasium]'"
+        "openenv.adapters.gymnasium needs Gymnasium: pip install 'gymnasium>=1.0'"
     )

@@ -228,7 +228,8 @@ def test_the_dockerfiles_own_setting_stays_unless_it_is_overridden(maze: Path) -
     text = path.read_text().replace("EXPOSE", "ENV ENABLE_WEB_INTERFACE=false\nEXPOSE")
     path.write_text(text)
     with staged_space(read_package(maze)) as folder:
-        assert (folder / "Dockerfile").read_text() == text
+        assert (folder / "Dockerfile").read_text().count("ENV ENABLE_WEB_INTERFACE") == 1
+        assert "ENV ENABLE_WEB_INTERFACE=false\nEXPOSE" in (folder / "Dockerfile").read_text()
     with staged_space(read_package(maze), interface=True) as folder:
         assert "ENV ENABLE_WEB_INTERFACE=true\nCMD" in (folder / "Dockerfile").read_text()
     path.write_text(text.replace("false", "true"))

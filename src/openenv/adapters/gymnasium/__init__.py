@@ -9,10 +9,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from openenv._lazy import lazy_exports
+from openenv.errors import install_command
 
 if find_spec("gymnasium") is None:
     raise ModuleNotFoundError(
-        "openenv.adapters.gymnasium needs Gymnasium: pip install 'openenv[gymnasium]'", name="gymnasium"
+        f"openenv.adapters.gymnasium needs Gymnasium: {install_command('gymnasium')}", name="gymnasium"
     )
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv import settings
-from openenv.errors import message_of
+from openenv.errors import install_command, message_of
 from openenv.rollout.tasks.task_folders import harbor_task_folders
 
 from .harbor_package import harbor_package_name
@@ -197,7 +197,7 @@ def _download(spec: str, tqdm_class: Any, *, refresh: bool) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise ImportError(f"The dataset {spec} is on the Hub, which needs: pip install 'openenv[hub]'") from None
+        raise ImportError(f"The dataset {spec} is on the Hub, which needs: {install_command('hub')}") from None
     target.mkdir(parents=True, exist_ok=True)
     snapshot_download(
         spec,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openenv.errors import install_command
 from openenv.rollout.capture.sessions_api.engine_probe import list_models, validate_llm
 
 from .capabilities import list_harnesses
@@ -165,7 +166,7 @@ def harbor_gradio_builder(*, datasets: Sequence[str] | None = None, title: str |
         # Gradio is optional and slow to import.
         gr: Any = importlib.import_module("gradio")
     except ImportError:
-        raise ImportError("This page needs Gradio: pip install 'openenv[core]'") from None
+        raise ImportError(f"This page needs Gradio: {install_command('gradio')}") from None
     provider = HarborTaskProvider(datasets)
     # Datasets are the splits of the Task API.
     names = [split["name"] for split in provider.list_splits()]

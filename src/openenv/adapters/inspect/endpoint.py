@@ -19,17 +19,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from openenv.errors import install_command
 from openenv.rollout.tasks.task import Model
 from openenv.server.thread_server import ThreadServer
 
-from .inspect_evaluation import INSTALL
 from .messages import Json, from_inspect_output, to_inspect_messages, to_inspect_tool_choice, to_inspect_tools
 
 try:
     from inspect_ai.model import GenerateConfig, ModelOutput
     from inspect_ai.util import LimitExceededError
 except ImportError as exc:
-    raise ModuleNotFoundError(f"inspect-ai is required: {INSTALL}", name=exc.name) from exc
+    raise ModuleNotFoundError(f"inspect-ai is required: {install_command('inspect')}", name=exc.name) from exc
 
 _LAST_ANSWER = "The limit of this evaluation is reached: I stop here."
 _Question = tuple[Json, "concurrent.futures.Future[Json]"]

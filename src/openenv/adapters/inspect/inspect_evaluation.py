@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+from openenv.errors import install_command
+
 from .evaluation import EvalHarness
 
 logger = logging.getLogger(__name__)
 
-INSTALL = "pip install 'openenv[inspect]' (or 'inspect-ai>=0.3.200')"
 _OPTIONS = frozenset(
     (
         *("model_base_url", "model_args", "model_roles", "task_args", "solver", "scorer", "epochs", "limit"),
@@ -75,7 +76,7 @@ class InspectAIHarness(EvalHarness):
         try:
             from inspect_ai import eval as run_eval
         except ImportError as exc:
-            raise ImportError(f"inspect-ai is required for InspectAIHarness: {INSTALL}") from exc
+            raise ImportError(f"inspect-ai is required for InspectAIHarness: {install_command('inspect')}") from exc
         model = eval_parameters.get("model")
         if model is None:
             raise ValueError("eval_parameters must have a 'model', such as 'openai/gpt-4o' or 'mockllm/model'")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv._lazy import load_package_version
-from openenv.errors import StoreError
+from openenv.errors import StoreError, install_command
 from openenv.rollout.capture.export import turns
 from openenv.rollout.capture.records import FILE, Call, Recorder, Recording, read
 from openenv.rollout.capture.transcript import answer, question, transcript
@@ -28,8 +28,6 @@ from openenv.rollout.store.rollout_index import RolloutFilter
 from openenv.rollout.store.store import Record, RolloutStore
 from openenv.rollout.tasks.checks import AS_STORED
 from openenv.rollout.tasks.task import Task
-
-from .inspect_evaluation import INSTALL
 
 try:
     from inspect_ai.event import ModelEvent
@@ -61,7 +59,7 @@ try:
     )
     from .tasks import STORE_KEY, is_failed, reward_score
 except ImportError as exc:
-    raise ModuleNotFoundError(f"inspect-ai is required: {INSTALL}", name=exc.name) from exc
+    raise ModuleNotFoundError(f"inspect-ai is required: {install_command('inspect')}", name=exc.name) from exc
 
 SCORER = "env_reward"
 # Inspect requires a model name even if none was called, as for a played script.

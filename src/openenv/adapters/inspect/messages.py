@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from openenv.client.llm_client import arguments_of
+from openenv.errors import install_command
 from openenv.rollout.capture.transcript import TranscriptMessage, TranscriptPart
-
-from .inspect_evaluation import INSTALL
 
 try:
     from inspect_ai.model import (
@@ -25,7 +24,7 @@ try:
     )
     from inspect_ai.tool import ToolCall, ToolFunction, ToolInfo, ToolParams
 except ImportError as exc:
-    raise ModuleNotFoundError(f"inspect-ai is required: {INSTALL}", name=exc.name) from exc
+    raise ModuleNotFoundError(f"inspect-ai is required: {install_command('inspect')}", name=exc.name) from exc
 
 Json = dict[str, Any]
 

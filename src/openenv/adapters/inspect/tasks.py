@@ -20,7 +20,7 @@ import anyio
 
 from openenv.client.env_client import GenericEnvClient
 from openenv.client.rewards import reward_history
-from openenv.errors import OpenEnvError, RolloutError, message_of
+from openenv.errors import OpenEnvError, RolloutError, install_command, message_of
 from openenv.rollout.agents.base import Agent
 from openenv.rollout.agents.dialogue import AnswerRefused, Dialogue
 from openenv.rollout.agents.served_episode import EpisodeFailed, EpisodeRules, RewardRule, served_dialogue
@@ -30,8 +30,6 @@ from openenv.rollout.store.outcome import Outcome, Status
 from openenv.rollout.store.store import RolloutStore
 from openenv.rollout.tasks.task import Budget, Task, Trust, load_task
 from openenv.sandboxes.base import Sandboxes
-
-from .inspect_evaluation import INSTALL
 
 try:
     from inspect_ai import Task as InspectTask
@@ -46,7 +44,7 @@ try:
     from .endpoint import InspectEndpoint
     from .messages import Json, from_inspect_answer, to_inspect_messages, to_inspect_tools
 except ImportError as exc:
-    raise ModuleNotFoundError(f"inspect-ai is required: {INSTALL}", name=exc.name) from exc
+    raise ModuleNotFoundError(f"inspect-ai is required: {install_command('inspect')}", name=exc.name) from exc
 
 STORE_KEY = "openenv"
 """The key of the outcome and the task in a sample's store; `inspect_logs` reads them there."""

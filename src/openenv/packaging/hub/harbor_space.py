@@ -6,9 +6,11 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 from openenv import settings
+from openenv.providers.own_wheel import add_wheels
 
 from .spaces import Spaces, SpaceSettings, Upload
 
@@ -19,7 +21,7 @@ _DOCKERFILE = """FROM python:3.12-slim
 RUN useradd --create-home --uid 1000 user
 USER user
 ENV PATH=/home/user/.local/bin:$PATH
-RUN pip install --no-cache-dir --user "openenv[harbor,hub]"
+RUN pip install --no-cache-dir --user "openenv[harbor,hub]=={version}"
 EXPOSE {port}
 CMD {command}
 """
@@ -77,7 +79,7 @@ class SpacePlan:
         # my-harbor_tasks -> "my harbor tasks"
         title = re.sub(r"[-_]+", " ", self.repo_id.partition("/")[2])
         return {
-            "Dockerfile": _DOCKERFILE.format(port=PORT, command=f"[{words}]"),
+            "Dockerfile": _DOCKERFILE.format(version=metadata.version("openenv"), port=PORT, command=f"[{words}]"),
             "README.md": _README.format(port=PORT, title=title),
         }
 
@@ -131,5 +133,6 @@ def push_space(plan: SpacePlan, *, recreate: bool = False, report: Callable[[str
     with tempfile.TemporaryDirectory(prefix="openenv-space-") as folder:
         for name, text in files.items():
             Path(folder, name).write_text(text, "utf-8")
+        add_wheels(Path(folder), Path(folder, "Dockerfile"))
         report(f"pushing {', '.join(files)}; {len(space.variables)} variables, {len(space.secrets)} secrets")
         return spaces.deploy(plan.repo_id, Upload(Path(folder), message="Serve Harbor's tasks"), space)

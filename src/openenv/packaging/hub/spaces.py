@@ -13,12 +13,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from openenv.errors import OpenEnvError
+from openenv.errors import OpenEnvError, install_command
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-INSTALL = "pip install 'openenv[hub]'"
 # Free; the Hub's default for new Spaces as well.
 DEFAULT_HARDWARE = "cpu-basic"
 _REPO_ID = re.compile(r"(?:[\w.-]+/)?[\w.-]+", re.ASCII)
@@ -66,7 +65,7 @@ class Spaces:
             self._errors: Any = import_module("huggingface_hub.errors")
             from huggingface_hub import HfApi
         except ImportError as error:
-            raise HubError(f"the Hub needs huggingface_hub ({error}): {INSTALL}") from error
+            raise HubError(f"the Hub needs huggingface_hub ({error}): {install_command('hub')}") from error
         self._api: HfApi = HfApi(token=token, library_name="openenv")
         self._username: str | None = None
 

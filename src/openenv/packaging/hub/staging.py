@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from openenv.env.manifest import MANIFEST, ManifestError, read_manifest
+from openenv.providers.own_wheel import add_wheels
 
 # Hidden files may hold credentials (.env, .git); the others are made by tools.
 DEFAULT_IGNORE = (".*", "__pycache__", "*.pyc", "build/", "*.egg-info")
@@ -248,6 +249,8 @@ def staged_space(
             if not path.is_file():
                 raise PackageStructureError(f"the ignore rules leave out {path.name}, which a Space needs")
         edit_file(dockerfile, lambda text: _space_dockerfile(text, base_image, interface))
+        # The Hub builds the Space, and its index may have another package called openenv.
+        add_wheels(copy, dockerfile)
         edit_file(readme, lambda text: space_readme(text, package, interface=interface is not False))
         yield copy
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -19,6 +20,7 @@ from openenv.env.manifest import ExecutionDeclaration
 from openenv.errors import ProviderError, ProviderUnavailable, SandboxUnavailable, message_of
 from openenv.providers.health import quoted, wait_for_ready
 from openenv.providers.local_docker import INNER_PORT, EngineWatch, Variables, new_name, options_of, owner_labels
+from openenv.providers.own_wheel import add_wheels
 from openenv.sandboxes.base import ExecResult
 from openenv.sandboxes.container_cli import ContainerCli, failure_of, find_engine
 
@@ -163,8 +165,12 @@ class DockerValidationProvider:
             raise ProviderError(f"{text}. Leave files out by a .dockerignore in a smaller context")
         # `--iidfile` returns the digest. A tag could be moved by another build meanwhile.
         with tempfile.TemporaryDirectory(prefix="openenv-build-") as folder:
-            digest = Path(folder, "digest")
-            arguments = ["build", "--quiet", "--iidfile", str(digest), "--file", str(dockerfile), str(context)]
+            digest, copy, recipe = Path(folder, "digest"), Path(folder, "context"), Path(folder, "Dockerfile")
+            # A copy, so that the image has this version of openenv, as an image of `openenv build`.
+            shutil.copytree(context, copy, symlinks=True)
+            shutil.copyfile(dockerfile, recipe)
+            add_wheels(copy, recipe)
+            arguments = ["build", "--quiet", "--iidfile", str(digest), "--file", str(recipe), str(copy)]
             done = self._engine.run(*arguments, timeout=self._build_timeout_s)
             if done.returncode != 0:
                 log = failure_of(done)[-4000:]

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_jsonable_python
 
 from openenv.client.llm_client import LLMClient, LLMError, LLMResponse, ToolCall
-from openenv.errors import AccessDenied, RolloutCancelled, message_of
+from openenv.errors import AccessDenied, RolloutCancelled, install_command, message_of
 from openenv.protocol.backoff import Backoff
 from openenv.protocol.schema import make_example
 from openenv.protocol.tool_messages import Tool
@@ -690,7 +690,7 @@ def push_to_hf_hub(
     try:
         from huggingface_hub import HfApi
     except ImportError as exc:
-        raise ImportError("Uploading needs huggingface_hub: pip install 'openenv[hub]'") from exc
+        raise ImportError(f"Uploading needs huggingface_hub: {install_command('hub')}") from exc
     (folder.output_dir / README_FILENAME).write_text(build_dataset_readme(folder.output_dir), encoding="utf-8")
     count = _count_episodes(folder)
     api = HfApi(token=token)

@@ -15,6 +15,8 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.routing import Mount
 
+from openenv.errors import install_command
+
 from ..app import HTTPEnvServer
 from ..asgi import Handler, Message, Receive, Scope, Send
 from .page_description import CUSTOM_PATH, action_fields, is_chat, load_environment_metadata, title_of
@@ -25,7 +27,7 @@ from .web_page import WebPage, wrap_lifespan
 try:
     gr: Any = importlib.import_module("gradio")
 except ModuleNotFoundError as exc:
-    raise ImportError("a gradio_builder needs Gradio: pip install 'openenv[gradio]'") from exc
+    raise ImportError(f"a gradio_builder needs Gradio: {install_command('gradio')}") from exc
 
 logger = logging.getLogger(__name__)
 _PATH = f"/web/{CUSTOM_PATH.rstrip('/')}"

@@ -11,12 +11,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from openenv.errors import install_command
 from openenv.types import EnvironmentMetadata
 
 try:
     gr: Any = importlib.import_module("gradio")
 except ModuleNotFoundError as exc:
-    raise ImportError("a page made with Gradio needs it: pip install 'openenv[gradio]'") from exc
+    raise ImportError(f"a page made with Gradio needs it: {install_command('gradio')}") from exc
 
 _TITLE = "OpenEnv Environment"
 OPENENV_GRADIO_THEME: Any = gr.themes.Soft(primary_hue="emerald", neutral_hue="slate")

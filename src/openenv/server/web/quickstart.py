@@ -11,6 +11,7 @@ from pprint import pformat
 from typing import Any
 
 from openenv import settings
+from openenv._lazy import load_package_version
 from openenv.protocol.schema import json_schema, make_example
 from openenv.protocol.tool_messages import CallToolAction, ListToolsAction
 from openenv.types import EnvironmentMetadata
@@ -55,7 +56,7 @@ def get_quick_start_markdown(
     host, space = settings.space_host(), settings.space_id()
     url = f"https://{host}" if host else "http://localhost:8000"
     name = metadata.name if metadata is not None else "this environment"
-    lines = [f"### Use {name} from Python", "", "```bash", "pip install openenv", "```", ""]
+    lines = [f"### Use {name} from Python", "", "```bash", f"pip install openenv=={load_package_version()}", "```", ""]
     if space:
         lines = [*lines[:2], f"It runs as the Space [{space}](https://huggingface.co/spaces/{space}).", "", *lines[2:]]
     return "\n".join([*lines, "```python", quick_start(action_cls, url=url).rstrip(), "```"])

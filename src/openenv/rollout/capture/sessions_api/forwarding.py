@@ -28,6 +28,8 @@ from typing import IO, Any
 
 from typing_extensions import Self
 
+from openenv.errors import install_command
+
 log = logging.getLogger("openenv.rollout.capture")
 
 _QUICK_TUNNEL = re.compile(r"https://[-a-z0-9]+\.trycloudflare\.com")
@@ -132,7 +134,7 @@ class GradioForwarder(PortForwarder):
             import gradio.networking  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401
         except ImportError as exc:
             raise ForwardingError(
-                f"gradio is required for a share tunnel: pip install 'openenv[gradio]' ({exc})"
+                f"gradio is required for a share tunnel: {install_command('gradio')} ({exc})"
             ) from exc
 
     def start(self, local_port: int, *, local_host: str = "127.0.0.1") -> str:
