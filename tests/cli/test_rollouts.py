@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -355,3 +356,28 @@ def test_logs_of_inspect_need_inspect(call: Call, task: str, tmp_path: Path, mon
     assert "--messages is for JSONL" in call("export", str(tmp_path / "out.parquet"), "--messages", code=1)
     assert "'inspec' is not one of" in call("export", str(tmp_path / "out.parquet"), "--to", "inspec", code=2)
     assert "0 rows in" in call("export", str(tmp_path / "out.data"), "--to", "parquet")
+
+
+def test_task_sets_are_listed_printed_and_run(tmp_path: Path) -> None:
+    runner = CliRunner()
+    listed = runner.invoke(rollouts, ["tasks"])
+    assert listed.exit_code == 0
+    assert re.search(r"^git +isolated +git +a commit", listed.stdout, re.MULTILINE)
+    names = [each["name"] for each in json.loads(runner.invoke(rollouts, ["tasks", "--json"]).stdout)]
+    assert "arithmetic" in names
+    printed = runner.invoke(rollouts, ["tasks", "dates", "--tasks", "2", "--task-seed", "7"])
+    assert printed.stdout.startswith("dates-7-0\n  ")
+    assert "answer.txt" in printed.stdout
+    drawn = json.loads(runner.invoke(rollouts, ["tasks", "dates", "--tasks", "2", "--task-seed", "7", "--json"]).stdout)
+    assert [task["task_id"] for task in drawn] == ["dates-7-0", "dates-7-1"]
+    arguments = ["run", "arithmetic", "--tasks", "2", "--task-seed", "7", "--agent", "oracle", "--store", str(tmp_path)]
+    done = runner.invoke(rollouts, [*arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    outcomes = json.loads(done.stdout)
+    assert [(each["task_id"], each["reward"]) for each in outcomes] == [
+        ("arithmetic-7-0", 1.0),
+        ("arithmetic-7-1", 1.0),
+    ]
+    refused = runner.invoke(rollouts, ["tasks", "arithmetics"])
+    assert refused.exit_code == 1
+    assert "no such file, folder or task set" in refused.stderr

@@ -27,6 +27,7 @@ PRINTED = {
     "use_checks.py": "['judged', 'judged']\n1.0 judged\n0.0\n",
     "use_rollout.py": "ok 1.0\nok 0.0 [1, 1]\n",
     "use_rollouts.py": "8.0\n[0.5, 1.0]\n",
+    "use_task_sets.py": "15 sets\n[1.0, 1.0, 1.0, 1.0]\nsums-3-12\n",
     "use_stream.py": "search-2 [1.0, 1.0] 2 530\nsearch-1 [1.0, 1.0] 2 530\n0 failed\n",
 }
 

@@ -95,7 +95,7 @@ def test_settings_of_older_and_newer_files_are_read(tmp_path: Path) -> None:
 def test_a_folder_without_tasks_says_so(tmp_path: Path) -> None:
     with pytest.raises(RolloutError, match="no tasks in"):
         load_tasks(tmp_path)
-    with pytest.raises(RolloutError, match="no such file or folder"):
+    with pytest.raises(RolloutError, match="no such file, folder or task set"):
         load_tasks(tmp_path / "nowhere")
     folder = write_task(tmp_path / "t")
     (folder / "tests" / "test.sh").unlink()

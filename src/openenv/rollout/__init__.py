@@ -25,6 +25,7 @@ _EXPORTS = by_module(
         "openenv.rollout.store.store": "RolloutStore",
         "openenv.rollout.tasks.task": "Budget CommandResult Model Sampling Task Trust load_task",
         "openenv.rollout.tasks.task_folders": "load_tasks",
+        "openenv.rollout.tasks.task_sets": "TaskSet task_set task_set_names",
     }
 )
 
@@ -69,6 +70,9 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.tasks.task import Trust as Trust
     from openenv.rollout.tasks.task import load_task as load_task
     from openenv.rollout.tasks.task_folders import load_tasks as load_tasks
+    from openenv.rollout.tasks.task_sets import TaskSet as TaskSet
+    from openenv.rollout.tasks.task_sets import task_set as task_set
+    from openenv.rollout.tasks.task_sets import task_set_names as task_set_names
     from openenv.rollout.verify.lint import TrustReading as TrustReading
     from openenv.rollout.verify.lint import read_task as read_task
 

@@ -1,4 +1,4 @@
-"""`openenv rollouts`: run and lint tasks; list, show, export and re-verify stored rollouts; cheats."""
+"""`openenv rollouts`: run, list and lint tasks; list, show, export and re-verify stored rollouts; cheats."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ..command import HelpCommand, command_group
 from .cheats import cheats
 from .exchange import export, import_logs
 from .listing import list_rollouts, show_stats
-from .run import run
+from .run import list_tasks, run
 from .show import show_difference, show_rollout
 from .verify import lint, verify_again
 
 _EXAMPLES = """
-Run agents on tasks; lint tasks; list, show, count, export and re-verify stored rollouts.
+Run agents on tasks; list task sets; lint tasks; list, show, count, export and re-verify stored rollouts.
 
-  openenv rollouts lint task.yaml
+  openenv rollouts tasks
   openenv rollouts run task.yaml --llm-url URL --model MODEL
   openenv rollouts ls --since 2h
   openenv rollouts stats --by model
@@ -32,6 +32,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "import": import_logs,
     "stats": show_stats,
     "reverify": verify_again,
+    "tasks": list_tasks,
     "lint": lint,
     "cheats": cheats,
 }

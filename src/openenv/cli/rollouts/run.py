@@ -1,10 +1,12 @@
-"""`openenv rollouts run`: run an agent on tasks, store the outcomes, print status and reward."""
+"""`openenv rollouts run` and `tasks`: run an agent on tasks and store the outcomes; list task sets and their tasks."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import secrets
 from collections.abc import Callable
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -16,12 +18,14 @@ from ..options import flags_class, options_of
 from ..sandboxes import import_from_here
 from .selection import (
     TASKS_HELP,
+    DrawFlags,
     Json,
     Store,
     checked_trust,
     one_line_failures,
     open_store,
     print_outcomes,
+    print_table,
     reward_text,
 )
 
@@ -43,6 +47,7 @@ class RunFlags:
     """Options of `openenv rollouts run`."""
 
     tasks: Annotated[list[Path], typer.Argument(metavar="TASK...", help=TASKS_HELP)]
+    draw: DrawFlags
     agent: Annotated[str, typer.Option(metavar="AGENT", help="The agent; a version may follow after @.")] = "opencode"
     model: ModelFlags
     samples: Annotated[
@@ -98,6 +103,10 @@ def run(flags: RunFlags) -> None:
       verify:
         - grep -qx hello greeting.txt
 
+    Task sets need no files; `openenv rollouts tasks` lists them:
+
+      openenv rollouts run sudoku --tasks 20 --agent oracle
+
     A folder of Harbor's tasks, such as Terminal-Bench, runs in containers:
 
       openenv rollouts run harbor:tasks/hello --agent oracle
@@ -112,11 +121,10 @@ def run(flags: RunFlags) -> None:
     from openenv.rollout.agents.base import agent as driver
     from openenv.rollout.capture.endpoint_check import check_endpoint
     from openenv.rollout.run.batch import run_many
-    from openenv.rollout.tasks.task_folders import load_tasks
 
     # Everything that can be wrong with the command line is found in this block, before the store is created.
     with one_line_failures():
-        tasks = [each for path in flags.tasks for task in load_tasks(path) for each in _repeated(task, flags.samples)]
+        tasks = [each for _, task in flags.draw.load(flags.tasks) for each in _repeated(task, flags.samples)]
         sandbox = flags.sandbox or ("docker" if any(task.image is not None for task in tasks) else "local")
         endpoint = flags.model.endpoint()
         # Agents without a dialect, such as noop and oracle, make no model calls.
@@ -146,6 +154,70 @@ def run(flags: RunFlags) -> None:
             on_install=lambda message: typer.echo(message, err=True),
         )
         _report(outcomes, as_json=flags.as_json)
+
+
+@flags_class
+class TasksFlags:
+    """Options of `openenv rollouts tasks`."""
+
+    tasks: Annotated[list[Path], typer.Argument(metavar="[TASK...]", help=TASKS_HELP)] = field(default_factory=list)
+    draw: DrawFlags
+    as_json: Json = False
+
+
+@options_of(TasksFlags)
+def list_tasks(flags: TasksFlags) -> None:
+    """List the task sets, or print tasks of sets and files.
+
+    A task set draws as many tasks as you want; the same seed gives the same tasks. Solutions and hidden files are in
+    the output of --json only.
+
+    Examples:
+
+      openenv rollouts tasks
+      openenv rollouts tasks sudoku git --tasks 2 --task-seed 7
+    """
+    with one_line_failures():
+        if flags.tasks:
+            _print_tasks([task for _, task in flags.draw.load(flags.tasks)], as_json=flags.as_json)
+        else:
+            _print_sets(as_json=flags.as_json)
+
+
+def _print_sets(*, as_json: bool) -> None:
+    from openenv.rollout.tasks.task_sets import task_set, task_set_names
+
+    sets = [task_set(name) for name in task_set_names()]
+    if as_json:
+        names = ("name", "trust", "needs", "description")
+        typer.echo(json.dumps([{name: getattr(each, name) for name in names} for each in sets], indent=2))
+        return
+    # Sample:
+    #
+    #   NAME        TRUST     NEEDS  EACH TASK
+    #   arithmetic  isolated         the value of an expression with 2 to 5 integers
+    #   git         isolated  git    a commit or a lost text in a git history
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("NAME", "TRUST", "NEEDS", "EACH TASK"):
+        table.add_column(column, no_wrap=column != "EACH TASK")
+    for each in sets:
+        # `Text`: rich would read brackets as styles.
+        table.add_row(*map(Text, (each.name, each.trust, ", ".join(each.needs), each.description)))
+    print_table(table)
+
+
+def _print_tasks(tasks: list[Task], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([task.model_dump(mode="json", exclude_defaults=True) for task in tasks], indent=2))
+        return
+    for task in tasks:
+        typer.echo(typer.style(printable(task.task_id or "task"), bold=True))
+        # Instructions come from files of others and may have control characters; `printable` keeps none.
+        for line in task.instruction.strip().splitlines():
+            typer.echo(f"  {printable(line)}")
 
 
 def _report(outcomes: list[Outcome], *, as_json: bool) -> None:

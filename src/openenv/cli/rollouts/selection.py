@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from openenv.rollout.store.outcome import Outcome
     from openenv.rollout.store.rollout_index import RolloutFilter
     from openenv.rollout.store.store import RolloutStore
-    from openenv.rollout.tasks.task import Trust
+    from openenv.rollout.tasks.task import Task, Trust
 
 # Copies of the names in `openenv.rollout`, because showing help must not load it; tests compare both.
 STATUSES = ("ok", "policy_failed", "truncated", "env_failed", "sandbox_failed", "grader_failed", "cancelled")
 TRUSTS = ("shared", "isolated", "judged")
-TASKS_HELP = "Task files, YAML or JSON; folders of them; or harbor:FOLDER for Harbor's tasks."
+TASKS_HELP = "Task files, YAML or JSON; folders of them; harbor:FOLDER for Harbor's tasks; or names of task sets."
 # Without a terminal, rich would assume 80 columns and cut the cells.
 _PIPED_WIDTH = 400
 # m is a minute, as in `sleep 5m`; months do not exist here.
@@ -49,6 +49,22 @@ Verdict = Annotated[
         help="The verdict to report: first (of the rollout itself), last, or the name of a later one.",
     ),
 ]
+
+
+@flags_class
+class DrawFlags:
+    """Which tasks of a task set to draw."""
+
+    task_count: Annotated[
+        int, typer.Option("--tasks", metavar="N", min=1, help="How many tasks to draw from each task set.")
+    ] = 10
+    task_seed: Annotated[int, typer.Option(metavar="N", help="The seed of the tasks from task sets.")] = 0
+
+    def load(self, paths: list[Path]) -> list[tuple[Path, Task]]:
+        """Return all tasks, each with the path or name that it comes from."""
+        from openenv.rollout.tasks.task_folders import load_tasks
+
+        return [(path, task) for path in paths for task in load_tasks(path, count=self.task_count, seed=self.task_seed)]
 
 
 # A callback of Typer: a wrong value ends the command with exit code 2 and the list of choices, before a store opens.

@@ -13,7 +13,7 @@ import typer
 from ..command import printable
 from ..options import flags_class, options_of
 from ..sandboxes import Sandbox
-from .selection import TASKS_HELP, Json, Store, checked_trust, one_line_failures, open_store, print_outcomes
+from .selection import TASKS_HELP, DrawFlags, Json, Store, checked_trust, one_line_failures, open_store, print_outcomes
 
 if TYPE_CHECKING:
     from openenv.rollout.tasks.task import Task, Trust
@@ -77,8 +77,12 @@ def verify_again(flags: ReverifyFlags) -> None:
         typer.echo(f"Stored as the verdict {verdict}; report it with --verdict {verdict}.", err=True)
 
 
-def lint(
-    tasks: Annotated[list[Path], typer.Argument(metavar="TASK...", help=TASKS_HELP)],
+@flags_class
+class LintFlags:
+    """Options of `openenv rollouts lint`."""
+
+    tasks: Annotated[list[Path], typer.Argument(metavar="TASK...", help=TASKS_HELP)]
+    draw: DrawFlags
     min_trust: Annotated[
         str | None,
         typer.Option(
@@ -86,9 +90,12 @@ def lint(
             callback=checked_trust,
             help="Exit with 1 if a check is weaker: shared, isolated, judged.",
         ),
-    ] = None,
-    as_json: Json = False,
-) -> None:
+    ] = None
+    as_json: Json = False
+
+
+@options_of(LintFlags)
+def lint(flags: LintFlags) -> None:
     """Show how far the rewards of tasks can be trusted, and how to strengthen weak checks.
 
     Runs nothing. Each check has one of these levels:
@@ -107,14 +114,13 @@ def lint(
       openenv rollouts lint task.yaml --min-trust isolated --json
     """
     from openenv.rollout.tasks.task import reaches
-    from openenv.rollout.tasks.task_folders import load_tasks
     from openenv.rollout.verify.lint import read_task
 
     with one_line_failures():
-        places = [(path, task) for path in tasks for task in load_tasks(path)]
+        places = flags.draw.load(flags.tasks)
     loaded = [task for _, task in places]
     readings = [read_task(task) for task in loaded]
-    if as_json:
+    if flags.as_json:
         both = zip(loaded, [path for path, _ in places], readings, strict=True)
         typer.echo(json.dumps([_lint_document(task, path, each) for task, path, each in both], indent=2))
     else:
@@ -122,7 +128,7 @@ def lint(
             _print_lint(task, each)
     # After everything was printed: the user sees all weak checks of all tasks at once, and CI gets exit code 1.
     for task, each in zip(loaded, readings, strict=True):
-        minimum = cast("Trust | None", min_trust) or task.min_trust
+        minimum = cast("Trust | None", flags.min_trust) or task.min_trust
         if minimum is not None and not all(reaches(reading.trust, minimum) for reading in each):
             raise typer.Exit(1)
 

@@ -12,6 +12,7 @@ _EXPORTS = by_module(
         "openenv.rollout.agents.codex": "Codex",
         "openenv.rollout.agents.mini_swe_agent": "MiniSweAgent",
         "openenv.rollout.agents.opencode": "OpenCode",
+        "openenv.rollout.agents.single_turn": "SingleTurn",
     }
 )
 

@@ -1,4 +1,4 @@
-"""Tasks from folders: `load_tasks`, which reads task files and Harbor's task folders.
+"""Tasks by path or name: `load_tasks`, which reads task files and Harbor's task folders, and draws from task sets.
 
 Knows the layout of a Harbor task folder and turns it into a `Task`. Must not know backends or agents.
 """
@@ -32,6 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from openenv.errors import RolloutError
 from openenv.protocol.schema import problems_of
 from openenv.rollout.tasks.task import Task, load_task, read_folder
+from openenv.rollout.tasks.task_sets import DEFAULT_COUNT, SET_PREFIX, task_set, task_set_names
 from openenv.sandboxes.base import Limits
 
 if sys.version_info >= (3, 11):
@@ -95,21 +96,27 @@ class HarborTaskConfig(_Section):
     steps: list[dict[str, Any]] | None = None
 
 
-def load_tasks(path: str | Path) -> list[Task]:
-    """Read all tasks at a path, in the order of their names.
+def load_tasks(path: str | Path, *, count: int = DEFAULT_COUNT, seed: int = 0) -> list[Task]:
+    """Read all tasks at a path, in the order of their names, or draw tasks from a set.
 
     Args:
         path: A task file; a Harbor task folder (with a `task.toml`); a folder of task files; or a folder of Harbor
-            task folders, which may be grouped in subfolders. `harbor:PATH` takes only Harbor task folders.
+            task folders, which may be grouped in subfolders. `harbor:PATH` takes only Harbor task folders. The name of
+            a task set, such as `arithmetic`, if no such file or folder exists; `set:arithmetic` in any case.
+        count: The number of tasks from a set; files and folders give all their tasks.
+        seed: The seed of a set.
 
     Raises:
         RolloutError: the path has no tasks, or a task cannot be read; the text names it and the reason.
     """
     text = str(path)
+    if text.startswith(SET_PREFIX) or (text in task_set_names() and not Path(text).exists()):
+        return task_set(text.removeprefix(SET_PREFIX)).tasks(count, seed=seed)
     only_harbor = text.startswith(HARBOR_PREFIX)
     place = Path(text.removeprefix(HARBOR_PREFIX)).expanduser()
     if not place.exists():
-        raise RolloutError(f"The task {place} cannot be read: no such file or folder")
+        sets = ", ".join(task_set_names())
+        raise RolloutError(f"The task {place} cannot be read: no such file, folder or task set; the sets are {sets}")
     if place.is_file() and not only_harbor:
         return [load_task(place)]
     folders = harbor_task_folders(place)
