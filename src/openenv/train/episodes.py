@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -43,17 +44,18 @@ from openenv.errors import (
     ToolCallError,
     message_of,
 )
-from openenv.protocol.json_values import finite_reward, reply_reward
+from openenv.protocol.json_values import encode, finite_reward, reply_reward
 from openenv.rollout.agents.dialogue import AnswerRefused, Dialogue, Json
-from openenv.rollout.agents.served_episode import RewardRule, served_dialogue
+from openenv.rollout.agents.served_episode import RewardRule, environment_name, served_dialogue
 from openenv.rollout.capture import Capture, CaptureOptions, CaptureServer, export
 from openenv.rollout.capture.encoding import dumps, load_object
 from openenv.rollout.capture.token_in import THOUGHTS
 from openenv.rollout.capture.training_trace import RolloutTurn
 from openenv.rollout.run.engine import new_rollout_id
 from openenv.rollout.store.outcome import Outcome, Status
-from openenv.rollout.store.store import RolloutStore
+from openenv.rollout.store.store import STEPS_FILE, RolloutStore
 from openenv.rollout.tasks.task import Model, Task
+from openenv.types import StepResult
 
 from .groups import EpisodeSample, SampleGroup
 from .stream import GroupStream, OpenGroup, StreamArguments, StreamOptions, model_to_train
@@ -61,7 +63,10 @@ from .stream import GroupStream, OpenGroup, StreamArguments, StreamOptions, mode
 Start = int | Mapping[str, Any]
 """The start of a group's episodes: a seed, or arguments of `reset`."""
 
+logger = logging.getLogger(__name__)
+
 _CALL_TIMEOUT_S = 660.0
+_MOST_STEP_BYTES = 8 * 1024 * 1024
 _REFUSED = frozenset({400, 413, 422})
 """Statuses that refuse a request: because of the policy's answers, or because the endpoint refuses every request."""
 
@@ -155,6 +160,8 @@ async def play(
                 dialogue = await asyncio.to_thread(served_dialogue, urls[0], chosen.system, chosen.client_options)
             endpoint = CapturedModel(model_to_train(model), proxy)
             stream = EpisodeStream(starts, chosen, urls=urls, dialogue=dialogue, endpoint=endpoint)
+            if store is not None:  # only a list of stored episodes shows the name
+                stream.environment = await asyncio.to_thread(environment_name, urls[0], chosen.client_options)
             async with stream:
                 yield stream
         finally:
@@ -185,6 +192,8 @@ class EpisodeStream(GroupStream[Start]):
     ) -> None:
         super().__init__(starts, options, endpoint.proxy, options.store)
         self.rewards = RewardHistory(is_declared=options.gives_rewards, limit=max(64, 2 * options.concurrency))
+        self.environment = ""
+        """The name of the environment, for the store."""
         self._urls = urls
         self._model = endpoint.model
         self._dialogue = dialogue
@@ -215,7 +224,11 @@ class EpisodeStream(GroupStream[Start]):
 
     async def sample(self, worker: int, group: OpenGroup[Start], index: int, attempt: int) -> EpisodeSample:
         labels = {**group.labels(index, attempt), "start": _arguments(group.item)}
+        if self.environment:
+            labels["environment"] = self.environment
         episode = _PlayedEpisode(new_rollout_id(), group.name, labels, self.options.reward)
+        if self._store is not None:
+            episode.steps = StepLog()
         client = self._client(worker)
         try:
             with episode.waits_for_environment():
@@ -227,6 +240,7 @@ class EpisodeStream(GroupStream[Start]):
         except (OpenEnvError, OSError) as exc:
             episode.fail(exc)
             return await self._stored(episode)
+        episode.note({"kind": "reset", "arguments": _arguments(group.item)}, first)
         self.settled.add(worker)
         messages = self._dialogue.opening(first.observation)
         episode.instruction = "\n\n".join(str(message["content"]) for message in messages)
@@ -260,8 +274,15 @@ class EpisodeStream(GroupStream[Start]):
         if self._store is None:
             outcome.keep_sequences(sequences)
         else:
-            await asyncio.to_thread(self._store.add, outcome, episode.task())
+            await asyncio.to_thread(self._keep, self._store, outcome, episode)
         return EpisodeSample(outcome, sequences, is_rewarded=episode.is_rewarded, turn_rewards=rewards)
+
+    def _keep(self, store: RolloutStore, outcome: Outcome, episode: _PlayedEpisode) -> None:
+        """Store an episode: its steps, as all files, before its record."""
+        path = store.live_file(episode.rollout_id, STEPS_FILE)
+        if episode.steps is not None and path.parent.is_dir():  # an episode whose reset failed has no folder yet
+            episode.steps.write(path)
+        store.add(outcome, episode.task())
 
     async def _run(
         self, client: GenericEnvClient, messages: list[Json], episode: _PlayedEpisode, capture: Capture
@@ -292,6 +313,7 @@ class EpisodeStream(GroupStream[Start]):
         try:
             with episode.waits_for_environment():
                 result = await client.step(action)
+            episode.note({"kind": "step", "action": action}, result)
             episode.add_reward(reply_reward(result.reward, result.metadata))
         except (RequestValidationError, ToolCallError) as exc:  # the model's action is wrong
             return f"Error: {message_of(exc)}"
@@ -353,6 +375,31 @@ class EpisodeStream(GroupStream[Start]):
         episode.finish("truncated", f"the endpoint refused the conversation: {refusal}")
 
 
+class StepLog:
+    """The reset and the steps of an episode, in the rows of recorded episodes (`server/web/episode_files.py`)."""
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        self._size = 0
+        self._steps = 0
+
+    def add(self, row: Json, result: StepResult[Any]) -> None:
+        """Add a row with the result of its call; beyond 8 MB, the rest of the episode is left out."""
+        self._steps += row["kind"] == "step"
+        whole = {**row, "n": self._steps, "observation": result.observation, "reward": result.reward}
+        line = encode({**whole, "done": result.done, "at": time.time()})
+        self._size += len(line)
+        if self._size <= _MOST_STEP_BYTES:
+            self._lines.append(line)
+
+    def write(self, path: Path) -> None:
+        """Write all rows. They are for readers only, so a full disk does not fail the episode."""
+        try:
+            path.write_bytes(b"".join(line + b"\n" for line in self._lines))
+        except OSError as exc:
+            logger.warning("the steps of an episode are not stored: %s", exc)
+
+
 class _PlayedEpisode:
     """The state of an episode: its reward so far, and how it ended."""
 
@@ -372,6 +419,8 @@ class _PlayedEpisode:
         self.instruction = ""
         self.environment_s = 0.0
         self.model_s = 0.0
+        self.steps: StepLog | None = None
+        """The steps for the store, or None without one."""
 
     @property
     def reward(self) -> float | None:
@@ -390,6 +439,11 @@ class _PlayedEpisode:
             if self._rule == "last":  # only the last reward counts, so it is the only one of the turns, too
                 self.turn_rewards = [0.0] * len(self.turn_rewards)
             self.turn_rewards[-1] += float(reward)
+
+    def note(self, row: Json, result: StepResult[Any]) -> None:
+        """Log a call of the environment for the store."""
+        if self.steps is not None:
+            self.steps.add(row, result)
 
     def finish(self, status: Status, reason: str | None = None) -> None:
         """End the episode."""

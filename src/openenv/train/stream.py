@@ -203,6 +203,8 @@ class OpenGroup(Generic[ItemT]):
     """The finished samples of a resumed group, by their number in the group."""
     updates: int = 0
     """The number of updates of the policy at its start."""
+    policy_version: int = 0
+    """The version of the policy at its start."""
     is_done: bool = False
 
     def has_enough(self) -> bool:
@@ -217,7 +219,8 @@ class OpenGroup(Generic[ItemT]):
 
     def labels(self, index: int, attempt: int) -> dict[str, Any]:
         """Return the labels of a sample in the store."""
-        return {"group": self.label, "item": self.name, "sample": index, "attempt": attempt}
+        labels = {"group": self.label, "item": self.name, "sample": index, "attempt": attempt}
+        return {**labels, "policy_version": self.policy_version}
 
 
 class GroupStream(ABC, Generic[ItemT]):
@@ -517,6 +520,7 @@ class GroupStream(ABC, Generic[ItemT]):
             planned = self.options.samples + self.options.oversample
             label = f"{name}-{self._source.stream_id}"
             group = OpenGroup(number, name, label, item, self.options.samples, planned, updates=self._updates)
+            group.policy_version = self._policy_version
             if self._source.is_resumed:
                 group.stored = self._stored_samples(label)
             return group

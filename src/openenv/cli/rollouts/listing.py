@@ -27,6 +27,8 @@ _GROUPINGS: Final[dict[str, Grouping]] = {
     "agent": "agent",
     "model": "model",
     "status": "status",
+    "environment": "environment",
+    "policy-version": "policy_version",
     "verdict": "verdict",
 }
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from openenv.client.env_client import GenericEnvClient
 from openenv.client.network import ConnectionOptions, with_token
 from openenv.client.rewards import RewardHistory, reward_history
-from openenv.client.schema_client import read_schemas
+from openenv.client.schema_client import ask, read_schemas
 from openenv.errors import (
     NonFiniteReward,
     OpenEnvError,
@@ -206,6 +206,16 @@ class ServedEpisode(EpisodeRules):
     def close(self) -> None:
         """End the session."""
         self._client.close()
+
+
+def environment_name(url: str, client_options: Mapping[str, Any] | None = None) -> str:
+    """Ask a server for the name of its environment; empty if it does not say."""
+    try:
+        headers = with_token(None, (client_options or {}).get("token"))
+        name = ask(url, "/metadata", ConnectionOptions(connect_timeout_s=_SCHEMA_TIMEOUT_S, headers=headers))["name"]
+    except (OpenEnvError, KeyError, TypeError, ValueError):  # only a label: the episodes run without it
+        return ""
+    return str(name)
 
 
 def action_schema(url: str, client_options: Mapping[str, Any] | None = None) -> Json:

@@ -36,18 +36,22 @@ PASS = 1.0
 
 Order = Literal["newest", "oldest", "reward", "turns", "tokens", "wall_s"]
 """`reward`, `turns`, `tokens` and `wall_s` list the largest first."""
-Grouping = Literal["task_id", "group", "agent", "model", "status", "trust", "sandbox", "verdict"]
+Grouping = Literal[
+    "task_id", "group", "agent", "model", "status", "trust", "sandbox", "verdict", "environment", "policy_version"
+]
 GROUPINGS: tuple[str, ...] = get_args(Grouping)
 
-_VERSION = 4
+_VERSION = 5
 _KEPT = 64
+_MOST_INSTRUCTION = 300  # characters; lists show a line of it
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS shards (name TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS records (
     record_id TEXT PRIMARY KEY, rollout_id TEXT NOT NULL, kind TEXT NOT NULL, verdict TEXT NOT NULL,
     sequence INTEGER NOT NULL, stored_at REAL NOT NULL, task_id TEXT NOT NULL, "group" TEXT NOT NULL,
     status TEXT NOT NULL, phase TEXT NOT NULL, reason TEXT, reward REAL, trust TEXT, agent TEXT NOT NULL,
-    model TEXT NOT NULL, sandbox TEXT NOT NULL, turns INTEGER NOT NULL, tokens INTEGER NOT NULL,
+    model TEXT NOT NULL, sandbox TEXT NOT NULL, environment TEXT NOT NULL, policy_version TEXT NOT NULL,
+    instruction TEXT NOT NULL, turns INTEGER NOT NULL, tokens INTEGER NOT NULL,
     started_at REAL NOT NULL, wall_s REAL NOT NULL,
     shard TEXT NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,
     is_last INTEGER NOT NULL DEFAULT 1
@@ -57,10 +61,12 @@ CREATE INDEX IF NOT EXISTS by_verdict ON records (verdict, stored_at, record_id)
 CREATE INDEX IF NOT EXISTS by_reward ON records (reward, stored_at, record_id) WHERE kind = 'rollout';
 -- These two hold all that lists select, order and count by: the rows themselves are not read but for those shown.
 CREATE INDEX IF NOT EXISTS of_first ON records (
-    stored_at, record_id, task_id, status, reward, agent, model, "group", trust, sandbox, turns, tokens, wall_s, kind
+    stored_at, record_id, task_id, status, reward, agent, model, "group", trust, sandbox, environment, policy_version,
+    turns, tokens, wall_s, kind
 ) WHERE kind = 'rollout';
 CREATE INDEX IF NOT EXISTS of_last ON records (
-    stored_at, record_id, task_id, status, reward, agent, model, "group", trust, sandbox, turns, tokens, wall_s, is_last
+    stored_at, record_id, task_id, status, reward, agent, model, "group", trust, sandbox, environment, policy_version,
+    turns, tokens, wall_s, is_last
 ) WHERE is_last = 1;
 """
 _LATER = """
@@ -73,7 +79,10 @@ _ORDERS: Mapping[str, str] = {
     "oldest": "stored_at, record_id",
     **{name: f"{name} DESC, stored_at DESC, record_id DESC" for name in ("reward", "turns", "tokens", "wall_s")},
 }
-_EQUAL = ("rollout_id", "task_id", "group", "status", "trust", "agent", "model", "sandbox", "kind")
+_EQUAL = (
+    *("rollout_id", "task_id", "group", "status", "trust", "agent", "model", "sandbox", "kind"),
+    *("environment", "policy_version"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,12 @@ class RolloutRow:
     agent: str
     model: str
     sandbox: str
+    environment: str
+    """The name of the environment that was played; empty for tasks of coding agents without one."""
+    policy_version: str
+    """The version of the trained policy at the start; empty if nothing was trained."""
+    instruction: str
+    """The start of the task's instruction."""
     turns: int
     tokens: int
     """The number of sampled tokens."""
@@ -127,6 +142,8 @@ class RolloutFilter:
     model: str | Collection[str] | None = None
     sandbox: str | Collection[str] | None = None
     kind: str | Collection[str] | None = None
+    environment: str | Collection[str] | None = None
+    policy_version: str | Collection[str] | None = None
     min_trust: Trust | None = None
     """The lowest trust level of the reward. Old records without a trust level never match."""
     min_reward: float | None = None
@@ -136,7 +153,7 @@ class RolloutFilter:
     until: float | None = None
     """Stored before this time."""
     text: str | None = None
-    """A part of the ID, the task, the group or the reason, in upper or lower case."""
+    """A part of the ID, the task, its instruction, the group or the reason, in upper or lower case."""
     verdict: str | None = FIRST
     """The verdict that counts: `first`, `last`, or the name of a later one, which excludes rollouts without it. None
     lists all verdicts as separate records."""
@@ -176,7 +193,7 @@ class RolloutFilter:
                 add(condition, limit)
         if self.text:
             pattern = "%" + "".join(f"\\{c}" if c in "%_\\" else c for c in self.text) + "%"
-            places = ("rollout_id", "task_id", '"group"', "reason")
+            places = ("rollout_id", "task_id", '"group"', "reason", "instruction")
             add(f"({' OR '.join(f'{place} LIKE ? ESCAPE {_BACKSLASH}' for place in places)})", *[pattern] * len(places))
         if self.verdict == FIRST:
             add("kind = 'rollout'")
@@ -187,6 +204,7 @@ class RolloutFilter:
         return (f" WHERE {' AND '.join(conditions)}" if conditions else ""), values
 
 
+_CURVE_POINTS = 40
 _BACKSLASH = "'\\'"
 EVERY_RECORD = RolloutFilter(verdict=None)
 
@@ -222,6 +240,23 @@ class RolloutStats:
     def interval(self) -> tuple[float, float] | None:
         """The 95 % confidence interval of the pass rate (Wilson score)."""
         return wilson(self.passed, self.scored) if self.scored else None
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """The rewards of one line of a learning curve within one interval of time, or of one version of the policy."""
+
+    name: str
+    at: float | str
+    """The middle of the interval, in seconds since 1970, or the version."""
+    scored: int
+    passed: int
+    mean: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of the pass rate (Wilson score)."""
+        return wilson(self.passed, self.scored)
 
 
 def wilson(passed: int, count: int, z: float = 1.959964) -> tuple[float, float]:
@@ -294,6 +329,44 @@ class RolloutIndex:
             f"FROM records{clause} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT ?"
         )
         return [_stats(row) for row in self._figures(query, [*values, -1 if limit is None else limit])]
+
+    def curve(
+        self, where: RolloutFilter, *, by: Grouping | None, over: Literal["time", "policy_version"], lines: int
+    ) -> list[CurvePoint]:
+        """Return the learning curve of each of the most frequent values of a column; one over all if `by` is None.
+
+        Rollouts without a reward are not part of it: they failed before they could be scored.
+        """
+        clause, values = where.having({"min_reward": -math.inf if where.min_reward is None else where.min_reward}).sql()
+        name = "''" if by is None else f"COALESCE(\"{by}\", '')"
+        if over == "time":
+            low, high = self._figures(f"SELECT MIN(stored_at), MAX(stored_at) FROM records{clause}", values)[0]
+            if low is None:
+                return []
+            # The last moment belongs to the last interval, so the width is a little larger than its share.
+            width = max((high - low) / _CURVE_POINTS * (1 + 1e-9), 1e-6)
+            place, where_values = "CAST((stored_at - ?) / ? AS INTEGER)", [low, width]
+            middle = f"{low!r} + (place + 0.5) * {width!r}"
+        else:
+            place, where_values, middle = "policy_version", [], "place"
+        query = (
+            f"WITH scored AS (SELECT {name} AS name, {place} AS place, reward, stored_at FROM records{clause}), "
+            "frequent AS (SELECT name, COUNT(*) AS count FROM scored GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT ?) "
+            f"SELECT name, {middle}, COUNT(*), SUM(reward >= {PASS}), AVG(reward) "
+            "FROM scored JOIN frequent USING (name) GROUP BY name, place ORDER BY count DESC, name, MIN(stored_at)"
+        )
+        return [CurvePoint(*row) for row in self._figures(query, [*where_values, *values, lines])]
+
+    def beside(self, where: RolloutFilter, rollout_id: str, *, order: Order) -> tuple[str | None, str | None]:
+        """Return the rollouts before and after one in a list; None at its ends, and if the list does not contain it."""
+        clause, values = where.sql()
+        window = f"OVER (ORDER BY {_ORDERS[order]})"
+        query = (
+            f"SELECT before, after FROM (SELECT rollout_id, LAG(rollout_id) {window} AS before, "
+            f"LEAD(rollout_id) {window} AS after FROM records{clause}) WHERE rollout_id = ?"
+        )
+        rows = self._read(query, [*values, rollout_id])
+        return rows[0] if rows else (None, None)
 
     def names(self, column: Grouping, *, limit: int) -> list[tuple[str, int]]:
         """Return the values of a column and their counts, the most frequent first."""
@@ -460,7 +533,8 @@ def _row(line: bytes, shard: str, offset: int) -> RolloutRow | None:
     """Return the row of a line, or None if the line is not a record."""
     try:
         record = json.loads(line)
-        outcome = record["outcome"]
+        outcome, task = record["outcome"], record.get("task") or {}
+        metadata, about = outcome.get("metadata") or {}, task.get("metadata") or {}
         record_id, kind = str(record["record_id"]), str(record["kind"])
         turns: Collection[Mapping[str, Any]] = outcome.get("turns") or ()
 
@@ -474,7 +548,7 @@ def _row(line: bytes, shard: str, offset: int) -> RolloutRow | None:
             verdict=FIRST if kind == "rollout" else str(record.get("verdict") or record_id),
             sequence=sequence_of(record),
             stored_at=float(record["stored_at"]),
-            group=group_of(outcome.get("metadata"), (record.get("task") or {}).get("metadata")),
+            group=group_of(metadata, about),
             task_id=text("task_id"),
             status=text("status"),
             phase=text("phase"),
@@ -484,6 +558,9 @@ def _row(line: bytes, shard: str, offset: int) -> RolloutRow | None:
             agent=text("agent"),
             model=text("model"),
             sandbox=text("sandbox"),
+            environment=str(metadata.get("environment") or about.get("environment") or ""),
+            policy_version="" if metadata.get("policy_version") is None else str(metadata["policy_version"]),
+            instruction=str(task.get("instruction") or "")[:_MOST_INSTRUCTION],
             turns=len(turns),
             tokens=sum(len(turn.get("completion_tokens") or turn.get("completion_token_ids") or ()) for turn in turns),
             started_at=float(outcome.get("started_at") or 0.0),

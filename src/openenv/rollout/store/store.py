@@ -14,6 +14,7 @@ verifying again appends another record. Any number of processes may write to one
 #                                               an interrupted rollout
 #                    events.jsonl, agent.log    written while it runs: phases, commands, model calls; the agent's output
 #                    worktree.tar, baseline.tar
+#                    steps.jsonl                 of a played episode: its reset and its steps
 #   .verdicts                                   locked while a verdict gets its number, which orders the verdicts of a
 #                                               rollout: clocks of machines differ and can be set back
 #   running/a41f....json                        agent, model, task of a running rollout, so that `running` is fast
@@ -48,6 +49,7 @@ from openenv.rollout.store.rollout_index import (
     EVERY_RECORD,
     FIRST,
     LAST,
+    CurvePoint,
     Grouping,
     Order,
     RolloutFilter,
@@ -62,6 +64,8 @@ from openenv.sandboxes.host import is_locked, open_locked
 logger = logging.getLogger(__name__)
 
 Kind = Literal["rollout", "reverify"]
+STEPS_FILE = "steps.jsonl"
+"""The file with the steps of a played episode, in the rows of recorded episodes."""
 _FORMAT = 1
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _BLOCK = 1024 * 1024
@@ -512,6 +516,34 @@ class RolloutStore:
         """
         self._index.sync()
         return self._index.stats((where or RolloutFilter()).having(conditions), by=by, limit=limit)
+
+    def curve(
+        self,
+        where: RolloutFilter | None = None,
+        *,
+        by: Grouping | None = None,
+        over: Literal["time", "policy_version"] = "time",
+        lines: int = 8,
+        **conditions: Any,
+    ) -> list[CurvePoint]:
+        """Return learning curves: the mean reward and the pass rate over time, or by version of the policy.
+
+        Takes the conditions of `find`. Only rollouts with a reward count.
+
+        Args:
+            by: The column with a curve for each of its values; None for one curve over all rollouts.
+            over: The axis: time in 40 intervals, or the version of the policy.
+            lines: The largest number of curves, those of the most frequent values.
+        """
+        self._index.sync()
+        return self._index.curve((where or RolloutFilter()).having(conditions), by=by, over=over, lines=lines)
+
+    def beside(
+        self, rollout_id: str, where: RolloutFilter | None = None, *, order: Order = "newest"
+    ) -> tuple[str | None, str | None]:
+        """Return the IDs of the rollouts before and after one in the list of `find`; None at its ends."""
+        self._index.sync()
+        return self._index.beside(where or RolloutFilter(), rollout_id, order=order)
 
     def names(self, column: Grouping, *, limit: int = 1000) -> list[tuple[str, int]]:
         """Return the values of a column and their counts, the most frequent first.

@@ -29,6 +29,7 @@ from openenv._lazy import load_package_version
 from openenv.errors import OpenEnvError, StoreError
 from openenv.server.access import AccessGate, AccessPolicy, OriginPolicy, role_of
 from openenv.server.asgi import Handler, Receive, Scope, Send, disconnected, respond, respond_json
+from openenv.server.web.episode_files import read_rows
 from openenv.server.web.page_routes import PageLogin
 from openenv.server.web.web_page import HiddenRoute, PageFiles
 
@@ -37,7 +38,7 @@ from ..capture.transcript import Transcript, token_documents, transcript
 from ..store.changes import compare_trees
 from ..store.exports import export_rollouts, json_lines
 from ..store.rollout_index import FIRST, Grouping, Order, RolloutFilter, RolloutRow, RolloutStats
-from ..store.store import BegunRollout, Record, RolloutStore, read_events
+from ..store.store import STEPS_FILE, BegunRollout, Record, RolloutStore, read_events
 from ..tasks.task import TRUSTS, CommandResult
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ PATH: Final = "/web/rollouts"
 MOST_ROWS: Final = 1000
 """The most rows of a list per request."""
 _MOST_NAMES = 1000
+_MOST_LINES = 20
 _MOST_OUTPUT = 100_000
 _LOG_BLOCK = 256 * 1024
 _THREADS = 2  # a server used for training needs the other cores
@@ -59,6 +61,8 @@ _SEVERAL = {
     "status": "status",
     "trust": "trust",
     "sandbox": "sandbox",
+    "environment": "environment",
+    "policy_version": "policy_version",
 }
 _GROUPINGS: Mapping[str, Grouping] = {
     "task": "task_id",
@@ -67,6 +71,8 @@ _GROUPINGS: Mapping[str, Grouping] = {
     "model": "model",
     "status": "status",
     "trust": "trust",
+    "environment": "environment",
+    "policy_version": "policy_version",
     "verdict": "verdict",
 }
 _NUMBERS = ("min_reward", "max_reward", "since", "until")
@@ -218,15 +224,28 @@ class RolloutViewer:
         offset, limit = query.count("offset", 0), query.count("limit", 100, MOST_ROWS)
         store = self.stores.get(query.text("store"))
         if store is None:
-            return {"total": 0, "offset": 0, "rows": [], "running": []}
+            return {"total": 0, "offset": 0, "rows": [], "running": [], "all": None}
         where = self._filter(store, query)
         rows = store.find(where, order=order, limit=limit, offset=offset)  # type: ignore[arg-type]
+        whole = store.stats(where)
         return {
             "total": store.count(where),
             "offset": offset,
             "rows": [_row_document(row) for row in rows],
             "running": [_begun_document(each) for each in store.running()],
+            "all": _stats_document(whole[0]) if whole else None,
         }
+
+    def curve(self, query: RolloutQuery) -> dict[str, Any]:
+        """Return learning curves by task, environment, group or another column, over time or policy versions."""
+        by = query.choice("by", ["", *_GROUPINGS], "")
+        over: Any = query.choice("over", ["time", "policy_version"], "time")
+        lines = query.count("limit", 8, _MOST_LINES)
+        store = self.stores.get(query.text("store"))
+        if store is None:
+            return {"by": by, "over": over, "points": []}
+        points = store.curve(self._filter(store, query), by=_GROUPINGS.get(by), over=over, lines=lines)
+        return {"by": by, "over": over, "points": [{**asdict(each), "interval": each.interval} for each in points]}
 
     def stats(self, query: RolloutQuery) -> dict[str, Any]:
         """Return statistics by task, group, agent or model, and over all."""
@@ -276,8 +295,37 @@ class RolloutViewer:
             "verdicts": [_verdict_document(record) for record in reversed(history)],
             "events": events,
             "has_capture": (store.captures / whole_id / FILE).is_file(),
+            "has_steps": store.live_file(whole_id, STEPS_FILE).is_file(),
             "has_log": store.live_file(whole_id, "agent.log").is_file(),
         }
+
+    def beside(self, rollout_id: str, query: RolloutQuery) -> dict[str, Any]:
+        """Return the rollouts before and after one in the list that the query describes."""
+        order = query.choice("order", get_args(Order), "newest")
+        _, store, whole_id = self.stores.holding(rollout_id)
+        before, after = store.beside(whole_id, self._filter(store, query), order=order)  # type: ignore[arg-type]
+        return {"before": before, "after": after}
+
+    def raw(self, rollout_id: str, query: RolloutQuery) -> dict[str, Any]:
+        """Return the stored record of a rollout: task and outcome as they are on disk."""
+        _, store, whole_id = self.stores.holding(rollout_id)
+        return store.get(whole_id, verdict=query.text("verdict") or FIRST).model_dump(mode="json")
+
+    def steps(self, rollout_id: str, query: RolloutQuery) -> dict[str, Any]:
+        """Return the reset and the steps of a played episode, as rows of a recorded episode."""
+        _, store, whole_id = self.stores.holding(rollout_id)
+        path = store.live_file(whole_id, STEPS_FILE)
+        return {"rows": list(read_rows(path)) if path.is_file() else []}
+
+    def call(self, rollout_id: str, turn: str, query: RolloutQuery) -> dict[str, Any]:
+        """Return one model call as it was recorded: the request to the endpoint and its response."""
+        _, store, whole_id = self.stores.holding(rollout_id)
+        folder = store.captures / whole_id
+        calls = read(folder).calls if (folder / FILE).is_file() else []
+        found = next((each for each in calls if str(each.number) == turn), None)
+        if found is None:
+            raise StoreError(f"The rollout '{whole_id}' has no model call {turn}")
+        return {"turn": found.number, "request": found.sent, "status": found.status, "response": found.response}
 
     def transcript(self, rollout_id: str, query: RolloutQuery) -> dict[str, Any]:
         """Return the model calls of a rollout, without their tokens."""
@@ -380,8 +428,8 @@ def _parquet(store: RolloutStore, where: RolloutFilter) -> Iterator[bytes]:
 
 def _row_document(row: RolloutRow) -> dict[str, Any]:
     names = ("rollout_id", "verdict", "stored_at", "task_id", "group", "status", "phase", "reason", "reward", "trust")
-    more = ("agent", "model", "sandbox", "turns", "tokens", "started_at", "wall_s")
-    return {name: getattr(row, name) for name in (*names, *more)}
+    more = ("agent", "model", "sandbox", "environment", "policy_version", "instruction", "turns", "tokens")
+    return {name: getattr(row, name) for name in (*names, *more, "started_at", "wall_s")}
 
 
 def _begun_document(begun: BegunRollout) -> dict[str, Any]:
@@ -450,10 +498,15 @@ class RolloutRoutes:
         return [
             (PATH, self._answering(viewer.rows, "order", "offset", "limit")),
             (f"{PATH}/-/stats", self._answering(viewer.stats, "by", "limit")),
+            (f"{PATH}/-/curve", self._answering(viewer.curve, "by", "over", "limit")),
             (f"{PATH}/-/names", self._answering(viewer.names)),
             (f"{PATH}/-/export", self._export),
             (one, self._answering(viewer.rollout)),
             (f"{one}/transcript", self._answering(viewer.transcript)),
+            (f"{one}/beside", self._answering(viewer.beside, "order")),
+            (f"{one}/raw", self._answering(viewer.raw)),
+            (f"{one}/steps", self._answering(viewer.steps)),
+            (f"{one}/calls/{{turn}}", self._answering(viewer.call)),
             (f"{one}/tokens/{{turn}}", self._answering(viewer.tokens)),
             (f"{one}/changes", self._answering(viewer.changes)),
             (f"{one}/log", self._answering(viewer.log, "start")),
