@@ -7,13 +7,18 @@ class Guess(Action):
     number: int
 
 
-class GuessTheNumber(Environment[Guess, Observation, State]):
+class Hint(Observation):
+    hint: str = "I have a number from 0 to 9."
+
+
+class GuessTheNumber(Environment[Guess, Hint, State]):
     """Guess a number from 0 to 9."""
 
     def reset(self, seed=None):
         self.secret = random.Random(seed).randint(0, 9)
-        return Observation()
+        return Hint()
 
     def step(self, action):
-        right = action.number == self.secret
-        return Observation(reward=float(right), done=right)
+        if action.number == self.secret:
+            return Hint(hint="Right!", reward=1.0, done=True)
+        return Hint(hint="higher" if action.number < self.secret else "lower", reward=0.0)

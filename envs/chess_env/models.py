@@ -15,7 +15,9 @@ OpponentName = Literal["auto", "engine", "search", "random"]
 class ChessAction(Action):
     """One move."""
 
-    move: str = Field(max_length=16, description="In UCI notation (e2e4, e7e8q) or in SAN (e4, Nf3, O-O)")
+    move: str = Field(
+        max_length=16, description="In UCI notation (e2e4, e7e8q) or in SAN (e4, Nf3, O-O)", examples=["e2e4"]
+    )
 
 
 class ChessObservation(Observation):

@@ -30,6 +30,8 @@ STEP_TIMEOUT_S = 900.0
 """Seconds that a step may take when it names no limit, unless its rollout may take longer by its own arguments."""
 HEARTBEAT_S = 10.0
 _PHASES: tuple[str, ...] = get_args(Phase)
+_FIRST: dict[str, Any] = {"x-openenv-first": True}
+"""Marks the arguments that the page shows above *More options*."""
 
 
 class OpenCodeEnvironment(MCPEnvironment):
@@ -54,21 +56,31 @@ class OpenCodeEnvironment(MCPEnvironment):
         ctx: Context,
         endpoint: Annotated[
             str,
-            Field(description="vllm, openai, hf_router or scripted; or fill in base_url and model"),
+            Field(
+                description="vllm, openai, hf_router or scripted; or fill in base_url and model",
+                examples=["vllm", "openai", "hf_router", "scripted"],
+                json_schema_extra=_FIRST,
+            ),
         ] = "",
         base_url: Annotated[str, Field(description="The model's endpoint, ending in /v1")] = "",
         api_key: Annotated[str, Field(description="The endpoint's key; the sandbox never sees it")] = "",
         model: Annotated[str, Field(description="The model's id at that endpoint")] = "",
         instruction: Annotated[
             str,
-            Field(description="What the agent has to do, in words", json_schema_extra={"x-openenv-required": True}),
+            Field(
+                description="What the agent has to do, in words",
+                json_schema_extra={**_FIRST, "x-openenv-required": True},
+            ),
         ] = "",
         setup: Annotated[
             list[str] | None, Field(description="Shell lines that run in the sandbox before the agent starts")
         ] = None,
         verify: Annotated[
             list[str | dict[str, Any]] | None,
-            Field(description="Shell lines that decide the reward, in a fresh sandbox: the share that exits with 0"),
+            Field(
+                description="Shell lines that decide the reward, in a fresh sandbox: the share that exits with 0",
+                json_schema_extra=_FIRST,
+            ),
         ] = None,
         task_id: Annotated[str, Field(description="A name, under which rollouts of one task are found again")] = "",
         mode: Annotated[str, Field(description="transparent_proxy; black_box leaves the turns out of the result")] = (

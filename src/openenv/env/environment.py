@@ -341,12 +341,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
 
     def get_metadata(self) -> EnvironmentMetadata:
         """Describe the environment: by its class's docstring, and by the name and version in its package's files."""
-        facts = package_facts(type(self))
-        return EnvironmentMetadata(
-            name=facts.name or type(self).__name__,
-            description=_first_paragraph(type(self)) or f"{type(self).__name__} environment",
-            version=facts.version or "1.0.0",
-        )
+        return class_metadata(type(self))
 
     def render_web(self, observation: dict[str, Any]) -> str | None:
         """Draw an observation for the web page, or return None for the default view.
@@ -436,6 +431,16 @@ def _keep_scores(observation: Any, scores: dict[str, float]) -> None:
     metadata = getattr(observation, "metadata", None)
     if isinstance(metadata, dict):
         metadata[RUBRIC_SCORES] = scores
+
+
+def class_metadata(env_cls: type[Any]) -> EnvironmentMetadata:
+    """Describe a class by its docstring and its package's files, without an instance."""
+    facts = package_facts(env_cls)
+    return EnvironmentMetadata(
+        name=facts.name or env_cls.__name__,
+        description=_first_paragraph(env_cls) or f"{env_cls.__name__} environment",
+        version=facts.version or "1.0.0",
+    )
 
 
 def _first_paragraph(cls: type[Any]) -> str | None:

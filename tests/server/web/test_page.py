@@ -201,7 +201,8 @@ def test_an_environment_that_cannot_be_built_has_a_page_all_the_same(
     browser = visit(serve(with_page(Shy, Action, Observation, env_name="shy")).url)
     monkeypatch.setattr(Shy, "may_be_built", False)
     assert browser.get("/web/page").json()["name"] == "shy"
-    assert browser.get("/web/metadata").json()["description"] == "Shy environment"
+    described = "Has no state before its first reset, and cannot always be built."
+    assert browser.get("/web/metadata").json()["description"] == described
     failed = browser.post("/web/reset")
     assert (failed.status_code, failed.json()["code"]) == (500, "FACTORY_ERROR")
     assert "no display" in failed.json()["detail"]

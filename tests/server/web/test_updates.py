@@ -25,6 +25,7 @@ def test_the_page_gets_increments_that_are_counted(street: Any, visit: Callable[
         assert hello["episode"] == {
             "episode_id": None,
             "step_count": 0,
+            "seed": None,
             "is_reset": False,
             "current_observation": None,
             "reward": None,

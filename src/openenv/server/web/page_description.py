@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from openenv import settings
 from openenv._lazy import load_package_version
 from openenv.env.binding import bind, factory_name
-from openenv.env.environment import Environment
+from openenv.env.environment import Environment, class_metadata
 from openenv.protocol.schema import json_schema, resolve_reference
 from openenv.types import EnvironmentMetadata, ServerMode
 
@@ -27,7 +27,7 @@ from ..access import Role
 from ..app import PageArguments
 from ..mcp.tool_calls import NoTools
 from ..service import EnvService
-from .quickstart import quick_start
+from .quickstart import example_action, quick_start
 from .visitor_actions import VisitorActions
 
 logger = logging.getLogger(__name__)
@@ -59,18 +59,22 @@ class PageDescription:
         self._html: str | None = None
 
     async def metadata(self) -> EnvironmentMetadata:
-        """Describe the environment with its README, or only by name if it cannot be built."""
+        """Return the answer of `/metadata` with a README; only a name if the environment cannot be built."""
         if self._metadata is None:
             service = self._service
+            env_cls = service.manager.env_cls
             readme = await asyncio.to_thread(find_readme, service.env_name, self._folder)
-            plain = await asyncio.to_thread(load_environment_metadata, service.factory, service.env_name)
-            plain = metadata = plain.model_copy(update={"readme_content": readme})
-            if getattr(service.manager.env_cls, "get_metadata", None) is not Environment.get_metadata:
-                try:
+            try:
+                # The default answer depends on the class alone, so a slow environment need not be built for it.
+                if env_cls is not None and getattr(env_cls, "get_metadata", None) is Environment.get_metadata:
+                    metadata = await asyncio.to_thread(class_metadata, env_cls)
+                    metadata.name = service.env_name or metadata.name
+                else:
                     metadata = await self._ask("metadata", service.metadata)
-                except Exception:
-                    logger.warning("the environment cannot describe itself", exc_info=True)
-                    return plain
+            except Exception:
+                logger.warning("the environment cannot describe itself", exc_info=True)
+                plain = await asyncio.to_thread(load_environment_metadata, service.factory, service.env_name)
+                return plain.model_copy(update={"readme_content": readme})
             self._metadata = metadata.model_copy(update={"readme_content": metadata.readme_content or readme})
         return self._metadata
 
@@ -101,6 +105,7 @@ class PageDescription:
             "action": {
                 "schema": {} if action_cls is None else service.schema().action,
                 "fields": action_fields(action_cls),
+                "example": example_action(action_cls),
             },
             "reset": {"schema": reset_schema(service.manager.env_cls)},
             "tools": tools,

@@ -61,7 +61,7 @@ class VisitorActions:
         async with self._turn(visitor, renew=True) as session:
             outcome: EncodedObservation = await visitor.unless_gone(session.run(RESET, dict(kwargs), cancellable=True))
             scene = await self._scene(visitor, session, outcome)
-            visitor.begin(outcome, scene.render, scene.episode_id)
+            visitor.begin(outcome, scene.render, scene.episode_id, seed=kwargs.get("seed"))
             return outcome
 
     async def step(self, visitor: Visitor, fields: Mapping[str, Any]) -> EncodedObservation:

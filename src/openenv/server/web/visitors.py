@@ -116,6 +116,7 @@ class VisitorEpisode:
     episode_id: str | None = None
     step_count: int = 0
     has_begun: bool = False
+    seed: Any = None
     last: EncodedObservation | None = None
     render: bytes = field(default_factory=lambda: Render().json())
     entries: deque[HistoryEntry] = field(default_factory=deque)
@@ -137,7 +138,8 @@ class VisitorEpisode:
         """Return the episode's state, for the page."""
         outcome = self.last or EncodedObservation(b"null", b"null", None, False)
         # To the page `is_reset` says that there is an episode; in the contract's frame (`state`), that it has no step.
-        head = encode({"episode_id": self.episode_id, "step_count": self.step_count, "is_reset": self.has_begun})
+        names = {"episode_id": self.episode_id, "step_count": self.step_count, "seed": self.seed}
+        head = encode({**names, "is_reset": self.has_begun})
         return head[:-1] + b',"current_observation":' + outcome.observation + outcome.tail + b"}"
 
     def log(self) -> bytes:
@@ -321,11 +323,14 @@ class Visitor:
         """Publish a progress or log message of a running step."""
         self._publish(encode({"type": "event", "data": data, "timestamp": timestamp}))
 
-    def begin(self, outcome: EncodedObservation, render: Render, episode_id: str | None) -> None:
+    def begin(self, outcome: EncodedObservation, render: Render, episode_id: str | None, *, seed: Any = None) -> None:
         """Begin an episode, and publish it."""
-        self.episode = VisitorEpisode(episode_id, has_begun=True, last=outcome, render=render.json())
-        head = b'{"type":"reset","episode_id":' + encode(episode_id) + b',"observation":' + outcome.observation
-        self._publish(head + outcome.tail + b',"render":' + self.episode.render + b"}", is_state=True)
+        self.episode = VisitorEpisode(episode_id, has_begun=True, seed=seed, last=outcome, render=render.json())
+        head = encode({"type": "reset", "episode_id": episode_id, "seed": seed})[:-1]
+        self._publish(
+            head + b',"observation":' + outcome.observation + outcome.tail + b',"render":' + self.episode.render + b"}",
+            is_state=True,
+        )
 
     def stepped(
         self,

@@ -125,7 +125,9 @@ def test_two_episodes_are_compared_step_by_step(tower: Any, visit: Callable[...,
     for index in range(2):
         rows.nth(index).get_by_role("checkbox").check()
     page.get_by_role("button", name="Compare two").click()
-    expect(page.get_by_text("The actions differ from step 2 on.")).to_be_visible()
+    expect(page.get_by_text("Seeds: both 0.")).to_be_visible()
+    expect(page.get_by_text("Actions: they differ from step 2 on.")).to_be_visible()
+    expect(page.get_by_role("slider").first).to_have_value("2")
     page.get_by_role("slider").first.press("End")
     expect(picture(page, 0)).to_have_text("at 5")
     expect(picture(page, 1)).to_have_text("at 5")

@@ -56,22 +56,25 @@ export class ActionCard {
     this.node = el(
       "section.card.action",
       {},
-      el("div.card-head", {}, el("h2", { title: title ?? "" }, "Action"), this.toggle),
+      el("div.card-head", {}, el("h2", { title: title ?? "" }, "Action"), !this.isDiscrete && this.toggle),
       typeof description === "string" && !this.tools && el("p.about", {}, description),
       this.over,
       this.moves.node,
-      this.#byHand(),
+      !this.isDiscrete && this.#byHand(),
       new Progress(player).node,
     );
     this.#draw();
     player.episode.subscribe(() => this.#update());
   }
 
-  /** The form and its button; folded away where the buttons above are all that there is to choose. */
+  /** Whether the buttons are all that there is to choose; then there is no form beside them. */
+  get isDiscrete() {
+    return this.derived.length > 0;
+  }
+
+  /** The form and its button. */
   #byHand() {
-    const parts = [this.tools && this.#picker(), this.body, el("div.actions", {}, this.button)];
-    if (this.derived.length === 0) return el("div.stack.is-tight", {}, parts);
-    return el("details.fold", {}, el("summary", {}, "Fill in the form"), parts);
+    return el("div.stack.is-tight", {}, this.tools && this.#picker(), this.body, el("div.actions", {}, this.button));
   }
 
   /** What would be sent now. */
@@ -87,6 +90,7 @@ export class ActionCard {
 
   /** Send what the form says. */
   async submit() {
+    if (this.isDiscrete) return;
     const read = this.form.read();
     if (read) await this.act(this.#whole(read.value));
   }
@@ -96,12 +100,14 @@ export class ActionCard {
     if (!this.player.isFree || this.player.episode.session.state === "lost") return;
     this.onChange(action);
     const { error } = await this.player.step(action);
-    if (error?.status === 422)
-      this.form.showErrors(error.problems.length ? error.problems : [{ loc: [], msg: error.message }]);
+    if (error?.status !== 422) return;
+    if (this.isDiscrete) this.player.episode.setFailure({ message: error.message, code: error.code });
+    else this.form.showErrors(error.problems.length ? error.problems : [{ loc: [], msg: error.message }]);
   }
 
-  /** Put an action into the form. @param {any} action */
+  /** Put an action into the form, or go to its button. @param {any} action */
   write(action) {
+    if (this.isDiscrete) return this.moves.focusOn(action);
     const tool = this.tools?.find((/** @type {any} */ tool) => tool.name === action?.tool_name);
     if (this.tools && !tool) return;
     if (tool) this.#choose(tool.name);

@@ -1,7 +1,9 @@
 /**
- * Words about a rollout that are seen at a glance: its reward, its status, how far the reward can be trusted.
+ * Words about a rollout that are seen at a glance: its reward, its status, how far the reward can be trusted; and the
+ * styles of everything about rollouts.
  */
 
+import { address } from "./api.js";
 import { el } from "./element.js";
 import { formatNumber } from "./values.js";
 
@@ -39,4 +41,11 @@ export function trustBadge(trust) {
 /** What a level of trust means. @param {string} trust */
 export function trustMeaning(trust) {
   return TRUSTS.get(trust) ?? "";
+}
+
+/** Load the styles of rollouts, unless the page has done so. */
+export function addRolloutStyles() {
+  const { href } = address("./static/rollouts.css");
+  const links = /** @type {HTMLLinkElement[]} */ ([...document.querySelectorAll('link[rel="stylesheet"]')]);
+  if (!links.some((link) => link.href === href)) document.head.append(el("link", { rel: "stylesheet", href }));
 }

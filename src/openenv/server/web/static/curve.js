@@ -1,5 +1,8 @@
 /**
- * The curve over episodes: the return of each, oldest first, and their running mean.
+ * The curve over finished episodes: the return of each, oldest first, the mean of the last ten, and the mean of all.
+ *
+ * Episodes that still run, or were cut off by a reset, have a return so far. Among the others it would look like
+ * learning.
  */
 
 import { el, fill, svg } from "./element.js";
@@ -23,8 +26,9 @@ export class Curve {
     this.episodes = [];
     this.drawing = svg("svg", { class: "plot", height: HEIGHT, role: "img" });
     this.readout = el("p.readout", {});
-    this.empty = el("p.hint", {}, "Each point is an episode.");
-    this.node = el("div.plot-box", {}, this.empty, this.drawing, this.readout);
+    this.summary = el("p.hint.curve-summary", { role: "status" });
+    this.empty = el("p.hint", {}, "Each point is a finished episode; none has finished yet.");
+    this.node = el("div.plot-box", {}, this.summary, this.empty, this.drawing, this.readout);
     this.drawing.addEventListener("pointermove", (event) => this.#say(this.#nearest(event)));
     this.drawing.addEventListener("click", (event) => {
       const episode = this.#nearest(event);
@@ -35,7 +39,8 @@ export class Curve {
 
   /** @param {any[]} episodes - Newest first. */
   show(episodes) {
-    this.episodes = episodes.slice(0, MOST).reverse();
+    this.episodes = episodes.filter(({ done }) => done).slice(0, MOST).reverse();
+    this.unfinished = episodes.length - this.episodes.length;
     this.#draw();
   }
 
@@ -50,6 +55,7 @@ export class Curve {
     const values = this.episodes.map((episode) => Number(episode.return) || 0);
     const isEmpty = values.length === 0;
     this.empty.hidden = !isEmpty;
+    this.summary.hidden = isEmpty;
     this.drawing.toggleAttribute("hidden", isEmpty);
     this.readout.hidden = isEmpty;
     if (isEmpty || this.width === 0) return;
@@ -58,18 +64,22 @@ export class Curve {
     const span = high - low || 1;
     const y = (/** @type {number} */ value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / span);
     const means = values.map((_, at) => mean(values.slice(Math.max(0, at - WINDOW + 1), at + 1)));
+    const all = mean(values);
+    const left = this.unfinished ? `; ${this.unfinished} unfinished not counted` : "";
+    const count = `${values.length} finished ${values.length === 1 ? "episode" : "episodes"}`;
+    this.summary.textContent = `${count}, mean return ${shortNumber(all)}${left}`;
     const label = (/** @type {number} */ value) =>
       svg(
         "text",
         { class: "plot-text", x: LEFT - 8, y: y(value) + 3.5, "text-anchor": "end" },
-        formatNumber(Number(value.toPrecision(3))),
+        shortNumber(value),
       );
     const line = means.map((value, at) => `${this.#x(at).toFixed(1)},${y(value).toFixed(1)}`).join("L");
     this.drawing.setAttribute("width", String(this.width));
     this.drawing.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
     this.drawing.setAttribute(
       "aria-label",
-      `Return of ${values.length} episodes; the last ${formatNumber(values.at(-1))}, the mean of all ${formatNumber(mean(values))}`,
+      `Return of ${values.length} finished episodes; the last ${formatNumber(values.at(-1))}, the mean of all ${shortNumber(all)}`,
     );
     this.drawing.replaceChildren(
       svg("line", { class: "plot-axis", x1: LEFT, x2: this.width - RIGHT, y1: y(0), y2: y(0) }),
@@ -83,6 +93,7 @@ export class Curve {
           r: 3,
         }),
       ),
+      svg("line", { class: "curve-mean", x1: LEFT, x2: this.width - RIGHT, y1: y(all), y2: y(all) }),
       svg("path", { class: "plot-line", d: `M${line}` }),
     );
     this.#say(this.episodes.at(-1));
@@ -105,13 +116,18 @@ export class Curve {
   #say(episode) {
     if (!episode) return;
     const number = this.episodes.indexOf(episode) + 1;
-    const parts = [`Episode ${number}`, `return ${formatNumber(episode.return)}`, `${episode.steps} steps`];
+    const parts = [`Finished episode ${number}`, `return ${formatNumber(episode.return)}`, `${episode.steps} steps`];
     fill(
       this.readout,
       parts.map((part) => el("span", {}, part)),
-      el("span", {}, `line: mean of ${Math.min(WINDOW, this.episodes.length)}`),
+      el("span", {}, `line: mean of the last ${Math.min(WINDOW, this.episodes.length)}; dashes: mean of all`),
     );
   }
+}
+
+/** @param {number} value */
+function shortNumber(value) {
+  return formatNumber(Number(value.toPrecision(3)));
 }
 
 /** @param {number[]} values */

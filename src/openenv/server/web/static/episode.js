@@ -5,6 +5,8 @@
  * picture, however many frames came.
  */
 
+import { PastEpisodes } from "./past_episodes.js";
+
 const MAX_LOG = 1000;
 const MAX_LOG_CHARS = 32_000_000;
 const MAX_EVENTS = 200;
@@ -56,6 +58,9 @@ export class Episode {
   chars = 0;
   /** Of all rewards. */
   total = 0;
+  /** What the episode was reset with, where it was. @type {any} */
+  seed = null;
+  past = new PastEpisodes();
   /** @type {Render} */
   render = { html: null, actions: [] };
 
@@ -112,10 +117,11 @@ export class Episode {
 
   /**
    * Take a reply to a reset, for a page that gets no frames.
+   * @param {Record<string, any>} options
    * @param {any} reply
    */
-  applyReset(reply) {
-    this.apply({ type: "reset", ...reply, episode_id: null, render: null });
+  applyReset(options, reply) {
+    this.apply({ type: "reset", ...reply, episode_id: null, seed: options.seed, render: null });
     this.setSession("ready", null);
   }
 
@@ -190,7 +196,8 @@ export class Episode {
       this.setSession("lost", reason);
       return;
     }
-    this.#begin(episode.episode_id ?? null);
+    this.#begin(episode.episode_id ?? null, { isSame: this.episodeId === (episode.episode_id ?? null) });
+    this.seed = episode.seed ?? null;
     this.isReset = Boolean(episode.is_reset);
     this.observation = episode.current_observation ?? null;
     if (log.length === 0) this.first = this.observation;
@@ -206,6 +213,7 @@ export class Episode {
   /** @param {any} frame */
   #reset(frame) {
     this.#begin(frame.episode_id ?? null);
+    this.seed = frame.seed ?? null;
     this.isReset = true;
     this.observation = this.first = frame.observation ?? null;
     this.reward = frame.reward ?? null;
@@ -232,9 +240,11 @@ export class Episode {
     if (this.events.length > MAX_EVENTS) this.events.shift();
   }
 
-  /** @param {string | null} episodeId */
-  #begin(episodeId) {
+  /** @param {string | null} episodeId @param {{isSame?: boolean}} [options] - Whether its log is sent again. */
+  #begin(episodeId, { isSame = false } = {}) {
+    if (!isSame) this.past.add(this);
     this.episodeId = episodeId;
+    this.seed = null;
     this.stepCount = 0;
     this.isReset = false;
     this.isOver = false;

@@ -5,8 +5,9 @@
 import { address, api } from "./api.js";
 import { Curve } from "./curve.js";
 import { el, fill, focusOn, icon } from "./element.js";
+import { episodePair } from "./episode_pair.js";
 import { pageAddress, pagePlace } from "./places.js";
-import { Replay, firstDifference, framesOf, rewardPlot, summaryBadges, summaryFacts } from "./replay.js";
+import { Replay, rewardPlot, summaryBadges, summaryFacts } from "./replay.js";
 import { formatMoment } from "./texts.js";
 import { formatNumber, formatSeconds } from "./values.js";
 
@@ -246,40 +247,9 @@ export class Episodes {
     const place = location.hash;
     const found = await this.#load(ids);
     if (!found || place !== location.hash) return;
-    const replays = found.map(
-      ({ rows }, index) =>
-        new Replay(rows, { isCompact: true, step: 0, onMove: (at) => replays[1 - index]?.go(at, { isFirst: true }) }),
-    );
+    const { nodes, replays } = episodePair(found, TAB);
     this.replays = replays;
-    const differs = firstDifference(...found.map(({ rows }) => framesOf(rows)));
-    fill(
-      this.node,
-      el("p", {}, el("a", { href: pageAddress(TAB) }, "← All episodes")),
-      el("section.card", {}, el("h2", {}, "Two episodes"), el("p", {}, differs)),
-      el(
-        "div.side-by-side",
-        {},
-        found.map(({ summary }, index) =>
-          el(
-            "section.stack.is-tight",
-            { "aria-label": `Episode ${summary.id}` },
-            el(
-              "section.card",
-              {},
-              el(
-                "div.card-head",
-                {},
-                el("h2", {}, el("a", { href: pageAddress(TAB, [summary.id]) }, summary.id)),
-                el("div.marks", {}, summaryBadges(summary)),
-              ),
-              summaryFacts(summary),
-            ),
-            replays[index].node,
-            el("section.card", {}, el("h3", {}, "Rewards"), rewardPlot(replays[index].frames)),
-          ),
-        ),
-      ),
-    );
+    fill(this.node, el("p", {}, el("a", { href: pageAddress(TAB) }, "← All episodes")), nodes);
   }
 
   /** @param {string[]} ids @returns {Promise<any[] | null>} */

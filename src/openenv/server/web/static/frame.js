@@ -1,15 +1,19 @@
 /**
- * The environment's own picture of an observation: its HTML, in a frame that can do nothing.
+ * The environment's own picture of an observation: its HTML, in a frame that can do nothing and is as high as it needs.
  *
- * The frame has no origin, no scripts, no forms and no way out of the page's content policy. A new picture replaces the
- * old one when it is there, so that nothing flickers.
+ * The frame has no scripts, no forms, no pop-ups and no way out of the page's content policy. It shares the page's
+ * origin, because the page can measure no other content; without scripts the content cannot use that. A new picture
+ * replaces the old one when it is there, so that nothing flickers.
  */
 
 import { el } from "./element.js";
 
 const STYLE =
   "html{font:15px/1.5 system-ui,sans-serif;overflow:auto}body{margin:0;padding:4px}" +
-  "body>svg:only-child,body>img:only-child{display:block;max-width:100%;height:auto;margin:0 auto}";
+  "svg,img,canvas,video{max-width:100%;height:auto}" +
+  "body>svg:only-child,body>img:only-child{display:block;margin:0 auto}";
+const MOST_HEIGHT = 2400;
+const SCROLLBAR = 16;
 
 /** Shows the newest HTML that it was given. */
 export class Frame {
@@ -31,11 +35,44 @@ export class Frame {
     this.node.style.maxWidth = size ? `min(${Math.max(size.width, 440)}px, ${(58 * size.width) / size.height}vh)` : "";
     const old = /** @type {HTMLElement[]} */ ([...this.node.children]);
     for (const element of old) element.inert = true;
-    const frame = el("iframe", { sandbox: "", title: "The environment's own view", referrerpolicy: "no-referrer" });
+    const frame = el("iframe", {
+      sandbox: "allow-same-origin", // never with allow-scripts: together they open the frame
+      title: "The environment's own view",
+      referrerpolicy: "no-referrer",
+    });
     frame.srcdoc = documentOf(html, size !== null);
-    frame.addEventListener("load", () => old.forEach((element) => element.remove()), { once: true });
+    frame.addEventListener(
+      "load",
+      () => {
+        old.forEach((element) => element.remove());
+        if (size === null) this.#follow(/** @type {any} */ (frame));
+      },
+      { once: true },
+    );
     if (old.length > 2) old.slice(0, -1).forEach((element) => element.remove());
+    if (size !== null) this.node.style.height = "";
     this.node.append(frame);
+  }
+
+  /** Be as high as the frame's content, also when that changes. @param {HTMLIFrameElement} frame */
+  #follow(frame) {
+    const root = frame.contentDocument?.documentElement;
+    if (!root) return;
+    // What is placed outside of the flow overflows only while the frame is too low, so its height is remembered.
+    let least = 0;
+    const fit = () => {
+      if (!frame.isConnected) return observer.disconnect();
+      if (frame.clientWidth === 0) return; // in a hidden tab
+      if (root.scrollHeight > root.clientHeight) least = Math.max(least, root.scrollHeight);
+      const bar = root.scrollWidth > root.clientWidth ? SCROLLBAR : 0;
+      const height = Math.min(MOST_HEIGHT, Math.max(Math.ceil(root.getBoundingClientRect().height), least) + bar);
+      const border = this.node.offsetHeight - this.node.clientHeight;
+      this.node.style.height = `${height + border}px`;
+    };
+    const observer = new ResizeObserver(fit);
+    observer.observe(root);
+    observer.observe(frame);
+    fit();
   }
 }
 

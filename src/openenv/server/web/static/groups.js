@@ -25,14 +25,16 @@ export class ObjectField extends Field {
       this.fields.set(name, makeField(part));
     }
     const seen = [...this.fields.values()].filter((field) => field.isVisible);
-    const aside = spec.depth === 0 ? seen.filter(isAside) : [];
+    const first = seen.filter((field) => field.spec.schema?.["x-openenv-first"] === true);
+    const isLater = (/** @type {Field} */ field) => isAside(field) || (first.length > 0 && !first.includes(field));
+    const aside = spec.depth === 0 ? seen.filter(isLater) : [];
     const main = seen.filter((field) => !aside.includes(field)).map((field) => field.node);
     const more =
       aside.length > 0 &&
       el(
         "details.more",
         {},
-        el("summary", {}, "More"),
+        el("summary", {}, aside.some((field) => field.spec.name !== "metadata") ? "More options" : "Metadata"),
         aside.map((field) => field.node),
       );
     if (spec.depth === 0) fill(this.node, this.error, main, more);

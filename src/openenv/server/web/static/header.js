@@ -9,6 +9,7 @@ import { formatSeconds, shortJson } from "./values.js";
 
 /** What is over sooner is not worth a word. */
 const QUICK_S = 0.4;
+const SEEDS = 1_000_000;
 
 /** Name, session and resets. */
 export class Header {
@@ -28,6 +29,7 @@ export class Header {
       onSubmit: () => this.reset(),
     });
     this.hasOptions = !this.form.isEmpty;
+    this.takesSeeds = "seed" in (this.schema.properties ?? {});
     this.said = el("span", { role: "status" });
     this.elapsed = el("span", { "aria-hidden": "true" }); // a screen reader must not announce each second
     this.chip = el("span.chip", {}, this.said, this.elapsed);
@@ -108,12 +110,24 @@ export class Header {
     const read = this.form.read();
     if (!read) return this.#fold(true);
     if (!isRecord(read.value)) return this.form.showErrors([{ loc: [], msg: "The options must be an object." }]);
-    const { error } = await this.player.reset(withoutDefaults(read.value, this.schema));
+    const options = withoutDefaults(read.value, this.schema);
+    const drawn = this.#draw(options);
+    let { error } = await this.player.reset({ ...drawn, ...options });
+    if (error && "seed" in drawn && /\bseed/i.test(error.message)) {
+      this.takesSeeds = false; // the environment declares a seed and refuses it
+      ({ error } = await this.player.reset(options));
+    }
     if (error?.problems?.length) {
       this.#fold(true);
       this.form.showErrors(error.problems);
     }
     return error;
+  }
+
+  /** Draw a seed if none was chosen, so that the recorded episode can be played again. @param {Record<string, any>} options */
+  #draw(options) {
+    if (!this.takesSeeds || "seed" in options) return {};
+    return { seed: crypto.getRandomValues(new Uint32Array(1))[0] % SEEDS };
   }
 
   /** Begin a new episode, with further options that are kept if it works. @param {Record<string, any>} options */
@@ -196,5 +210,6 @@ function pillState(state, { isConnected, hasFailed, done }) {
 function headline(page) {
   const name = String(page.name ?? "");
   if (page.title && !String(page.title).endsWith(`: ${name}`)) return page.title;
-  return labelOf(name.replace(/[_-](env|environment)$/i, ""), {}) || "Environment";
+  const words = name.replace(/[_-](env|environment)$/i, "").replace(/([a-z\d])([A-Z])/g, "$1 $2");
+  return labelOf(words, {}) || "Environment";
 }

@@ -1,11 +1,12 @@
 /**
- * History: everything that was done in the episode, newest first, with a filter, details on demand, and a download.
+ * History: everything that was done in this page's episodes, newest first, with a filter, details on demand, and a
+ * download. A reset begins a new episode and keeps the earlier ones.
  */
 
 import { el, fill, focusOn, icon } from "./element.js";
 import { ObservationView } from "./observation.js";
 import { outcomeBadge, outcomeKind } from "./outcome.js";
-import { briefAction, formatDuration, formatReward, formatTime, shortJson } from "./values.js";
+import { briefAction, formatDuration, formatNumber, formatReward, formatTime, shortJson } from "./values.js";
 import { resultNode, treeOf } from "./view.js";
 
 const PAGE = 100;
@@ -37,7 +38,7 @@ export class History {
     this.count = el("p.hint", { role: "status" });
     this.rows = el("tbody");
     this.more = el("button", { type: "button", hidden: true, on: { click: () => this.#grow() } }, "Show more");
-    this.empty = el("p.empty-line", {}, "No actions in this episode yet.");
+    this.empty = el("p.empty-line", {}, "No actions yet.");
     const download = el(
       "button",
       { type: "button", on: { click: () => this.#download() } },
@@ -48,7 +49,7 @@ export class History {
     this.table = el(
       "table.log",
       {},
-      el("caption.unseen", {}, "Actions of this episode"),
+      el("caption.unseen", {}, "Actions of this page's episodes"),
       el("thead", {}, el("tr", {}, titles)),
       this.rows,
     );
@@ -84,7 +85,7 @@ export class History {
   #draw() {
     if (!this.isShown) return;
     const found = this.#found();
-    const all = this.episode.log.length;
+    const all = this.episode.log.length + this.episode.past.count;
     this.empty.hidden = all > 0;
     this.table.hidden = found.length === 0;
     const older = this.episode.dropped ? `, the newest of ${all + this.episode.dropped}` : "";
@@ -94,18 +95,29 @@ export class History {
         : found.length === all
           ? `${all} ${all === 1 ? "entry" : "entries"}${older}`
           : `${found.length} of ${all}`;
-    const shown = found.slice(-this.most).reverse();
+    /** @type {import("./past_episodes.js").PastEpisode | null} */
+    let before = null;
     fill(
       this.rows,
-      shown.flatMap((item) => this.#row(item)),
+      found.slice(0, this.most).flatMap(({ item, episode }) => {
+        const isNext = episode !== before;
+        before = episode;
+        return [isNext && episode !== null && pastRow(episode), ...this.#row(item)];
+      }),
     );
     this.more.hidden = found.length <= this.most;
   }
 
+  /** The entries of this episode and of earlier ones, the newest first, as far as the filter lets them through. */
   #found() {
     const wanted = this.filter.value.trim().toLowerCase();
-    if (wanted === "") return this.episode.log;
-    return this.episode.log.filter((item) => JSON.stringify(item.entry).toLowerCase().includes(wanted));
+    /** @type {(import("./past_episodes.js").PastEpisode | null)[]} */
+    const episodes = [null, ...this.episode.past.list];
+    const items = episodes.flatMap((episode) =>
+      (episode ?? this.episode).log.map((item) => ({ item, episode })).reverse(),
+    );
+    if (wanted === "") return items;
+    return items.filter(({ item }) => JSON.stringify(item.entry).toLowerCase().includes(wanted));
   }
 
   /** @param {LogItem} item */
@@ -162,18 +174,33 @@ export class History {
   }
 
   #download() {
-    const { episodeId, total, log } = this.episode;
+    const { episodeId, past } = this.episode;
     const data = {
       environment: this.name,
-      episode_id: episodeId,
-      total_reward: total,
-      log: log.map(({ kind, entry }) => ({ kind, ...entry })),
+      ...documentOf(this.episode),
+      earlier_episodes: past.list.map(documentOf),
     };
     const url = URL.createObjectURL(new Blob([JSON.stringify(data, null, 2)], { type: "application/json" }));
     const link = el("a", { href: url, download: `${this.name}-${episodeId ?? "episode"}.json` });
     link.click();
     setTimeout(() => URL.revokeObjectURL(url), 10_000);
   }
+}
+
+/** @param {import("./past_episodes.js").PastEpisode} episode */
+function documentOf({ episodeId, seed, total, log }) {
+  return { episode_id: episodeId, seed, total_reward: total, log: log.map(({ kind, entry }) => ({ kind, ...entry })) };
+}
+
+/** The line above the actions of an earlier episode. @param {import("./past_episodes.js").PastEpisode} episode */
+function pastRow({ seed, total, log }) {
+  const facts = [
+    "Earlier episode",
+    seed !== null && `seed ${seed}`,
+    `${log.length} ${log.length === 1 ? "action" : "actions"}`,
+    `total ${formatNumber(total)}`,
+  ];
+  return el("tr.past-episode", {}, el("th", { colspan: 6, scope: "rowgroup" }, facts.filter(Boolean).join(" · ")));
 }
 
 /** @param {import("./episode.js").StepEntry} entry */

@@ -36,7 +36,10 @@ export class TextField extends Field {
       ...(isLong ? { rows: 3 } : { type: isSecret(spec.name) ? "password" : "text" }),
       on: { input: () => this.clearError() },
     });
-    fill(this.node, this.labelNode(), this.input, this.helpNode(), this.error);
+    const examples = isLong || !Array.isArray(shape.schema.examples) ? [] : shape.schema.examples;
+    const list = examples.length > 0 && el("datalist", { id: `${this.id}-examples` }, examples.map((value) => el("option", { value })));
+    if (list) this.input.setAttribute("list", list.id);
+    fill(this.node, this.labelNode(), this.input, list, this.helpNode(), this.error);
     this.write(undefined);
   }
 

@@ -10,7 +10,7 @@ export const SUBMIT_KEY = /mac|iphone|ipad/i.test(navigator.platform) ? "⌘" : 
  * @param {object} actions
  * @param {() => void} actions.submit
  * @param {() => void} actions.reset
- * @param {(number: number) => boolean} actions.press
+ * @param {(digit: string) => boolean} actions.press
  * @param {(key: string) => boolean} actions.arrow
  * @returns {() => void} Stops listening.
  */
@@ -23,10 +23,12 @@ export function listenToKeys({ submit, reset, press, arrow }) {
       return;
     }
     if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || isTyping(event.target)) return;
+    // On-screen keyboards appear only while the visitor types, so this key is a real one.
+    document.documentElement.classList.add("has-keyboard");
     if (event.key === "r") {
       event.preventDefault();
       reset();
-    } else if (/^[1-9]$/.test(event.key) && press(Number(event.key))) {
+    } else if (/^[0-9]$/.test(event.key) && press(event.key)) {
       event.preventDefault();
     } else if (event.key.startsWith("Arrow") && !isMovedByArrows(event.target) && arrow(event.key)) {
       event.preventDefault(); // the environment's buttons have arrows on them, and the page need not scroll

@@ -54,8 +54,9 @@ class Application {
     this.tabs = this.#tabs();
     this.stopKeys = listenToKeys({
       submit: () => this.#submit(),
-      reset: () => this.player.canAct && page.mode !== "production" && this.header.reset(),
-      press: (number) => this.tabs.chosen === "play" && this.play.action.moves.press(number),
+      // Only where the new episode is seen: elsewhere a stray key would end the episode that is being read.
+      reset: () => this.tabs.chosen === "play" && this.player.canAct && this.header.reset(),
+      press: (digit) => this.tabs.chosen === "play" && this.play.action.moves.press(digit),
       arrow: (key) => this.tabs.chosen === "play" && this.play.action.moves.arrow(key),
     });
     this.moved = () => this.tabs.has(pagePlace(location.hash).tab) && this.tabs.select(pagePlace(location.hash).tab);

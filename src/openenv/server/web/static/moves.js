@@ -55,11 +55,26 @@ export class Moves {
     for (const button of this.node.children) button.setAttribute("aria-disabled", String(!isFree));
   }
 
-  /** Press the button with a number, counted from one. @param {number} number */
-  press(number) {
-    const move = this.offered[number - 1];
+  /** Press the button that has a digit as its key. @param {string} digit */
+  press(digit) {
+    const move = this.offered.find((move, index) => this.#digitOf(move, index) === digit);
     if (move) this.#act(move.action);
     return Boolean(move);
+  }
+
+  /** The digit that presses a button: its label, if all labels are digits, else its place. */
+  #digitOf(/** @type {Offered} */ { label }, /** @type {number} */ index) {
+    if (this.offered.every(({ label }) => /^[0-9]$/.test(label))) return label;
+    return index < 9 ? String(index + 1) : null;
+  }
+
+  /** Give the focus to the button of an action. @param {any} action */
+  focusOn(action) {
+    const index = this.offered.findIndex((move) =>
+      Object.entries(move.action).every(([name, value]) => JSON.stringify(value) === JSON.stringify(action?.[name])),
+    );
+    const button = this.node.children[index];
+    if (button instanceof HTMLElement) button.focus();
   }
 
   /** @param {any} action */
@@ -73,7 +88,7 @@ export class Moves {
     fill(
       this.node,
       this.offered.map(({ label, action }, index) => {
-        const hint = arrowOf(label) ? [...label][0] : index < 9 ? index + 1 : null;
+        const hint = arrowOf(label) ? [...label][0] : this.#digitOf({ label, action }, index);
         const key = hint !== null && el("kbd", { "aria-hidden": "true" }, hint);
         return el(
           "button.move",

@@ -62,7 +62,9 @@ export class ObservationView {
   #draw() {
     if (this.isJson) return fill(this.views, jsonNode(this.shown));
     const parts = this.#parts(this.shown);
-    if (typeof this.html !== "string") return fill(this.views, parts);
+    if (typeof this.html !== "string") {
+      return fill(this.views, parts.length ? parts : el("p.hint", {}, "This observation has no fields besides reward and done."));
+    }
     fill(this.views, parts.length > 0 && this.#fold("Fields", parts));
   }
 

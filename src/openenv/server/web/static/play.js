@@ -63,15 +63,26 @@ export class Play {
   /** @param {any} action */
   #source(action) {
     this.acted = action;
-    const shown = this.#brief(action);
-    this.python.show(stepSource({ needsToken: this.page.asks_for_token, reset: this.header.options, action: shown }));
+    const { seed } = this.episode;
+    this.written = seed;
+    const reset = { ...(seed === null ? {} : { seed }), ...this.header.options };
+    this.python.show(stepSource({ needsToken: this.page.asks_for_token, reset, action: this.#brief(action) }));
   }
 
   /** An action without what would be so anyway. @param {any} action */
   #brief(action) {
     const tool = this.page.tools?.find((/** @type {any} */ tool) => tool.name === action?.tool_name);
-    if (!tool) return withoutDefaults(action, this.page.action.schema);
+    if (!tool) return withoutDefaults(this.#filled(action), this.page.action.schema);
     return { ...action, arguments: withoutDefaults(action.arguments, tool.input_schema) };
+  }
+
+  /** An action with an example of each required field that is still empty: the source must run. @param {any} action */
+  #filled(action) {
+    const { schema, example } = this.page.action;
+    const required = /** @type {string[]} */ (schema.required ?? []);
+    const isEmpty = (/** @type {string} */ name) => [undefined, null, ""].includes(action?.[name]);
+    const missing = required.filter((name) => isEmpty(name) && name in (example ?? {}));
+    return { ...action, ...Object.fromEntries(missing.map((name) => [name, example[name]])) };
   }
 
   /** @param {string} field */
@@ -156,6 +167,7 @@ export class Play {
     this.state.node.hidden = !hasOne;
     if (hasOne) this.observation.show(episode.observation, episode.render.html);
     this.#drawBadges(hasOne);
+    if (this.written !== episode.seed) this.refreshSource();
     this.chat?.setFree(this.player.isFree);
     const key = `${episode.episodeId} ${episode.stepCount} ${episode.happenings}`;
     if (key === this.drawn) return;
@@ -174,13 +186,15 @@ export class Play {
     const why = observation?.terminated ? "terminated" : observation?.truncated ? "truncated" : "";
     const { done, reward } = episode;
     const kind = outcomeKind({ done, reward, truncated: observation?.truncated, terminated: observation?.terminated });
-    const text = JSON.stringify([hasOne, episode.stepCount, episode.reward, episode.done, why]);
+    const { seed } = episode;
+    const text = JSON.stringify([hasOne, episode.stepCount, episode.reward, episode.done, why, seed]);
     if (text === this.badgeText) return;
     this.badgeText = text;
     const sign = Number(episode.reward) < 0 ? ".is-negative" : Number(episode.reward) > 0 ? ".is-positive" : "";
     fill(
       this.badges,
       hasOne && el("span.badge", {}, `step ${episode.stepCount}`),
+      hasOne && seed !== null && el("span.badge", { title: "A reset with this seed begins the same episode" }, `seed ${seed}`),
       hasOne && episode.reward !== null && el(`span.badge${sign}`, {}, `reward ${formatReward(episode.reward)}`),
       hasOne && episode.done && outcomeBadge(kind, { text: why ? `done · ${why}` : "done" }),
     );

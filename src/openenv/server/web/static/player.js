@@ -24,8 +24,6 @@ export class Player {
     this.refused = refused;
     this.isPending = false;
     this.canAct = true;
-    /** What the last reset was asked for. @type {Record<string, any>} */
-    this.resetOptions = {};
   }
 
   /** Whether a button may be pressed now. */
@@ -35,10 +33,9 @@ export class Player {
 
   /** @param {Record<string, any>} options */
   reset(options) {
-    this.resetOptions = options;
     return this.#run(
       () => api.reset(options),
-      (reply) => this.episode.applyReset(reply),
+      (reply) => this.episode.applyReset(options, reply),
     );
   }
 

@@ -231,17 +231,3 @@ export function summaryFacts(summary) {
     facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
   );
 }
-
-/** Say where two episodes part. @param {...ReplayFrame[]} both */
-export function firstDifference(...both) {
-  const [one, other] = both;
-  const outcome = (/** @type {any} */ { row }) => JSON.stringify([row.observation, row.reward, row.done, row.error?.type]);
-  for (let index = 0; index < Math.min(one.length, other.length); index += 1) {
-    const [left, right] = [one[index], other[index]];
-    const name = left.kind === "reset" ? "the reset" : `step ${left.n}`;
-    if (JSON.stringify(left.row.action) !== JSON.stringify(right.row.action)) return `The actions differ from ${name} on.`;
-    if (outcome(left) !== outcome(right)) return `Same actions, but different results from ${name} on.`;
-  }
-  if (one.length !== other.length) return "One episode is the beginning of the other.";
-  return "Same actions and same results.";
-}

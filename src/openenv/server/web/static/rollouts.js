@@ -2,7 +2,7 @@
  * Rollouts: the list, one of them, or two side by side, as the address says.
  */
 
-import { address } from "./api.js";
+import { addRolloutStyles } from "./badges.js";
 import { el, fill } from "./element.js";
 import { isOfRollouts, listAddress, placeOf, rolloutAddress } from "./rollout_address.js";
 import { RolloutList } from "./rollout_list.js";
@@ -21,7 +21,7 @@ export class Rollouts {
     this.last = "";
     this.node = el("div.rollouts");
     addEventListener("hashchange", (event) => this.#moved(event));
-    addStyles();
+    addRolloutStyles();
   }
 
   /** @param {boolean} isShown */
@@ -75,14 +75,7 @@ export class Rollouts {
 
 /** The view of one rollout, inside of something else. @param {string} id */
 export function rolloutView(id) {
-  addStyles();
+  addRolloutStyles();
   const page = new RolloutPage(id, { part: "", verdict: "", refused: () => false });
   return el("div.rollouts", {}, el("p", {}, el("a", { href: rolloutAddress(id) }, "Open it in Rollouts")), page.node);
-}
-
-/** Load the styles, unless the page has done so. */
-function addStyles() {
-  const { href } = address("./static/rollouts.css");
-  if ([...document.styleSheets].some((sheet) => sheet.href === href)) return;
-  document.head.append(el("link", { rel: "stylesheet", href }));
 }

@@ -6,6 +6,7 @@ import { boardOf } from "./board.js";
 import { el } from "./element.js";
 import { imageOf, sourceOf } from "./image.js";
 import { isRecord } from "./schema.js";
+import { rolloutResultNode, rolloutResultOf } from "./rollout_result.js";
 import { Tree } from "./tree.js";
 import { formatNumber, textBlock } from "./values.js";
 
@@ -30,6 +31,8 @@ export function viewOf(value, label, tree = treeOf) {
   if (picture) return { rank: RANK.picture, node: picture };
   const board = boardOf(value, label);
   if (board) return { rank: RANK.board, node: board };
+  const rollout = rolloutResultOf(value);
+  if (rollout) return { rank: RANK.text, node: rolloutResultNode(rollout) };
   if (typeof value === "string") return { rank: RANK.text, node: textBlock(value) };
   if (isToolResult(value)) return { rank: RANK.text, node: toolResult(value, tree) };
   if (isMessages(value)) return { rank: RANK.text, node: messages(value) };
@@ -96,7 +99,7 @@ function toolResult(value, tree) {
   const data = isRecord(structured) && Object.keys(structured).join() === "result" ? structured.result : structured;
   const said = isRecord(structured)
     ? [viewOf(data, "Result", tree).node]
-    : texts.map((/** @type {any} */ part) => textBlock(String(part.text)));
+    : texts.map((/** @type {any} */ part) => viewOf(String(part.text), "Result", tree).node);
   const shown = others.map((/** @type {any} */ part) => imageOf(part, "Image") ?? tree(part));
   return el(isFailed ? "div.stack.is-tight.notice.is-error" : "div.stack.is-tight", {}, shown, said);
 }
