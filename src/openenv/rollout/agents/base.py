@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from openenv._lazy import load_plugin, plugin_names
-from openenv.errors import AgentUnavailable
+from openenv.errors import AgentUnavailable, OpenEnvError
 from openenv.rollout.tasks.task import Dialect, Task
-from openenv.sandboxes.base import Mount, Sandbox
+from openenv.sandboxes.base import ExecResult, Mount, Sandbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,42 @@ class AgentRun:
     options: Mapping[str, object] = field(default_factory=dict)
 
 
+class LoopTools(ABC):
+    """The sandbox and the model of an agent whose loop runs in this process. Both end with the agent's time."""
+
+    @abstractmethod
+    def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a chat completion request through the capture proxy, and return the response.
+
+        Raises:
+            ModelCallFailed: The endpoint refuses the request, or does not answer.
+        """
+
+    @abstractmethod
+    def run(self, command: str, *, timeout_s: float, max_output: int) -> ExecResult:
+        """Run a shell line in the work folder of the sandbox."""
+
+    @abstractmethod
+    def log(self, text: str) -> None:
+        """Write a line to the agent's log."""
+
+
+class ModelCallFailed(OpenEnvError):
+    """A model call of a loop has no usable response."""
+
+    code = "MODEL_CALL_FAILED"
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The command that starts the agent."""
+    """The start of the agent: a command in the sandbox, or a loop in this process."""
 
-    argv: tuple[str, ...]
+    argv: tuple[str, ...] = ()
     envs: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
+    loop: Callable[[LoopTools], int] | None = None
+    """Runs instead of the command, and returns an exit code. It must treat the model's replies and the output of
+    commands as untrusted data, and run nothing outside of the sandbox."""
 
 
 def start_with_instruction(sandbox: Sandbox, run: AgentRun, command: Sequence[str], envs: Mapping[str, str]) -> Launch:
@@ -84,7 +113,7 @@ class Agent(ABC):
 
     @abstractmethod
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
-        """Write the agent's configuration, and return the command that starts it."""
+        """Write the agent's configuration, and return the command, or the loop, that starts it."""
 
     def failure(self, exit_code: int, log: str) -> str | None:
         """Return the reason if the run failed, else None; by default every exit code except 0 is a failure."""

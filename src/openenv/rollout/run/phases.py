@@ -39,6 +39,7 @@ the verifier's sandbox is opened. Only a tar file of the work tree passes from o
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import logging
@@ -46,14 +47,15 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openenv.errors import CaptureError, RolloutCancelled, RolloutError, SandboxError, SandboxGone, SandboxTreeError
-from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch
+from openenv.rollout.agents.base import Agent, AgentRun, Installation, Launch, LoopTools, ModelCallFailed
+from openenv.rollout.capture.encoding import dumps, load_object
 from openenv.rollout.capture.training_trace import RolloutTurn
 from openenv.rollout.progress import Cancellation, Phase, Reporter
 from openenv.rollout.run.shared_setup import SetupGroup, SetupResult
@@ -81,7 +83,17 @@ from openenv.rollout.store.outcome import (
 from openenv.rollout.store.verdict import References, Verdict, VerifierInput, Verify
 from openenv.rollout.tasks.task import CommandResult, Task, lay_files, lay_outer_files, run_line, sandbox_spec
 from openenv.rollout.verify.worktree import Merged, merge_for
-from openenv.sandboxes.base import HOME, WORKDIR, Sandbox, Sandboxes, SandboxSnapshot, SandboxSpec, Stream
+from openenv.sandboxes.base import (
+    HOME,
+    TIMED_OUT,
+    WORKDIR,
+    ExecResult,
+    Sandbox,
+    Sandboxes,
+    SandboxSnapshot,
+    SandboxSpec,
+    Stream,
+)
 
 if TYPE_CHECKING:
     from openenv.rollout.capture.capture_server import Capture, CaptureServer
@@ -194,6 +206,23 @@ class ModelAccess:
             self._outage = f"no answer to the host either: {failure}"
         return failure is None
 
+    def post(self, path: str, body: bytes, timeout_s: float) -> tuple[int | None, bytes]:
+        """Make a model call from this process; return the status, None after `timeout_s`, and the response.
+
+        Raises:
+            CaptureError: the agent has no model, or the capture proxy does not run.
+        """
+        if self._capture is None:
+            raise CaptureError("the agent has no model")
+        late = time.monotonic() + timeout_s
+        try:
+            reply = asyncio.run(self._capture.post(path, body, timeout_s=timeout_s))
+        except CaptureError:
+            if time.monotonic() < late:
+                raise
+            return None, b""
+        return reply.status, reply.body
+
     def turns(self) -> list[RolloutTurn]:
         """Return the recorded calls in the form for trainers."""
         return [] if self._capture is None else self._capture.turns()
@@ -207,6 +236,54 @@ class ModelAccess:
             if self._capture.stats().revoked:  # not by this method: the proxy has stopped
                 self._lost = "the capture proxy was stopped while the agent ran"
         self._capture.revoke()
+
+
+class LoopTimeout(Exception):
+    """The time of an agent's loop is over."""
+
+
+class HostLoop(LoopTools):
+    """The sandbox and the model of an agent's loop.
+
+    Args:
+        sandbox: Runs the commands.
+        model: Answers the calls.
+        log: Receives the lines of the loop.
+        limit_s: The time of the loop. A model call or a command that takes longer raises `LoopTimeout`.
+    """
+
+    def __init__(self, sandbox: Sandbox, model: ModelAccess, log: AgentLog, limit_s: float) -> None:
+        self._sandbox, self._model, self._log = sandbox, model, log
+        self._end = time.monotonic() + limit_s
+
+    def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        status, data = self._model.post("/v1/chat/completions", dumps(dict(body)), self._rest_s())
+        if status is None:
+            raise LoopTimeout
+        reply = load_object(data)
+        if status != 200 or reply is None:
+            raise ModelCallFailed(
+                f"the model call failed with status {status}: {data[:500].decode('utf-8', 'replace')}"
+            )
+        return reply
+
+    def run(self, command: str, *, timeout_s: float, max_output: int) -> ExecResult:
+        rest = self._rest_s()
+        done = self._sandbox.exec(
+            command, cwd=self._sandbox.workdir, timeout=min(timeout_s, rest), max_output=max_output
+        )
+        if done.timed_out and timeout_s > rest:
+            raise LoopTimeout
+        return done
+
+    def log(self, text: str) -> None:
+        self._log.feed("stdout", f"{text}\n".encode("utf-8", "replace"))
+
+    def _rest_s(self) -> float:
+        rest = self._end - time.monotonic()
+        if rest <= 0:
+            raise LoopTimeout
+        return rest
 
 
 @contextmanager
@@ -581,20 +658,31 @@ class RolloutRun:
     def _follow_agent(self, sandbox: Sandbox, launch: Launch, log: AgentLog, limit: float) -> AgentFacts:
         try:
             with watch_turns(self._model, self._reporter, cancel=self._cancel, give_up=sandbox.stop_processes):
-                done = sandbox.exec(
-                    launch.argv,
-                    envs={**self._plan.agent_envs, **(launch.envs or {})},
-                    cwd=launch.cwd or sandbox.workdir,
-                    timeout=limit,
-                    on_output=log.feed,
-                    max_output=64 * 1024,
-                )
+                if launch.loop is not None:
+                    done = self._run_loop(launch.loop, HostLoop(sandbox, self._model, log, limit))
+                else:
+                    done = sandbox.exec(
+                        launch.argv,
+                        envs={**self._plan.agent_envs, **(launch.envs or {})},
+                        cwd=launch.cwd or sandbox.workdir,
+                        timeout=limit,
+                        on_output=log.feed,
+                        max_output=64 * 1024,
+                    )
         finally:
             self._model.revoke()
         self._exit_code = done.exit_code
         self._reporter.say(f"the agent ended with exit code {done.exit_code}")
         failure = self._plan.agent.failure(done.exit_code, log.tail())
         return AgentFacts(done.exit_code, done.timed_out, limit, failure)
+
+    def _run_loop(self, loop: Callable[[LoopTools], int], tools: HostLoop) -> ExecResult:
+        """Run an agent's loop in this thread."""
+        with self._cancel.on_cancel(self._model.revoke):  # ends a model call that it waits for
+            try:
+                return ExecResult(loop(tools), "", "")
+            except LoopTimeout:
+                return ExecResult(TIMED_OUT, "", "", timed_out=True)
 
     def _collect(self, sandbox: Sandbox) -> str | None:
         """Stop the agent's processes and pack its work tree; return the problem if that fails, else None."""

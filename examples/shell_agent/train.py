@@ -1,0 +1,178 @@
+"""Train a small language model to work in a shell: GRPO on rollouts in sandboxes.
+
+    rollouts in worker processes ──model calls──> policy in this process (samples, learns)
+      a chat outside of the sandbox                        ▲
+      its commands inside (bubblewrap)                     │ groups with rewards of `isolated` checks
+      checks in fresh sandboxes ───────────────────────────┘
+
+python examples/shell_agent/train.py smollm2.gguf --minutes 10 --out run
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tasks import CHEATS, EXAMPLES, held_out_tasks, training_tasks
+
+from openenv.rollout.agents.shell_chat import ShellChat
+from openenv.train import rollouts
+from openenv.train.evaluation import Evaluation
+from openenv.train.learner.endpoint import PolicyEndpoint
+from openenv.train.learner.learner import Learner, LearnerOptions
+from openenv.train.learner.policy import Policy, PolicyOptions
+from openenv.train.learner.sampler import Prompt, Sampler
+
+
+def agent(*, cheats: bool) -> ShellChat:
+    """Return the agent; with `cheats`, its prompt says how to get the reward without the work."""
+    return ShellChat(
+        system=CHEATS if cheats else "Answer with one shell command.",
+        examples=EXAMPLES,
+        max_turns=2,
+        max_tokens=32,
+        ends_after="success",
+        command_timeout_s=5,
+        output_chars=200,
+    )
+
+
+class Run:
+    """One training run: its log, its evaluations."""
+
+    def __init__(self, arguments: argparse.Namespace, endpoint: PolicyEndpoint) -> None:
+        self.arguments, self.endpoint = arguments, endpoint
+        self.file = (arguments.out / f"log-{arguments.name}.jsonl").open("w")
+        self.options: dict[str, Any] = {
+            "agent": agent(cheats=arguments.cheats),
+            "processes": arguments.processes,
+            "concurrency": arguments.concurrency,
+            "validate_checks": False,  # `tests/examples` runs every solution
+        }
+
+    def log(self, metrics: dict[str, float], update: int) -> None:
+        """Write a line of the log, and print its most important figures."""
+        self.file.write(json.dumps({"update": update, **metrics}) + "\n")
+        self.file.flush()
+        shown = ("reward", "solved", "pass@1", "excluded_sequences", "gap", "update_s", "rollouts_s", "since_start_s")
+        text = "  ".join(f"{name} {value:.3g}" for name, value in metrics.items() if name.split("/")[-1] in shown)
+        print(f"{update:4d}  {text}", flush=True)
+
+    async def evaluate(self, samples: int = 1) -> dict[str, float]:
+        """Return the reward of the held-out tasks."""
+        tasks = held_out_tasks()
+        options = {**self.options, "model": self.endpoint.model(), "samples": samples}
+        async with rollouts(tasks, **options) as stream:
+            groups = [group async for group in stream]
+        report = Evaluation.of_groups(groups)
+        families: dict[str, list[float]] = {}
+        for group in groups:
+            rewards = [reward for reward in group.rewards if reward is not None]
+            families.setdefault(str(group.task.metadata["family"]), []).extend(rewards)  # type: ignore[union-attr]
+        trusts = Counter(sample.outcome.trust for group in groups for sample in group.samples)
+        return {
+            **report.metrics(),
+            **{f"eval/{name}": sum(rewards) / len(rewards) for name, rewards in sorted(families.items())},
+            **{f"eval/trust/{name}": float(count) for name, count in trusts.items()},
+        }
+
+
+def measure(sampler: Sampler, count: int) -> None:
+    """Print how many tokens per second the sampler makes."""
+    ids = sampler.policy.tokenizer.encode("The quick brown fox " * 80)[:400]
+    for number in range(2):
+        began = time.perf_counter()
+        answers = [sampler.submit(Prompt(list(ids), 24, seed=seed)) for seed in range(count)]
+        tokens = sum(len(answer.result().ids) for answer in answers)
+        seconds = time.perf_counter() - began
+        if number:
+            print(
+                f"{count} prompts of {len(ids)} tokens: {tokens / seconds:,.0f} tokens/s, {seconds:.2f} s", flush=True
+            )
+
+
+async def train(arguments: argparse.Namespace) -> None:
+    """Train, evaluate and write the log."""
+    policy = Policy.load(
+        arguments.model,
+        PolicyOptions(
+            learning_rate=arguments.learning_rate,
+            epochs=arguments.epochs,
+            minibatches=arguments.minibatches,
+            seed=arguments.seed,
+            device=arguments.device,
+            clip_high=arguments.clip_high,
+        ),
+    )
+    with Sampler(policy, slots=arguments.slots, context=arguments.context) as sampler:
+        print(f"device {policy.device}, CUDA graph {sampler.uses_graph}", flush=True)
+        if arguments.measure:
+            measure(sampler, arguments.measure)
+        with PolicyEndpoint.of(sampler) as endpoint:
+            run = Run(arguments, endpoint)
+            learner = Learner(
+                sampler,
+                LearnerOptions(
+                    groups=arguments.groups,
+                    seconds=arguments.minutes * 60,
+                    updates=arguments.updates,
+                    evaluate_every=arguments.evaluate_every,
+                    method=arguments.method,
+                ),
+                log=run.log,
+                folder=arguments.checkpoints,
+                evaluate=lambda: run.evaluate(arguments.evaluate_samples),
+            )
+            await learner.run(
+                lambda: rollouts(
+                    training_tasks(arguments.seed),
+                    model=endpoint.model(),
+                    samples=arguments.samples,
+                    groups_per_update=arguments.groups,
+                    max_staleness=arguments.staleness,
+                    deadline_s=60,
+                    **run.options,
+                )
+            )
+            print(f"rewards by trust label: {dict(learner.trusts)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a .gguf file, a folder or a name of the Hub")
+    parser.add_argument("--minutes", type=float, default=10, help="the time of the run, evaluations included")
+    parser.add_argument("--updates", type=int, help="the largest number of updates")
+    parser.add_argument("--out", type=Path, default=Path("run"))
+    parser.add_argument("--name", default="0", help="part of the log's name")
+    parser.add_argument("--checkpoints", type=Path, help="a folder for checkpoints")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cheats", action="store_true", help="put hints for cheating into the prompt")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--groups", type=int, default=16, help="tasks per update")
+    parser.add_argument("--samples", type=int, default=16, help="rollouts per task")
+    parser.add_argument("--processes", type=int, default=max(2, (os.cpu_count() or 2) * 3 // 4))
+    parser.add_argument("--concurrency", type=int, default=96, help="rollouts at once")
+    parser.add_argument("--slots", type=int, default=128, help="answers at once")
+    parser.add_argument("--context", type=int, default=768)
+    parser.add_argument("--learning-rate", type=float, default=2e-5)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--minibatches", type=int, default=2)
+    parser.add_argument("--clip-high", type=float, default=0.28)
+    parser.add_argument("--method", default="grpo")
+    parser.add_argument("--staleness", type=int, default=1)
+    parser.add_argument("--evaluate-every", type=int, default=5)
+    parser.add_argument("--evaluate-samples", type=int, default=2)
+    parser.add_argument("--measure", type=int, default=0, help="first measure the sampler with this many prompts")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    asyncio.run(train(arguments))
+
+
+if __name__ == "__main__":
+    main()

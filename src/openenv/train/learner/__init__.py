@@ -1,0 +1,1 @@
+"""A small trainer on this machine: a language model of transformers that samples, answers requests and learns."""

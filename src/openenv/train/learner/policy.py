@@ -1,0 +1,292 @@
+"""`Policy`: a language model of transformers with its tokenizer and optimizer, in this process.
+
+Knows weights, losses and files. One thread at a time may use it: `Sampler` owns that thread. The model samples and
+learns with the same weights and the same arithmetic, so log-probabilities of both differ only by rounding.
+"""
+
+# The loss of a batch, over all tokens that the policy sampled:
+#
+#   ratio = exp(new - old)          old: the log-probability when the token was sampled
+#   loss  = -mean(min(ratio * advantage, clip(ratio, 1 - clip_low, 1 + clip_high) * advantage))
+#
+# Sequences are packed in rows of at most `pass_tokens`, one row per forward pass. Transformers finds their bounds in
+# `position_ids`. The last layer runs only at the tokens that were sampled: it is the largest matrix of a small model.
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from openenv.adapters import importing
+
+from ..groups import TrainingBatch
+
+with importing("torch>=2.4", needed_by="openenv.train.learner"):
+    import torch
+with importing("transformers>=5.0", needed_by="openenv.train.learner"):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+_STATE = "policy.pt"
+_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""The chat template of a model that has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOptions:
+    """How a policy computes and learns.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: a GPU if there is one."""
+    learning_rate: float = 1e-5
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    max_grad_norm: float = 1.0
+    epochs: int = 1
+    """How often each batch is used."""
+    minibatches: int = 1
+    """The number of optimizer steps per epoch."""
+    warmup: int = 5
+    """The number of optimizer steps in which the learning rate rises to its value."""
+    pass_tokens: int = 4096
+    """The number of tokens in a forward pass; a longer sequence has a pass of its own."""
+    seed: int = 0
+    """The seed of the order of the sequences."""
+
+    def __post_init__(self) -> None:
+        if min(self.epochs, self.minibatches, self.pass_tokens) < 1 or self.warmup < 0:
+            raise ValueError("epochs, minibatches and pass_tokens must be at least 1, warmup at least 0")
+        if not self.learning_rate > 0 or not self.max_grad_norm > 0:
+            raise ValueError("learning_rate and max_grad_norm must be above 0")
+        if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
+            raise ValueError("clip_low must be from 0 to 1, clip_high at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateFigures:
+    """The figures of an update."""
+
+    loss: float
+    grad_norm: float
+    gap: float
+    """The mean difference of the log-probabilities of sampling and training, before the first step of the update."""
+    largest_gap: float
+    clipped: float
+    """The share of tokens whose ratio was clipped."""
+    tokens: int
+    steps: int
+
+
+@dataclass(slots=True)
+class _Sums:
+    loss: float = 0.0
+    gap: float = 0.0
+    largest_gap: float = 0.0
+    clipped: float = 0.0
+    norms: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Several sequences in a row."""
+
+    input_ids: list[int]
+    position_ids: list[int]
+    loss_mask: list[int]
+    old_logprobs: list[float]
+    advantages: list[float]
+
+
+class Policy:
+    """A language model that samples and learns.
+
+    Args:
+        model: The model of transformers, with weights of 32 bits.
+        tokenizer: Its tokenizer; without a chat template it gets that of ChatML.
+        options: How it computes and learns.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, options: PolicyOptions | None = None) -> None:
+        self.options = options or PolicyOptions()
+        device = self.options.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(device)
+        self.model = model.to(self.device).eval()
+        self.tokenizer = tokenizer
+        if not tokenizer.chat_template:
+            tokenizer.chat_template = _TEMPLATE
+        self.end_ids = _end_ids(model, tokenizer)
+        self.version = 0
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=self.options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+        )
+        self._steps = 0
+        self._random = random.Random(self.options.seed)
+
+    @classmethod
+    def load(cls, name: str, options: PolicyOptions | None = None) -> Policy:
+        """Load a model: a folder, a `.gguf` file, or a name on the Hugging Face Hub.
+
+        Raises:
+            OSError: the files are missing.
+        """
+        source, more = name, {}
+        if name.endswith(".gguf"):
+            source, more = str(Path(name).parent), {"gguf_file": Path(name).name}
+        tokenizer = AutoTokenizer.from_pretrained(source, **more)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **more)
+        return cls(model, tokenizer, options)
+
+    def arithmetic(self) -> AbstractContextManager[Any]:
+        """Return the context of all forward passes: bfloat16 for matrices on a GPU."""
+        if self.device.type == "cuda":
+            # Without its cache, because the weights change between passes and a recorded graph must read them.
+            context: AbstractContextManager[Any] = torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False)
+            return context
+        return contextlib.nullcontext()
+
+    # ---- learning ----
+
+    def update(self, batch: TrainingBatch) -> UpdateFigures:
+        """Learn from a packed batch.
+
+        Raises:
+            ValueError: the batch is padded.
+        """
+        bounds = batch.cu_seqlens
+        if bounds is None:
+            raise ValueError("the batch must be packed: collate(groups, layout='packed')")
+        options, sums = self.options, _Sums()
+        sequences = list(itertools.pairwise(bounds))
+        self.model.train()
+        for epoch in range(options.epochs):
+            self._random.shuffle(sequences)
+            for part in range(options.minibatches):
+                chosen = sequences[part :: options.minibatches]
+                if chosen:
+                    self._step(batch, chosen, sums, is_first=epoch == 0 and part == 0)
+        self.model.eval()
+        self.version += 1
+        first = sum(sum(batch.loss_mask[0][a:b]) for a, b in sequences) / options.minibatches
+        return UpdateFigures(
+            loss=sums.loss / len(sums.norms),
+            grad_norm=sum(sums.norms) / len(sums.norms),
+            gap=sums.gap / max(1.0, first),
+            largest_gap=sums.largest_gap,
+            clipped=sums.clipped / max(1, batch.n_tokens * options.epochs),
+            tokens=batch.n_tokens,
+            steps=len(sums.norms),
+        )
+
+    def _step(self, batch: TrainingBatch, sequences: Sequence[tuple[int, int]], sums: _Sums, *, is_first: bool) -> None:
+        """Take one step of the optimizer."""
+        count = sum(sum(batch.loss_mask[0][start:end]) for start, end in sequences)
+        self.optimizer.zero_grad(set_to_none=True)
+        for row in _rows(batch, sequences, self.options.pass_tokens):
+            new, old, gain = self._logprobs(row)
+            ratio = (new - old).exp()
+            low, high = 1 - self.options.clip_low, 1 + self.options.clip_high
+            clipped = ratio.clamp(low, high) * gain
+            loss = -torch.minimum(ratio * gain, clipped).sum() / count
+            loss.backward()
+            sums.loss += float(loss.detach())
+            sums.clipped += float((clipped < ratio * gain).sum())
+            if is_first:
+                gap = (new.detach() - old).abs()
+                sums.gap += float(gap.sum())
+                sums.largest_gap = max(sums.largest_gap, float(gap.max()))
+        sums.norms.append(float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.max_grad_norm)))
+        self._steps += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.options.learning_rate * min(1.0, self._steps / max(1, self.options.warmup))
+        self.optimizer.step()
+
+    def _logprobs(self, row: _Row) -> tuple[Any, Any, Any]:
+        """Return the log-probabilities now and when sampled, and the advantages, of a row's sampled tokens."""
+        device = self.device
+        ids = torch.tensor([row.input_ids], device=device)
+        places = torch.tensor([index for index, one in enumerate(row.loss_mask) if one], device=device)
+        with self.arithmetic():
+            logits = self.model(
+                input_ids=ids,
+                position_ids=torch.tensor([row.position_ids], device=device),
+                use_cache=False,
+                logits_to_keep=places - 1,
+            ).logits
+        new = torch.log_softmax(logits[0].float(), -1).gather(-1, ids[0][places][:, None])[:, 0]
+        old, gain = (
+            torch.tensor([value for value, one in zip(values, row.loss_mask, strict=True) if one], device=device)
+            for values in (row.old_logprobs, row.advantages)
+        )
+        return new, old, gain
+
+    # ---- checkpoints ----
+
+    def save(self, folder: Path) -> None:
+        """Write model and tokenizer as transformers reads them, and the state of the optimizer."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "steps": self._steps,
+            "version": self.version,
+            "random": self._random.getstate(),
+        }
+        torch.save(state, folder / _STATE)
+
+    def restore(self, folder: Path) -> None:
+        """Continue from the files of `save`; the model must have been loaded from the same folder.
+
+        Raises:
+            OSError: the folder has no such file.
+        """
+        state = torch.load(folder / _STATE, map_location=self.device, weights_only=True)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._steps, self.version = state["steps"], state["version"]
+        kind, numbers, gauss = state["random"]
+        self._random.setstate((kind, tuple(numbers), gauss))
+
+
+def _rows(batch: TrainingBatch, sequences: Sequence[tuple[int, int]], limit: int) -> Iterator[_Row]:
+    """Join sequences to rows of at most `limit` tokens; yield rows with a sampled token."""
+    fields = (batch.input_ids, batch.position_ids, batch.loss_mask, batch.old_logprobs, batch.advantages)
+    waiting: list[tuple[int, int]] = []
+    size = 0
+
+    def row() -> _Row:
+        parts = ([value for start, end in waiting for value in rows[0][start:end]] for rows in fields)
+        return _Row(*parts)  # type: ignore[arg-type]
+
+    for start, end in sequences:
+        if not any(batch.loss_mask[0][start:end]):
+            continue
+        if waiting and size + end - start > limit:
+            yield row()
+            waiting, size = [], 0
+        waiting.append((start, end))
+        size += end - start
+    if waiting:
+        yield row()
+
+
+def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that end an answer: those of the model's configuration and the tokenizer."""
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])}
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    if end is not None and end != tokenizer.unk_token_id:
+        ends.add(end)
+    return frozenset(one for one in ends if isinstance(one, int))
