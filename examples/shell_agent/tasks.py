@@ -13,7 +13,8 @@ from openenv.rollout import Task
 
 WORDS = shlex.split(
     """apple river stone cloud forest garden silver window bridge castle candle winter summer orange purple rocket
-    market island harbor meadow copper velvet thunder pencil mirror blanket lantern compass feather marble basket ribbon"""
+    market island harbor meadow copper velvet thunder pencil mirror blanket lantern compass feather marble basket
+    ribbon"""
 )
 NAMES = shlex.split("notes list data items report todo log draft plan words table index memo names facts")
 HELD_OUT = range(1_000_000, 1_000_040)

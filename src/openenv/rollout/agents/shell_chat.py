@@ -12,52 +12,48 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from openenv.rollout.agents.base import Agent, AgentRun, Launch, LoopTools, ModelCallFailed
-from openenv.rollout.tasks.task import Dialect
 from openenv.sandboxes.base import ExecResult, Sandbox
 
-SYSTEM = "You work in a Linux shell. Answer each message with one shell command and nothing else."
 _FENCED = re.compile(r"```[a-z]*\n(.*?)\n?```", re.DOTALL)
 _MAX_OUTPUT = 16 * 1024
 _END = "exit"
 
 
+@dataclass(kw_only=True)
 class ShellChat(Agent):
     """A model that works on a task with one shell command per reply.
 
-    Args:
-        system: The system message; empty for none.
-        examples: Pairs of an instruction and a command, shown as earlier turns of the chat.
-        max_turns: The largest number of commands.
-        max_tokens: The largest number of tokens in a reply.
-        ends_after: `success` ends with the first command whose exit code is 0; `exit` with the command `exit`.
-        command_timeout_s: The time limit of a command.
-        output_chars: How much of a command's output the model sees.
+    Raises:
+        ValueError: a value is out of range.
     """
 
     name = "shell-chat"
-    dialect: Dialect | None = "openai_chat"
+    dialect = "openai_chat"
 
-    def __init__(
-        self,
-        *,
-        system: str = SYSTEM,
-        examples: Sequence[tuple[str, str]] = (),
-        max_turns: int = 4,
-        max_tokens: int = 256,
-        ends_after: Literal["success", "exit"] = "exit",
-        command_timeout_s: float = 60.0,
-        output_chars: int = 2000,
-    ) -> None:
-        if min(max_turns, max_tokens) < 1 or command_timeout_s <= 0:
+    system: str = "You work in a Linux shell. Answer each message with one shell command and nothing else."
+    """The system message; empty for none."""
+    examples: Sequence[tuple[str, str]] = ()
+    """Pairs of an instruction and a command, shown as earlier turns of the chat."""
+    max_turns: int = 4
+    """The largest number of commands."""
+    max_tokens: int = 256
+    """The largest number of tokens in a reply."""
+    ends_after: Literal["success", "exit"] = "exit"
+    """`success` ends with the first command whose exit code is 0; `exit` with the command `exit`."""
+    command_timeout_s: float = 60.0
+    """The time limit of a command."""
+    output_chars: int = 2000
+    """How much of a command's output the model sees."""
+
+    def __post_init__(self) -> None:
+        if min(self.max_turns, self.max_tokens) < 1 or self.command_timeout_s <= 0 or self.output_chars < 0:
             raise ValueError("max_turns and max_tokens must be at least 1, command_timeout_s above 0")
-        self.system = system
-        self.examples = tuple((str(instruction), str(command)) for instruction, command in examples)
-        self.max_turns, self.max_tokens = max_turns, max_tokens
-        self.ends_after = ends_after
-        self.command_timeout_s, self.output_chars = command_timeout_s, output_chars
+        if self.ends_after not in ("success", "exit"):
+            raise ValueError(f"ends_after must be 'success' or 'exit', not {self.ends_after!r}")
 
     def prepare(self, sandbox: Sandbox, run: AgentRun) -> Launch:
         """Return the loop."""
