@@ -113,6 +113,20 @@ def test_twenty_rollouts_at_once_are_not_mixed_up(
     leftovers()
 
 
+def test_warm_sandboxes_are_used_once_and_nothing_is_left(local: Sandboxes, leftovers: Callable[[], None]) -> None:
+    tasks = [numbered(number) for number in range(8)]
+    outcomes = run_many(tasks, agent="oracle", sandbox=local, concurrency=2, warm_sandboxes=2)
+    assert [outcome.reward for outcome in outcomes] == [1.0] * 8
+    used = [*(each.sandbox_id for each in outcomes), *(each.metadata["verify_sandbox_id"] for each in outcomes)]
+    assert len(set(used)) == 16
+    leftovers()
+
+
+def test_a_negative_number_of_warm_sandboxes_is_refused() -> None:
+    with pytest.raises(ValueError, match="warm_sandboxes"):
+        Engine(EngineOptions(agent="noop", warm_sandboxes=-1))
+
+
 def test_no_more_rollouts_run_at_once_than_the_concurrency(local: Sandboxes, leftovers: Callable[[], None]) -> None:
     running: set[str] = set()
     most: list[int] = []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
+from dataclasses import replace
 
 import pytest
 
 from openenv.errors import SandboxError, SandboxGone
-from openenv.sandboxes import LocalSandboxes, ProcessSandboxes, Sandbox, SandboxPool, SandboxSpec
+from openenv.sandboxes import LocalSandboxes, ProcessSandboxes, Sandbox, SandboxPool, SandboxSpec, WarmSandboxes
 from slow_steps import take
 from waiting import wait_until
 
@@ -165,3 +166,80 @@ def test_local_sandboxes_are_pooled_and_leave_nothing() -> None:
             with pool.lease() as box:
                 assert box.exec("echo hi").stdout == "hi\n"
     assert backend.leftovers() == []
+
+
+# -- several kinds
+
+
+def warmed(warm: WarmSandboxes, backend: Counting, spec: SandboxSpec | None = None) -> Sandbox:
+    """Open two sandboxes of a kind, and return the one that is kept ready afterwards."""
+    ours = [warm.open(spec), warm.open(spec)]
+    wait_until(lambda: len(backend.opened) >= 3)
+    (waiting,) = (box for box in backend.opened if box not in ours)
+    return waiting
+
+
+def test_a_kind_of_sandbox_is_kept_ready_from_its_second_start_on() -> None:
+    backend = Counting()
+    with WarmSandboxes(backend, ready=1) as warm:
+        assert warm.open() is backend.opened[0]
+        assert len(backend.opened) == 1
+        ours = warm.open()
+        wait_until(lambda: len(backend.opened) == 3)
+        (waiting,) = (box for box in backend.opened[1:] if box is not ours)
+        wait_until(lambda: warm.open() is waiting)
+    assert not is_gone(waiting), "the caller closes what it opened"
+
+
+def test_every_kind_has_sandboxes_of_its_own_and_metadata_makes_no_kind() -> None:
+    backend = Counting()
+    kinds = [SandboxSpec(envs={"A": "1"}), SandboxSpec(envs={"A": "2"}), SandboxSpec(timeout_s=5)]
+    with WarmSandboxes(backend) as warm:
+        for number in range(2):
+            for kind in kinds:
+                warm.open(replace(kind, metadata={"rollout_id": str(number)}))
+        wait_until(lambda: len(backend.opened) == 9)
+        waiting = [spec for spec in backend.specs if not spec.metadata]
+        taken = [backend.specs[backend.opened.index(warm.open(kind))] for kind in kinds]
+    assert len(waiting) == 3
+    assert [spec.envs for spec in taken] == [kind.envs for kind in kinds]
+
+
+def test_the_kind_that_was_not_used_for_longest_is_given_up() -> None:
+    backend = Counting()
+    old, new = SandboxSpec(timeout_s=5), SandboxSpec(timeout_s=6)
+    with WarmSandboxes(backend, most_kinds=1) as warm:
+        waiting = warmed(warm, backend, old)
+        warm.open(new)
+        wait_until(lambda: is_gone(waiting))
+
+
+def test_a_failing_start_is_the_callers_failure() -> None:
+    backend = Counting()
+    with WarmSandboxes(backend) as warm:
+        warmed(warm, backend).kill()
+        backend.failure = SandboxError("no room")
+        with pytest.raises(SandboxError, match="no room"):
+            warm.open()
+
+
+def test_warm_sandboxes_can_be_opened_after_the_end() -> None:
+    backend = Counting()
+    with WarmSandboxes(backend) as warm:
+        warm.open(), warm.open()
+    assert warm.open() is backend.opened[-1]
+
+
+@pytest.mark.usefixtures("local")
+def test_warm_sandboxes_start_from_snapshots_and_leave_nothing() -> None:
+    backend = LocalSandboxes()
+    with WarmSandboxes(backend) as warm:
+        assert warm.features == backend.features
+        with warm.open() as box:
+            box.write_text("file", "kept")
+            snapshot = box.snapshot()
+        with snapshot:
+            for _ in range(3):
+                with warm.open(SandboxSpec(from_snapshot=snapshot)) as box:
+                    assert box.read_text("file") == "kept"
+    assert warm.leftovers() == []

@@ -137,4 +137,7 @@ class Space:
                     return str((secret.data or {}).get("token", ""))
             return None
 
-        return base64.b64decode(until(look, what="the account's token")).decode()
+        token = base64.b64decode(until(look, what="the account's token")).decode()
+        # Pods of the account are refused until its token is entered there.
+        until(lambda: client.get(ServiceAccount, name, namespace=self.name).secrets, what="the account's entry")
+        return token

@@ -25,6 +25,7 @@ _EXPORTS = {
     "DaytonaSandboxes": "openenv.sandboxes.daytona",
     "E2BSandboxBackend": "openenv.sandboxes.e2b",
     "SandboxPool": "openenv.sandboxes.pool",
+    "WarmSandboxes": "openenv.sandboxes.pool",
     "backend": "openenv.sandboxes.base",
     "self_check": "openenv.sandboxes.checks",
 }
@@ -50,6 +51,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.sandboxes.local import LocalSandboxes as LocalSandboxes
     from openenv.sandboxes.no_isolation import ProcessSandboxes as ProcessSandboxes
     from openenv.sandboxes.pool import SandboxPool as SandboxPool
+    from openenv.sandboxes.pool import WarmSandboxes as WarmSandboxes
 
     __all__: list[str]
 else:

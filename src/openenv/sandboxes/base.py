@@ -387,6 +387,13 @@ class Sandbox(ABC):
     def exists(self, path: str) -> bool:
         """Return whether a file or folder exists at the path."""
 
+    def is_alive(self) -> bool:
+        """Return whether the sandbox can still be used."""
+        try:
+            return self.exists("/")
+        except SandboxError:
+            return False
+
     @abstractmethod
     def pack(self, path: str, archive: Path, *, max_bytes: int = MAX_TREE) -> None:
         """Write the tree at `path` into a tar file of the host. Links stay links; devices and sockets are left out.

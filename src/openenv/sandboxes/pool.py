@@ -1,7 +1,11 @@
-"""A pool of sandboxes kept ready. A sandbox is leased once and then closed, never reused:
+"""Pools of sandboxes kept ready. A sandbox is leased once and then closed, never reused:
 
 filler thread: open ──> ready (a deque, oldest first) ──lease──> leased ──end of the with block──> closed
+                          │                           └─take_ready──> the caller's
                           └─ ready for more than max_idle_s, or no longer alive ──> closed
+
+`SandboxPool` has sandboxes of one kind. `WarmSandboxes` is a backend with a pool for each kind that is opened again
+and again, such as the agent's and the verifier's sandbox of a task.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from openenv.errors import SandboxError, message_of
 from openenv.sandboxes.base import Sandbox, Sandboxes, SandboxSpec
@@ -98,6 +102,18 @@ class SandboxPool:
             if self._slots is not None:
                 self._slots.release()
 
+    def take_ready(self) -> Sandbox | None:
+        """Return a ready sandbox, which the caller closes; None if none is ready."""
+        while True:
+            with self._changed:
+                if not self._ready:
+                    return None
+                sandbox, since = self._ready.popleft()
+                self._changed.notify_all()
+            if self._is_fresh(sandbox, since):
+                return sandbox
+            sandbox.close()
+
     def wait_ready(self, count: int | None = None, *, timeout: float = 60.0) -> None:
         """Wait until `count` sandboxes are ready, by default all; raise TimeoutError if they are not in time."""
         wanted = self._size if count is None else count
@@ -125,32 +141,21 @@ class SandboxPool:
 
     def _take(self) -> Sandbox:
         """Return a living sandbox that was never leased."""
-        while True:
-            with self._changed:
-                if self._closed:
-                    raise SandboxError("The pool of sandboxes is closed.")
-                sandbox, since = self._ready.popleft() if self._ready else (None, 0.0)
-                self._changed.notify_all()
-            if sandbox is None:
-                sandbox = self._backend.open(self._spec)
-            elif not self._is_fresh(sandbox, since):
-                sandbox.close()
-                continue
-            with self._changed:
-                self._leased.add(sandbox)
-                closed = self._closed
-            if closed:
-                sandbox.close()
-                raise SandboxError("The pool of sandboxes is closed.")
-            return sandbox
+        if self._closed:
+            raise SandboxError("The pool of sandboxes is closed.")
+        sandbox = self.take_ready() or self._backend.open(self._spec)
+        with self._changed:
+            self._leased.add(sandbox)
+            closed = self._closed
+        if closed:
+            sandbox.close()
+            raise SandboxError("The pool of sandboxes is closed.")
+        return sandbox
 
     def _is_fresh(self, sandbox: Sandbox, since: float) -> bool:
         if self._clock() - since > self._max_idle_s:
             return False
-        try:
-            return sandbox.exists("/")
-        except SandboxError:
-            return False
+        return sandbox.is_alive()
 
     def _fill(self) -> None:
         """Keep sandboxes ready until the pool is closed."""
@@ -186,3 +191,87 @@ class SandboxPool:
             self._problem = None
             self._ready.append((sandbox, self._clock()))
             self._changed.notify_all()
+
+
+_MOST_KINDS = 8
+
+
+class WarmSandboxes(Sandboxes):
+    """A backend that keeps sandboxes of another backend ready, to save the time of their start. A context manager.
+
+    A kind of sandbox is kept ready from its second start on. Kinds differ in image, limits, mounts or any other
+    property except `metadata`, which sandboxes from a pool do not have. Sandboxes from snapshots are never kept ready.
+    Each sandbox is used once. Leaving the context closes those that are ready, not those that were opened.
+
+    Args:
+        backend: The backend that starts the sandboxes.
+        ready: How many sandboxes of each kind are kept ready.
+        most_kinds: The number of kinds; the kind that was not used for longest is given up.
+    """
+
+    def __init__(self, backend: Sandboxes, *, ready: int = 1, most_kinds: int = _MOST_KINDS) -> None:
+        if ready < 1 or most_kinds < 1:
+            raise ValueError("ready and most_kinds must be at least 1")
+        self.name = backend.name
+        self._backend, self._ready, self._most_kinds = backend, ready, most_kinds
+        self._lock = threading.Lock()
+        self._pools: collections.OrderedDict[tuple[object, ...], SandboxPool | None] = collections.OrderedDict()
+        self._closed = False
+
+    @property
+    def features(self) -> frozenset[str]:  # type: ignore[override]  # those of a backend may change with its first start
+        """The features of the backend."""
+        return self._backend.features
+
+    def check(self) -> None:
+        self._backend.check()
+
+    def require(self, spec: SandboxSpec) -> None:
+        self._backend.require(spec)
+
+    def fingerprint(self, spec: SandboxSpec) -> str:
+        return self._backend.fingerprint(spec)
+
+    def leftovers(self) -> list[str]:
+        return self._backend.leftovers()
+
+    def open(self, spec: SandboxSpec | None = None) -> Sandbox:
+        spec = spec or SandboxSpec()
+        pool = None if spec.from_snapshot is not None else self._pool(spec)
+        sandbox = None if pool is None else pool.take_ready()
+        return self._backend.open(spec) if sandbox is None else sandbox
+
+    def _pool(self, spec: SandboxSpec) -> SandboxPool | None:
+        """Return the pool of a kind of sandboxes; None for the first one, and after the end."""
+        others = (getattr(spec, each.name) for each in fields(spec) if each.name not in ("envs", "metadata"))
+        kind = (*others, *sorted(spec.envs.items()))
+        dropped: SandboxPool | None = None
+        with self._lock:
+            if self._closed:
+                return None
+            if kind not in self._pools:
+                self._pools[kind] = None
+                if len(self._pools) > self._most_kinds:
+                    _, dropped = self._pools.popitem(last=False)
+            elif self._pools[kind] is None:
+                self._pools[kind] = SandboxPool(self._backend, replace(spec, metadata={}), size=self._ready)
+            self._pools.move_to_end(kind)
+            pool = self._pools[kind]
+        if dropped is not None:
+            dropped.close()
+        return pool
+
+    def close(self) -> None:
+        """Close the sandboxes that are ready, and keep none ready from now on."""
+        with self._lock:
+            self._closed = True
+            pools = [pool for pool in self._pools.values() if pool is not None]
+            self._pools.clear()
+        for pool in pools:
+            pool.close()
+
+    def __enter__(self) -> WarmSandboxes:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

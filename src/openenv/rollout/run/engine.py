@@ -126,6 +126,9 @@ class EngineOptions:
     validate_checks: bool | None = None
     """Run the checks of a task on its initial files and its solution before its first agent, and keep the results. None
     uses `OPENENV_VALIDATE_CHECKS`. The agents `noop` and `oracle` are such runs themselves and need no validation."""
+    warm_sandboxes: int = 0
+    """Keep so many pairs of sandboxes ready for each kind of task that was run before: one for the agent, one for the
+    verifier. Rollouts then start at once; every sandbox is still used once. Each worker process keeps as many."""
     home: str = HOME
     """The user's home folder inside the sandbox; the work folder is `workdir` below it."""
     seed: int | None = None
@@ -151,6 +154,7 @@ class EngineArguments(TypedDict, total=False):
     verify_truncated: bool
     min_trust: Trust | None
     validate_checks: bool | None
+    warm_sandboxes: int
     home: str
     seed: int | None
     cache: Path | None
@@ -176,10 +180,13 @@ class Engine:
         self._verify_backend = (
             self._backend if options.verify_sandbox is None else named_backend(options.verify_sandbox)
         )
+        if options.warm_sandboxes < 0:
+            raise ValueError("warm_sandboxes must not be negative")
         self._budget = options.budget or Budget()
         self._capture = options.capture
         # The rest exists while the engine is entered.
         self._installation = Installation()
+        self._warm: dict[str, Sandboxes] = {}
         self._folder = Path()
         self._validator: Validator | None = None
         self._events = threading.Lock()
@@ -193,6 +200,7 @@ class Engine:
             report = options.on_install or (lambda message: logger.info("%s", message))
             self._installation = self.agent.install(options.cache or settings.cache_dir(), report)
             self._folder = stack.enter_context(scratch())
+            self._warm = self._warm_backends(stack)
             self._validator = self._new_validator(report)
             if self.agent.dialect is not None and options.capture is None:
                 # Imported here: agents without a model need no proxy.
@@ -206,6 +214,16 @@ class Engine:
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
+
+    def _warm_backends(self, stack: contextlib.ExitStack) -> dict[str, Sandboxes]:
+        """Return the backends of agents and verifiers that keep sandboxes ready; they end before the scratch folder."""
+        if self.options.warm_sandboxes == 0:
+            return {}
+        from openenv.sandboxes.pool import WarmSandboxes  # most rollouts use none
+
+        agents = stack.enter_context(WarmSandboxes(self._backend, ready=self.options.warm_sandboxes))
+        verifiers = stack.enter_context(WarmSandboxes(self._verify_backend, ready=self.options.warm_sandboxes))
+        return {"agent": agents, "verifier": verifiers}
 
     def _new_validator(self, report: Callable[[str], None]) -> Validator | None:
         options, chosen = self.options, self.options.validate_checks
@@ -328,8 +346,8 @@ class Engine:
             task=task,
             agent=self.agent,
             installation=self._installation,
-            backend=self._backend,
-            verify_backend=self._verify_backend,
+            backend=self._warm.get("agent", self._backend),
+            verify_backend=self._warm.get("verifier", self._verify_backend),
             verify=verify,
             folder=folder,
             places=self._folder / PLACES,

@@ -1,7 +1,8 @@
 """The phases of one rollout, from an empty sandbox to an outcome.
 
 Knows the order of the phases, and frees the resources of each phase on every path. The agent's sandbox is closed before
-the verifier's sandbox is opened. Only a tar file of the work tree passes from one to the other.
+the verifier's sandbox is used, which a backend may have started earlier. Only a tar file of the work tree passes from
+one to the other.
 """
 
 # The phases, and the status if one of them fails:

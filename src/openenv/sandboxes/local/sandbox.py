@@ -250,7 +250,6 @@ class LocalSandbox(Sandbox):
     # The end
 
     def is_alive(self) -> bool:
-        """Return whether the sandbox still runs."""
         return self._gone() is None
 
     def kill(self) -> None:
