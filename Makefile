@@ -21,11 +21,13 @@ TEST_PACKAGES := $(SANDBOX_PACKAGES) docker.io runc containerd iptables iproute2
 help: ## show what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
+# The lock names every package, so pip resolves nothing (--no-deps): older versions of pip refuse a locked package that another one
+# requires with an extra, as soon as the index has a newer version of it.
 $(VENV)/ready: pyproject.toml requirements.lock packages/openenv-core/pyproject.toml $(ENVS:%=%/pyproject.toml)
 	@echo "Setting up $(VENV) (a minute or two) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed: make PYTHON=/path/to/python3.x"; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 		-e . -e packages/openenv-core $(ENVS:%=-e %)
 	@touch $@
