@@ -76,6 +76,19 @@ def events(text: str) -> list[Any]:
 
 
 @pytest.fixture
+def agent_of(server: CaptureServer) -> Iterator[Callable[[Capture], Agent]]:
+    """Return an agent with the key of a rollout that the test opened."""
+    with contextlib.ExitStack() as stack:
+
+        def made(capture: Capture) -> Agent:
+            agent = Agent(server, capture)
+            stack.callback(agent.client.close)
+            return agent
+
+        yield made
+
+
+@pytest.fixture
 def open_agent(server: CaptureServer, engine: Any) -> Iterator[Callable[..., Agent]]:
     """Open a rollout at the proxy, and return an agent with its key.
 

@@ -26,7 +26,7 @@ def post(capture: Capture, body: Any = BODY, path: str = PATH, **options: Any) -
 
 
 def without_times(capture: Capture) -> list[dict[str, Any]]:
-    times = {"started_at", "latency_s", "first_byte_s"}
+    times = {"started_at", "latency_s", "first_byte_s", "spent_s"}
     return [{name: value for name, value in asdict(call).items() if name not in times} for call in capture.calls()]
 
 

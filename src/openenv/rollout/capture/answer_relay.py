@@ -22,7 +22,7 @@ from .dialects.dialect import TOKEN_IDS, AgentDialect
 from .encoding import Json, dumps, load_object
 from .inbound import JSON_TYPE, AgentReply
 from .outbound import EndpointError, EndpointResponse
-from .records import JournalFull
+from .records import Call, JournalFull
 from .stream_tap import StreamTap, missing_answer, plausible_tokens, tokens_read
 from .upstream_errors import ModelCallFailed
 
@@ -106,9 +106,21 @@ class AnswerRelay:
         await reply.write(tap.end())
         await reply.end()
 
+    async def relay_recorded(self, recorded: Call) -> None:
+        """Give the agent a recorded answer again, as a stream if it asks for one.
+
+        Raises:
+            ModelCallFailed: The answer cannot be read.
+            JournalFull: The answer could not be recorded.
+        """
+        answer = recorded.response or {}
+        try:
+            await self._pass_on(answer, dumps(answer), [], JSON_TYPE, tokens=recorded.tokens)
+        except EndpointError as exc:
+            raise ModelCallFailed("broken", 502, str(exc)) from None
+
     async def _relay_whole(self, response: EndpointResponse) -> None:
-        call, request, forced = self._call, self._call.request, self._call.prepared.forced
-        endpoint, recorder = request.endpoint, self._call.ledger.recorder
+        call, recorder = self._call, self._call.ledger.recorder
         raw = call.rollout.redactor.data(await response.read(RESPONSE_LIMIT))
         answer = load_object(raw)
         if answer is None:
@@ -121,13 +133,28 @@ class AnswerRelay:
                 recorder.body(raw)
                 raise EndpointError(call.redacted(str(exc)), kind="garbage") from None
             raw = dumps(answer)
+        content_type = ("content-type", response.headers.get("content-type", "application/json"))
+        await self._pass_on(answer, raw, call.passed_headers(response), content_type)
+
+    async def _pass_on(
+        self,
+        answer: Json,
+        raw: bytes,
+        headers: list[tuple[str, str]],
+        content_type: tuple[str, str],
+        *,
+        tokens: int | None = None,
+    ) -> None:
+        """Record a whole answer and pass it on; `tokens` is the cost of an answer that was recorded before."""
+        call, request, forced = self._call, self._call.request, self._call.prepared.forced
+        endpoint, recorder = request.endpoint, self._call.ledger.recorder
         ids = endpoint.take_prompt_ids(answer) if b"token_ids" in raw else None
         if ids:
             recorder.prompt(ids)
         recorder.body(dumps(answer) if ids else raw, answer)  # the endpoint's own bytes if they stay as they are
         completion = endpoint.completion(answer)
         reported = max(len(completion.sampled), endpoint.completion_tokens(answer))
-        call.ledger.count(plausible_tokens(reported, endpoint.text_size(answer)))
+        call.ledger.count(plausible_tokens(reported, endpoint.text_size(answer)) if tokens is None else tokens)
         if (problem := missing_answer(completion, answer)) is not None:
             raise EndpointError(call.redacted(problem), kind="garbage")
         if ids and TOKEN_IDS not in forced:  # the agent asked for them
@@ -137,15 +164,13 @@ class AnswerRelay:
         if request.bridge is not None:
             visible, is_unchanged = request.bridge.translator(request.body).translate(visible), False
         call.ledger.prompt_ids, call.ledger.answer = ids, load_object(raw) if call.rollout.tokens is not None else None
-        await self._complete(None if ids else tokens_read(answer))
-        headers = call.passed_headers(response)
+        await self._complete(None if ids or tokens is not None else tokens_read(answer))
         if request.wants_stream:
             if not call.reply.started:
                 await call.reply.start(200, [EVENT_STREAM, *headers])
             await call.reply.write(b"".join(request.dialect.stream(request.body, visible)))
             await call.reply.end()
         else:
-            content_type = ("content-type", response.headers.get("content-type", "application/json"))
             await call.reply.send(200, raw if is_unchanged else dumps(visible), [content_type, *headers])
 
     def _not_an_object(self, response: EndpointResponse, raw: bytes) -> ModelCallFailed:

@@ -19,7 +19,7 @@ from .captured_rollout import CapturedRollout
 from .encoding import Json
 from .inbound import AgentReply
 from .outbound import EndpointResponse, Endpoints
-from .records import CallRecorder, JournalFull
+from .records import Call, CallRecorder, JournalFull
 from .retries import RetryPolicy
 
 PASSED_HEADERS = frozenset({"retry-after", "retry-after-ms", "x-request-id", "request-id"})
@@ -43,15 +43,28 @@ class Services:
 class CallLedger:
     """The account of one call: its tokens in the rollout's budget, its attempts, and its end in the records.
 
+    Args:
+        rollout: The rollout.
+        request: The agent's request.
+        prepared: The endpoint's request.
+        recorded: The call whose answer the agent gets again; None to sample one.
+
     Raises:
         JournalFull: The request could not be recorded.
         RecordsTooLarge: The records have no room for the request.
     """
 
-    def __init__(self, rollout: CapturedRollout, request: CallRequest, prepared: PreparedRequest) -> None:
+    def __init__(
+        self, rollout: CapturedRollout, request: CallRequest, prepared: PreparedRequest, recorded: Call | None = None
+    ) -> None:
         self._rollout = rollout
         self._prepared = prepared
-        self.recorder: CallRecorder = rollout.recorder.begin(prepared.facts(), request.body, prepared.body)
+        self._recorded = recorded
+        self.recorder: CallRecorder
+        if recorded is None:
+            self.recorder = rollout.recorder.begin(prepared.facts(), request.body, prepared.body)
+        else:
+            self.recorder = rollout.recorder.replay(recorded.number)
         self.tokens = 0
         """The number of tokens that were sampled so far."""
         self.attempts = 0
@@ -82,13 +95,15 @@ class CallLedger:
         if self.is_settled:
             return
         self.is_settled = True
-        rollout = self._rollout
+        rollout, recorded = self._rollout, self._recorded
+        if recorded is not None:  # the seconds until its first answer count, not those until this one
+            rollout.spending.skip_to(recorded.spent_s)
         # The endpoint was asked for a whole answer, and the call ended before it came. The number of sampled tokens is
         # unknown, so the full limit is charged: agents gain nothing if they hang up.
         is_unseen = not self._prepared.is_streamed and self.attempts and not self.tokens
         if how in ("agent_gone", "budget", "revoked") and is_unseen:
             rollout.spending.unseen_tokens += self._prepared.limit or 0
-        facts: Json = {"attempts": self.attempts, "tokens": self.tokens}
+        facts: Json = {"attempts": self.attempts, "tokens": self.tokens, "seconds": round(rollout.spending.seconds, 3)}
         if error is not None and how not in ("agent_gone", "cancelled"):
             facts["error"] = error
         if self.policy is not None:

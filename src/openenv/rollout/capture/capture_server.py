@@ -44,7 +44,19 @@ from .endpoint_check import ask_endpoint
 from .inbound import AgentReply, AgentRequest, InboundLimits, LocalReply
 from .listener import ProxyListener
 from .outbound import Endpoints
-from .records import FILE, Call, JournalFull, Recorder, Recording, RecordingBuilder, read
+from .records import (
+    FILE,
+    BranchPoint,
+    Call,
+    JournalFull,
+    Recorder,
+    Recording,
+    RecordingBuilder,
+    RecordingReader,
+    has_records,
+    read,
+)
+from .replay import Replay
 from .training_trace import RolloutTurn, Sequence
 
 SWEEP_S = 5.0
@@ -165,6 +177,22 @@ class CaptureOptions:
     """Whether each `Capture` also holds its calls in memory, for a trainer that needs them at once."""
 
 
+def _new_key() -> str:
+    # The prefix tells a leaked key of a proxy, which is worth nothing, from one of a provider.
+    return f"oe-{secrets.token_urlsafe(32)}"
+
+
+def _description(rollout: CapturedRollout) -> Json:
+    """Return the facts about a rollout in the first entry of its records."""
+    described = rollout.model.model_dump(mode="json", exclude={"api_key", "extra_headers"})
+    return {
+        "rollout_id": rollout.rollout_id,
+        "metadata": rollout.metadata,
+        "budget": rollout.spending.budget.model_dump(mode="json"),
+        "model": rollout.redactor.value(described),
+    }
+
+
 class CaptureServer(ProxyListener):
     """The proxy between agents and model endpoints.
 
@@ -252,28 +280,73 @@ class CaptureServer(ProxyListener):
         Raises:
             CaptureError: The ID is taken or cannot be the name of a folder, or the records cannot be made.
         """
+        rollout = self._new_rollout(rollout_id, model, budget or Budget(), traits or EndpointTraits())
+        rollout.metadata.update(metadata or {})
+        return self._begin(rollout, key or _new_key(), lambda: rollout.recorder.create(_description(rollout)))
+
+    def reopen(
+        self,
+        rollout_id: str,
+        model: Model,
+        *,
+        start: BranchPoint,
+        budget: Budget | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Capture:
+        """Open a rollout whose agent gets recorded answers first: its own after an interruption, or those of a parent.
+
+        Args:
+            rollout_id: The rollout's ID.
+            model: The endpoint that its other calls go to.
+            start: The records with the answers, and the last of these calls. If they are the rollout's own, they are
+                continued; without records, the rollout begins.
+            budget: Its limits; recorded answers count.
+            metadata: Written into its records.
+
+        Raises:
+            CaptureError: As in `open`, or the records cannot be read or continued.
+        """
+        rollout = self._new_rollout(rollout_id, model, budget or Budget(), EndpointTraits())
+        rollout.metadata.update(metadata or {})
+        recorder = rollout.recorder
+
+        def begin() -> None:
+            if start.rollout_id != rollout_id:
+                parent = RecordingReader(self.root / start.rollout_id)
+                parent.advance()
+                items = recorder.continue_from(parent.builder, until=start.call)
+                rollout.replay = Replay(parent.builder.answers_until(start.call))
+                about = {"rollout_id": start.rollout_id, "call": start.call, "items": items}
+                recorder.create({**_description(rollout), "parent": about})
+            elif has_records(self.root / rollout_id):
+                earlier = recorder.reopen()
+                rollout.replay = Replay(earlier.answers_until(start.call), earlier.unanswered)
+            else:
+                recorder.create(_description(rollout))
+
+        return self._begin(rollout, _new_key(), begin)
+
+    def _new_rollout(
+        self, rollout_id: str | None, model: Model, budget: Budget, traits: EndpointTraits
+    ) -> CapturedRollout:
         rollout_id = rollout_id or secrets.token_hex(16)
         if not _ID.fullmatch(rollout_id):
             raise CaptureError(f"{rollout_id!r} cannot be the id of a rollout: letters, digits, '.', '_', '-' can.")
-        # The prefix tells a leaked key of a proxy, which is worth nothing, from one of a provider.
-        key = key or f"oe-{secrets.token_urlsafe(32)}"
-        path = self.root / rollout_id
-        recorder = Recorder(path / FILE)
-        held = recorder.hold() if self._holds_calls else None
-        budget, traits = budget or Budget(), traits or EndpointTraits()
-        rollout = CapturedRollout(
-            rollout_id, key_digest(key), model, Spending(budget), recorder, traits, dict(metadata or {})
-        )
+        recorder = Recorder(self.root / rollout_id / FILE)
+        if self._holds_calls:
+            recorder.hold()
+        return CapturedRollout(rollout_id, b"", model, Spending(budget), recorder, traits)
+
+    def _begin(self, rollout: CapturedRollout, key: str, write: Callable[[], None]) -> Capture:
+        rollout.key_digest = key_digest(key)
         # Into the registry first: of two callers with one ID, the second must not touch the records of the first.
         self._registry.add(rollout)
         try:
-            about = {"rollout_id": rollout_id, "metadata": rollout.metadata, "budget": budget.model_dump(mode="json")}
-            described = model.model_dump(mode="json", exclude={"api_key", "extra_headers"})
-            recorder.create({**about, "model": rollout.redactor.value(described)})
+            write()
         except BaseException:
             self._registry.discard(rollout)
             raise
-        return Capture(self, rollout, key, path, held)
+        return Capture(self, rollout, key, self.root / rollout.rollout_id, rollout.recorder.held)
 
     def rollouts(self) -> list[CapturedRollout]:
         """Return every rollout that the server still lists."""

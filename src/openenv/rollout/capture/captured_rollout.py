@@ -19,6 +19,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import logging
 import math
 import time
 import zlib
@@ -34,11 +35,14 @@ from ..tasks.task import Budget, Model
 from .dialects.dialect import CallOptions
 from .encoding import Json
 from .parameter_fixes import ParamFix
-from .records import Recorder
+from .records import Call, Recorder
+from .replay import Replay
 from .token_in import TokenMemory, token_memory
 
 if TYPE_CHECKING:
     from .model_call import ProxiedCall
+
+log = logging.getLogger("openenv.rollout.capture")
 
 EXHAUSTED = "Step budget exhausted; stopping."
 """The answer to an agent with an exhausted budget, instead of the model's answer."""
@@ -58,6 +62,8 @@ class Spending:
     """The limits of whole answers that were cut off: their tokens were sampled, but not counted."""
     refused: int = 0
     """The number of calls that the budget answered or ended."""
+    skipped_s: float = 0.0
+    """Seconds that an interrupted run of the agent used, and this one did not."""
     started_at: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +73,14 @@ class Spending:
     def seconds(self) -> float:
         """Return the seconds since the rollout was opened."""
         return self.clock() - self.started_at
+
+    # A replayed answer comes at once, and sampling it took a minute. That minute counts, once: the clock is set to the
+    # time at which the answer came first. The time between the interruption and the new start does not count.
+    def skip_to(self, seconds: float) -> None:
+        """Count the seconds that were used up to a replayed answer."""
+        skipped = max(0.0, seconds - self.seconds)
+        self.skipped_s += skipped
+        self.started_at -= skipped
 
     def exhausted(self) -> str | None:
         """Return the limit that is reached: `calls`, `completion_tokens` or `seconds`; None if budget remains."""
@@ -118,6 +132,12 @@ class Stats:
     record_failure: str | None = None
     """The reason for missing records; None if they are complete."""
     revoked: bool = False
+    replayed: int = 0
+    """The number of recorded answers that the agent got again, in a resumed rollout or a branch."""
+    skipped_s: float = 0.0
+    """Seconds of an interrupted run that count, although the agent got its answers at once this time."""
+    divergence: str | None = None
+    """The first request of a resumed rollout or a branch that differs from the recorded ones."""
 
 
 class Redactor:
@@ -219,6 +239,8 @@ class CapturedRollout:
     recorder: Recorder
     traits: EndpointTraits
     metadata: Json = field(default_factory=dict)
+    replay: Replay | None = None
+    """The recorded answers for an agent that works again."""
     opened_at: float = field(default_factory=time.time)
     revoked: bool = False
     closed_at: float | None = None
@@ -293,6 +315,21 @@ class CapturedRollout:
             seed=None if model.seed is None else derived_seed(model.seed, self.spending.calls),
         )
 
+    def recorded_answer(self, dialect: str, request: Json) -> Call | None:
+        """Return the recorded call with this request; None to sample an answer.
+
+        Raises:
+            JournalFull: The request differs from the recorded ones, and that could not be recorded.
+        """
+        if self.replay is None:
+            return None
+        was_same = self.replay.divergence is None
+        call = self.replay.take(dialect, request)
+        if was_same and self.replay.divergence is not None:
+            log.warning("rollout %s diverges from its records: %s", self.rollout_id, self.replay.divergence)
+            self.recorder.note("note", what="diverged", reason=self.replay.divergence, unused=self.replay.left)
+        return call
+
     def budget_ended(self, limit: str, dialect: str) -> None:
         """Record a call that the budget answered or ended."""
         self.spending.refused += 1
@@ -315,6 +352,8 @@ class CapturedRollout:
         """Release the memory that only an open rollout needs."""
         self.closed_at = time.time()
         self.recorder.forget()
+        if self.replay is not None:
+            self.replay.forget()
         if self.tokens is not None:
             self.tokens.forget()
 
@@ -334,6 +373,9 @@ class CapturedRollout:
             outage=self.outage,
             record_failure=self.recorder.failure,
             revoked=self.revoked,
+            replayed=0 if self.replay is None else self.replay.count,
+            skipped_s=spending.skipped_s,
+            divergence=None if self.replay is None else self.replay.divergence,
         )
 
 

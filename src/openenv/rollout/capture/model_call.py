@@ -37,7 +37,7 @@ from .call_request import CallRequest, PreparedRequest
 from .captured_rollout import EXHAUSTED, CapturedRollout
 from .endpoint_sender import EndpointSender
 from .inbound import AgentReply
-from .records import JournalFull
+from .records import Call, JournalFull
 from .upstream_errors import ModelCallFailed
 
 log = logging.getLogger("openenv.rollout.capture")
@@ -46,19 +46,35 @@ log = logging.getLogger("openenv.rollout.capture")
 class ProxiedCall:
     """A call under way. The constructor writes the request into the records.
 
+    Args:
+        services: The shared objects of all calls.
+        rollout: The rollout.
+        request: The agent's request.
+        reply: The agent's connection.
+        recorded: The call whose answer the agent gets again; None asks the endpoint.
+
     Raises:
         JournalFull: The request could not be recorded.
         RecordsTooLarge: The records have no room for the request.
     """
 
-    def __init__(self, services: Services, rollout: CapturedRollout, request: CallRequest, reply: AgentReply) -> None:
+    def __init__(
+        self,
+        services: Services,
+        rollout: CapturedRollout,
+        request: CallRequest,
+        reply: AgentReply,
+        recorded: Call | None = None,
+    ) -> None:
         prepared = PreparedRequest(request, rollout)
-        ledger = CallLedger(rollout, request, prepared)
+        ledger = CallLedger(rollout, request, prepared, recorded)
+        self._recorded = recorded
         self._call = CallParts(services, rollout, request, prepared, ledger, reply)
         self._sender = EndpointSender(self._call)
         self._relay = AnswerRelay(self._call, self._complete)
         self.over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._is_complete = False
         self._stopped: str | None = None  # the reason given to `stop`; None if the server cancels the task
         self._policy_task: asyncio.Task[str | None] | None = None
 
@@ -74,7 +90,7 @@ class ProxiedCall:
         self._call.reply.on_gone = lambda: self.stop("agent_gone")
         rollout.active.add(self)
         helpers: list[asyncio.Task[None] | asyncio.Task[str | None]] = [asyncio.create_task(self._relay.ping())]
-        if rollout.model.policy_url:
+        if rollout.model.policy_url and self._recorded is None:
             # Asked at the same time as the model: the policy may have changed when the answer is complete.
             self._policy_task = asyncio.create_task(self._sender.policy_version(rollout.model.policy_url))
             helpers.append(self._policy_task)
@@ -99,6 +115,8 @@ class ProxiedCall:
                 helper.cancel()
             with contextlib.suppress(JournalFull):
                 self._call.ledger.settle("cancelled")
+            if self._recorded is not None and not self._is_complete and rollout.replay is not None:
+                rollout.replay.put_back(self._recorded)
             # The parts of a call refer to each other: without this, long prompts wait for the garbage collector.
             self._call.ledger.prompt_ids = self._call.ledger.answer = None
             rollout.active.discard(self)
@@ -115,6 +133,9 @@ class ProxiedCall:
                 self._task.cancel()
 
     async def _carry(self) -> None:
+        if self._recorded is not None:
+            await self._relay.relay_recorded(self._recorded)
+            return
         response = await self._sender.answer()
         await self._relay.relay(response)
 
@@ -179,10 +200,13 @@ class ProxiedCall:
                 ledger.prompt_ids = ids
         if rollout.tokens is not None and ledger.answer is not None and ledger.prompt_ids is not None:
             prepared, reader = self._call.prepared, self._call.request.endpoint
-            was_read_here = prepared.token_call is not None
+            was_read_here = prepared.token_call is not None or (
+                self._recorded is not None and self._recorded.reused_ids > 0
+            )
             rollout.tokens.remember(
                 prepared.body, ledger.answer, ledger.prompt_ids, reader, was_read_here=was_read_here
             )
         if self._policy_task is not None:
             ledger.policy = await self._policy_task or ledger.policy
         ledger.settle("complete")
+        self._is_complete = True

@@ -14,9 +14,14 @@ are numbered from 0 over the whole file, and requests refer to them by runs, [fi
     {"k":"prompt","n":2,"base":1,"keep":2,"ids":[44,35]}     the prompt: the first 2 IDs of call 1, then these
     {"k":"up","n":1,"len":1087}                              events of a stream, unchanged
     {"k":"body","n":1,"len":812}                             or an answer without streaming
-    {"k":"end","n":1,"how":"complete","at":1794805357.7,"attempts":2,"tokens":2}
+    {"k":"end","n":1,"how":"complete","at":1794805357.7,"attempts":2,"tokens":2,"seconds":1.9}
     {"k":"stop","at":1794805358.1,"limit":"calls"}           a call that the budget answered
     {"k":"note","what":"revoked","at":1794805359.0}          or "failed": entries are missing here
+    {"k":"resume","at":1794809000.2}                         the rollout starts again; only what follows counts
+    {"k":"replay","n":1,"at":1794809001.0}                   the agent got the recorded answer of call 1 again
+
+A branch begins with `"parent":{"rollout_id":"r1","call":5,"items":12}` in its `open` entry: it continues the parent's
+first 5 calls, and its references to items and prompts go on from the parent's. So the shared part is on disk once.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import threading
 import time
 from array import array
 from collections import abc, deque
@@ -73,6 +79,10 @@ _TOKEN_DATA = frozenset((LOGPROBS, TOKEN_IDS))
 _RECENT_PROMPTS = 4
 
 
+SHARED = "sampled in the parent rollout"
+"""The reason why a branch does not train on the calls that it shares with its parent."""
+
+
 class JournalFull(CaptureError):
     """An entry could not be written: the disk is full, or the file is gone."""
 
@@ -81,8 +91,17 @@ class RecordsTooLarge(CaptureError):
     """A request would exceed the limit of a rollout's records; no part of it was written."""
 
 
+@dataclass(frozen=True, slots=True)
+class BranchPoint:
+    """The place where a branch leaves its parent: after the answer of a call."""
+
+    rollout_id: str
+    call: int | None = None
+    """0 for the beginning; None for the last recorded answer."""
+
+
 class Recorder:
-    """Appends entries to a rollout's file. The file is open only during calls.
+    """Appends entries to a rollout's file, from any thread. The file is open only during calls.
 
     When a method returns, the kernel has the entry: it survives a killed process, but not a power cut.
     """
@@ -97,15 +116,18 @@ class Recorder:
         self._numbers: dict[bytes, int] = {}  # of items in the file, by their digests
         self._prompts: deque[tuple[int, array[int]]] = deque(maxlen=_RECENT_PROMPTS)
         self._calls = 0
+        self._taken: set[int] = set()  # numbers of calls in the file, and of the parent's calls
+        self._lock = threading.RLock()  # the proxy's loop and the rollout's threads write
         self.failure: str | None = None
         """The reason for missing records; None if all are written."""
         self._owes_note = False  # whether a failed entry has no note in the file yet
-        self._held: RecordingBuilder | None = None
+        self.held: RecordingBuilder | None = None
+        """Also gets each written entry, so that nobody has to read the file; None without `hold`."""
 
     def hold(self) -> RecordingBuilder:
-        """Also pass each written entry to a builder, so that nobody has to read the file; call it before `create`."""
-        self._held = RecordingBuilder(self._path, keeps_token_data=False)
-        return self._held
+        """Hold the entries in memory as well; call it before `create` or `reopen`."""
+        self.held = RecordingBuilder(self._path, keeps_token_data=False)
+        return self.held
 
     def create(self, about: Json) -> None:
         """Create the file with its first entry.
@@ -123,6 +145,49 @@ class Recorder:
             raise CaptureError(f"Cannot make {self._path}: {exc}") from exc
         self.note("open", v=1, **about)
 
+    def reopen(self) -> RecordingBuilder:
+        """Continue the file of an interrupted rollout, without a torn entry at its end; return what it has so far.
+
+        Raises:
+            CaptureError: There are no records, or they cannot be continued.
+        """
+        reader = RecordingReader(self._path)
+        reader.advance()
+        try:
+            os.truncate(self._path, reader.position)
+        except OSError as exc:
+            raise CaptureError(f"Cannot continue {self._path}: {exc}") from exc
+        builder = reader.builder
+        self.continue_from(builder)
+        if self.held is not None:  # has answers without token data
+            held = RecordingReader(self._path, keeps_token_data=False)
+            held.advance()
+            self.held = held.builder
+        self.note("resume")
+        return builder
+
+    def continue_from(self, builder: RecordingBuilder, *, until: int | None = None) -> int:
+        """Let new entries refer to the items and prompts of earlier ones; return the number of items.
+
+        Args:
+            builder: Has read the earlier entries: of this file, or of the parent's.
+            until: The parent's last call that the branch continues.
+        """
+        for item in builder.items:
+            self._numbers.setdefault(_item_digest(item), len(self._numbers))
+        for number, prompt in list(builder.prompts.items())[-_RECENT_PROMPTS:]:
+            if until is None or number <= until:
+                with contextlib.suppress(OverflowError):
+                    self._prompts.append((number, array("I", prompt)))
+        self._taken = {call.number for call in builder.answers_until(until)}
+        self._overhead = _CALL_COST * len(self._taken) + _ITEM_COST * len(builder.items)
+        return len(builder.items)
+
+    def replay(self, number: int) -> ReplayRecorder:
+        """Return the recorder of a call that gets a recorded answer."""
+        self._calls += 1
+        return ReplayRecorder(self, number)
+
     def begin(self, facts: Json, request: Json, sent: Json) -> CallRecorder:
         """Record a request, and return the recorder of its call.
 
@@ -132,10 +197,15 @@ class Recorder:
         """
         self._acquire()
         try:
+            # The number of the call in this run of the agent, unless a recorded answer has it. So a resumed rollout
+            # numbers its calls like one that was never interrupted.
             number = self._calls + 1
+            if number in self._taken:
+                number = max(self._taken) + 1
             head = {"k": "call", "n": number, "at": time.time(), **facts}
             self._append_packed(head, request, sent, is_first=True)
-            self._calls = number
+            self._calls += 1
+            self._taken.add(number)
         except BaseException:
             self.release()
             raise
@@ -174,7 +244,8 @@ class Recorder:
         """Release the memory for further calls, at the end of the rollout."""
         self._numbers.clear()
         self._prompts.clear()
-        self._held = None
+        self._taken.clear()
+        self.held = None
 
     def append(self, head: Json, payload: bytes = b"", parsed: Json | None = None) -> None:
         """Write one whole entry, or nothing. `parsed` is the value of a payload that is JSON.
@@ -183,22 +254,23 @@ class Recorder:
             JournalFull: The entry could not be written. A note of the failure precedes the next successful entry.
         """
         line = dumps({**head, "len": len(payload)}) + b"\n" + payload + b"\n" if payload else dumps(head) + b"\n"
-        # A failed entry leaves no trace in the file. Without the note, a reader would take the records for complete,
-        # and a trainer would train on them.
-        try:
-            if self._owes_note:
-                note = {"k": "note", "what": "failed", "reason": self.failure, "at": time.time()}
-                self._write(dumps(note) + b"\n")
-                self._owes_note = False
-                if self._held is not None:
-                    self._held.take(JournalEntry(note))
-            self._write(line)
-        except JournalFull as exc:
-            self.failure = self.failure or str(exc)
-            self._owes_note = True
-            raise
-        if self._held is not None:
-            self._held.take(JournalEntry(head, payload, parsed))
+        with self._lock:
+            # A failed entry leaves no trace in the file. Without the note, a reader would take the records for
+            # complete, and a trainer would train on them.
+            try:
+                if self._owes_note:
+                    note = {"k": "note", "what": "failed", "reason": self.failure, "at": time.time()}
+                    self._write(dumps(note) + b"\n")
+                    self._owes_note = False
+                    if self.held is not None:
+                        self.held.take(JournalEntry(note))
+                self._write(line)
+            except JournalFull as exc:
+                self.failure = self.failure or str(exc)
+                self._owes_note = True
+                raise
+            if self.held is not None:
+                self.held.take(JournalEntry(head, payload, parsed))
 
     def _write(self, data: bytes) -> None:
         assert self._fd is not None, "the records are not open"
@@ -215,20 +287,22 @@ class Recorder:
 
     def _acquire(self) -> None:
         """Open the file for one more call or note."""
-        if self._fd is None:
-            try:
-                self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-                self._size = os.fstat(self._fd).st_size
-            except OSError as exc:
-                raise JournalFull(f"Cannot open the records: {exc}") from exc
-        self._users += 1
+        with self._lock:
+            if self._fd is None:
+                try:
+                    self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+                    self._size = os.fstat(self._fd).st_size
+                except OSError as exc:
+                    raise JournalFull(f"Cannot open the records: {exc}") from exc
+            self._users += 1
 
     def release(self) -> None:
         """Close the file after its last user."""
-        self._users -= 1
-        if self._users == 0 and self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
 
     def _append_packed(self, head: Json, request: Json, sent: Json, *, is_first: bool) -> None:
         """Write the agent's request, the difference to the sent request, and the new items of both."""
@@ -241,7 +315,7 @@ class Recorder:
         def number_of(item: object) -> int:
             nonlocal references
             references += 1
-            digest = hashlib.blake2b(dumps(item), digest_size=16).digest()
+            digest = _item_digest(item)
             number = self._numbers.get(digest, fresh.get(digest))
             if number is None:
                 number = fresh[digest] = len(self._numbers) + len(fresh)
@@ -322,6 +396,28 @@ class CallRecorder:
 
     def _append(self, kind: str, facts: Json, payload: bytes = b"", parsed: Json | None = None) -> None:
         self._recorder.append({"k": kind, "n": self.number, **facts}, payload, parsed)
+
+
+class ReplayRecorder(CallRecorder):
+    """The recorder of a call that gets a recorded answer: its entries exist already, so its end is one short entry."""
+
+    def head(self, status: int, facts: Json) -> None:
+        """Record nothing."""
+
+    def prompt(self, ids: list[int], *, is_separate: bool = False) -> None:
+        """Record nothing."""
+
+    def body(self, data: bytes, parsed: Json | None = None) -> None:
+        """Record nothing."""
+
+    def end(self, how: str, facts: Json) -> None:
+        """Record that the agent gets the answer again."""
+        if how == "complete":
+            self._recorder.note("replay", n=self.number)
+
+
+def _item_digest(item: object) -> bytes:
+    return hashlib.blake2b(dumps(item), digest_size=16).digest()
 
 
 def _runs(numbers: list[int]) -> list[list[int]]:
@@ -461,6 +557,10 @@ class Call:
     `record_failed`.
     """
     attempts: int = 1
+    tokens: int = 0
+    """The tokens that it cost, as the proxy counted them."""
+    spent_s: float = 0.0
+    """The seconds of the rollout's budget at its end."""
     latency_s: float = 0.0
     first_byte_s: float | None = None
     policy_version: str | None = None
@@ -528,6 +628,10 @@ class Recording:
     stops: list[Json] = field(default_factory=list)
     """Calls that the budget answered."""
     notes: list[Json] = field(default_factory=list)
+    parent: Json | None = None
+    """The rollout that this one branches from: `rollout_id`, and the `call` whose answer is the last shared one."""
+    resumed: int = 0
+    """How often the rollout was interrupted and started again."""
     torn_bytes: int = 0
     """The size of an incomplete entry at the end: the writer was killed during a write."""
 
@@ -586,6 +690,21 @@ def read(path: Path | str) -> Recording:
     return replace(reader.recording, calls=sorted(calls, key=lambda call: call.number))
 
 
+def has_records(folder: Path) -> bool:
+    """Return whether a folder has the records of a rollout; a file without a whole entry is removed."""
+    file = folder / FILE
+    try:
+        with file.open("rb") as opened:
+            if opened.readline().endswith(b"\n"):
+                return True
+        file.unlink()  # the engine was killed between its creation and its first entry
+    except FileNotFoundError:
+        pass
+    except OSError as exc:
+        raise CaptureError(f"Cannot read {file}: {exc}") from exc
+    return False
+
+
 class RecordingBuilder:
     """Turns entries into calls, in their order.
 
@@ -598,9 +717,15 @@ class RecordingBuilder:
     def __init__(self, file: Path, *, keeps_token_data: bool = True) -> None:
         self._file = file
         self._keeps_token_data = keeps_token_data
-        self._items: list[Any] = []
+        self.items: list[Any] = []
+        """The items of all requests, by number."""
         self._drafts: dict[int, _Draft] = {}
-        self._prompts: dict[int, PromptIds] = {}  # by call: prompts of later calls refer to them
+        self.prompts: dict[int, PromptIds] = {}
+        """The prompts by call: prompts of later calls refer to them."""
+        self.answered: dict[int, Call] = {}
+        """The calls with a whole answer by number, those of the parent and of interrupted runs included."""
+        self.unanswered: list[Call] = []
+        """The other calls of interrupted runs."""
         self._recording: Recording | None = None
         self._calls: list[Call] = []
 
@@ -627,20 +752,67 @@ class RecordingBuilder:
             if kind != "open":
                 raise CaptureError(f"{self._file} does not hold records of a rollout.")
             self._recording = _opened(entry.head, self._file)
+            if self._recording.parent is not None:
+                self._continue_parent(self._recording.parent)
         elif kind == "call":
-            self._drafts[entry.head["n"]] = _Draft(_call(entry, self._items))
-        elif kind == "stop":
-            self._recording.stops.append(entry.head)
-        elif kind == "note":
-            self._recording.notes.append(entry.head)
-        elif kind == "prompt":
-            self._take_prompt(entry)
-        elif number in self._drafts and kind == "resent":
-            _resend(self._drafts[number].call, entry.value(), self._items)
+            self._drafts[entry.head["n"]] = _Draft(_call(entry, self.items))
+        elif kind == "replay":
+            self._calls.append(self.answered[entry.head["n"]])
+        elif kind == "resume":
+            self._begin_again()
+        elif kind in ("stop", "note"):
+            (self._recording.stops if kind == "stop" else self._recording.notes).append(entry.head)
         elif number in self._drafts:
-            self._drafts[number].feed(entry)
-            if kind == "end":
-                self._calls.append(self._finished(self._drafts.pop(number)))
+            self._take_part(self._drafts[number], entry)
+
+    def _take_part(self, draft: _Draft, entry: JournalEntry) -> None:
+        """Take an entry of a call under way."""
+        kind, number = entry.head["k"], entry.head["n"]
+        if kind == "prompt":
+            self._take_prompt(entry)
+        elif kind == "resent":
+            _resend(draft.call, entry.value(), self.items)
+        else:
+            draft.feed(entry)
+        if kind == "end":
+            del self._drafts[number]
+            call = self._finished(draft)
+            self._calls.append(call)
+            if call.ended == "complete":
+                self.answered[number] = call
+            else:
+                self.unanswered.append(call)
+
+    def _begin_again(self) -> None:
+        """Forget the run of the agent that was interrupted; its answers can be replayed."""
+        recording = self.recording
+        recording.resumed += 1
+        recording.stops, recording.notes = [], []
+        self.unanswered += self.unfinished()
+        self._drafts.clear()
+        self._calls.clear()
+
+    def _continue_parent(self, parent: Json) -> None:
+        """Take over the shared calls of the rollout that this one branches from.
+
+        Raises:
+            CaptureError: Its records cannot be read.
+        """
+        # <captures>/PARENT/calls.log, beside <captures>/BRANCH/calls.log
+        reader = RecordingReader(
+            self._file.parent.parent / parent["rollout_id"], keeps_token_data=self._keeps_token_data
+        )
+        reader.advance()
+        shared = reader.builder
+        self.items = shared.items[: parent["items"]]
+        last = parent["call"]
+        self.prompts = {number: prompt for number, prompt in shared.prompts.items() if last is None or number <= last}
+        for call in shared.answers_until(last):
+            self.answered[call.number] = replace(call, not_trainable=(*call.not_trainable, SHARED))
+
+    def answers_until(self, number: int | None) -> list[Call]:
+        """Return the calls with a whole answer up to a number, in their order."""
+        return [self.answered[each] for each in sorted(self.answered) if number is None or each <= number]
 
     def take_ended(self) -> list[Call]:
         """Return the calls that ended since the last time."""
@@ -657,11 +829,11 @@ class RecordingBuilder:
         draft.call.prompt_ids_asked = bool(head.get("asked"))
         try:
             # Calls start at 1. Base 0 means that this prompt shares nothing with an earlier one.
-            prompt = PromptIds(head["ids"], self._prompts.get(head["base"]), head["keep"])
+            prompt = PromptIds(head["ids"], self.prompts.get(head["base"]), head["keep"])
         except (TypeError, OverflowError):  # the engine sent something else than IDs
             draft.prompt_ids = tuple(head["ids"])
         else:
-            draft.prompt_ids = self._prompts[head["n"]] = prompt
+            draft.prompt_ids = self.prompts[head["n"]] = prompt
 
     def _finished(self, draft: _Draft) -> Call:
         call = draft.finished(keeps_token_data=self._keeps_token_data)
@@ -680,16 +852,17 @@ class RecordingReader:
         CaptureError: there are none, or they are not such records.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, keeps_token_data: bool = True) -> None:
         file = Path(path)
         self._file = file / FILE if file.is_dir() else file
-        self._position = 0
-        self._builder = RecordingBuilder(self._file)
+        self.position = 0
+        """The size of the entries that were read."""
+        self.builder = RecordingBuilder(self._file, keeps_token_data=keeps_token_data)
 
     @property
     def recording(self) -> Recording:
         """Return the recording without its calls; `calls` is empty."""
-        return self._builder.recording
+        return self.builder.recording
 
     def advance(self) -> list[Call]:
         """Read the new entries, and return the calls that they end."""
@@ -697,22 +870,22 @@ class RecordingReader:
             if self._file.exists() and not self._file.is_file():  # reading a pipe or a device would not end
                 raise CaptureError(f"Cannot read {self._file}: it is not an ordinary file")
             with self._file.open("rb") as file:
-                file.seek(self._position)
+                file.seek(self.position)
                 data = file.read()
         except OSError as exc:
             raise CaptureError(f"Cannot read {self._file}: {exc}") from exc
         entries, size = _entries_in(data)
-        self._position += size
+        self.position += size
         with self._damage_named():
             for entry in entries:
-                self._builder.take(entry)
+                self.builder.take(entry)
         self.recording.torn_bytes = len(data) - size
-        return self._builder.take_ended()
+        return self.builder.take_ended()
 
     def unfinished(self) -> list[Call]:
         """Return the calls without an end, up to their last entry."""
         with self._damage_named():
-            return self._builder.unfinished()
+            return self.builder.unfinished()
 
     @contextlib.contextmanager
     def _damage_named(self) -> Iterator[None]:
@@ -731,6 +904,7 @@ def _opened(head: Json, file: Path) -> Recording:
         metadata=head.get("metadata") or {},
         model=head.get("model") or {},
         budget=head.get("budget") or {},
+        parent=head.get("parent"),
     )
 
 
@@ -810,6 +984,7 @@ class _Draft:
                 call.status = call.error["status"]
             call.policy_version = head.get("policy") or call.policy_version
             call.attempts = head.get("attempts", call.attempts)
+            call.tokens, call.spent_s = head.get("tokens", 0), head.get("seconds", 0.0)
 
     def finished(self, *, keeps_token_data: bool) -> Call:
         call = replace(self.call)  # a call under way is finished again, with its next entries

@@ -82,6 +82,7 @@ class LiveSession:
                 self._add(call)
             elif call.ended == "context":
                 session.findings.append(f"[WARN] context_budget_exhausted: {as_dict(call.error).get('message')}")
+        self._reader.builder.answered.clear()  # needed to resume only, and sessions are not resumed
         failure = stats.record_failure
         if failure is not None and not any("capture_ingest_failed" in finding for finding in session.findings):
             session.findings.append(f"[FATAL] capture_ingest_failed: {failure}")
