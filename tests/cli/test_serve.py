@@ -234,7 +234,8 @@ def test_a_target_that_fails_to_import_says_why(run: Run, folder: Path) -> None:
     lines = done.stderr.splitlines()
     assert 'broken.py", line 1, in <module>' in lines[1]
     assert lines[-1] == (
-        "Error: broken.py cannot be loaded: ModuleNotFoundError: No module named 'a_package_nobody_has'"
+        "Error: broken.py cannot be loaded: ModuleNotFoundError: No module named 'a_package_nobody_has'. "
+        "Install it with: pip install a_package_nobody_has"
     )
 
 

@@ -25,7 +25,6 @@ from openenv.errors import (
     ToolCallError,
     ToolNotFoundError,
     ToolTimeout,
-    UnknownTypeError,
 )
 from openenv.protocol.tool_messages import (
     CallToolAction,
@@ -282,15 +281,15 @@ def test_a_client_that_dies_leaves_no_session_behind(serve: Serve, protocol: str
     server.wait_for(lambda: not server.manager.sessions())
 
 
-def test_tools_of_a_production_server_can_be_called_and_nothing_else(serve: Serve) -> None:
+def test_a_production_server_offers_tools_and_episodes_over_websocket(serve: Serve) -> None:
     server = serve(create_app(Shelf, CallToolAction, CallToolObservation, mode="production"))
     with MCPToolClient(base_url=server.url).sync() as shelf:
         assert shelf.has_tool("put")
         assert shelf.call_tool("put", item="a") == 1
-        for forbidden in (shelf.reset, shelf.state, lambda: shelf.step(ListToolsAction())):
-            with pytest.raises(UnknownTypeError, match="production"):
-                forbidden()
         assert shelf.call_tool("put", item="b") == 2
+        shelf.reset()
+        assert shelf.call_tool("put", item="c") == 1
+        assert [tool.name for tool in shelf.step(ListToolsAction()).observation.tools][:1] == ["put"]
 
 
 def test_an_environment_without_tools_says_so(parrot: Any) -> None:

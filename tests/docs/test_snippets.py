@@ -159,6 +159,7 @@ ELSEWHERE = {
     "use_rollouts.py",
     "use_sandbox.py",
     "use_stream.py",
+    "use_task_sets.py",
     "turn_app.py",
     "use_token.py",
     "use_turns.py",

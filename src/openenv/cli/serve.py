@@ -229,12 +229,12 @@ def serve(flags: ServeFlags) -> None:
 
     TARGET is one of these, by default the current folder:
 
-      a folder                          openenv serve envs/gridworld_env
-      a Python file                     openenv serve my_env.py
-      a class or an app in a file       openenv serve my_env.py:MyEnvironment
-      a module                          openenv serve my_package.server.app:app
-      a Gymnasium environment           openenv serve gymnasium:CartPole-v1
-      a PettingZoo environment          openenv serve pettingzoo:classic/tictactoe_v3
+      a folder                       openenv serve envs/gridworld_env
+      a Python file                  openenv serve my_env.py
+      a class or an app in a file    openenv serve my_env.py:MyEnvironment
+      a module                       openenv serve my_package.server.app:app
+      a Gymnasium environment        openenv serve gymnasium:CartPole-v1
+      a PettingZoo environment       openenv serve pettingzoo:classic/tictactoe_v3
 
     A folder is served like uvicorn server.app:app inside it, unless its openenv.yaml names another application. The
     folder becomes the working folder. For a class, the annotations name the models.

@@ -17,6 +17,7 @@ from openenv.packaging.hub.spaces import HubError
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubDouble]:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)  # the double has LFS storage only
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
     with HubDouble() as double:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", double.url)

@@ -64,5 +64,5 @@ def test_without_inspect_the_error_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "inspect_ai", None)
     harness = InspectAIHarness(log_dir="logs")
     assert harness.log_dir == "logs"
-    with pytest.raises(ImportError, match=r"inspect-ai is required.*pip install 'openenv\[inspect\]'"):
+    with pytest.raises(ImportError, match=r"inspect-ai is required.*pip install 'inspect-ai>="):
         harness.run("0.3", {}, "words", {"model": "mockllm/model"})

@@ -43,7 +43,8 @@ def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_agent_has_a_driver() -> None:
-    assert agent_names() == ["claude-code", "codex", "mini-swe-agent", "noop", "opencode", "oracle", "shell"]
+    built_in = "claude-code codex mini-swe-agent noop opencode oracle shell single-turn"
+    assert agent_names() == built_in.split()
     for name in agent_names():
         options = {"lines": ["true"]} if name == "shell" else {}
         assert agent(name, **options).name == name
