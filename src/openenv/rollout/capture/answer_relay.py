@@ -153,6 +153,7 @@ class AnswerRelay:
             recorder.prompt(ids)
         recorder.body(dumps(answer) if ids else raw, answer)  # the endpoint's own bytes if they stay as they are
         completion = endpoint.completion(answer)
+        recorder.completed(completion)
         reported = max(len(completion.sampled), endpoint.completion_tokens(answer))
         call.ledger.count(plausible_tokens(reported, endpoint.text_size(answer)) if tokens is None else tokens)
         if (problem := missing_answer(completion, answer)) is not None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..tasks.model_parameters import allow, hidden_items, steering
 from .captured_rollout import CapturedRollout
-from .dialects.dialect import STREAM, AgentDialect, Bridge, CallOptions, ModelDialect
+from .dialects.dialect import STREAM, AgentDialect, Bridge, CallOptions, ModelDialect, is_text_message
 from .encoding import Json, dumps
 from .parameter_fixes import ParamFix, forced_parameters_named, next_fix
 from .token_in import TokenCall
@@ -83,8 +83,10 @@ class PreparedRequest:
         """Return the facts about the request that are recorded with its two bodies."""
         request = self._request
         facts: Json = {"dialect": request.dialect.name, "to": request.endpoint.name, "path": request.path}
+        reasons = dict.fromkeys(steering(request.endpoint.name, self.body))
         # A bridge drops references to items: the agent's request names them, the endpoint's does not.
-        reasons = dict.fromkeys((*steering(request.endpoint.name, self.body), *hidden_items(request.body)))
+        if any(self.body.get(name) is not request.body.get(name) for name in ("input", "messages")):
+            reasons |= dict.fromkeys(hidden_items(request.body))
         facts |= {"stream": request.wants_stream, "not_trainable": list(reasons)}
         return facts | ({"removed": self._allowed.removed} if self._allowed.removed else {})
 
@@ -188,7 +190,8 @@ def remote_content(dialect: AgentDialect, body: Json, *, schemes: Collection[str
                 elif isinstance(item, str) and not (is_text and key in ("text", "data")):
                     pending.append((f"{place}.{key}", item, "" if _is_result(value, key) else key))
         elif isinstance(value, list):
-            pending += [(f"{place}[{index}]", item, name) for index, item in reversed(list(enumerate(value)))]
+            others = [(index, item) for index, item in enumerate(value) if not is_text_message(item)]
+            pending += [(f"{place}[{index}]", item, name) for index, item in reversed(others)]
         elif isinstance(value, str) and name:
             scheme = _remote_scheme(name, value)
             if scheme is not None and scheme not in schemes:

@@ -50,7 +50,7 @@ from ..tasks.model_parameters import (
     unknown_sampling,
 )
 from .dialects import DIALECTS
-from .dialects.dialect import LOGPROBS, MALFORMED, TOKEN_IDS, Completion, ModelDialect
+from .dialects.dialect import LOGPROBS, MALFORMED, TOKEN_IDS, Completion, ModelDialect, is_text_message
 from .encoding import STREAM_DONE, EventSplitter, Json, dumps, event_data, load_object, loads
 
 FILE = "calls.log"
@@ -114,6 +114,7 @@ class Recorder:
         self._size = 0  # up to the last whole entry
         self._overhead = 0  # an estimate of the reader's memory, beyond the bytes of the file
         self._numbers: dict[bytes, int] = {}  # of items in the file, by their digests
+        self._latest: dict[str, list[int]] = {}  # by field, the numbers of the last call's items
         self._prompts: deque[tuple[int, array[int]]] = deque(maxlen=_RECENT_PROMPTS)
         self._calls = 0
         self._taken: set[int] = set()  # numbers of calls in the file, and of the parent's calls
@@ -240,9 +241,15 @@ class Recorder:
         self.append({**head, "base": base, "keep": keep, "ids": ids[keep:]})
         self._prompts.append((number, packed))
 
+    def completed(self, number: int, completion: Completion) -> None:
+        """Hand on the content of a call's recorded answer to the builder, if there is one."""
+        if self.held is not None:
+            self.held.completed(number, completion)
+
     def forget(self) -> None:
         """Release the memory for further calls, at the end of the rollout."""
         self._numbers.clear()
+        self._latest.clear()
         self._prompts.clear()
         self._taken.clear()
         self.held = None
@@ -310,11 +317,10 @@ class Recorder:
         # The numbers become valid when the entry is written: after a full disk, later requests must not refer to
         # items without an entry.
         fresh: dict[bytes, int] = {}
+        latest: dict[str, list[int]] = {}
         references = 0
 
         def number_of(item: object) -> int:
-            nonlocal references
-            references += 1
             digest = _item_digest(item)
             number = self._numbers.get(digest, fresh.get(digest))
             if number is None:
@@ -322,12 +328,27 @@ class Recorder:
                 new.append(item)
             return number
 
+        # A conversation begins like that of the call before. To compare a message with the same place there is cheaper
+        # than its digest.
+        def numbers_of(key: str, items: list[Any]) -> list[int]:
+            known = () if self.held is None else self.held.items
+            numbers = [
+                number if item == known[number] and is_text_message(item) else number_of(item)
+                for item, number in zip(items, self._latest.get(key, ()), strict=False)
+            ]
+            numbers += map(number_of, items[len(numbers) :])
+            latest[key] = numbers
+            return numbers
+
         def pack(body: Json) -> Json:
+            nonlocal references
             packed: Json = {}
             for key, value in body.items():
                 if key in ITEM_LISTS and isinstance(value, list):
-                    packed[key] = {"$items": _runs([number_of(item) for item in value])}
+                    references += len(value)
+                    packed[key] = {"$items": _runs(numbers_of(key, value))}
                 elif key in ITEM_TEXTS and isinstance(value, str) and len(value) > _TEXT_LIMIT:
+                    references += 1
                     packed[key] = {"$item": number_of(value)}
                 elif key in ITEM_FIELDS:
                     # A short text, or a value of another type. An agent's own {"$item": 7} must not be read as an item.
@@ -353,6 +374,8 @@ class Recorder:
             raise RecordsTooLarge(f"the records of a rollout may take {MAX_RECORDS} bytes on disk and in memory")
         self.append(head, content, payload)
         self._numbers.update(fresh)
+        if self.held is not None:
+            self._latest |= latest
         self._overhead += overhead
 
 
@@ -386,6 +409,10 @@ class CallRecorder:
     def body(self, data: bytes, parsed: Json | None = None) -> None:
         """Record an answer without streaming; `parsed` is its value."""
         self._append("body", {}, data, parsed)
+
+    def completed(self, completion: Completion) -> None:
+        """Hand on the content of the recorded answer, so that it is not read a second time."""
+        self._recorder.completed(self.number, completion)
 
     def end(self, how: str, facts: Json) -> None:
         """Record how the call ended, once."""
@@ -814,6 +841,11 @@ class RecordingBuilder:
         """Return the calls with a whole answer up to a number, in their order."""
         return [self.answered[each] for each in sorted(self.answered) if number is None or each <= number]
 
+    def completed(self, number: int, completion: Completion) -> None:
+        """Take the content of a call's answer, which is not read again then."""
+        if number in self._drafts:
+            self._drafts[number].completion = completion
+
     def take_ended(self) -> list[Call]:
         """Return the calls that ended since the last time."""
         ended, self._calls = self._calls, []
@@ -957,6 +989,8 @@ class _Draft:
     def __init__(self, call: Call) -> None:
         self.call = call
         self.prompt_ids: abc.Sequence[int] | None = None
+        self.completion: Completion | None = None
+        """The content of the answer, if it was read already."""
         self._events: list[bytes] = []
         self._body: JournalEntry | None = None
         self._last_at = call.started_at
@@ -996,7 +1030,7 @@ class _Draft:
         if call.status is not None and call.status >= 400:
             return call  # the body is an error, not a completion
         try:
-            call.completion = call.reader.completion(response)
+            call.completion = self.completion or call.reader.completion(response)
             if self.prompt_ids:  # the recorder moved them into a `prompt` entry
                 call.completion = replace(call.completion, prompt_ids=self.prompt_ids)
             if not keeps_token_data:

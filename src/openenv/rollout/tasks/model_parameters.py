@@ -228,7 +228,7 @@ def _cleaned(dialect: AgentDialectName, name: str, value: Any, may_set: Collecti
         return value if same else [tool for tool in tools if tool is not None]
     if name == "messages" and isinstance(value, list):
         taken = {field for field in MESSAGE_PARAMETERS if f"messages.{field}" not in may_set}
-        if all(not isinstance(message, dict) or taken.isdisjoint(message) for message in value):
+        if not any([isinstance(message, dict) and not taken.isdisjoint(message) for message in value]):
             return value
         return [_without(message, taken, "messages", removed) for message in value]
     if name == "tool_choice" and _is_forced(value) and not _names_client_tool(value):
@@ -343,9 +343,10 @@ def hidden_items(sent: Mapping[str, Any]) -> tuple[str, ...]:
         if kind == "item_reference" or is_empty or (kind is None and "role" not in item):
             return ("input.item_reference: hidden prompt",)
     for message in messages if isinstance(messages, list) else ():
-        audio = message.get("audio") if isinstance(message, dict) else None
-        if isinstance(audio, dict) and "id" in audio:
-            return ("messages.audio: hidden prompt",)
+        if isinstance(message, dict) and "audio" in message:
+            audio = message["audio"]
+            if isinstance(audio, dict) and "id" in audio:
+                return ("messages.audio: hidden prompt",)
     return ()
 
 

@@ -43,6 +43,17 @@ def dicts_in(value: object) -> list[Json]:
     return [item for item in as_list(value) if isinstance(item, dict)]
 
 
+_ROLES = ("user", "assistant", "tool", "system", "developer")
+
+
+# Every call repeats the conversation, and most of it is such messages. They need no closer look, at any length.
+def is_text_message(item: object) -> bool:
+    """Return whether an item is a message with nothing but a role and a text."""
+    if not isinstance(item, dict) or len(item) != 2 or item.get("role") not in _ROLES:
+        return False
+    return isinstance(item.get("content"), str)
+
+
 # The sampled tokens: IDs, log-probabilities and texts, aligned one to one.
 #
 #   ids       (19,    20,   None)       None: the engine gave no ID for this token
@@ -82,8 +93,8 @@ class TokenLog:
 
     def add(self, ids: Any, entries: Any) -> None:
         """Add the lists of one chunk; a value that is not a list counts as empty."""
-        # `bool` is an `int` in Python: True would become token 1.
-        tokens = [token for token in as_list(ids) if isinstance(token, int) and not isinstance(token, bool)]
+        # Not `isinstance`: a `bool` is an `int` in Python, and True would become token 1.
+        tokens = [token for token in as_list(ids) if type(token) is int]
         if tokens or as_list(entries):
             self._pieces.append((tokens, as_list(entries)))
 
@@ -110,6 +121,11 @@ def _aligned(pieces: Iterable[tuple[list[int], list[Any]]]) -> Sampled:
         usable: Sequence[Any] = entries if not tokens or len(tokens) == len(entries) else []
         for position in range(max(len(tokens), len(usable))):
             entry = usable[position] if position < len(usable) else None
+            if tokens and _is_usual(entry):
+                ids.append(tokens[position])
+                logprobs.append(entry["logprob"])
+                texts.append(entry["token"])
+                continue
             entry_id, logprob, text = _entry(entry)
             token = tokens[position] if tokens else entry_id
             if tokens and entry_id is not None and entry_id != token:
@@ -120,6 +136,14 @@ def _aligned(pieces: Iterable[tuple[list[int], list[Any]]]) -> Sampled:
             logprobs.append(logprob)
             texts.append(text)
     return Sampled(tuple(ids), tuple(logprobs), tuple(texts), tuple(sorted(problems)))
+
+
+def _is_usual(entry: Any) -> bool:
+    """Return whether an entry has a text and a log-probability, and no ID, as nearly all have."""
+    if type(entry) is not dict or "id" in entry or "token_id" in entry:
+        return False
+    logprob, text = entry.get("logprob"), entry.get("token")
+    return type(logprob) is float and -math.inf < logprob <= 0 and type(text) is str and not text.startswith(_ID_PREFIX)
 
 
 def _entry(entry: Any) -> tuple[int | None, float | None, str]:
