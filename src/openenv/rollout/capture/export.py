@@ -198,7 +198,7 @@ def _softened(finding: Finding) -> Finding:
 def sampling_of(call: Call) -> Json:
     """Return the sampling parameters of a call."""
     names = sorted({*SAMPLING_PARAMETERS, "seed"})
-    sent = call.sent
+    sent = call.sent_parameters
     return {name: sent[name] for name in names if sent.get(name) is not None}
 
 
@@ -215,7 +215,7 @@ def main_setting(graph: CallGraph) -> bytes | None:
     if not nodes:
         return None
     first = setting_of(nodes[0].call)
-    with_tools = next((node for node in nodes if node.call.sent.get("tools")), None)
+    with_tools = next((node for node in nodes if node.call.sent_parameters.get("tools")), None)
     # Agents without tools read commands from the text and continue the conversation. No call continues a title.
     if with_tools is None or any(node.children for node in nodes if setting_of(node.call) == first):
         return first
@@ -271,7 +271,7 @@ def _call_findings(call: Call) -> list[Finding]:
     if call.ended != "complete":
         message = f"the answer did not come whole: {call.ended or 'the proxy was killed'}"
         findings.append(Finding("WARN", "incomplete_turn", message, call.number))
-    sent = call.sent
+    sent = call.sent_parameters
     truncating = [name for name, off in TRUNCATING.items() if not _is_off(sent.get(name), off)]
     if truncating:
         message = f"sampled with {', '.join(truncating)}: not the model's own distribution"

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import itertools
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
@@ -105,6 +106,11 @@ def graph_stats(nodes: Sized, roots: Sized, leaves: Sized, forks: Sized, discard
 def build(calls: Iterable[Call]) -> CallGraph:
     """Link the calls of one rollout, in any order."""
     nodes = [CallNode(call) for call in calls if call.sampled]
+    if _is_chain(nodes):
+        for parent, node in itertools.pairwise(nodes):
+            node.parent = parent
+            parent.children.append(node)
+        return CallGraph(nodes)
     # Tokens are compared with tokens only, messages with messages: an engine may omit the IDs of single calls.
     _link([node for node in nodes if node.has_tokens], _token_marks)
     _link([node for node in nodes if not node.has_tokens], _message_marks)
@@ -113,6 +119,22 @@ def build(calls: Iterable[Call]) -> CallGraph:
             node.parent.children.append(node)
     _mark_discarded(nodes)
     return CallGraph(nodes)
+
+
+# Every call continues the one before: then the ends of calls grow, and the end of the call before is the longest at the
+# beginning of a prompt. No question is asked twice, so no answer is discarded. The usual conversation is found at a
+# cost that grows with its tokens, not with calls times tokens.
+def _is_chain(nodes: list[CallNode]) -> bool:
+    """Return whether each call continues the call before it, by their recorded tokens. False if that is unknown."""
+    if not all(node.has_tokens for node in nodes):
+        return False
+    for before, node in itertools.pairwise(nodes):
+        done, prompt = before.call.completion, node.call.completion.prompt_ids
+        if node.number < before.number or not isinstance(prompt, PromptIds) or done.prompt_ids is None:
+            return False
+        if not prompt.continues(done.prompt_ids, [token for token in done.sampled.ids if token is not None]):
+            return False
+    return True
 
 
 # Two passes, because the calls come in any order. The marks are made twice: kept, those of n calls that continue each

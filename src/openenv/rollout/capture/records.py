@@ -73,6 +73,8 @@ _REFERENCE_COST = 8
 ITEM_LISTS = ("messages", "input", "contents", "tools", "system")
 ITEM_TEXTS = ("instructions", "system", "input")
 ITEM_FIELDS = frozenset((*ITEM_LISTS, *ITEM_TEXTS))
+CONVERSATION = frozenset({"messages", "input", "contents"})
+"""The fields that grow with each call."""
 _TEXT_LIMIT = 200  # a shorter text is hardly longer than a reference to it
 _TOKEN_DATA = frozenset((LOGPROBS, TOKEN_IDS))
 # More than one, because agents switch between conversations: sub-agents, or a call for a title in between.
@@ -522,6 +524,16 @@ class PromptIds(abc.Sequence[int]):
     def __repr__(self) -> str:
         return f"PromptIds({list(self)})"
 
+    def continues(self, prompt: abc.Sequence[int], sampled: abc.Iterable[int]) -> bool:
+        """Return whether these IDs were recorded as all of a prompt's, the sampled ones, and at least one more.
+
+        Cheap, because recorded prompts refer to each other. False also if the prompt was not recorded so.
+        """
+        if self._base is not prompt or self._shared != len(prompt):
+            return False
+        answer = array("q", sampled)
+        return len(self._ids) > len(answer) and self._ids[: len(answer)] == answer
+
     def tobytes(self) -> bytes:
         """Return the IDs as bytes, 8 for each."""
         return b"".join(map(memoryview, self._pieces()))
@@ -554,6 +566,14 @@ class PackedBody:
         for key in self.unset:
             body.pop(key, None)
         return body | _unpack(self.fields, self.items)
+
+    def parameters(self) -> Json:
+        """Return the request without its conversation."""
+        body = {} if self.base is None else self.base.parameters()
+        for key in self.unset:
+            body.pop(key, None)
+        fields = {key: value for key, value in self.fields.items() if key not in CONVERSATION}
+        return body | _unpack(fields, self.items)
 
 
 @dataclass(slots=True)
@@ -618,6 +638,14 @@ class Call:
         return packed.unpack() if isinstance(packed, PackedBody) else packed
 
     @property
+    def sent_parameters(self) -> Json:
+        """Return `sent` without the conversation: its length makes `sent` slow to put together."""
+        packed = self.packed_sent
+        if isinstance(packed, PackedBody):
+            return packed.parameters()
+        return {key: value for key, value in packed.items() if key not in CONVERSATION}
+
+    @property
     def response(self) -> Json | None:
         """Return the endpoint's answer. A stream is assembled up to its last event."""
         ids = self.completion.prompt_ids
@@ -631,7 +659,7 @@ class Call:
     @property
     def constraints(self) -> Json:
         """Return the grammars and schemas that constrained sampling, by parameter, such as `response_format`."""
-        return sampling_constraints(self.sent)
+        return sampling_constraints(self.sent_parameters)
 
     @property
     def reader(self) -> ModelDialect:
@@ -869,7 +897,7 @@ class RecordingBuilder:
 
     def _finished(self, draft: _Draft) -> Call:
         call = draft.finished(keeps_token_data=self._keeps_token_data)
-        model, sent = self.recording.model, call.sent
+        model, sent = self.recording.model, call.sent_parameters
         wanted = model.get("sampling") or {}
         call.unasked_sampling = unasked_sampling(wanted, sent)
         call.unknown_sampling = unknown_sampling(wanted, sent, call.endpoint_dialect, model.get("engine"))

@@ -120,7 +120,7 @@ def _aligned(pieces: Iterable[tuple[list[int], list[Any]]]) -> Sampled:
         # Keep the IDs of a chunk that does not fit, without its entries: a wrong pair is worse than a missing value.
         usable: Sequence[Any] = entries if not tokens or len(tokens) == len(entries) else []
         for position in range(max(len(tokens), len(usable))):
-            entry = usable[position] if position < len(usable) else None
+            entry: Any = usable[position] if position < len(usable) else None
             if tokens and _is_usual(entry):
                 ids.append(tokens[position])
                 logprobs.append(entry["logprob"])
