@@ -34,7 +34,7 @@ import threading
 import time
 from array import array
 from collections import abc, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -315,51 +315,8 @@ class Recorder:
 
     def _append_packed(self, head: Json, request: Json, sent: Json, *, is_first: bool) -> None:
         """Write the agent's request, the difference to the sent request, and the new items of both."""
-        new: list[Any] = []
-        # The numbers become valid when the entry is written: after a full disk, later requests must not refer to
-        # items without an entry.
-        fresh: dict[bytes, int] = {}
-        latest: dict[str, list[int]] = {}
-        references = 0
-
-        def number_of(item: object) -> int:
-            digest = _item_digest(item)
-            number = self._numbers.get(digest, fresh.get(digest))
-            if number is None:
-                number = fresh[digest] = len(self._numbers) + len(fresh)
-                new.append(item)
-            return number
-
-        # A conversation begins like that of the call before. To compare a message with the same place there is cheaper
-        # than its digest.
-        def numbers_of(key: str, items: list[Any]) -> list[int]:
-            known = () if self.held is None else self.held.items
-            numbers = [
-                number if item == known[number] and is_text_message(item) else number_of(item)
-                for item, number in zip(items, self._latest.get(key, ()), strict=False)
-            ]
-            numbers += map(number_of, items[len(numbers) :])
-            latest[key] = numbers
-            return numbers
-
-        def pack(body: Json) -> Json:
-            nonlocal references
-            packed: Json = {}
-            for key, value in body.items():
-                if key in ITEM_LISTS and isinstance(value, list):
-                    references += len(value)
-                    packed[key] = {"$items": _runs(numbers_of(key, value))}
-                elif key in ITEM_TEXTS and isinstance(value, str) and len(value) > _TEXT_LIMIT:
-                    references += 1
-                    packed[key] = {"$item": number_of(value)}
-                elif key in ITEM_FIELDS:
-                    # A short text, or a value of another type. An agent's own {"$item": 7} must not be read as an item.
-                    packed[key] = {"$plain": value}
-                else:
-                    packed[key] = value
-            return packed
-
-        payload: Json = {"asked": pack(request)} if is_first else {}
+        packing = _Packing(self._numbers, self._latest, [] if self.held is None else self.held.items)
+        payload: Json = {"asked": packing.pack(request)} if is_first else {}
         # Only the difference between the two requests: without translation, `asked` has the conversation already.
         # `is` comes first: most values are the agent's own objects, and comparing long conversations takes time.
         changed = {
@@ -367,18 +324,75 @@ class Recorder:
             for key, value in sent.items()
             if key not in request or (request[key] is not value and request[key] != value)
         }
-        payload["sent"] = {"set": pack(changed), "unset": [key for key in request if key not in sent]}
-        payload["new"] = new
+        payload["sent"] = {"set": packing.pack(changed), "unset": [key for key in request if key not in sent]}
+        payload["new"] = packing.new
         content = dumps(payload)
-        overhead = _CALL_COST * is_first + _ITEM_COST * len(fresh) + _REFERENCE_COST * references
+        overhead = _CALL_COST * is_first + _ITEM_COST * len(packing.new) + _REFERENCE_COST * packing.references
         # Only a new call can be refused. A call under way must get its entries, or its tokens would be lost.
         if is_first and self._size + len(content) + self._overhead + overhead > MAX_RECORDS:
             raise RecordsTooLarge(f"the records of a rollout may take {MAX_RECORDS} bytes on disk and in memory")
         self.append(head, content, payload)
-        self._numbers.update(fresh)
+        self._numbers.update(packing.fresh)
         if self.held is not None:
-            self._latest |= latest
+            self._latest |= packing.latest
         self._overhead += overhead
+
+
+class _Packing:
+    """Replaces the items of one call's requests by their numbers.
+
+    The numbers become valid when the entry is written: after a full disk, later requests must not refer to items
+    without an entry.
+
+    Args:
+        numbers: The numbers of items in the file, by their digests.
+        latest: By field, the numbers of the last call's items.
+        items: The items in memory; empty if there are none.
+    """
+
+    def __init__(self, numbers: Mapping[bytes, int], latest: Mapping[str, list[int]], items: list[Any]) -> None:
+        self._numbers, self._latest, self._items = numbers, latest if items else {}, items
+        self.new: list[Any] = []
+        self.fresh: dict[bytes, int] = {}
+        self.latest: dict[str, list[int]] = {}
+        self.references = 0
+
+    def pack(self, body: Json) -> Json:
+        """Return a request with references to items."""
+        packed: Json = {}
+        for key, value in body.items():
+            if key in ITEM_LISTS and isinstance(value, list):
+                self.references += len(value)
+                packed[key] = {"$items": _runs(self._numbers_of(key, value))}
+            elif key in ITEM_TEXTS and isinstance(value, str) and len(value) > _TEXT_LIMIT:
+                self.references += 1
+                packed[key] = {"$item": self._number_of(value)}
+            elif key in ITEM_FIELDS:
+                # A short text, or a value of another type. An agent's own {"$item": 7} must not be read as an item.
+                packed[key] = {"$plain": value}
+            else:
+                packed[key] = value
+        return packed
+
+    # A conversation begins like that of the call before. To compare a message with the same place there is cheaper than
+    # its digest.
+    def _numbers_of(self, key: str, items: list[Any]) -> list[int]:
+        earlier = self._items
+        numbers = [
+            number if item == earlier[number] and is_text_message(item) else self._number_of(item)
+            for item, number in zip(items, self._latest.get(key, ()), strict=False)
+        ]
+        numbers += map(self._number_of, items[len(numbers) :])
+        self.latest[key] = numbers
+        return numbers
+
+    def _number_of(self, item: object) -> int:
+        digest = _item_digest(item)
+        number = self._numbers.get(digest, self.fresh.get(digest))
+        if number is None:
+            number = self.fresh[digest] = len(self._numbers) + len(self.fresh)
+            self.new.append(item)
+        return number
 
 
 class CallRecorder:
