@@ -183,14 +183,14 @@ class AnswerRelay:
         return ModelCallFailed("broken", 502, message, error=error)
 
     async def ping(self) -> None:
-        """Send comments while an agent waits for a stream, and the endpoint sends the whole answer at once.
+        """Send comments to an agent that waits for a stream, while the endpoint makes the whole answer.
 
         Agents and their HTTP clients give up on a connection that stays silent.
         """
         call = self._call
         while True:
             await asyncio.sleep(PING_S)
-            if call.request.wants_stream and not call.prepared.is_streamed:
+            if not call.prepared.is_streamed:
                 if not call.reply.started:
                     await call.reply.start(200, [EVENT_STREAM, NO_CACHE])
                 await call.reply.write(PING)

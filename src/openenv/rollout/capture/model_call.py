@@ -89,7 +89,9 @@ class ProxiedCall:
         self._task = asyncio.current_task()
         self._call.reply.on_gone = lambda: self.stop("agent_gone")
         rollout.active.add(self)
-        helpers: list[asyncio.Task[None] | asyncio.Task[str | None]] = [asyncio.create_task(self._relay.ping())]
+        helpers: list[asyncio.Task[None] | asyncio.Task[str | None]] = []
+        if self._call.request.wants_stream:
+            helpers.append(asyncio.create_task(self._relay.ping()))
         if rollout.model.policy_url and self._recorded is None:
             # Asked at the same time as the model: the policy may have changed when the answer is complete.
             self._policy_task = asyncio.create_task(self._sender.policy_version(rollout.model.policy_url))

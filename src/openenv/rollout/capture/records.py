@@ -236,10 +236,11 @@ class Recorder:
             self.append({**head, "base": 0, "keep": 0, "ids": ids})
             return
         base, keep = 0, 0
-        for earlier_number, earlier_ids in self._prompts:
-            shared = _shared_length(earlier_ids, packed)
-            if shared > keep:
-                base, keep = earlier_number, shared
+        for earlier_number, earlier_ids in reversed(self._prompts):
+            if len(earlier_ids) > keep:  # else it cannot share more
+                shared = _shared_length(earlier_ids, packed)
+                if shared > keep:
+                    base, keep = earlier_number, shared
         self.append({**head, "base": base, "keep": keep, "ids": ids[keep:]})
         self._prompts.append((number, packed))
 
@@ -478,15 +479,17 @@ def _runs(numbers: list[int]) -> list[list[int]]:
 def _shared_length(first: array[int], second: array[int]) -> int:
     """Return the number of equal IDs at the beginning of two lists.
 
-    Binary search: a block of memory is compared in one step, much faster than ID by ID.
+    Binary search over bytes: a block of memory is compared in one step, much faster than ID by ID.
 
         [1 2 3 4 5 6 7 8] and [1 2 3 4 5 9 9 9]:  1-4 same, 5-6 differ, 5 same  ->  5
     """
-    low, high = 0, min(len(first), len(second))
-    left, right = memoryview(first), memoryview(second)
+    low, high, size = 0, min(len(first), len(second)), first.itemsize
+    left, right = first[:high].tobytes(), second[:high].tobytes()
+    if left == right:  # the usual case: the prompt continues an earlier one
+        return high
     while low < high:
         middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
+        if left[low * size : middle * size] == right[low * size : middle * size]:
             low = middle
         else:
             high = middle - 1
@@ -586,8 +589,7 @@ class PackedBody:
         body = {} if self.base is None else self.base.parameters()
         for key in self.unset:
             body.pop(key, None)
-        fields = {key: value for key, value in self.fields.items() if key not in CONVERSATION}
-        return body | _unpack(fields, self.items)
+        return body | _unpack({key: value for key, value in self.fields.items() if key not in CONVERSATION}, self.items)
 
 
 @dataclass(slots=True)
@@ -638,6 +640,7 @@ class Call:
     """Differences to the trainer's sampling parameters; `not_trainable` includes them."""
     unknown_sampling: tuple[str, ...] = ()
     """Sampling parameters that no side set, so that the endpoint's defaults applied."""
+    _parameters: Json | None = field(default=None, repr=False, compare=False)
 
     @property
     def request(self) -> Json:
@@ -654,10 +657,11 @@ class Call:
     @property
     def sent_parameters(self) -> Json:
         """Return `sent` without the conversation: its length makes `sent` slow to put together."""
-        packed = self.packed_sent
-        if isinstance(packed, PackedBody):
-            return packed.parameters()
-        return {key: value for key, value in packed.items() if key not in CONVERSATION}
+        if self._parameters is None:
+            packed = self.packed_sent
+            fields = packed.parameters() if isinstance(packed, PackedBody) else packed
+            self._parameters = {key: value for key, value in fields.items() if key not in CONVERSATION}
+        return self._parameters
 
     @property
     def response(self) -> Json | None:
@@ -1008,6 +1012,7 @@ def _resend(call: Call, body: Json, items: list[Any]) -> None:
     items.extend(body["new"])
     request = call.packed_request
     assert isinstance(request, PackedBody)
+    call._parameters = None
     call.packed_sent = PackedBody(body["sent"]["set"], items, request, frozenset(body["sent"]["unset"]))
 
 
