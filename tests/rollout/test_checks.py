@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from openenv.errors import RolloutError
 from openenv.rollout import Case, Check, Outcome, Task, case_check, load_task, pytest_check, python_check, run_rollout
 from openenv.rollout.agents import Shell
+from openenv.rollout.tasks.checks import case_verdicts, expand
 from openenv.rollout.tasks.task import parse_check
 from openenv.sandboxes import backend
 from openenv.sandboxes.base import Sandboxes
@@ -126,6 +127,25 @@ CASES = case_check(
     (Case(stdin="3", stdout="9"), Case(stdin="-12\n", stdout="144\n"), Case(stdin="x", exit_code=1)),
 )
 PROGRAM = file("square.py", "print(int(input()) ** 2, ' ')")
+
+
+def test_a_failed_case_reports_its_expected_and_actual_output(roll: Callable[..., Outcome]) -> None:
+    check = case_check("sh a.sh", (Case(stdin="7", stdout="49"), Case(stdout="a\nb\n")), name="prints squares")
+    result = roll(task(check), file("a.sh", "printf 'a\\ncase 1: right'")).verify_results[0]
+    assert (result.title, result.exit_code) == ("prints squares", 1)
+    verdicts = [(each.stdin, each.expected, each.problem, each.actual) for each in case_verdicts(check, result.stdout)]
+    assert verdicts == [
+        ("7", "49", "unexpected output", "a\ncase 1: right"),
+        ("", "a\nb\n", "unexpected output", "a\ncase 1: right"),
+    ]
+
+
+def test_checks_have_names(tmp_path: Path) -> None:
+    assert str(pytest_check("tests/a.py", of="a")) == "pytest tests/a.py"
+    assert str(python_check("check.py", of="a")) == "python check.py"
+    assert str(case_check("./a", (Case(stdout="1"),))) == "./a: 1 case"
+    assert str(Check(run="./a", judge="true")) == "./a => true"
+    assert str(expand({"pytest": "a.py", "of": "a", "name": "adds"})) == "adds"
 
 
 @pytest.mark.slow

@@ -98,6 +98,13 @@ class Counter(Environment[Add, Sum, State]):
             type(self).closed += 1
 
 
+class Tally(Counter):
+    """Adds up from 0 on, whatever its seed; the web page draws one."""
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Any:
+        return super().reset(None, episode_id)
+
+
 def extras(timeout_s: float | None, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return what a step got beside its action, if it got anything."""
     return {"timeout_s": timeout_s, **kwargs} if timeout_s is not None or kwargs else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from fake_engine import Answer, EngineRequest, FakeEngine, vllm
 from openenv import create_app
 from openenv.errors import NoRewards, RolloutError
 from openenv.rollout import Model
-from openenv.rollout.store.store import RolloutStore
+from openenv.rollout.store.store import STEPS_FILE, RolloutStore
 from openenv.testing import Script, ScriptedCall, ScriptedModel, StatusFailure, Turn, serve
 from openenv.train import Objective, SampleGroup, play
 from openenv.types import Action, Observation
@@ -99,6 +100,22 @@ def test_groups_have_rewards_and_the_tokens_that_were_sampled(guess: str, tmp_pa
     by_turn = groups[0].collate(Objective(credit="turn"))
     assert {turn for row in by_turn.turn_ids for turn in row} == {0, 1, 2, 3}
     assert len(groups[0].collate().input_ids) == sum(len(sample.trainable) for sample in groups[0].samples)
+
+
+def test_a_stored_episode_has_its_steps_and_its_environment(guess: str, tmp_path: Path) -> None:
+    with model_of(Turn(text="no")) as server, RolloutStore(tmp_path) as store:
+        (group,) = groups_of(guess, server, [3], samples=1, store=store)
+        file = store.live_file(group.samples[0].outcome.rollout_id, STEPS_FILE)
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        (listed,) = store.find()
+    assert [(row["kind"], row["n"], row.get("action"), row["reward"]) for row in rows] == [
+        ("reset", 0, None, None),
+        ("step", 1, {"text": "no"}, -0.25),
+        ("step", 2, {"text": "yes"}, 1.0),
+    ]
+    assert (rows[0]["arguments"], rows[0]["observation"]["hint"]) == ({"seed": 3}, "Begin 3.")
+    assert listed.environment == "Guess"
+    assert "Begin 3." in listed.instruction
 
 
 def test_an_episode_that_does_not_end_counts_with_its_reward_so_far(guess: str) -> None:

@@ -92,12 +92,15 @@ def view(
 
 
 def _folders(stores: list[Path]) -> dict[str, Path]:
-    """Return the stores with their names on the page."""
+    """Return the stores with their names on the page. One without rollouts is fine: they may start later."""
     from openenv.errors import StoreError
-    from openenv.rollout.store.store import require_store
+    from openenv.rollout.store.store import is_unused, require_store
 
     chosen = stores or [settings.rollout_store()]
     for folder in chosen:
+        if is_unused(folder):
+            typer.secho(f"{folder}: no rollouts yet; the page shows them when they start", fg="yellow", err=True)
+            continue
         try:
             require_store(folder)
         except StoreError as exc:

@@ -386,7 +386,10 @@ class StepLog:
     def add(self, row: Json, result: StepResult[Any]) -> None:
         """Add a row with the result of its call; beyond 8 MB, the rest of the episode is left out."""
         self._steps += row["kind"] == "step"
-        whole = {**row, "n": self._steps, "observation": result.observation, "reward": result.reward}
+        seen = result.observation
+        if result.metadata and isinstance(seen, dict):  # pictures of Gymnasium are there
+            seen = {**seen, "metadata": result.metadata}
+        whole = {**row, "n": self._steps, "observation": seen, "reward": result.reward}
         line = encode({**whole, "done": result.done, "at": time.time()})
         self._size += len(line)
         if self._size <= _MOST_STEP_BYTES:

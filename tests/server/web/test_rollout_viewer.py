@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from openenv.rollout import Outcome, RolloutStore, Task
+from openenv.rollout import Case, CommandResult, Outcome, RolloutStore, Task, case_check
 from openenv.rollout.progress import Progress
 from openenv.rollout.store.store import EventLog
 from openenv.rollout.viewer.rollout_routes import viewer_app
@@ -63,6 +63,90 @@ def test_the_list_is_filtered_ordered_and_cut_into_pages(store: RolloutStore, ge
     names = get("rollouts/-/names")
     assert names["stores"] == ["store"]
     assert names["names"]["model"] == [["m0", 3], ["m1", 2]]
+
+
+def test_a_store_may_be_empty_and_is_shown_when_it_is_filled(tmp_path: Path, serve: Serve) -> None:
+    folders = {name: tmp_path / name for name in ("empty", "missing", "other")}
+    folders["empty"].mkdir()
+    folders["other"].mkdir()
+    (folders["other"] / "notes.txt").write_text("not a rollout")
+    server = serve(viewer_app(folders))
+    with httpx2.Client(base_url=f"{server.url}/web/", trust_env=False, timeout=30) as client:
+        for name in ("empty", "missing"):
+            answer = client.get("rollouts", params={"store": name}).json()
+            assert (answer["total"], answer["all"]) == (0, None)
+            with RolloutStore(folders[name]) as store:
+                store.add(rollout_outcome("first"), SQUARE)
+            answer = client.get("rollouts", params={"store": name}).json()
+            assert (answer["total"], answer["all"]["scored"]) == (1, 1)
+        assert "no store of rollouts" in client.get("rollouts", params={"store": "other"}).json()["detail"]
+
+
+def test_rows_have_the_instruction_and_all_rollouts_a_pass_rate(store: RolloutStore, get: Get) -> None:
+    for number in range(4):
+        about = {"environment": "chess", "policy_version": number}
+        store.add(rollout_outcome(f"r{number}", reward=float(number == 3), metadata=about), SQUARE)
+    answer = get("rollouts", environment="chess", policy_version=["2", "3"])
+    assert [(row["policy_version"], row["environment"]) for row in answer["rows"]] == [("3", "chess"), ("2", "chess")]
+    assert answer["rows"][0]["instruction"] == SQUARE.instruction
+    assert (answer["all"]["pass_rate"], answer["all"]["mean"]) == (0.5, 0.5)
+
+
+def test_learning_curves_have_lines_and_versions(store: RolloutStore, get: Get) -> None:
+    for number in range(8):
+        about = {"environment": ("chess", "go")[number % 2], "policy_version": number // 2}
+        store.add(rollout_outcome(f"r{number}", reward=float(number > 3), metadata=about), SQUARE)
+    store.add(rollout_outcome("failed", status="env_failed", reward=None, trust=None), SQUARE)
+    points = get("rollouts/-/curve", by="environment", over="policy_version")["points"]
+    assert [(each["name"], each["at"], each["mean"]) for each in points if each["name"] == "go"] == [
+        ("go", "0", 0.0),
+        ("go", "1", 0.0),
+        ("go", "2", 1.0),
+        ("go", "3", 1.0),
+    ]
+    assert {each["name"] for each in points} == {"chess", "go"}
+    over_time = get("rollouts/-/curve", task="square")["points"]
+    assert sum(each["scored"] for each in over_time) == 8
+    assert [each["at"] for each in over_time] == sorted(each["at"] for each in over_time)
+    assert "over must be one of" in get("rollouts/-/curve", 422, over="weeks")["detail"]
+
+
+def test_a_rollout_has_neighbours_in_its_list_and_its_record_and_calls_as_stored(
+    store: RolloutStore, get: Get, tmp_path: Path
+) -> None:
+    for number in range(3):
+        store.add(rollout_outcome(f"r{number}", task_id=f"t{number % 2}"), SQUARE)
+    assert get("rollouts/r1/beside") == {"before": "r2", "after": "r0"}
+    assert get("rollouts/r0/beside", task="t0") == {"before": "r2", "after": None}
+    assert get("rollouts/r2/beside", order="oldest") == {"before": "r1", "after": None}
+    add_square(store, "whole", folder=tmp_path)
+    record = get("rollouts/whole/raw")
+    assert (record["task"]["instruction"], record["outcome"]["reward"]) == (SQUARE.instruction, pytest.approx(2 / 3))
+    call = get("rollouts/whole/calls/2")
+    assert (call["turn"], call["status"], call["request"]["messages"][1]["content"]) == (2, 200, "Write square.py.")
+    assert call["response"]["choices"][0]["message"]["content"] == "I will write it."
+    assert "no model call 9" in get("rollouts/whole/calls/9", 404)["detail"]
+
+
+def test_checks_have_their_authors_names_with_expected_and_actual_outputs(store: RolloutStore, get: Get) -> None:
+    cases = (Case(stdin="3", stdout="9"), Case(stdin="4", stdout="16\n"), Case(stdin="x", exit_code=1))
+    check = case_check("python3 square.py", cases)
+    # An output of the agent is indented, so that it cannot pretend to be a result.
+    said = "case 2: unexpected output\n  expected: 16\n  actual:   case 1: unexpected output\n  actual:   8\n"
+    result = CommandResult(cmd=check.judge, exit_code=1, stdout=f"{said}2 of 3 cases are right\n", name=str(check))
+    plain = CommandResult(cmd="test -e square.py", exit_code=0)
+    task = SQUARE.model_copy(update={"verify": (check, "test -e square.py")})
+    store.add(rollout_outcome("one", verify_results=[result, plain]), task)
+    first, second = get("rollouts/one")["verdicts"][0]["results"]
+    assert (first["name"], second["cmd"]) == ("python3 square.py: 3 cases", "test -e square.py")
+    assert [(each["number"], each["problem"]) for each in first["cases"]] == [
+        (1, ""),
+        (2, "unexpected output"),
+        (3, ""),
+    ]
+    failed = first["cases"][1]
+    assert (failed["stdin"], failed["expected"], failed["actual"]) == ("4", "16\n", "case 1: unexpected output\n8")
+    assert second["cases"] == []
 
 
 @pytest.mark.parametrize(
@@ -274,11 +358,11 @@ def test_view_serves_a_store_and_says_where(tmp_path: Path) -> None:
     ("arguments", "problem"),
     [
         (["{folder}"], "it is no store of rollouts"),
-        (["{folder}/none"], "it does not exist"),
         (["{folder}", "--token", "x", "--no-token"], "contradicts"),
     ],
 )
 def test_what_cannot_be_viewed_is_an_error_in_one_line(tmp_path: Path, arguments: list[str], problem: str) -> None:
+    (tmp_path / "notes.txt").write_text("not a rollout")
     filled = [argument.format(folder=tmp_path) for argument in arguments]
     done = subprocess.run(
         [sys.executable, "-m", "openenv", "view", *filled],

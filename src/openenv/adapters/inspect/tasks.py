@@ -407,7 +407,7 @@ def env_reward() -> Any:
 def reward_score(outcome: Outcome, answer: str | None = None) -> Score:
     """Return the reward of an outcome as a score; without one it counts in no mean."""
     # Check results explain a reward in Inspect's viewer.
-    checks = [f"{'passed' if check.exit_code == 0 else 'failed'}: {check.cmd}" for check in outcome.verify_results]
+    checks = [f"{'passed' if check.exit_code == 0 else 'failed'}: {check.title}" for check in outcome.verify_results]
     about: Json = {
         "answer": answer,
         "explanation": "\n".join([*([outcome.reason] if outcome.reason else []), *checks]) or None,

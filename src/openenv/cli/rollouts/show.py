@@ -198,9 +198,12 @@ def _line(title: str, text: str) -> None:
 def _show_command(title: str, result: CommandResult) -> None:
     # A judged check has two commands in two sandboxes: the agent's code runs in one, the judge in the other.
     #
+    #   check     ./a.out: 3 cases
     #   run       [0] ./a.out
     #   judge     [0] grep -q 9 "$OUTPUT/stdout"
     if result.run is not None:
+        if result.name:
+            _line(title, result.name)
         _show_command("run", result.run)
         title = "judge"
     command = "\n".join(printable(line) for line in result.cmd.split("\n"))  # a task's command may have several lines

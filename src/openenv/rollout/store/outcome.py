@@ -91,7 +91,7 @@ class Outcome(BaseModel):
     def _repr_html_(self) -> str:
         phases = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self.phase_s.items())
         checks = "\n".join(
-            f"{'ok    ' if check.exit_code == 0 else 'failed'} {check.cmd}" for check in self.verify_results
+            f"{'ok    ' if check.exit_code == 0 else 'failed'} {check.title}" for check in self.verify_results
         )
         tokens = sum(len(turn.completion_token_ids) for turn in self.turns)
         rows = {

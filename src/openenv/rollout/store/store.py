@@ -239,6 +239,11 @@ def require_store(root: Path) -> None:
         raise StoreError(f"There are no rollouts in {root}: it {what}")
 
 
+def is_unused(root: Path) -> bool:
+    """Return whether a folder is missing or empty, so that a store may appear there later."""
+    return not root.exists() or (root.is_dir() and next(root.iterdir(), None) is None)
+
+
 class RolloutStore:
     """A folder of rollouts; a context manager, usable from any thread.
 

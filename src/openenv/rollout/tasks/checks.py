@@ -19,6 +19,7 @@ import posixpath
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -91,6 +92,8 @@ class Check(BaseModel):
     """Text files for this check only, in addition to the task's `verify_files`."""
     port: int | None = Field(default=None, ge=1, le=65535)
     """The port of a server that `run` starts; `run` finds it in `$PORT`."""
+    name: str = ""
+    """The name in reports. Short forms set one; otherwise reports show `run` and `judge`."""
 
     @field_validator("keep")
     @classmethod
@@ -108,8 +111,8 @@ class Check(BaseModel):
         return self
 
     def __str__(self) -> str:
-        """Return both parts in one line."""
-        return f"{self.run} => {self.judge}"
+        """Return the name, or both parts in one line."""
+        return self.name or f"{self.run} => {self.judge}"
 
 
 class Case(BaseModel):
@@ -155,6 +158,7 @@ def case_check(
     compare: Compare = "lines",
     partial: bool = False,
     case_timeout_s: Annotated[float, Field(gt=0)] = 10.0,
+    name: str = "",
 ) -> Check:
     """Run a program on inputs and compare its output. The expected outputs never enter the program's sandbox.
 
@@ -165,6 +169,7 @@ def case_check(
         compare: How outputs are compared.
         partial: Earn the share of right cases. By default all cases together earn 1, and less earns 0.
         case_timeout_s: The time limit of each case; the task's `verify_timeout_s` limits all of them together.
+        name: The name in reports; by default `run` and the number of cases.
     """
     files = {f"{_CASES}/run.sh": _run_script(run, cases, build, case_timeout_s)}
     for number, case in enumerate(cases, 1):
@@ -181,6 +186,7 @@ def case_check(
         keep=(f"{_CASES}/results",),
         needs=(f"{_CASES}/run.sh", f"{_CASES}/*.in"),
         files=files,
+        name=name or f"{run}: {len(cases)} {'case' if len(cases) == 1 else 'cases'}",
     )
 
 
@@ -219,6 +225,8 @@ while read -r number expected; do
     echo "case $number: exit code ${code:-none}, expected $expected"
   elif [ -e ".checks/$number.out" ] && ! same "$results/$number.stdout" ".checks/$number.out"; then
     echo "case $number: unexpected output"
+    head -c 2000 ".checks/$number.out" | awk 'NR <= 20 { print "  expected: " $0 }'
+    head -c 2000 "$results/$number.stdout" 2> /dev/null | awk 'NR <= 20 { print "  actual:   " $0 }'
   else
     passed=$((passed + 1))
   fi
@@ -230,6 +238,51 @@ fi
 [ "$count" -gt 0 ] && [ "$passed" = "$count" ]
 """
 """The judge of every `case_check`. A judge with exactly this text is `judged`, see `verify/trust.py`."""
+_VERDICT_OF_CASE = re.compile(r"case (\d+): (.*)")
+_ACTUAL = "  actual:   "
+
+
+@dataclass(frozen=True, slots=True)
+class CaseVerdict:
+    """One case of a `case_check`: its input, and its expected and actual output."""
+
+    number: int
+    stdin: str
+    expected: str | None
+    """None: any output is right."""
+    problem: str = ""
+    """Why the case failed; empty if it passed."""
+    actual: str = ""
+    """The beginning of an unexpected output."""
+
+
+def case_verdicts(check: Check, stdout: str) -> list[CaseVerdict]:
+    """Return the cases of a `case_check` with the results that its judge printed; an empty list for other checks.
+
+    The judge indents outputs of the agent's program, so they cannot pretend to be results.
+    """
+    if check.judge != CASES_JUDGE:
+        return []
+    problems: dict[int, str] = {}
+    outputs: dict[int, list[str]] = {}
+    number = 0
+    for line in stdout.split("\n"):
+        if match := _VERDICT_OF_CASE.fullmatch(line):
+            number = int(match[1])
+            problems[number], outputs[number] = match[2], []
+        elif line.startswith(_ACTUAL) and number:
+            outputs[number].append(line.removeprefix(_ACTUAL))
+    numbers = [int(line.split()[0]) for line in check.files.get(f"{_CASES}/expected", "").splitlines()]
+    return [
+        CaseVerdict(
+            each,
+            check.files.get(f"{_CASES}/{each}.in", ""),
+            check.files.get(f"{_CASES}/{each}.out"),
+            problems.get(each, ""),
+            "\n".join(outputs.get(each, ())),
+        )
+        for each in numbers
+    ]
 
 
 @validate_call
@@ -241,6 +294,7 @@ def pytest_check(
     path: Texts = (),
     needs: Texts = (),
     classes: Texts = (),
+    name: str = "",
 ) -> Check:
     """Run tests with pytest in the judge's sandbox, and the agent's modules that they import in another sandbox.
 
@@ -254,14 +308,23 @@ def pytest_check(
         path: Folders below the work folder that contain the agent's modules; by default the work folder.
         needs: Patterns of `verify_files` for the agent's sandbox, such as a module with adapters.
         classes: Names of the agent's classes whose instances may be referenced. All other results must be data.
+        name: The name in reports; by default `pytest` and the tests.
     """
     tests = " ".join(shlex.quote(test) for test in pytest)
     python = f"-m pytest -p no:cacheprovider {options} {tests}".replace("  ", " ")
-    return python_check(python, of=of, path=path, needs=needs, classes=classes)
+    return python_check(python, of=of, path=path, needs=needs, classes=classes, name=name or f"pytest {tests}")
 
 
 @validate_call
-def python_check(python: ShellLine, *, of: Modules, path: Texts = (), needs: Texts = (), classes: Texts = ()) -> Check:
+def python_check(
+    python: ShellLine,
+    *,
+    of: Modules,
+    path: Texts = (),
+    needs: Texts = (),
+    classes: Texts = (),
+    name: str = "",
+) -> Check:
     """Run Python in the judge's sandbox, and the agent's modules that it imports in another sandbox.
 
     Args:
@@ -270,6 +333,7 @@ def python_check(python: ShellLine, *, of: Modules, path: Texts = (), needs: Tex
         path: Folders below the work folder that contain the agent's modules; by default the work folder.
         needs: Patterns of `verify_files` for the agent's sandbox, such as a module with adapters.
         classes: Names of the agent's classes whose instances may be referenced. All other results must be data.
+        name: The name in reports; by default `python` and its arguments.
     """
     modules = " ".join(map(_module, of))
     declared = f" --classes {','.join(map(_class, classes))}" if classes else ""
@@ -278,6 +342,7 @@ def python_check(python: ShellLine, *, of: Modules, path: Texts = (), needs: Tex
         judge=f"python3 -m openenv_calls judge {modules}{declared} -- {python}",
         needs=needs,
         port=CALLS_PORT,
+        name=name or f"python {python}",
     )
 
 

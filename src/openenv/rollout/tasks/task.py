@@ -586,6 +586,13 @@ class CommandResult(BaseModel):
     """Why the check counts differently from its exit code."""
     trust: Trust | None = None
     """The trust level of a check; None for other commands."""
+    name: str = ""
+    """The name of a `Check`; empty for shell lines, whose name is `cmd`."""
+
+    @property
+    def title(self) -> str:
+        """The check as its author wrote it."""
+        return self.name or self.cmd
 
 
 @dataclass(frozen=True, slots=True)

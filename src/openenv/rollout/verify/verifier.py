@@ -112,7 +112,8 @@ def _run_checks(
             part = f"verify line {number + 1}" if isinstance(check, str) else f"{exc.part} of check {number + 1}"
             result, verdict.crash = exc.result, f"{part} {exc}"
         verdict.sandbox_id = case.first_sandbox_id
-        verdict.results.append(result.model_copy(update={"trust": trusts[number]}))
+        name = "" if isinstance(check, str) else str(check)
+        verdict.results.append(result.model_copy(update={"trust": trusts[number], "name": name}))
         if verdict.crash is not None:
             return
         why = "" if result.note is None else f" ({result.note})"

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 from urllib.parse import parse_qsl
@@ -38,7 +39,8 @@ from ..capture.transcript import Transcript, token_documents, transcript
 from ..store.changes import compare_trees
 from ..store.exports import export_rollouts, json_lines
 from ..store.rollout_index import FIRST, Grouping, Order, RolloutFilter, RolloutRow, RolloutStats
-from ..store.store import STEPS_FILE, BegunRollout, Record, RolloutStore, read_events
+from ..store.store import STEPS_FILE, BegunRollout, Record, RolloutStore, is_unused, read_events
+from ..tasks.checks import Check, case_verdicts
 from ..tasks.task import TRUSTS, CommandResult
 
 logger = logging.getLogger(__name__)
@@ -158,10 +160,11 @@ class StoreSet:
         return list(self._folders)
 
     def get(self, name: str = "") -> RolloutStore | None:
-        """Return a store, by default the first one; None if its folder does not exist yet.
+        """Return a store, by default the first one; None if its folder is missing or empty: no rollout has begun.
 
         Raises:
             InvalidQuery: the name is unknown.
+            StoreError: the folder contains something else.
         """
         name = name or next(iter(self._folders))
         if name not in self._folders:
@@ -171,9 +174,9 @@ class StoreSet:
                 try:
                     self._opened[name] = RolloutStore(self._folders[name], create=False)
                 except StoreError:
-                    if self._folders[name].exists():
-                        raise
-                    return None
+                    if is_unused(self._folders[name]):
+                        return None
+                    raise
             return self._opened[name]
 
     def holding(self, rollout_id: str) -> tuple[str, RolloutStore, str]:
@@ -448,9 +451,17 @@ def _verdict_document(record: Record) -> dict[str, Any]:
         "record_id": record.record_id,
         "stored_at": record.stored_at,
         **{name: getattr(outcome, name) for name in names},
-        "results": [_command_document(each) for each in outcome.verify_results],
-        "checks": [check if isinstance(check, str) else check.model_dump(mode="json") for check in record.task.verify],
+        "results": [
+            _check_document(each, check)
+            for each, check in zip_longest(outcome.verify_results, record.task.verify)
+            if each is not None
+        ],
     }
+
+
+def _check_document(result: CommandResult, check: str | Check | None) -> dict[str, Any]:
+    cases = case_verdicts(check, result.stdout) if isinstance(check, Check) else []
+    return {**_command_document(result), "cases": [asdict(each) for each in cases]}
 
 
 def _command_document(result: CommandResult) -> dict[str, Any]:

@@ -137,8 +137,8 @@ def site(serve: Serve) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def serious() -> Callable[[Any], list[str]]:
-    """Ask axe-core, which comes from npm and is kept in the cache, what it finds on a page that is serious or worse."""
+def axe_findings() -> Callable[[Any], list[str]]:
+    """Ask axe-core, which comes from npm and is kept in the cache, what it finds on a page."""
     folder = cache_dir() / "tests" / f"axe-core-{AXE}"
     source = folder / "node_modules" / "axe-core" / "axe.min.js"
     if not source.exists():
@@ -154,10 +154,6 @@ def serious() -> Callable[[Any], list[str]]:
     def find(page: Any) -> list[str]:
         page.evaluate(axe)  # evaluated, not loaded: the content policy allows no other script
         found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-        return [
-            f"{each['id']}: {[node['html'][:160] for node in each['nodes']][:3]}"
-            for each in found["violations"]
-            if each["impact"] in ("serious", "critical")
-        ]
+        return [f"{each['id']}: {[node['html'][:160] for node in each['nodes']][:3]}" for each in found["violations"]]
 
     return find

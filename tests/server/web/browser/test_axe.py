@@ -1,4 +1,4 @@
-"""Accessibility: axe-core finds nothing serious on any tab of the page; `test_rollouts` asks it about the viewer."""
+"""Accessibility: axe-core finds nothing on any tab of the page; `test_rollouts` asks it about the viewer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ LOOKS = {"light": {}, "dark on a phone": {"color_scheme": "dark", "viewport": {"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("look", LOOKS)
-def test_the_page_has_no_serious_finding(
-    site: Callable[..., Any], visit: Callable[..., Any], serious: Callable[..., Any], look: str
+def test_the_page_has_no_finding(
+    site: Callable[..., Any], visit: Callable[..., Any], axe_findings: Callable[..., Any], look: str
 ) -> None:
     page = visit(site(Counter, Add, Sum).url, **LOOKS[look]).page()
-    findings = {"before": serious(page)}
+    findings = {"before": axe_findings(page)}
     page.get_by_role("button", name="Start an episode").click()
     page.locator(".badges").get_by_text("step 0").wait_for()
     page.locator(".action").get_by_role("button", name="Step").click()
@@ -26,17 +26,17 @@ def test_the_page_has_no_serious_finding(
     page.get_by_label("Fail").check()
     page.locator(".action").get_by_role("button", name="Step").click()
     page.locator(".notice.is-error").wait_for()
-    findings["play"] = serious(page)
+    findings["play"] = axe_findings(page)
     for tab in ("History", "Episodes", "Sessions", "About"):
         page.get_by_role("tab", name=tab).click()
         page.wait_for_timeout(400)
-        findings[tab] = serious(page)
+        findings[tab] = axe_findings(page)
     page.get_by_role("tab", name="Episodes").click()
     page.locator("tr[data-episode] a").first.click()
     page.locator(".replay").wait_for()
-    findings["replay"] = serious(page)
+    findings["replay"] = axe_findings(page)
     page.get_by_role("tab", name="Sessions").click()
     page.get_by_role("link", name="Watch").first.click()
     page.locator(".watch dl > div").first.wait_for()
-    findings["watch"] = serious(page)
+    findings["watch"] = axe_findings(page)
     assert {place: found for place, found in findings.items() if found} == {}

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 import http_calls
-from environments import Add, Counter, Sum
+from environments import Add, Sum, Tally
 from openenv.server.app import create_app
 from openenv.server.web.web_page import attach_web
 from servers import Serve
@@ -37,7 +37,7 @@ def total(page: Any) -> Any:
 
 
 def test_two_visitors_have_two_sessions(site: Callable[..., Any], visit: Callable[..., Any]) -> None:
-    server = site(Counter, Add, Sum)
+    server = site(Tally, Add, Sum)
     one, other = visit(server.url).page(), visit(server.url).page()
     begin(one)
     begin(other)
@@ -49,7 +49,7 @@ def test_two_visitors_have_two_sessions(site: Callable[..., Any], visit: Callabl
 
 
 def test_two_tabs_of_one_visitor_see_the_same(site: Callable[..., Any], visit: Callable[..., Any]) -> None:
-    server = site(Counter, Add, Sum)
+    server = site(Tally, Add, Sum)
     visitor = visit(server.url)
     one, other = visitor.page(), visitor.page()
     begin(one)
@@ -66,7 +66,7 @@ def test_two_tabs_of_one_visitor_see_the_same(site: Callable[..., Any], visit: C
 def test_a_lost_session_is_reported_and_a_reset_begins_a_new_one(
     site: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
-    server = site(Counter, Add, Sum)
+    server = site(Tally, Add, Sum)
     page = visit(server.url).page()
     begin(page)
     add(page, 4)
@@ -89,7 +89,7 @@ def test_a_lost_session_is_reported_and_a_reset_begins_a_new_one(
 def test_a_visitor_ends_the_session_and_the_episode_stays_to_be_seen(
     site: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
-    server = site(Counter, Add, Sum)
+    server = site(Tally, Add, Sum)
     page = visit(server.url).page()
     begin(page)
     add(page, 4)
@@ -109,7 +109,7 @@ def test_an_unreachable_server_is_reported_and_found_again(
     serve: Serve, visit: Callable[..., Any], free_port: Callable[[], int]
 ) -> None:
     def app() -> Any:
-        made = create_app(Counter, Add, Sum, env_name="counter", max_concurrent_envs=4)
+        made = create_app(Tally, Add, Sum, env_name="counter", max_concurrent_envs=4)
         attach_web(made)
         return made
 
@@ -146,7 +146,7 @@ def _answers(url: str) -> bool:
 def test_a_full_server_says_so(site: Callable[..., Any], visit: Callable[..., Any]) -> None:
     from openenv import GenericEnvClient
 
-    server = site(Counter, Add, Sum, max_concurrent_envs=1)
+    server = site(Tally, Add, Sum, max_concurrent_envs=1)
     with GenericEnvClient(server.url).sync() as trainer:
         trainer.reset()
         page = visit(server.url).page()
@@ -162,7 +162,7 @@ def test_a_full_server_says_so(site: Callable[..., Any], visit: Callable[..., An
 def test_operators_see_all_sessions_and_end_one_after_a_second_thought(
     site: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
-    server = site(Counter, Add, Sum)
+    server = site(Tally, Add, Sum)
     player, operator = visit(server.url).page(), visit(server.url).page()
     begin(player)
     begin(operator)
@@ -194,7 +194,7 @@ MANY_STEPS = """async (count) => {
 
 @pytest.mark.slow
 def test_a_thousand_steps_leave_the_page_small_and_quick(site: Callable[..., Any], visit: Callable[..., Any]) -> None:
-    server = site(Counter, Add, Sum)
+    server = site(Tally, Add, Sum)
     visitor = visit(server.url)
     page = visitor.page()
     begin(page)

@@ -57,6 +57,9 @@ function readme(page) {
   for (const image of template.content.querySelectorAll("img")) {
     if (!/^data:image\//.test(image.getAttribute("src") ?? "")) image.replaceWith(el("em", {}, image.alt || "picture"));
   }
+  for (const title of template.content.querySelectorAll("th")) {
+    if (!title.textContent?.trim()) title.replaceWith(el("td"));
+  }
   for (const link of template.content.querySelectorAll("a")) {
     const href = link.getAttribute("href") ?? "";
     if (/^https?:/.test(href)) {

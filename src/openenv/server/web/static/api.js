@@ -74,11 +74,15 @@ export const rolloutApi = {
   stats: (query) => request("GET", `rollouts/-/stats?${query}`),
   /** @param {URLSearchParams} query */
   names: (query) => request("GET", `rollouts/-/names?${query}`),
+  /** @param {URLSearchParams} query */
+  curve: (query) => request("GET", `rollouts/-/curve?${query}`),
   /** The address of a download. @param {URLSearchParams} query */
   exportAddress: (query) => address(`./rollouts/-/export?${query}`).href,
   /** @param {string} id @param {string} [part] - Such as `transcript`, or `tokens/3`. @param {URLSearchParams} [query] */
   one: (id, part = "", query = new URLSearchParams()) =>
     request("GET", `rollouts/${encodeURIComponent(id)}${part && `/${part}`}?${query}`),
+  /** The address of a part of a rollout. @param {string} id @param {string} part @param {URLSearchParams} query */
+  address: (id, part, query) => address(`./rollouts/${encodeURIComponent(id)}/${part}?${query}`).href,
 };
 
 /**

@@ -39,7 +39,7 @@ export function branchGraph(turns, goTo) {
     const place = /** @type {{x: number, y: number}} */ (at.get(turn.number));
     const node = svg("g", { class: "branch-node", "data-branch": turn.branch });
     node.append(
-      svg("title", {}, `Call ${turn.number}: ${turn.branch}`),
+      svg("title", {}, `Turn ${turn.number}: ${turn.branch}`),
       svg("circle", { cx: place.x, cy: place.y, r: RADIUS }),
       svg("text", { x: place.x, y: place.y + 3.5, "text-anchor": "middle" }, turn.number),
     );
@@ -49,7 +49,7 @@ export function branchGraph(turns, goTo) {
   const kinds = [...new Set(turns.map((turn) => turn.branch))];
   const words = turns
     .filter((turn) => turn.branch !== "main")
-    .map((turn) => `call ${turn.number} is ${turn.branch}${turn.parent === null ? "" : ` after ${turn.parent}`}`);
+    .map((turn) => `turn ${turn.number} is ${turn.branch}${turn.parent === null ? "" : ` after ${turn.parent}`}`);
   return el(
     "figure.chart",
     {},
@@ -64,7 +64,7 @@ export function branchGraph(turns, goTo) {
       {
         tabindex: 0,
         role: "group",
-        "aria-label": `Tree of calls: ${words.slice(0, 30).join("; ") || "one conversation"}`,
+        "aria-label": `Tree of turns: ${words.slice(0, 30).join("; ") || "one conversation"}`,
       },
       drawing,
     ),

@@ -45,7 +45,9 @@ export class History {
       icon("save"),
       "Download JSON",
     );
-    const titles = ["Step", "Time", "Action", "Reward", "Took", ""].map((title) => el("th", { scope: "col" }, title));
+    const titles = ["Step", "Time", "Action", "Reward", "Took", ""].map((title) =>
+      el("th", { scope: "col" }, title || el("span.unseen", {}, "Details")),
+    );
     this.table = el(
       "table.log",
       {},

@@ -15,8 +15,11 @@ const ORDERS = {
   tokens: "most tokens",
   wall_s: "longest",
 };
-const KEPT = ["text", "task", "group", "agent", "model", "status", "min_trust", "verdict", "store", "order"];
-const DEEP = ["group", "min_trust", "min_reward", "max_reward", "from", "to", "verdict"];
+const KEPT = [
+  ...["text", "task", "group", "agent", "model", "environment", "policy_version", "status"],
+  ...["min_trust", "verdict", "store", "order"],
+];
+const DEEP = ["group", "environment", "policy_version", "min_trust", "min_reward", "max_reward", "from", "to", "verdict"];
 const NUMBERS = ["min_reward", "max_reward"];
 
 /** A row of fields. */
@@ -31,6 +34,8 @@ export class RolloutFilters {
       group: input("text", "Group", {}, true),
       agent: select("Agent", { "": "any" }),
       model: select("Model", { "": "any" }),
+      environment: select("Environment", { "": "any" }),
+      policy_version: select("Policy version", { "": "any" }),
       status: select("Status", { "": "any", ...Object.fromEntries(STATUSES.map((name) => [name, name])) }),
       min_trust: select("Trust at least", { "": "any", isolated: "isolated", judged: "judged" }),
       min_reward: input("number", "Reward from", { step: "any" }),
@@ -44,7 +49,7 @@ export class RolloutFilters {
     };
     const { text, task, status, model, agent, age, order, store } = this.fields;
     const deep = Object.entries(this.fields).filter(([name]) => DEEP.includes(name));
-    this.clear = el("button.small", { type: "button", on: { click: () => this.#clear() } }, "Clear");
+    this.clear = el("button.small", { type: "button", on: { click: () => this.reset() } }, "Clear");
     this.more = el(
       "details.fold.filters-more",
       {},
@@ -113,10 +118,10 @@ export class RolloutFilters {
   /** Offer what there is. @param {{stores: string[], names: Record<string, [string, number][]>}} known */
   offer({ stores, names }) {
     const { query } = this;
-    for (const name of ["agent", "model"]) {
+    for (const name of /** @type {const} */ (["agent", "model", "environment", "policy_version"])) {
       const options = names[name].filter(([value]) => value !== "");
       fill(
-        this.fields[/** @type {"agent" | "model"} */ (name)].control,
+        this.fields[name].control,
         el("option", { value: "" }, "any"),
         options.map(([value, count]) => el("option", { value }, `${value} (${count})`)),
       );
@@ -143,7 +148,8 @@ export class RolloutFilters {
     this.query = query;
   }
 
-  #clear() {
+  /** Remove all filters. */
+  reset() {
     const store = this.fields.store.control.value;
     this.query = new URLSearchParams(store ? { store } : {});
     this.#changed(0);

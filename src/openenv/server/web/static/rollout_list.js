@@ -5,10 +5,11 @@
 import { rolloutApi } from "./api.js";
 import { rewardBadge, statusBadge } from "./badges.js";
 import { el, fill, icon } from "./element.js";
+import { LearningCurves } from "./learning_curves.js";
 import { listAddress, pairAddress, rolloutAddress } from "./rollout_address.js";
 import { RolloutFilters } from "./rollout_filters.js";
 import { RolloutStatsTable } from "./rollout_stats.js";
-import { firstLine, formatAge, formatCount, formatMoment, visible } from "./texts.js";
+import { firstLine, formatAge, formatCount, formatMoment, formatShare, visible } from "./texts.js";
 import { formatSeconds } from "./values.js";
 import { VirtualList } from "./virtual_list.js";
 
@@ -33,6 +34,7 @@ export class RolloutList {
       narrow: (column, value) => this.#narrow(column, value),
       failed: (error) => this.#failed(error),
     });
+    this.curves = new LearningCurves({ failed: (error) => this.#failed(error) });
     this.list = new VirtualList({
       label: "Rollouts",
       load: (offset, limit) => this.#load(offset, limit),
@@ -49,6 +51,7 @@ export class RolloutList {
       ),
     });
     this.count = el("p.hint", { role: "status" });
+    this.figures = el("p.figures");
     this.problem = el("p.problem", { role: "alert", hidden: true });
     this.running = el("section.running", { "aria-label": "Running now" });
     this.compare = el(
@@ -59,21 +62,17 @@ export class RolloutList {
     this.exports = ["jsonl", "parquet"].map((format) =>
       el("a.button.small", { download: "" }, icon("save"), format === "jsonl" ? "JSONL" : "Parquet"),
     );
-    this.empty = el(
-      "div.empty",
-      { hidden: true },
-      el("h3", {}, "No rollouts"),
-      el("p", {}, "No rollouts are stored, or none match the filters. Run `openenv rollouts run task.yaml` to create some."),
-    );
+    this.empty = el("div.empty", { hidden: true });
     const bar = el("div.toolbar", {}, this.count, this.compare, el("span.export", {}, "Export", this.exports));
     this.node = el(
       "div.stack.is-tight",
       {},
-      el("h2.unseen", {}, "Rollouts"),
+      el("h2.unseen", {}, "List of rollouts"),
       this.running,
       el("section.card.is-tight", {}, this.filters.node),
       this.stats.node,
-      el("section.card.is-tight", {}, bar, this.problem, this.empty, this.list.node),
+      this.curves.node,
+      el("section.card.is-tight", {}, this.figures, bar, this.problem, this.empty, this.list.node),
     );
   }
 
@@ -114,11 +113,12 @@ export class RolloutList {
     try {
       if (isAsked) this.#address();
       // While rows are read, the list must not move: it is only brought up to date at its top.
-      if (isAsked || this.list.body.scrollTop === 0) await this.list.reload(key !== this.key);
+      if (isAsked || this.list.node.scrollTop === 0) await this.list.reload(key !== this.key);
       else await this.#load(0, 1);
       if (isAsked) {
         this.#offer();
         this.stats.show(this.filters.request);
+        this.curves.show(this.filters.request);
       }
       this.key = key;
       this.problem.hidden = true;
@@ -149,10 +149,32 @@ export class RolloutList {
     query.set("limit", String(limit));
     const answer = await rolloutApi.list(query);
     this.count.textContent = `${formatCount(answer.total)} ${answer.total === 1 ? "rollout" : "rollouts"}`;
-    this.empty.hidden = answer.total > 0;
+    fill(this.figures, figuresOf(answer.all));
+    this.#drawEmpty(answer.total === 0);
     this.list.node.hidden = answer.total === 0;
     this.#drawRunning(answer.running);
     return answer;
+  }
+
+  /** @param {boolean} isEmpty */
+  #drawEmpty(isEmpty) {
+    this.empty.hidden = !isEmpty;
+    if (!isEmpty) return;
+    const { query } = this.filters;
+    query.delete("store");
+    query.delete("order");
+    const isFiltered = String(query) !== "";
+    if (this.empty.dataset.filtered === String(isFiltered)) return;
+    this.empty.dataset.filtered = String(isFiltered);
+    const clear = el("button", { type: "button", on: { click: () => this.filters.reset() } }, "Clear the filters");
+    if (isFiltered) fill(this.empty, el("h3", {}, "No rollouts match the filters"), clear);
+    else
+      fill(
+        this.empty,
+        el("h3", {}, "No rollouts yet"),
+        el("p", {}, "They appear here as soon as they start. To run some:"),
+        el("pre.text", { tabindex: 0 }, "openenv rollouts run sudoku --tasks 20 --agent oracle"),
+      );
   }
 
   #address() {
@@ -175,6 +197,8 @@ export class RolloutList {
       on: { change: () => this.#mark(id) },
     });
     const who = [row.agent, row.model].filter(Boolean).join(" · ");
+    const version = row.policy_version && `version ${row.policy_version}`;
+    const where = [row.environment, version].filter(Boolean).join(" · ");
     const cell = (/** @type {number} */ column, /** @type {any[]} */ ...children) =>
       el("span", { role: "gridcell", class: `c-${column}` }, children);
     return [
@@ -188,9 +212,14 @@ export class RolloutList {
           row.task_id ? visible(firstLine(row.task_id, 80)) : id,
         ),
         el("span.row-id.mono", {}, id.slice(0, 8)),
+        row.instruction && el("span.row-instruction", { title: row.instruction.slice(0, 500), dir: "auto" }, visible(firstLine(row.instruction, 160))),
       ),
       cell(3, statusBadge(row.status, row.reason)),
-      cell(4, el("span", { title: who }, visible(firstLine(who, 60)))),
+      cell(
+        4,
+        el("span", { title: who }, visible(firstLine(who, 60))),
+        where && el("span.row-instruction", { title: where }, visible(firstLine(where, 80))),
+      ),
       cell(5, row.trust ?? "–"),
       cell(6, row.turns),
       cell(7, formatCount(row.tokens)),
@@ -242,4 +271,17 @@ export class RolloutList {
     this.problem.textContent = error.message;
     this.problem.hidden = false;
   }
+}
+
+/** The total pass rate and the mean reward of all rollouts of the list. @param {any} all */
+function figuresOf(all) {
+  if (!all || all.scored === 0) return [];
+  const missing = all.rollouts - all.scored;
+  const [low, high] = all.interval;
+  return [
+    el("strong", {}, `Pass rate ${formatShare(all.pass_rate)}`),
+    el("span.hint", {}, `${formatCount(all.passed)} of ${formatCount(all.scored)}; 95 % interval ${formatShare(low)} to ${formatShare(high)}`),
+    el("span.hint", {}, `mean reward ${all.mean.toFixed(3)}`),
+    missing > 0 && el("span.hint", {}, `${formatCount(missing)} without a reward`),
+  ];
 }

@@ -3,21 +3,18 @@
  */
 
 import { rolloutApi } from "./api.js";
-import { rewardBadge, statusBadge, trustBadge } from "./badges.js";
 import { ChangesView } from "./changes.js";
-import { copyButton } from "./copy.js";
-import { el, fill, uniqueId } from "./element.js";
-import { pairAddress, rolloutAddress } from "./rollout_address.js";
+import { el, fill } from "./element.js";
+import { Replay, rewardPlot } from "./replay.js";
+import { rolloutAddress } from "./rollout_address.js";
+import { backLink, begunHead, besideLinks, recordView, setupNode, storedHead, taskNode } from "./rollout_head.js";
 import { Tabs } from "./tabs.js";
-import { codeBlock, folded, formatAge, formatMoment, visible } from "./texts.js";
 import { AgentOutput, Timeline } from "./timeline.js";
 import { TranscriptView } from "./transcript.js";
-import { Tree } from "./tree.js";
-import { formatSeconds } from "./values.js";
-import { checkNode, verdictsNode } from "./verdicts.js";
+import { verdictsNode } from "./verdicts.js";
 
 const EVERY_MS = 700;
-const PARTS = ["transcript", "files", "checks", "timeline", "task"];
+const PARTS = ["transcript", "episode", "files", "checks", "timeline", "task", "json"];
 
 /** A page about one rollout. */
 export class RolloutPage {
@@ -27,14 +24,23 @@ export class RolloutPage {
    * @param {string} options.part - Which tab comes first.
    * @param {string} options.verdict - Which verdict is reported; empty for the first.
    * @param {(error: any) => boolean} options.refused
+   * @param {URLSearchParams} [options.list] - The list that the visitor came from.
+   * @param {(address: string) => void} [options.goTo] - Replaces this page by that of another rollout.
    */
-  constructor(id, { part, verdict, refused }) {
+  constructor(id, { part, verdict, refused, list, goTo }) {
     this.id = id;
     this.part = PARTS.includes(part) ? part : "transcript";
     this.verdict = verdict;
     this.refused = refused;
+    this.list = list;
+    this.goTo = goTo;
     this.isClosed = false;
     this.timer = 0;
+    this.beside = { before: null, after: null };
+    this.keys = (/** @type {KeyboardEvent} */ event) => this.#key(event);
+    this.paper = () => this.transcript?.unfold();
+    if (goTo) addEventListener("keydown", this.keys);
+    addEventListener("beforeprint", this.paper);
     this.node = el("div.stack.is-tight", {}, el("p.hint", {}, "Loading…"));
     this.#load();
   }
@@ -43,6 +49,9 @@ export class RolloutPage {
   close() {
     this.isClosed = true;
     clearTimeout(this.timer);
+    this.replay?.close();
+    removeEventListener("keydown", this.keys);
+    removeEventListener("beforeprint", this.paper);
   }
 
   /** Show a part. @param {string} part */
@@ -59,14 +68,15 @@ export class RolloutPage {
       this.#draw(rollout);
     } catch (error) {
       if (this.refused(error)) return;
-      fill(this.node, el("p.problem", { role: "alert" }, /** @type {Error} */ (error).message), backLink());
+      fill(this.node, el("p.problem", { role: "alert" }, /** @type {Error} */ (error).message), el("p", {}, backLink()));
     }
   }
 
   /** @param {any} rollout */
   #draw(rollout) {
     const isBegun = rollout.begun !== null;
-    this.transcript = new TranscriptView(this.id);
+    const rewards = rollout.outcome?.metadata?.turn_rewards ?? {};
+    this.transcript = new TranscriptView(this.id, { rewards });
     this.changes = new ChangesView(this.id);
     this.timeline = new Timeline();
     this.output = new AgentOutput(this.id);
@@ -81,7 +91,8 @@ export class RolloutPage {
           node: this.transcript.node,
           onShow: once(() => !isBegun && this.transcript?.load()),
         },
-        ...(isBegun
+        ...(isBegun || !rollout.has_steps ? [] : [this.#episodeTab()]),
+        ...(isBegun || rollout.has_steps
           ? []
           : [
               { id: "files", title: "Files", node: this.changes.node, onShow: once(() => this.changes?.load()) },
@@ -98,13 +109,72 @@ export class RolloutPage {
           onShow: once(() => !isBegun && this.output?.load()),
         },
         { id: "task", title: "Task", node: taskNode(rollout) },
+        ...(isBegun ? [] : [this.#recordTab()]),
       ],
       focused,
       { label: "Parts of the rollout", prefix: "rollout-", onSelect: (part) => this.#address(part) },
     );
     const head = isBegun ? begunHead(rollout) : storedHead(rollout, this.verdict);
-    fill(this.node, backLink(), head, this.tabs.list, this.tabs.body);
+    this.bar = el("nav.rollout-bar", { "aria-label": "Rollouts" }, backLink());
+    fill(this.node, this.bar, head, this.tabs.list, this.tabs.body);
+    if (isBegun) this.transcript.merge([]);
     if (isBegun) this.#follow(rollout);
+    else this.#findBeside();
+  }
+
+  /** The steps of a played episode, with pictures and rewards. */
+  #episodeTab() {
+    const node = el("div.stack.is-tight", {}, el("p.hint", {}, "Loading…"));
+    const load = async () => {
+      try {
+        const { rows } = await rolloutApi.one(this.id, "steps");
+        this.replay = new Replay(rows, { step: 0 });
+        fill(node, this.replay.node, el("section.card", {}, el("h2", {}, "Rewards"), rewardPlot(this.replay.frames)));
+      } catch (error) {
+        fill(node, el("p.problem", { role: "alert" }, /** @type {Error} */ (error).message));
+      }
+    };
+    return { id: "episode", title: "Episode", node, onShow: once(load) };
+  }
+
+  #recordTab() {
+    const { node, load } = recordView(this.id, this.verdict);
+    return { id: "json", title: "JSON", node, onShow: once(load) };
+  }
+
+  /** Offer the rollouts before and after this one. */
+  async #findBeside() {
+    if (!this.goTo) return;
+    try {
+      this.beside = await rolloutApi.one(this.id, "beside", this.list);
+    } catch {
+      return; // the page is complete without
+    }
+    if (this.isClosed) return;
+    const links = besideLinks(this.beside, (id) => this.#addressOf(id), (id) => this.goTo?.(this.#addressOf(id)));
+    this.bar?.append(el("span.beside", {}, links));
+  }
+
+  /** @param {string} id */
+  #addressOf(id) {
+    const part = this.tabs?.chosen ?? "";
+    return rolloutAddress(id, part === "transcript" ? "" : part, this.verdict);
+  }
+
+  /** @param {KeyboardEvent} event */
+  #key(event) {
+    const { target } = event;
+    const isTyping = target instanceof HTMLElement && target.closest("input, textarea, select, [contenteditable]");
+    if (isTyping || event.ctrlKey || event.metaKey || event.altKey || !this.node.isConnected) return;
+    const isReading = this.tabs?.chosen === "transcript";
+    const { before, after } = this.beside;
+    if (event.key === "n" && after) this.goTo?.(this.#addressOf(after));
+    else if (event.key === "p" && before) this.goTo?.(this.#addressOf(before));
+    else if (event.key === "j" && isReading) this.transcript?.step(1);
+    else if (event.key === "k" && isReading) this.transcript?.step(-1);
+    else if (event.key === "/" && isReading) this.transcript?.search.focus();
+    else return;
+    event.preventDefault();
   }
 
   /** @param {string} part */
@@ -160,135 +230,3 @@ function once(work) {
   };
 }
 
-function backLink() {
-  return el("p", {}, el("a", { href: "#rollouts", on: { click: goBack } }, "← All rollouts"));
-}
-
-/** Go back to the list as it was, if the visitor came from it. @param {Event} event */
-function goBack(event) {
-  if (history.state?.isFromList) {
-    event.preventDefault();
-    history.back();
-  }
-}
-
-/** @param {any} rollout */
-function begunHead({ rollout_id: id, begun }) {
-  const state = begun.is_running ? "busy" : "lost";
-  return el(
-    "header.rollout-head.card",
-    {},
-    el("h2", {}, visible(begun.task_id || id)),
-    el(
-      "p.badges",
-      {},
-      el(
-        "span.chip",
-        { role: "status", data: { state } },
-        begun.is_running ? "running" : "interrupted: its engine died",
-      ),
-    ),
-    facts({
-      Agent: begun.agent,
-      Model: begun.model,
-      Sandbox: begun.sandbox,
-      Group: begun.group,
-      Begun: formatMoment(begun.began_at),
-      Id: id,
-    }),
-  );
-}
-
-/** @param {any} rollout @param {string} verdict */
-function storedHead(rollout, verdict) {
-  const { outcome, rollout_id: id } = rollout;
-  const count = rollout.verdicts.length;
-  const field = uniqueId("compare");
-  const other = el("input", { id: field, placeholder: "id", autocomplete: "off", size: 12 });
-  const form = el(
-    "form.compare-with",
-    {},
-    el("label.hint", { for: field }, "Compare with"),
-    other,
-    el("button.small", {}, "Compare"),
-  );
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    if (other.value.trim()) location.hash = pairAddress(id, other.value.trim());
-  });
-  return el(
-    "header.rollout-head.card",
-    {},
-    el("h2", {}, visible(outcome.task_id || id)),
-    el(
-      "p.badges",
-      {},
-      el("span.reward-label", {}, "Reward"),
-      rewardBadge(outcome.reward),
-      trustBadge(outcome.trust),
-      statusBadge(outcome.status, outcome.reason),
-      verdict && el("span.badge", {}, `verdict ${rollout.verdict}`),
-      count > 1 && el("span.badge", {}, `${count} verdicts`),
-    ),
-    outcome.reason && el("p.problem", {}, `${outcome.phase}: `, visible(outcome.reason)),
-    facts({
-      Agent: outcome.agent,
-      Model: outcome.model,
-      Sandbox: outcome.sandbox,
-      Group: rollout.group,
-      Begun: `${formatMoment(outcome.started_at)} (${formatAge(Date.now() / 1000 - outcome.started_at)} ago)`,
-      Took: formatSeconds(outcome.wall_s),
-      Calls: String(rollout.turns),
-      Id: id,
-    }),
-    el(
-      "div.toolbar",
-      {},
-      copyButton(() => new URL(rolloutAddress(id, "", verdict), location.href).href),
-      el("span.hint", {}, "its address"),
-      form,
-    ),
-  );
-}
-
-/** @param {Record<string, string>} values */
-function facts(values) {
-  const shown = Object.entries(values).filter(([, value]) => value !== "" && value !== undefined);
-  return el(
-    "dl.facts",
-    {},
-    shown.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, visible(value)))),
-  );
-}
-
-/** @param {any} outcome */
-function setupNode(outcome) {
-  if (!outcome || outcome.setup_results.length === 0) return null;
-  const lines = () =>
-    el(
-      "ol.checks",
-      {},
-      outcome.setup_results.map((/** @type {any} */ result) => checkNode(result)),
-    );
-  return folded([`Setup, ${outcome.setup_results.length} lines`], lines);
-}
-
-/** @param {any} rollout */
-function taskNode({ task, outcome }) {
-  if (!task) return el("p.hint", {}, "The task was not stored.");
-  const texts = (/** @type {string} */ title, /** @type {Record<string, string>} */ files) =>
-    Object.entries(files).map(([path, text]) =>
-      folded([`${title} `, el("code", {}, visible(path))], () => codeBlock(text, { label: path })),
-    );
-  const { instruction, files, verify_files: verifyFiles, ...rest } = task;
-  const tree = new Tree();
-  tree.show({ ...rest, ...(outcome ? { outcome: outcome.metadata } : {}) });
-  return el(
-    "div.stack.is-tight",
-    {},
-    el("section", {}, el("h3", {}, "Instruction"), codeBlock(instruction, { kind: ".said" })),
-    texts("File", files ?? {}),
-    texts("File of the verifier", verifyFiles ?? {}),
-    folded(["Everything else"], () => tree.node, { isOpen: true }),
-  );
-}

@@ -129,7 +129,8 @@ function checks(both) {
   const count = Math.max(...results.map((each) => each.length));
   const rows = Array.from({ length: count }, (_, index) => {
     const pair = results.map((each) => each[index]);
-    const command = pair.find(Boolean)?.cmd ?? "";
+    const shown = pair.find(Boolean);
+    const command = shown?.name || shown?.cmd || "";
     const marks = pair.map((result) =>
       !result ? "–" : result.exit_code === 0 ? "passed" : `failed, exit code ${result.exit_code}`,
     );

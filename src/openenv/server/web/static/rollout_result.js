@@ -56,7 +56,7 @@ export function rolloutResultNode(result) {
 
 /** @param {any} check */
 function withDefaults(check) {
-  return { stdout: "", stderr: "", score: null, note: null, trust: null, run: null, duration_s: 0, ...check };
+  return { stdout: "", stderr: "", score: null, note: null, trust: null, run: null, name: "", cases: [], duration_s: 0, ...check };
 }
 
 /** @param {string} text */

@@ -1,5 +1,5 @@
 /**
- * Pass rates and rewards with their spread, by task, group, agent or model.
+ * Pass rates and rewards with their spread, by task, environment, group, agent or model.
  */
 
 import { rolloutApi } from "./api.js";
@@ -7,7 +7,7 @@ import { el, fill, svg } from "./element.js";
 import { formatCount, formatShare, visible } from "./texts.js";
 import { formatSeconds } from "./values.js";
 
-const BY = ["task", "group", "agent", "model", "status", "verdict"];
+const BY = ["task", "environment", "group", "policy_version", "agent", "model", "status", "verdict"];
 const MOST = 200;
 
 /** A table of figures, asked for while it is open. */
@@ -25,7 +25,7 @@ export class RolloutStatsTable {
     this.by = el(
       "select",
       { "aria-label": "Figures by", on: { change: () => this.#load() } },
-      BY.map((name) => el("option", { value: name }, `by ${name}`)),
+      BY.map((name) => el("option", { value: name }, `by ${nameOf(name)}`)),
     );
     this.summary = el("p.hint", { role: "status" });
     this.rows = el("tbody");
@@ -81,9 +81,8 @@ export class RolloutStatsTable {
   /** @param {any} answer */
   #draw({ by, rows, all }) {
     const most = rows.length >= MOST ? `, the ${MOST} largest` : "";
-    this.summary.textContent = rows.length
-      ? `${formatCount(rows.length)} ${by === "status" ? "statuses" : `${by}s`}${most}`
-      : "No rollouts.";
+    const noun = by === "status" ? "statuses" : `${nameOf(by)}s`;
+    this.summary.textContent = rows.length ? `${formatCount(rows.length)} ${noun}${most}` : "No rollouts.";
     const lines = all && rows.length > 1 ? [...rows, { ...all, name: null }] : rows;
     fill(
       this.rows,
@@ -136,4 +135,9 @@ function whisker(rate, [low, high]) {
     svg("rect", { class: "whisker-range", x: at(low), y: 5, width: Math.max(1, at(high) - at(low)), height: 6, rx: 3 }),
     svg("circle", { class: "whisker-dot", cx: at(rate), cy: 8, r: 4 }),
   );
+}
+
+/** A column's name in words. @param {string} column */
+export function nameOf(column) {
+  return column.replace("_", " ");
 }

@@ -61,9 +61,21 @@ export class Rollouts {
     this.page =
       place.name === "pair"
         ? new RolloutPair(place.ids, { refused })
-        : new RolloutPage(place.id, { part: place.part, verdict: place.query.get("verdict") ?? "", refused });
+        : new RolloutPage(place.id, {
+            part: place.part,
+            verdict: place.query.get("verdict") ?? "",
+            refused,
+            list: this.list.filters.request,
+            goTo: (address) => this.#goTo(address),
+          });
     fill(this.node, this.page.node);
     scrollTo(0, 0);
+  }
+
+  /** Show another rollout in place of this one, so that the way back leads to the list. @param {string} address */
+  #goTo(address) {
+    history.replaceState(history.state, "", address);
+    this.#route();
   }
 
   #leave() {

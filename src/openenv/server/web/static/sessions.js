@@ -32,7 +32,7 @@ export class Sessions {
     this.problem = el("p.problem", { hidden: true, role: "alert" });
     this.rows = el("tbody");
     const titles = ["Session", "State", "Opened by", "Episode", "Steps", "Age", "Idle", ""].map((title) =>
-      el("th", { scope: "col" }, title),
+      el("th", { scope: "col" }, title || el("span.unseen", {}, "Actions")),
     );
     this.table = el(
       "table.log",

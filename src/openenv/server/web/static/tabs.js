@@ -50,7 +50,7 @@ export class Tabs {
         tab.node,
       ),
     );
-    this.list = el(
+    const list = el(
       "div.tabs",
       {
         role: "tablist",
@@ -59,6 +59,7 @@ export class Tabs {
       },
       this.buttons,
     );
+    this.list = prefix ? list : el("nav", { "aria-label": label }, list);
     this.body = prefix ? el("div.panels") : el("main.panels", { id: "content", tabindex: -1 });
     fill(this.body, this.panels);
     /** @type {string | null} */

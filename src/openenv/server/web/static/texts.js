@@ -8,6 +8,8 @@ import { el, fill } from "./element.js";
 
 const MOST_SHOWN = 20_000;
 const FOLDED_LINES = 12;
+const CLAMPED_LINES = 24;
+const CLAMPED_CHARACTERS = 3000;
 // Tabs and line feeds stay; so do the two joiners that scripts and emoji need.
 const ODD =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
@@ -46,11 +48,12 @@ export function outputOf(text) {
  * @param {string} [options.kind] - Classes, after dots.
  * @param {number} [options.cut] - How many characters are not there at all.
  * @param {string} [options.label] - Makes it a place that can be scrolled with keys.
+ * @param {number} [options.most] - How many characters are shown at first.
  */
-export function codeBlock(text, { kind = "", cut = 0, label = "" } = {}) {
+export function codeBlock(text, { kind = "", cut = 0, label = "", most = MOST_SHOWN } = {}) {
   const block = el(`pre.text${kind}`, label ? { tabindex: 0, role: "group", "aria-label": label } : {});
-  fill(block, visible(text.slice(0, MOST_SHOWN)));
-  const more = text.length > MOST_SHOWN && el("button.link", { type: "button" }, `Show all ${text.length} characters`);
+  fill(block, visible(text.slice(0, most)));
+  const more = text.length > most && el("button.link.unclamp", { type: "button" }, `Show all ${text.length} characters`);
   if (more) {
     more.addEventListener("click", () => {
       fill(block, visible(text));
@@ -61,10 +64,26 @@ export function codeBlock(text, { kind = "", cut = 0, label = "" } = {}) {
   return more || missing ? el("div", {}, block, more, missing) : block;
 }
 
-/** Prose of a conversation. @param {string} text @param {number} [cut] */
-export function proseBlock(text, cut = 0) {
-  const block = codeBlock(text, { kind: ".said", cut });
-  return block;
+/**
+ * A text whose beginning is shown; a button shows the rest.
+ * @param {string} text
+ * @param {object} [options]
+ * @param {string} [options.kind] - Classes, after dots.
+ * @param {number} [options.cut] - How many characters are not there at all.
+ * @param {string} [options.label]
+ */
+export function clamped(text, { kind = "", cut = 0, label = "" } = {}) {
+  const start = text.split("\n", CLAMPED_LINES + 1).slice(0, CLAMPED_LINES).join("\n").slice(0, CLAMPED_CHARACTERS);
+  // A few more lines cost less than a button.
+  if (text.length - start.length < 400 && text.slice(start.length).split("\n").length < 6) {
+    return codeBlock(text, { kind, cut, label: isLong(text) && !kind ? label : "" });
+  }
+  const lines = text.split("\n").length;
+  const size = lines > CLAMPED_LINES ? `${formatCount(lines)} lines` : `${formatCount(text.length)} characters`;
+  const all = () => node.replaceChildren(codeBlock(text, { kind, cut, label: label || "Whole text", most: text.length }));
+  const more = el("button.link.unclamp", { type: "button", on: { click: all } }, `Show all ${size}`);
+  const node = el("div", {}, el(`pre.text${kind}`, {}, visible(start), "…"), more);
+  return node;
 }
 
 /**

@@ -47,8 +47,8 @@ export function themeButton() {
  */
 export function namePlate({ version = "", docs = "" }) {
   return el(
-    "div.plate",
-    {},
+    "nav.plate",
+    { "aria-label": "OpenEnv" },
     el("span.plate-name", {}, "OpenEnv", version && el("span.version", {}, version)),
     docs && el("a", { href: docs, target: "_blank", rel: "noopener noreferrer" }, "API docs"),
     themeButton(),

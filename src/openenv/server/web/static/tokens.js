@@ -23,7 +23,7 @@ export class Tokens {
     this.text = el("div.tokens", {
       tabindex: 0,
       role: "group",
-      "aria-label": `Tokens of call ${turn}; arrow keys move`,
+      "aria-label": `Tokens of turn ${turn}; arrow keys move`,
     });
     this.readout = el("p.token-readout", { role: "status" }, "Point at a token, or use the arrow keys.");
     this.more = el("button.small", { type: "button", hidden: true, on: { click: () => this.#grow() } }, "Show more");

@@ -1,37 +1,56 @@
 /**
- * A rollout as a transcript: what the model was asked, what it answered, which tools it called, turn by turn.
- *
- * Everything in it was written by agents, models and tools. It becomes text and pictures from data, nothing else.
+ * A rollout as a transcript: what the model was asked, what it answered, which tools it called, turn by turn; with an
+ * outline, search, the calls as JSON, copies, and a version for paper.
  */
 
 import { rolloutApi } from "./api.js";
 import { branchGraph } from "./branches.js";
+import { copyButton } from "./copy.js";
 import { el, fill } from "./element.js";
-import { sourceOf } from "./image.js";
-import { codeBlock, firstLine, folded, formatCount, isLong, visible } from "./texts.js";
+import { Outline } from "./outline.js";
+import { codeBlock, folded, formatCount, visible } from "./texts.js";
 import { Tokens } from "./tokens.js";
+import { messageNode, pairResults, roleName, shownParts, textOf } from "./transcript_parts.js";
+import { TranscriptSearch } from "./transcript_search.js";
 import { turnChart } from "./turn_chart.js";
-import { formatSeconds } from "./values.js";
+import { formatReward, formatSeconds } from "./values.js";
 
-const ROLES = { system: "System", user: "User", assistant: "Assistant", tool: "Tool" };
 const BATCH = 40;
 
 /** The turns of one rollout; those of a running one may be added and replaced. */
 export class TranscriptView {
-  /** @param {string} id - Of the rollout. @param {object} [options] @param {boolean} [options.isCompact] */
-  constructor(id, { isCompact = false } = {}) {
+  /**
+   * @param {string} id - Of the rollout.
+   * @param {object} [options]
+   * @param {boolean} [options.isCompact] - Beside another one.
+   * @param {Record<string, number>} [options.rewards] - By turn.
+   */
+  constructor(id, { isCompact = false, rewards = {} } = {}) {
     this.id = id;
     this.isCompact = isCompact;
+    this.rewards = rewards;
     /** @type {any[]} */
     this.turns = [];
+    this.pairs = pairResults([]);
     /** @type {Map<number, HTMLElement>} */
     this.nodes = new Map();
+    /** @type {WeakMap<any, HTMLElement>} - The elements of parts. */
+    this.places = new WeakMap();
     this.shown = 0;
-    this.head = el("div.calls-head");
+    this.outline = new Outline({ goTo: (number) => this.goTo(number), rewards });
+    this.search = new TranscriptSearch({ turns: () => this.#shownTurns(), reveal: (hit) => this.#reveal(hit) });
+    this.outline.node.hidden = true;
+    this.head = el("div.calls-head", {}, el("p.hint", {}, "Loading…"));
     this.list = el("ol.turns");
     this.more = el("button", { type: "button", hidden: true, on: { click: () => this.#grow() } }, "Show more turns");
     this.findings = el("div");
-    this.node = el("div.calls", {}, this.head, this.findings, this.list, this.more);
+    const body = el("div.calls", {}, this.findings, this.list, this.more);
+    this.node = isCompact
+      ? body
+      : el("div.turns-view", {}, this.head, el("div.turns-body", {}, this.outline.node, body));
+    new IntersectionObserver(([entry]) => entry.isIntersecting && this.#grow(), { rootMargin: "600px" }).observe(
+      this.more,
+    );
   }
 
   /** Ask for the turns. */
@@ -46,28 +65,41 @@ export class TranscriptView {
   /** @param {{turns: any[], findings: any[], level: string | null, stops: number}} transcript */
   show({ turns, findings, level, stops }) {
     this.turns = turns;
+    this.pairs = pairResults(turns);
     this.shown = 0;
     this.nodes.clear();
     fill(this.list);
     fill(this.findings, findingsNode(findings, level, stops));
-    this.#grow();
     this.#drawHead();
+    this.#grow();
   }
 
   /** Take turns of a running rollout, new ones and those that went on. @param {any[]} turns */
   merge(turns) {
+    if (turns.length === 0) {
+      if (this.turns.length === 0) fill(this.head, el("p.hint", {}, "No model was called yet."));
+      return;
+    }
+    const changed = new Set(turns.map((turn) => turn.number));
     for (const turn of turns) {
       const at = this.turns.findIndex((each) => each.number === turn.number);
-      const node = this.#turn(turn);
       if (at >= 0) this.turns[at] = turn;
       else this.turns.push(turn);
-      const before = this.nodes.get(turn.number);
-      if (before) before.replaceWith(node);
-      else this.list.append(node);
-      this.nodes.set(turn.number, node);
-      this.shown = this.turns.length;
+      if (turn.parent !== null) changed.add(turn.parent); // the results of its calls have come
     }
-    if (turns.length) this.#drawHead();
+    this.pairs = pairResults(this.turns);
+    for (const turn of this.turns.filter((each) => changed.has(each.number))) {
+      const before = this.nodes.get(turn.number);
+      const node = this.#add(turn);
+      if (before) {
+        this.outline.drop(before);
+        before.replaceWith(node);
+      } else {
+        this.list.append(node);
+      }
+    }
+    this.shown = this.turns.length;
+    this.#drawHead();
   }
 
   /** Bring a turn into view. @param {number} number */
@@ -75,37 +107,91 @@ export class TranscriptView {
     while (!this.nodes.has(number) && this.shown < this.turns.length) this.#grow();
     const node = this.nodes.get(number);
     if (!node) return;
-    node.scrollIntoView({ block: "start", behavior: "smooth" });
+    node.scrollIntoView({ block: "start" });
     node.focus({ preventScroll: true });
+  }
+
+  /** Go to the turn after the one in view, or before it. @param {number} by */
+  step(by) {
+    const chosen = document.activeElement?.closest(".turn");
+    const number = chosen instanceof HTMLElement ? Number(chosen.dataset.turn) : this.outline.current;
+    const at = this.turns.findIndex((turn) => turn.number === number);
+    const turn = this.turns[Math.min(Math.max(at + by, 0), this.turns.length - 1)];
+    if (turn) this.goTo(turn.number);
+  }
+
+  /** Draw and unfold everything but tokens, as paper cannot be clicked. */
+  unfold() {
+    while (this.shown < this.turns.length) this.#grow();
+    for (const fold of this.node.querySelectorAll("details:not(.of-tokens, .of-json, .outline)")) {
+      /** @type {any} */ (fold).open = true;
+    }
+    for (const button of this.node.querySelectorAll("button.unclamp")) /** @type {any} */ (button).click();
+  }
+
+  /** @param {import("./transcript_search.js").Hit} hit */
+  #reveal({ turn, part }) {
+    while (!this.nodes.has(turn) && this.shown < this.turns.length) this.#grow();
+    const node = this.places.get(part);
+    if (!node) return this.nodes.get(turn) ?? null;
+    if (node instanceof HTMLDetailsElement && !node.open) {
+      node.open = true;
+      node.dispatchEvent(new Event("toggle")); // its own comes too late
+    }
+    while (node.querySelector("button.unclamp")) /** @type {any} */ (node.querySelector("button.unclamp")).click();
+    return node;
   }
 
   #grow() {
     const part = this.turns.slice(this.shown, this.shown + BATCH);
-    for (const turn of part) {
-      const node = this.#turn(turn);
-      this.nodes.set(turn.number, node);
-      this.list.append(node);
-    }
+    this.list.append(...part.map((turn) => this.#add(turn)));
     this.shown += part.length;
     const left = this.turns.length - this.shown;
     this.more.hidden = left <= 0;
     this.more.textContent = `Show more turns (${left})`;
   }
 
+  /** @param {any} turn */
+  #add(turn) {
+    const node = this.#turn(turn);
+    this.nodes.set(turn.number, node);
+    this.outline.watch(node);
+    return node;
+  }
+
   #drawHead() {
+    this.outline.node.hidden = this.turns.length < 2;
     if (this.turns.length === 0) {
       fill(this.head, el("p.hint", {}, "No model was called."));
       return;
     }
     if (this.isCompact) return;
+    this.outline.show(this.turns);
     const goTo = (/** @type {number} */ number) => this.goTo(number);
     const isLine = this.turns.every((turn, index) => turn.parent === (this.turns[index - 1]?.number ?? null));
     const all = el("button.small", { type: "button", on: { click: () => this.#openTokens() } }, "Show all tokens");
-    fill(this.head, turnChart(this.turns, goTo), !isLine && branchGraph(this.turns, goTo), all);
+    const print = el("button.small", { type: "button", on: { click: () => window.print() } }, "Print");
+    if (!this.tools) {
+      this.tools = el("div.turns-tools", {}, this.search.node, all, copyButton(() => this.#text()), print);
+      this.charts = el("div.charts");
+      fill(this.head, this.charts, this.tools);
+    }
+    fill(/** @type {HTMLElement} */ (this.charts), turnChart(this.turns, goTo), !isLine && branchGraph(this.turns, goTo));
+  }
+
+  #shownTurns() {
+    return this.turns.map((turn) => ({
+      turn: turn.number,
+      parts: [...turn.messages, turn.reply].flatMap((message) => shownParts(message, this.pairs)),
+    }));
   }
 
   #openTokens() {
     for (const node of this.list.querySelectorAll("details.of-tokens")) /** @type {any} */ (node).open = true;
+  }
+
+  #text() {
+    return this.turns.map((turn) => turnText(turn, this.pairs)).join("\n\n");
   }
 
   /** @param {any} turn */
@@ -119,97 +205,68 @@ export class TranscriptView {
       `${formatSeconds(turn.latency_s)}`,
       turn.ended === null && "not ended",
     ].filter(Boolean);
-    const tokens = folded(["Tokens, coloured by log-probability"], () => new Tokens(this.id, turn.number).node, {
+    const { number } = turn;
+    const tokens = folded(["Tokens, coloured by log-probability"], () => new Tokens(this.id, number).node, {
       kind: ".of-tokens",
     });
+    const json = folded(["JSON of the model call"], () => jsonNode(this.id, number), { kind: ".of-json" });
+    const reward = this.rewards[number];
+    const copy = copyButton(() => turnText(turn, this.pairs));
+    copy.setAttribute("aria-label", `Copy turn ${number}`);
+    copy.classList.add("quiet");
+    const place = (/** @type {any} */ part, /** @type {HTMLElement} */ node) => this.places.set(part, node);
     return el(
       "li.turn",
-      { tabindex: -1, id: `turn-${this.id}-${turn.number}`, data: { branch: turn.branch } },
+      { tabindex: -1, id: `turn-${this.id}-${number}`, data: { branch: turn.branch, turn: number } },
       el(
         "header.turn-head",
         {},
-        el("h3", {}, `Call ${turn.number}`),
+        el("h3", {}, `Turn ${number}`),
         turn.branch !== "main" && el("span.badge", {}, turn.branch),
+        typeof reward === "number" && el("span.badge", {}, `reward ${formatReward(reward)}`),
         turn.not_trainable.length > 0 &&
           el("span.badge.is-negative", { title: turn.not_trainable.join(", ") }, "not trained on"),
         el("span.hint", {}, facts.join(", ")),
+        copy,
       ),
-      turn.messages.map((/** @type {any} */ message) => messageNode(message)),
+      turn.messages.map((/** @type {any} */ message) => messageNode(message, this.pairs, place)),
       turn.tools.length > 0 && turn.parent === null && toolList(turn.tools),
-      messageNode(turn.reply, true),
+      messageNode(turn.reply, this.pairs, place, true),
       turn.error && el("p.problem", {}, visible(turn.error)),
-      turn.sampled_tokens > 0 && turn.ended !== null && tokens,
+      el("div.turn-more", {}, turn.sampled_tokens > 0 && turn.ended !== null && tokens, json),
     );
   }
+}
+
+/** A turn as plain text. @param {any} turn @param {import("./transcript_parts.js").Pairs} pairs */
+function turnText(turn, pairs) {
+  const lines = [`## Turn ${turn.number}`];
+  for (const message of [...turn.messages, turn.reply]) {
+    const parts = shownParts(message, pairs);
+    if (parts.length) lines.push(`### ${roleName(message.role)}`);
+    for (const part of parts) lines.push(part?.kind === "text" ? textOf(part) : `[${part?.kind}] ${textOf(part ?? { kind: "" })}`);
+  }
+  return lines.join("\n\n");
+}
+
+/** A model call as it was recorded. @param {string} id @param {number} number */
+function jsonNode(id, number) {
+  const node = el("div", {}, el("p.hint", {}, "Loading…"));
+  const load = async () => {
+    try {
+      const text = JSON.stringify(await rolloutApi.one(id, `calls/${number}`), null, 2);
+      fill(node, copyButton(() => text), codeBlock(text, { label: `JSON of turn ${number}` }));
+    } catch (error) {
+      fill(node, el("p.problem", { role: "alert" }, /** @type {Error} */ (error).message));
+    }
+  };
+  load();
+  return node;
 }
 
 /** @param {string[]} tools */
 function toolList(tools) {
   return folded([`${tools.length} ${tools.length === 1 ? "tool" : "tools"}`], () => el("p.hint", {}, tools.join(", ")));
-}
-
-/** @param {{role: string, parts: any[]}} message @param {boolean} [isReply] */
-function messageNode(message, isReply = false) {
-  const role = Object.hasOwn(ROLES, message.role) ? ROLES[/** @type {keyof typeof ROLES} */ (message.role)] : "";
-  const isFolded = message.role === "system";
-  const parts = message.parts.map((part) => partNode(part, isFolded));
-  return el(
-    isReply ? "section.message.is-reply" : "section.message",
-    { data: { role: role ? message.role : "other" } },
-    el("h4.role", {}, role || visible(firstLine(message.role, 40))),
-    parts.length ? parts : el("p.hint", {}, "Nothing."),
-  );
-}
-
-/** @param {any} part @param {boolean} isFolded */
-function partNode(part, isFolded) {
-  const text = part.text ?? "";
-  const cut = part.cut ?? 0;
-  const block = (/** @type {string} */ kind, label = "") => codeBlock(text, { kind, cut, label });
-  if (part.kind === "image") return imageNode(text);
-  if (part.kind === "reasoning") {
-    return text
-      ? folded([`Reasoning, ${text.length} characters`], () => block(".said"))
-      : el("p.hint", {}, "Reasoning, encrypted");
-  }
-  if (part.kind === "call") {
-    const title = [el("strong", {}, visible(part.name || "tool")), " ", el("code", {}, visible(firstLine(text, 90)))];
-    return folded(title, () => codeBlock(pretty(text), { cut, label: "Arguments" }), { kind: ".called" });
-  }
-  if (part.kind === "result") {
-    const title = [part.is_error ? "Error: " : "Result: ", el("code", {}, visible(firstLine(text, 90)))];
-    if (!isLong(text)) return el(`div.returned${part.is_error ? ".is-error" : ""}`, {}, block(""));
-    return folded(title, () => block("", "Result"), { kind: part.is_error ? ".returned.is-error" : ".returned" });
-  }
-  if (part.kind === "other") return folded([visible(part.name ?? "something else")].flat(), () => block(""));
-  if (isFolded && isLong(text)) return folded([el("span", {}, visible(firstLine(text, 100)))], () => block(".said"));
-  return block(".said");
-}
-
-/** @param {string} source */
-function imageNode(source) {
-  const safe = sourceOf(source);
-  return safe
-    ? el("figure.picture", {}, el("img", { src: safe, alt: "An image of the conversation", loading: "lazy" }))
-    : el("p.hint", {}, "This image cannot be displayed.");
-}
-
-/** @param {string} text */
-function pretty(text) {
-  try {
-    const value = JSON.parse(text);
-    if (value === null || typeof value !== "object") return text;
-    // Programs and patches are read line by line: texts stand below their names as they are.
-    return Object.entries(value)
-      .map(([name, item]) =>
-        typeof item === "string"
-          ? `${name}: ${item.includes("\n") ? `\n${item}` : item}`
-          : `${name}: ${JSON.stringify(item, null, 2)}`,
-      )
-      .join("\n");
-  } catch {
-    return text;
-  }
 }
 
 /** @param {any[]} findings @param {string | null} level @param {number} stops */
@@ -225,7 +282,7 @@ function findingsNode(findings, level, stops) {
       "li",
       {},
       el(finding.severity === "INFO" ? "span.badge" : "span.badge.is-negative", {}, finding.severity),
-      ` ${finding.call ? `call ${finding.call}: ` : ""}`,
+      ` ${finding.call ? `turn ${finding.call}: ` : ""}`,
       visible(finding.message),
     ),
   );

@@ -35,7 +35,7 @@ export function turnChart(turns, goTo) {
     const height = Math.max(1, BASE - y(turn.sampled_tokens / most));
     const trained = turn.sampled_tokens ? turn.trained_tokens / turn.sampled_tokens : 0;
     const bar = svg("g", { class: "turn-bar", "data-branch": turn.branch });
-    const title = `Call ${turn.number}: ${turn.sampled_tokens} tokens, ${turn.trained_tokens} trained on`;
+    const title = `Turn ${turn.number}: ${turn.sampled_tokens} tokens, ${turn.trained_tokens} trained on`;
     bar.append(
       svg("title", {}, title),
       svg("rect", { class: "turn-hit", x: x(index), y: 0, width: step, height: HEIGHT }),
@@ -67,14 +67,9 @@ export function turnChart(turns, goTo) {
   if (line.length) drawing.append(svg("path", { class: "turn-line", d: `M${line.join("L")}` }));
   const known = entropies.filter((value) => value !== null);
   const summary = [
-    `${formatCount(turns.reduce((sum, turn) => sum + turn.sampled_tokens, 0))} tokens in ${turns.length} calls`,
+    `${formatCount(turns.reduce((sum, turn) => sum + turn.sampled_tokens, 0))} tokens in ${turns.length} turns`,
     known.length > 0 && `${isEntropy ? "entropy" : "surprisal"} up to ${highest.toFixed(2)} nats a token`,
   ].filter(Boolean);
-  const jump = el(
-    "select",
-    { "aria-label": "Go to a call", on: { change: (/** @type {any} */ event) => goTo(Number(event.target.value)) } },
-    turns.map((turn) => el("option", { value: turn.number }, `Call ${turn.number}: ${turn.sampled_tokens} tokens`)),
-  );
   return el(
     "figure.chart",
     {},
@@ -85,8 +80,7 @@ export function turnChart(turns, goTo) {
       el("span.key.is-bar", {}, "tokens"),
       el("span.key.is-trained", {}, "trained on"),
       known.length > 0 && el("span.key.is-line", {}, isEntropy ? "mean entropy" : "mean surprisal"),
-      jump,
     ),
-    el("div.scroll", { tabindex: 0, role: "group", "aria-label": "Length and entropy per call" }, drawing),
+    el("div.scroll", { tabindex: 0, role: "group", "aria-label": "Length and entropy per turn" }, drawing),
   );
 }

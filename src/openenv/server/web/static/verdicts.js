@@ -4,8 +4,10 @@
 
 import { rewardBadge, statusBadge, trustBadge, trustMeaning } from "./badges.js";
 import { el, icon } from "./element.js";
-import { codeBlock, firstLine, folded, formatMoment, outputOf, visible } from "./texts.js";
+import { clamped, codeBlock, firstLine, folded, formatMoment, outputOf, visible } from "./texts.js";
 import { formatNumber, formatSeconds } from "./values.js";
+
+const MOST_CASES = 50;
 
 /** All verdicts of a rollout. @param {any[]} verdicts - The first one first. @param {string} chosen - Which is reported. */
 export function verdictsNode(verdicts, chosen) {
@@ -58,16 +60,41 @@ export function checkNode(result) {
         icon(isPassed ? "tick" : "cross"),
         el("span.unseen", {}, isPassed ? "passed" : "failed"),
       ),
-      el("code.check-command", {}, visible(firstLine(result.cmd, 200))),
-      el("span.hint", {}, `exit code ${result.exit_code}, ${formatSeconds(result.duration_s)}`),
+      el("code.check-command", {}, visible(firstLine(result.name || result.cmd, 200))),
+      el("span.hint", {}, `exit code ${result.exit_code}${isPassed || result.score !== null ? "" : " (expected 0)"}, ${formatSeconds(result.duration_s)}`),
       result.score !== null && el("span.badge", {}, `score ${formatNumber(result.score)}`),
       result.trust && trustBadge(result.trust),
     ),
     result.note && el("p.note", {}, visible(result.note)),
-    result.cmd.includes("\n") && folded(["Whole command"], () => codeBlock(result.cmd, { label: "Command" })),
+    casesNode(result.cases ?? []),
+    (result.cmd.includes("\n") || Boolean(result.name)) && folded(["Whole command"], () => codeBlock(result.cmd, { label: "Command" })),
     result.run && runNode(result.run),
     outputNode(result, isPassed),
   );
+}
+
+/** The failed cases of a check with their expected and actual outputs. @param {any[]} cases */
+function casesNode(cases) {
+  const failed = cases.filter((each) => each.problem);
+  if (failed.length === 0) return null;
+  const cell = (/** @type {string | null} */ text) =>
+    el("td", {}, text === null ? el("span.hint", {}, "any") : text === "" ? el("span.hint", {}, "empty") : clamped(text));
+  const rows = failed
+    .slice(0, MOST_CASES)
+    .map((each) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, `Case ${each.number}`, el("span.hint", {}, ` ${each.problem}`)),
+        cell(each.stdin),
+        cell(each.expected),
+        cell(each.problem.startsWith("unexpected") ? each.actual : null),
+      ),
+    );
+  const titles = [`${failed.length} of ${cases.length} cases failed`, "Input", "Expected output", "Actual output"];
+  const head = el("thead", {}, el("tr", {}, titles.map((title) => el("th", { scope: "col" }, title))));
+  const table = el("table.log.cases", {}, head, el("tbody", {}, rows));
+  return el("div.scroll", { tabindex: 0, role: "group", "aria-label": "Failed cases" }, table);
 }
 
 /** @param {any} run */
@@ -90,7 +117,7 @@ function outputNode(result, isFolded) {
     el(
       "div",
       {},
-      el("h5.role", {}, name),
+      el("p.role", {}, name),
       codeBlock(outputOf(result[name]), { cut: result[`${name}_cut`], label: name }),
     ),
   );

@@ -35,19 +35,19 @@ export class VirtualList {
     this.kept = 0;
     this.prefix = uniqueId("row");
     this.space = el("div.virtual-space");
-    this.body = el("div.virtual-body", { role: "rowgroup", tabindex: -1 }, this.space);
+    this.head = el("div.virtual-top", { role: "rowgroup" }, head);
     this.node = el(
       "div.virtual",
       { role: "grid", tabindex: 0, "aria-label": label, "aria-readonly": "true" },
-      el("div", { role: "rowgroup" }, head),
-      this.body,
+      this.head,
+      el("div", { role: "rowgroup" }, this.space),
     );
     this.narrow = matchMedia("(max-width: 760px)");
     this.narrow.addEventListener("change", () => this.#resized());
-    this.body.addEventListener("scroll", () => this.#soon(), { passive: true });
+    this.node.addEventListener("scroll", () => this.#soon(), { passive: true });
     this.node.addEventListener("keydown", (event) => this.#key(event));
     this.space.addEventListener("click", (event) => this.#click(event));
-    new ResizeObserver(() => this.#soon()).observe(this.body);
+    new ResizeObserver(() => this.#soon()).observe(this.node);
   }
 
   /** Ask for everything again; the place is kept unless `isOther`. @param {boolean} isOther - Whether it is another list. */
@@ -61,19 +61,19 @@ export class VirtualList {
     this.total = answer.total;
     if (isOther) {
       this.active = -1;
-      this.body.scrollTop = 0;
+      this.node.scrollTop = 0;
     }
     this.#resized();
   }
 
   /** Remember what is in view, before the list leaves the page. */
   keepPlace() {
-    this.kept = this.body.scrollTop;
+    this.kept = this.node.scrollTop;
   }
 
   /** Show again what was in view. */
   restorePlace() {
-    this.body.scrollTop = this.kept;
+    this.node.scrollTop = this.kept;
   }
 
   /** Draw the rows again, as when marks have changed. */
@@ -82,7 +82,12 @@ export class VirtualList {
   }
 
   get #height() {
-    return this.narrow.matches ? 64 : 40;
+    return this.narrow.matches ? 84 : 52;
+  }
+
+  /** How high the rows in view are together: the titles stay above them. */
+  get #room() {
+    return this.node.clientHeight - this.head.offsetHeight;
   }
 
   get #scale() {
@@ -90,7 +95,7 @@ export class VirtualList {
   }
 
   #top() {
-    return Math.max(0, Math.floor((this.body.scrollTop * this.#scale) / this.#height));
+    return Math.max(0, Math.floor((this.node.scrollTop * this.#scale) / this.#height));
   }
 
   #resized() {
@@ -110,10 +115,10 @@ export class VirtualList {
   #draw() {
     const height = this.#height;
     const top = this.#top();
-    const count = Math.ceil(this.body.clientHeight / height);
+    const count = Math.ceil(this.#room / height);
     const from = Math.max(0, top - OVERSCAN);
     const to = Math.min(this.total, top + count + OVERSCAN);
-    const drift = this.body.scrollTop - top * height - ((this.body.scrollTop * this.#scale) % height);
+    const drift = this.node.scrollTop - top * height - ((this.node.scrollTop * this.#scale) % height);
     const shift = this.#scale > 1 ? drift : 0;
     const rows = [];
     for (let index = from; index < to; index += 1) rows.push(this.#row(index, index * height + shift));
@@ -179,16 +184,16 @@ export class VirtualList {
     const height = this.#height;
     const top = (this.active * height) / this.#scale;
     const bottom = top + height;
-    const { scrollTop, clientHeight } = this.body;
-    if (top < scrollTop) this.body.scrollTop = top;
-    else if (bottom > scrollTop + clientHeight) this.body.scrollTop = bottom - clientHeight;
+    const { scrollTop } = this.node;
+    if (top < scrollTop) this.node.scrollTop = top;
+    else if (bottom > scrollTop + this.#room) this.node.scrollTop = bottom - this.#room;
     this.#draw();
   }
 
   /** @param {KeyboardEvent} event */
   #key(event) {
     if (event.target !== this.node || event.ctrlKey || event.metaKey || event.altKey || this.total === 0) return;
-    const screen = Math.max(1, Math.floor(this.body.clientHeight / this.#height) - 1);
+    const screen = Math.max(1, Math.floor(this.#room / this.#height) - 1);
     const from = this.active < 0 ? this.#top() - 1 : this.active;
     const moves = {
       ArrowDown: from + 1,
