@@ -130,7 +130,8 @@ PROGRAM = file("square.py", "print(int(input()) ** 2, ' ')")
 
 
 def test_a_failed_case_reports_its_expected_and_actual_output(roll: Callable[..., Outcome]) -> None:
-    check = case_check("sh a.sh", (Case(stdin="7", stdout="49"), Case(stdout="a\nb\n")), name="prints squares")
+    check = case_check("sh a.sh", (Case(stdin="7", stdout="49"), Case(stdout="a\nb\n")))
+    check = check.model_copy(update={"name": "prints squares"})
     result = roll(task(check), file("a.sh", "printf 'a\\ncase 1: right'")).verify_results[0]
     assert (result.title, result.exit_code) == ("prints squares", 1)
     verdicts = [(each.stdin, each.expected, each.problem, each.actual) for each in case_verdicts(check, result.stdout)]

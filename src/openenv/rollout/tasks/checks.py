@@ -158,7 +158,6 @@ def case_check(
     compare: Compare = "lines",
     partial: bool = False,
     case_timeout_s: Annotated[float, Field(gt=0)] = 10.0,
-    name: str = "",
 ) -> Check:
     """Run a program on inputs and compare its output. The expected outputs never enter the program's sandbox.
 
@@ -169,7 +168,6 @@ def case_check(
         compare: How outputs are compared.
         partial: Earn the share of right cases. By default all cases together earn 1, and less earns 0.
         case_timeout_s: The time limit of each case; the task's `verify_timeout_s` limits all of them together.
-        name: The name in reports; by default `run` and the number of cases.
     """
     files = {f"{_CASES}/run.sh": _run_script(run, cases, build, case_timeout_s)}
     for number, case in enumerate(cases, 1):
@@ -186,7 +184,7 @@ def case_check(
         keep=(f"{_CASES}/results",),
         needs=(f"{_CASES}/run.sh", f"{_CASES}/*.in"),
         files=files,
-        name=name or f"{run}: {len(cases)} {'case' if len(cases) == 1 else 'cases'}",
+        name=f"{run}: {len(cases)} {'case' if len(cases) == 1 else 'cases'}",
     )
 
 
@@ -294,7 +292,6 @@ def pytest_check(
     path: Texts = (),
     needs: Texts = (),
     classes: Texts = (),
-    name: str = "",
 ) -> Check:
     """Run tests with pytest in the judge's sandbox, and the agent's modules that they import in another sandbox.
 
@@ -308,23 +305,15 @@ def pytest_check(
         path: Folders below the work folder that contain the agent's modules; by default the work folder.
         needs: Patterns of `verify_files` for the agent's sandbox, such as a module with adapters.
         classes: Names of the agent's classes whose instances may be referenced. All other results must be data.
-        name: The name in reports; by default `pytest` and the tests.
     """
     tests = " ".join(shlex.quote(test) for test in pytest)
     python = f"-m pytest -p no:cacheprovider {options} {tests}".replace("  ", " ")
-    return python_check(python, of=of, path=path, needs=needs, classes=classes, name=name or f"pytest {tests}")
+    check = python_check(python, of=of, path=path, needs=needs, classes=classes)
+    return check.model_copy(update={"name": f"pytest {tests}"})
 
 
 @validate_call
-def python_check(
-    python: ShellLine,
-    *,
-    of: Modules,
-    path: Texts = (),
-    needs: Texts = (),
-    classes: Texts = (),
-    name: str = "",
-) -> Check:
+def python_check(python: ShellLine, *, of: Modules, path: Texts = (), needs: Texts = (), classes: Texts = ()) -> Check:
     """Run Python in the judge's sandbox, and the agent's modules that it imports in another sandbox.
 
     Args:
@@ -333,7 +322,6 @@ def python_check(
         path: Folders below the work folder that contain the agent's modules; by default the work folder.
         needs: Patterns of `verify_files` for the agent's sandbox, such as a module with adapters.
         classes: Names of the agent's classes whose instances may be referenced. All other results must be data.
-        name: The name in reports; by default `python` and its arguments.
     """
     modules = " ".join(map(_module, of))
     declared = f" --classes {','.join(map(_class, classes))}" if classes else ""
@@ -342,7 +330,7 @@ def python_check(
         judge=f"python3 -m openenv_calls judge {modules}{declared} -- {python}",
         needs=needs,
         port=CALLS_PORT,
-        name=name or f"python {python}",
+        name=f"python {python}",
     )
 
 
@@ -360,8 +348,10 @@ def expand(value: object) -> object:
     fields: dict[str, Any] = {str(key): item for key, item in value.items()}
     for key, make in _SHORT.items():
         if key in fields:
+            name = fields.pop("name", None)
             try:
-                return make(**fields)
+                check = make(**fields)
+                return check if name is None else Check.model_validate({**check.model_dump(), "name": name})
             except ValidationError as exc:
                 raise ValueError(f"a check with '{key}' has {problems_of(exc)}") from None
     return value
