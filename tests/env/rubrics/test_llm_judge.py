@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from openenv.env.rubrics import LLMJudge, Rubric, ScoreParseError, WeightedSum
+from openenv.env.rubrics import JudgeCache, LLMJudge, Rubric, ScoreParseError, WeightedSum
 from openenv.env.rubrics.llm_judge import parse_score
 
 
@@ -262,3 +263,60 @@ def test_reading_long_odd_answers_stays_fast(part: str) -> None:
     except ScoreParseError:
         return
     assert part == "1 "
+
+
+class Voter:
+    """Gives one answer after another."""
+
+    model = "voter"
+
+    def __init__(self, *answers: str) -> None:
+        self.answers = list(answers)
+        self.prompts: list[str] = []
+
+    async def complete(self, prompt: str, **kwargs: Any) -> str:
+        self.prompts.append(prompt)
+        return self.answers.pop(0)
+
+
+def test_the_score_is_the_median_of_the_votes() -> None:
+    client = Voter("0.1", "Score: 0.9", "8/10")
+    assert asyncio.run(LLMJudge("{action}", client, votes=3).acall("a", "o")) == 0.8
+    assert client.prompts == ["a"] * 3
+
+
+def test_a_vote_without_a_score_is_an_error_not_a_missing_vote() -> None:
+    with pytest.raises(ScoreParseError):
+        asyncio.run(LLMJudge("{action}", Voter("1", "well", "1"), votes=3).acall("a", "o"))
+
+
+def test_there_is_at_least_one_vote() -> None:
+    with pytest.raises(ValueError, match="votes must be at least 1, not 0"):
+        LLMJudge("{action}", Voter(), votes=0)
+
+
+def test_answered_prompts_are_not_asked_again(tmp_path: Path) -> None:
+    client = Voter("0.2", "0.4", "0.6", "0.9", "0.9", "0.9")
+    for action, score in (("a", 0.4), ("b", 0.9), ("a", 0.4)):
+        # Another object each time, as in another process; each vote has an answer of its own.
+        judge = LLMJudge("{action}", client, votes=3, cache=JudgeCache(tmp_path / "judge" / "answers.sqlite"))
+        assert asyncio.run(judge.acall(action, "o")) == score
+    assert client.prompts == ["a"] * 3 + ["b"] * 3
+    other = Voter("0.5")
+    other.model = "another model"
+    judge = LLMJudge("{action}", other, cache=JudgeCache(tmp_path / "judge" / "answers.sqlite"))
+    assert asyncio.run(judge.acall("a", "o")) == 0.5
+
+
+def test_an_answer_without_a_score_is_not_kept(tmp_path: Path) -> None:
+    judge = LLMJudge("{action}", Voter("hm", "0.7"), cache=JudgeCache(tmp_path / "answers.sqlite"))
+    with pytest.raises(ScoreParseError):
+        asyncio.run(judge.acall("a", "o"))
+    assert asyncio.run(judge.acall("a", "o")) == 0.7
+
+
+def test_a_judge_with_a_cache_can_be_copied(tmp_path: Path) -> None:
+    judge = LLMJudge("{action}", Voter("0.7"), votes=1, cache=JudgeCache(tmp_path / "answers.sqlite"))
+    assert asyncio.run(judge.acall("a", "o")) == 0.7
+    again = pickle.loads(pickle.dumps(judge))
+    assert asyncio.run(again.acall("a", "o")) == 0.7

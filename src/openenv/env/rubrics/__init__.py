@@ -6,7 +6,7 @@ Knows how scores are computed and combined. Must not know about servers, session
 from __future__ import annotations
 
 from .containers import Gate, RubricDict, RubricList, Sequential, WeightedSum
-from .llm_judge import CompletionClient, LLMJudge, ScoreParseError
+from .llm_judge import CompletionClient, JudgeCache, LLMJudge, ScoreParseError
 from .rubric import ExponentialDiscountingTrajectoryRubric, ForwardHook, ForwardPreHook, Rubric, TrajectoryRubric
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "ForwardHook",
     "ForwardPreHook",
     "Gate",
+    "JudgeCache",
     "LLMJudge",
     "Rubric",
     "RubricDict",

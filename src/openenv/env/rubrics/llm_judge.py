@@ -17,11 +17,17 @@ turn an endpoint that is down into a reward.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import logging
 import math
 import re
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 from .rubric import Rubric
@@ -74,6 +80,44 @@ class CompletionClient(Protocol):
         ...
 
 
+class JudgeCache:
+    """Answers of judges by prompt, in a file that several threads and processes can share.
+
+    An answer belongs to the text of the prompt, the number of the vote, and the client's `model`. Use another file if
+    the same name stands for another model.
+
+    Args:
+        path: The file, an SQLite database; it is created if it does not exist.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._opened() as database:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
+
+    @staticmethod
+    def key(model: str, prompt: str, vote: int) -> str:
+        """Return the key of an answer."""
+        return hashlib.sha256(json.dumps([model, prompt, vote]).encode()).hexdigest()
+
+    def get(self, key: str) -> str | None:
+        """Return an answer, or None."""
+        with self._opened() as database:
+            row = database.execute("SELECT answer FROM answers WHERE key = ?", [key]).fetchone()
+        return None if row is None else str(row[0])
+
+    def put(self, key: str, answer: str) -> None:
+        """Keep an answer; the first one counts, so that all processes give the same score."""
+        with self._opened() as database:
+            database.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", [key, answer])
+
+    # A connection per call: rubrics are copied to other threads and processes, and a judge's call takes seconds.
+    def _opened(self) -> closing[sqlite3.Connection]:
+        return closing(sqlite3.connect(self.path, timeout=30.0, isolation_level=None))
+
+
 class LLMJudge(Rubric):
     """Score with the number a language model answers to a prompt.
 
@@ -89,6 +133,11 @@ class LLMJudge(Rubric):
         default_score: score of an answer that holds none. Without one (or with None) the attribute and the state
             read 0.0, but `uses_default` is false and such an answer raises.
         normalize: clamp the score to [0, 1]; `default_score` is taken as it is.
+        votes: how often the model is asked; the score is the median. More votes make a sampled judge steadier.
+        cache: answers by prompt; a prompt that was answered before is not asked again.
+
+    Raises:
+        ValueError: `votes` is below 1.
     """
 
     def __init__(
@@ -99,8 +148,14 @@ class LLMJudge(Rubric):
         score_pattern: str | None = None,
         default_score: float | None = None,
         normalize: bool = True,
+        votes: int = 1,
+        cache: JudgeCache | None = None,
     ) -> None:
         super().__init__()
+        if votes < 1:
+            raise ValueError(f"votes must be at least 1, not {votes}")
+        self.votes = votes
+        self.cache = cache
         self.prompt_template = prompt_template
         self.uses_default = default_score is not None
         self.default_score = 0.0 if default_score is None else default_score
@@ -116,6 +171,24 @@ class LLMJudge(Rubric):
             Exception: the client's error, if the endpoint is down.
         """
         prompt = self._render_prompt(action, observation)
+        votes = [asyncio.ensure_future(self._vote(prompt, number)) for number in range(self.votes)]
+        try:
+            return median(await asyncio.gather(*votes))
+        finally:
+            for vote in votes:  # after the error of one of them
+                vote.cancel()
+
+    async def _vote(self, prompt: str, number: int) -> float:
+        """Return the score of one answer, from the cache if it is there."""
+        if self.cache is None:
+            return await self._ask(prompt, None)
+        model = str(getattr(self._client, "model", ""))
+        key = JudgeCache.key(model, prompt, number)
+        response = await asyncio.to_thread(self.cache.get, key)
+        return await self._ask(prompt, key) if response is None else self._parse_score(response)
+
+    async def _ask(self, prompt: str, key: str | None) -> float:
+        """Ask the model, and read the score; keep an answer with a score under a key of the cache."""
         try:
             response = await self._client.complete(prompt)
         except Exception as exc:
@@ -128,7 +201,10 @@ class LLMJudge(Rubric):
             except Exception as again:
                 logger.warning("the judge's model fails only with this action's text: %s", again)
                 return self.default_score
-        return self._parse_score(response)
+        score = self._parse_score(response)  # an answer that it refuses is not kept: the next one may be readable
+        if key is not None and self.cache is not None:
+            await asyncio.to_thread(self.cache.put, key, response)
+        return score
 
     def _render_prompt(self, action: Any, observation: Any) -> str:
         """Fill in the prompt; override to render actions and observations in another way."""
@@ -155,6 +231,7 @@ class LLMJudge(Rubric):
             "score_pattern": None if self._score_pattern is None else self._score_pattern.pattern,
             "default_score": self.default_score,
             "normalize": self.normalize,
+            **({"votes": self.votes} if self.votes > 1 else {}),  # the published state has no votes
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -168,6 +245,7 @@ class LLMJudge(Rubric):
         self.default_score = state.get("default_score", self.default_score)
         self.uses_default = self.uses_default or self.default_score != 0.0
         self.normalize = state.get("normalize", self.normalize)
+        self.votes = state.get("votes", self.votes)
         if "score_pattern" in state:
             self._score_pattern = _compiled(state["score_pattern"])
 
