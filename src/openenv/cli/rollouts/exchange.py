@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 #   jsonl     one rollout per line, for any program
 #   parquet   one training sequence per row; a rollout may have several
 #   inspect   one sample per rollout, for `inspect view`
-FORMATS = ("jsonl", "parquet", "inspect")
+#   sft, preferences   one conversation, or pair of them, per line, for TRL
+FORMATS = ("jsonl", "parquet", "inspect", "sft", "preferences")
 
 
 def _checked_format(kind: str | None) -> str | None:
@@ -65,6 +66,8 @@ def export(flags: ExportFlags) -> None:
 
       openenv rollouts export all.jsonl --messages
       openenv rollouts export good.parquet --status ok --min-trust judged
+      openenv rollouts export good.jsonl --to sft --min-reward 1
+      openenv rollouts export pairs.jsonl --to preferences
       openenv rollouts export logs --to inspect && inspect view --log-dir logs
     """
     from openenv.rollout.store.exports import export_rollouts
@@ -82,7 +85,7 @@ def export(flags: ExportFlags) -> None:
             count = _inspect_logs().write_inspect_logs(store, target, where)
         else:
             count = export_rollouts(store, target, kind=cast("Format", kind), messages=flags.messages, where=where)
-        noun = "row" if kind == "parquet" else "rollout"
+        noun = {"jsonl": "rollout", "sft": "conversation", "preferences": "pair"}.get(kind, "row")
         typer.echo(f"{count} {noun}{'' if count == 1 else 's'} in {target}")
 
 

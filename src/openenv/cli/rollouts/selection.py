@@ -106,6 +106,9 @@ class SelectionFlags:
             help=f"Only rewards with at least this level of trust: {', '.join(TRUSTS)}.",
         ),
     ] = None
+    min_reward: Annotated[
+        float | None, typer.Option(metavar="REWARD", help="Only rollouts with at least this reward.")
+    ] = None
     verdict: Verdict = "first"
 
     def filter(self, store: RolloutStore) -> RolloutFilter:
@@ -121,6 +124,7 @@ class SelectionFlags:
             # Resolved once, so that all rows of one command are compared with the same time.
             since=None if self.since is None else _time_of(self.since, now=time.time()),
             min_trust=cast("Trust | None", self.min_trust),
+            min_reward=self.min_reward,
             verdict=store.resolve_verdict(self.verdict),
         )
 
@@ -128,7 +132,8 @@ class SelectionFlags:
         """Return the filters that are set, for the message about an empty list: `, status 'ok', agent 'noop'`."""
         # Sample: `No rollouts in runs, status 'ok', since '2h'.` The user sees which filter was too strict.
         filters = {name: getattr(self, name) for name in ("status", "task", "agent", "model", "group", "since")}
-        filters |= {"min. trust": self.min_trust, "verdict": None if self.verdict == "first" else self.verdict}
+        filters |= {"min. trust": self.min_trust, "min. reward": self.min_reward}
+        filters |= {"verdict": None if self.verdict == "first" else self.verdict}
         return "".join(f", {name} {value!r}" for name, value in filters.items() if value is not None)
 
 

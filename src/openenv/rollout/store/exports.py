@@ -1,4 +1,4 @@
-"""Exports of a store: JSON lines for tools, Parquet rows for trainers. Reads stores and captures only."""
+"""Exports of a store: JSON lines for tools, rows for trainers. Reads stores and captures only."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from openenv.errors import CaptureError, RolloutError, StoreError
-from openenv.rollout.store.rollout_index import RolloutFilter
+from openenv.rollout.store.rollout_index import RolloutFilter, RolloutRow
 from openenv.rollout.store.store import Record, RolloutStore
 
 if TYPE_CHECKING:
+    from openenv.rollout.capture.conversations import Conversation
     from openenv.rollout.capture.records import Recording
 
-Format = Literal["jsonl", "parquet"]
+Format = Literal["jsonl", "parquet", "sft", "preferences"]
+"""The rows of an export:
+
+- `jsonl`: a rollout with its outcome, turns and sequences.
+- `parquet`: a training sequence with its tokens.
+- `sft`: a conversation as chat messages, of a rollout with a reward.
+- `preferences`: a prompt with a better and a worse continuation, of two rollouts of one group or task.
+"""
 _ABOUT = ("task_id", "group", "agent", "model", "status", "reason", "reward", "trust", "verdict")
 """The description of each rollout in exports: keys of a JSON line, columns of a Parquet file."""
 
@@ -36,8 +44,8 @@ def export_rollouts(
     Args:
         store: The store to export.
         target: The file.
-        kind: `jsonl` (one rollout per line: outcome, turns and sequences) or `parquet` (one training sequence per row);
-            by default the suffix of the file decides.
+        kind: The format; by default the suffix of the file decides between `jsonl` and `parquet`. `sft` and
+            `preferences` are JSON lines, in the conversational formats of TRL.
         messages: Also write complete requests and responses (`jsonl`).
         where: The rollouts to export.
         conditions: More fields of `RolloutFilter`, such as `task_id`, `status`, `min_trust` or `verdict`.
@@ -60,9 +68,12 @@ def export_rollouts(
                 return write_parquet(target, filter(None, recordings))
             except ImportError as exc:
                 raise RolloutError(str(exc)) from exc
+        lines = json_lines(store, chosen, messages=messages)
+        if kind in ("sft", "preferences"):
+            lines = map(_line, sft_rows(store, chosen) if kind == "sft" else preference_rows(store, chosen))
         count = 0
         with target.open("w", encoding="utf-8") as file:
-            for line in json_lines(store, chosen, messages=messages):
+            for line in lines:
                 file.write(line)
                 count += 1
         return count
@@ -107,8 +118,87 @@ def json_lines(store: RolloutStore, where: RolloutFilter, *, messages: bool = Fa
     for record in store.records(where):
         captured = recording(store, record)
         calls = None if captured is None else document(captured, include_messages=messages)
-        line = {**about(record), **record.model_dump(mode="json"), "capture": calls}
-        try:
-            yield json.dumps(line, ensure_ascii=False).encode().decode() + "\n"
-        except UnicodeEncodeError:  # lone surrogates, which agents can send and UTF-8 cannot encode
-            yield json.dumps(line) + "\n"
+        yield _line({**about(record), **record.model_dump(mode="json"), "capture": calls})
+
+
+def _line(value: dict[str, Any]) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False).encode().decode() + "\n"
+    except UnicodeEncodeError:  # lone surrogates, which agents can send and UTF-8 cannot encode
+        return json.dumps(value) + "\n"
+
+
+# Tools are JSON text in both formats: a table would give every tool the parameters of all others.
+
+
+def sft_rows(store: RolloutStore, where: RolloutFilter) -> Iterator[dict[str, Any]]:
+    """Yield the conversations of rollouts with a reward: `messages` and `tools`, as TRL's `SFTTrainer` takes them.
+
+    Choose good rollouts with the filter, such as `min_reward=1.0`.
+
+    Args:
+        store: The store to export.
+        where: The rollouts to export.
+    """
+    for record in store.records(where):
+        if record.outcome.reward is not None:
+            for conversation in _conversations(store, record):
+                yield {"messages": conversation.messages, "tools": _tools(conversation), **about(record)}
+
+
+def preference_rows(store: RolloutStore, where: RolloutFilter) -> Iterator[dict[str, Any]]:
+    """Yield pairs of rollouts with the same prompt and different rewards, as TRL's `DPOTrainer` takes them.
+
+    Rollouts are compared within their group, or with others of their task if they have no group. The best one is paired
+    with the worst, the second best with the second worst, and so on: each is in one pair at most. Rollouts with several
+    conversations are left out, because no single one earned the reward.
+
+    Args:
+        store: The store to export.
+        where: The rollouts to export.
+    """
+    groups: dict[str, list[RolloutRow]] = {}
+    for row in reversed(store.find(where)):
+        if row.reward is not None:
+            groups.setdefault(row.group or row.task_id, []).append(row)
+    for rows in groups.values():
+        ranked = sorted(rows, key=lambda row: row.reward or 0.0, reverse=True)  # stable: older ones come first
+        for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
+            if better.reward != worse.reward:
+                pair = _preference(store, store.read(better), store.read(worse))
+                if pair is not None:
+                    yield pair
+
+
+def _preference(store: RolloutStore, better: Record, worse: Record) -> dict[str, Any] | None:
+    """Return two rollouts as a pair; None if they have no common prompt, or more than one conversation."""
+    both = [_conversations(store, record) for record in (better, worse)]
+    if [len(found) for found in both] != [1, 1]:
+        return None
+    (chosen,), (rejected,) = both
+    prompt = chosen.messages[: chosen.opening]
+    if prompt != rejected.messages[: rejected.opening] or chosen.tools != rejected.tools:
+        return None
+    described = about(better)
+    return {
+        "prompt": prompt,
+        "chosen": chosen.messages[chosen.opening :],
+        "rejected": rejected.messages[rejected.opening :],
+        "tools": _tools(chosen),
+        **{name: described[name] for name in ("task_id", "group", "agent", "model")},
+        "chosen_rollout": better.rollout_id,
+        "rejected_rollout": worse.rollout_id,
+        "chosen_reward": better.outcome.reward,
+        "rejected_reward": worse.outcome.reward,
+    }
+
+
+def _conversations(store: RolloutStore, record: Record) -> list[Conversation]:
+    from openenv.rollout.capture.conversations import conversations
+
+    captured = recording(store, record)
+    return [] if captured is None else conversations(captured)
+
+
+def _tools(conversation: Conversation) -> str | None:
+    return json.dumps(conversation.tools) if conversation.tools else None
