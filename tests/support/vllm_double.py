@@ -1,7 +1,8 @@
 """Doubles of the servers of vLLM and SGLang: the real engines need a GPU and are not available to these tests.
 
 vLLM's follows vLLM's documented routes: chat and text completions with token IDs, `/tokenize`, `/detokenize`, sleep and
-wake-up, pause and resume, `/update_weights`, and routed experts as base64 of an `.npy` file. Everything is computed
+wake-up, pause and resume, weights and their version, and routed experts as base64 of an `.npy` file. Calls wait while
+the engine is paused; a weight update during an answer changes its next tokens. Everything is computed
 from token IDs, so each answer can be checked: the tokenizer merges letters, and the policy samples other splits of the
 same text than the tokenizer would write, with compact tool calls, as real models do. The chat template is that of
 Hermes and Qwen: spaces in arguments, tool results in one user turn, and thoughts of earlier turns left out.
@@ -9,6 +10,7 @@ Hermes and Qwen: spaces in arguments, tool results in one user turn, and thought
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import io
@@ -17,7 +19,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 from starlette.applications import Starlette
@@ -74,6 +76,17 @@ def logprob(context: Sequence[int], token: int, version: int) -> float:
     return -0.01 - _number(array("q", [*context, token, version]).tobytes()) % 1000 / 500
 
 
+def spans_of(versions: Sequence[str]) -> list[Json]:
+    """Return the versions of tokens as engines report them."""
+    spans: list[Json] = []
+    for place, version in enumerate(versions):
+        if spans and spans[-1]["version"] == version:
+            spans[-1]["end"] = place + 1
+        else:
+            spans.append({"version": version, "start": place, "end": place + 1})
+    return spans
+
+
 def experts(ids: Sequence[int], version: int) -> numpy.ndarray[Any, Any]:
     """Return the experts of each token that was passed through the model: all but the last one."""
     rows = [
@@ -84,6 +97,20 @@ def experts(ids: Sequence[int], version: int) -> numpy.ndarray[Any, Any]:
         for place in range(len(ids) - 1)
     ]
     return numpy.array(rows, dtype=numpy.uint8).reshape(-1, LAYERS, TOP)
+
+
+def echo_policy(turns: int) -> Policy:
+    """Return a policy for echo_env: it thinks, calls the tool in all turns but the last, and then ends."""
+
+    def policy(prompt: str) -> str:
+        number = prompt.count("<tool_response>")
+        if number == turns - 1:
+            return "The end."
+        arguments = {"message": f"the {number}"}
+        call = json.dumps({"name": "echo_message", "arguments": arguments}, separators=(",", ":"))
+        return f"<think>\nanother one, {number}\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
+
+    return policy
 
 
 # -- the chat template
@@ -170,6 +197,9 @@ class Sample:
     logprobs: list[float]
     finish: str
     version: int
+    """The weights of the first token."""
+    labels: list[str]
+    """The name of the weights of each token."""
 
 
 @dataclass
@@ -187,12 +217,24 @@ class VllmDouble:
     samples: list[Sample] = field(default_factory=list)
     refused: int = 0
     version: int = 0
+    label: str = "default"
+    """The name of the weights, which the trainer sets."""
+    update_at: int | None = None
+    """After this many tokens, the first answer waits for an update of the weights."""
+    is_raw: bool = False
+    """Whether log-probabilities are those before temperature: `--logprobs-mode raw_logprobs`, the default of vLLM."""
+    fails: dict[str, int] = field(default_factory=dict)
+    """Routes that answer with an error, and how often they still do."""
+    posts: list[tuple[str, Json, dict[str, str]]] = field(default_factory=list)
+    """The requests to control routes: path, body and query."""
     is_asleep: bool = False
     is_paused: bool = False
 
     def __post_init__(self) -> None:
         routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in self._posts()]
         routes += [Route("/is_sleeping", self._is_sleeping), Route("/version_of_the_trainer", self._version)]
+        routes += [Route(path, self._label) for path in self._infos]
+        self._changed = asyncio.Event()
         self._server = ThreadServer(Starlette(routes=routes), host="127.0.0.1", port=0, lifespan="off", ws="none")
 
     @property
@@ -212,6 +254,9 @@ class VllmDouble:
     def __exit__(self, *exc_info: object) -> None:
         self._server.close()
 
+    _infos: ClassVar[tuple[str, ...]] = ("/weight_info",)
+    """The routes that name the version of the weights."""
+
     def _posts(self) -> list[tuple[str, Any]]:
         tokens = [("/tokenize", self._tokenize), ("/detokenize", self._detokenize)] if self.token_routes else []
         return [
@@ -222,19 +267,34 @@ class VllmDouble:
             ("/pause", self._pause),
             ("/resume", self._resume),
             ("/update_weights", self._update_weights),
+            ("/collective_rpc", self._update_weights),
+            ("/update_weight_version", self._set_label),
+            ("/reset_prefix_cache", self._nothing),
             *tokens,
         ]
+
+    async def _control(self, request: Request) -> Json | Response:
+        """Note a request to a control route; return its body, or an error if the route shall fail."""
+        path, raw = request.url.path, await request.body()
+        body = json.loads(raw) if raw else {}
+        self.posts.append((path, body, dict(request.query_params)))
+        if self.fails.get(path, 0) > 0:
+            self.fails[path] -= 1
+            return JSONResponse({"error": {"message": "out of memory"}}, 500)
+        return body
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _error(self, message: str, status: int = 400) -> Response:
         self.refused += 1
         error = {"message": message, "type": "BadRequestError", "param": None, "code": status}
         return JSONResponse({"error": error}, status)
 
-    def _sample(self, path: str, body: Json, prompt: list[int]) -> Sample | Response:
+    async def _sample(self, path: str, body: Json, prompt: list[int]) -> Sample | Response:
         if self.is_asleep:
             return self._error("the engine is asleep", 500)
-        if self.is_paused:
-            return self._error("generation is paused", 503)
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or 16
         if len(prompt) + limit > self.max_model_len:
             return self._error(
@@ -246,8 +306,19 @@ class VllmDouble:
         ids = [*(sampled_ids(text, seed=len(prompt)) if drifts else encode(text)), END]
         finish = "stop" if len(ids) <= limit else "length"
         ids = ids[:limit]
-        values = [logprob([*prompt, *ids[:place]], token, self.version) for place, token in enumerate(ids)]
-        sample = Sample(path, prompt, ids, values, finish, self.version)
+        sample = Sample(path, prompt, ids, [], finish, self.version, [])
+        for place, token in enumerate(ids):
+            if place == self.update_at:
+                before, self.update_at = self.version, None
+                while self.version == before:
+                    await self._changed.wait()
+            while self.is_paused:
+                await self._changed.wait()
+            if place == 0:
+                sample.version = self.version
+            value = logprob([*prompt, *ids[:place]], token, self.version)
+            sample.logprobs.append(value if self.is_raw else value / (body.get("temperature") or 1.0))
+            sample.labels.append(self.label)
         self.samples.append(sample)
         return sample
 
@@ -264,15 +335,21 @@ class VllmDouble:
             prompt = encode(render(body["messages"], body.get("tools")))
         except TemplateError as exc:
             return self._error(str(exc))
-        sample = self._sample("chat", body, prompt)
+        sample = await self._sample("chat", body, prompt)
         if isinstance(sample, Response):
             return sample
         text = decode(sample.ids, skip_special=True)
         message = parsed(text, wants_tools=bool(body.get("tools")))
         finish = "tool_calls" if message.get("tool_calls") and sample.finish == "stop" else sample.finish
         pairs = zip(sample.ids, sample.logprobs, strict=True)
+        gap = 3.0 if self.is_raw else 3.0 / (body.get("temperature") or 1.0)
+
+        def tops(value: float) -> list[Json]:
+            both = [{"token": "a", "logprob": value}, {"token": "b", "logprob": value - gap}]
+            return both[: body.get("top_logprobs") or 0]
+
         content = [
-            {"token": _text(token), "logprob": value, "bytes": list(_BYTES[token]), "top_logprobs": []}
+            {"token": _text(token), "logprob": value, "bytes": list(_BYTES[token]), "top_logprobs": tops(value)}
             for token, value in pairs
         ]
         choice: Json = {"index": 0, "message": message, "finish_reason": finish, **self._experts(sample)}
@@ -304,7 +381,7 @@ class VllmDouble:
             prompt = encode(prompt)
         if not all(isinstance(token, int) and token in _BYTES for token in prompt):
             return self._error("the prompt has a token that the vocabulary does not have")
-        sample = self._sample("completions", body, prompt)
+        sample = await self._sample("completions", body, prompt)
         if isinstance(sample, Response):
             return sample
         shown = sample.ids[:-1] if sample.finish == "stop" else sample.ids
@@ -340,20 +417,43 @@ class VllmDouble:
         return JSONResponse({"prompt": decode((await request.json())["tokens"])})
 
     async def _sleep(self, request: Request) -> Response:
+        body = await self._control(request)
         self.is_asleep = True
-        return Response()
+        return body if isinstance(body, Response) else Response()
 
     async def _wake_up(self, request: Request) -> Response:
+        body = await self._control(request)
         self.is_asleep = False
-        return Response()
+        return body if isinstance(body, Response) else Response()
 
     async def _pause(self, request: Request) -> Response:
+        body = await self._control(request)
+        if isinstance(body, Response):
+            return body
         self.is_paused = True
         return JSONResponse({"status": "paused"})
 
     async def _resume(self, request: Request) -> Response:
+        body = await self._control(request)
+        if isinstance(body, Response):
+            return body
         self.is_paused = False
+        self._wake()
         return JSONResponse({"status": "resumed"})
+
+    async def _nothing(self, request: Request) -> Response:
+        body = await self._control(request)
+        return body if isinstance(body, Response) else Response()
+
+    async def _set_label(self, request: Request) -> Response:
+        body = await self._control(request)
+        if isinstance(body, Response):
+            return body
+        self.label = body["new_version"]
+        return JSONResponse({"success": True, "new_version": self.label})
+
+    async def _label(self, request: Request) -> Response:
+        return JSONResponse({"weight_version": self.label})
 
     async def _is_sleeping(self, request: Request) -> Response:
         return JSONResponse({"is_sleeping": self.is_asleep})
@@ -363,15 +463,39 @@ class VllmDouble:
         return JSONResponse({"policy_version": str(self.version)})
 
     async def _update_weights(self, request: Request) -> Response:
+        body = await self._control(request)
+        if isinstance(body, Response):
+            return body
         self.version += 1
+        self._wake()
         return JSONResponse({"message": "Weights updated"})
 
 
 class SglangDouble(VllmDouble):
     """SGLang: `/generate` with `input_ids`, no route that renders messages, and token IDs in whole answers only."""
 
+    _infos = ("/model_info",)
+
     def _posts(self) -> list[tuple[str, Any]]:
-        return [("/v1/chat/completions", self._chat), ("/generate", self._generate)]
+        return [
+            ("/v1/chat/completions", self._chat),
+            ("/generate", self._generate),
+            ("/pause_generation", self._pause),
+            ("/continue_generation", self._resume),
+            ("/release_memory_occupation", self._sleep),
+            ("/resume_memory_occupation", self._wake_up),
+            ("/update_weights_from_disk", self._update_from_disk),
+            ("/update_weight_version", self._set_label),
+            ("/flush_cache", self._nothing),
+        ]
+
+    async def _update_from_disk(self, request: Request) -> Response:
+        answer = await self._update_weights(request)
+        if answer.status_code != 200:  # as SGLang reports it
+            return JSONResponse({"success": False, "message": "Failed to update weights", "num_paused_requests": 0})
+        return JSONResponse(
+            {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+        )
 
     async def _chat(self, request: Request) -> Response:
         body = await request.json()
@@ -384,11 +508,14 @@ class SglangDouble(VllmDouble):
         (choice,) = value["choices"]
         if "reasoning" in choice["message"]:
             choice["message"]["reasoning_content"] = choice["message"].pop("reasoning")
-        value["metadata"] = {"weight_version": str(self.version)}
+        value["metadata"] = self._versions(self.samples[-1])
         experts_of_tokens = choice.pop("routed_experts", None)
         if body.get("return_routed_experts") and experts_of_tokens:
             value["sglext"] = {"routed_experts": self._integers(self.samples[-1])}
         return JSONResponse(value)
+
+    def _versions(self, sample: Sample) -> Json:
+        return {"weight_version": sample.labels[-1], "weight_versions": spans_of(sample.labels)}
 
     def _integers(self, sample: Sample) -> str:
         return base64.b64encode(experts([*sample.prompt, *sample.ids], sample.version).astype("<i4").tobytes()).decode()
@@ -399,7 +526,8 @@ class SglangDouble(VllmDouble):
         unknown = set(wanted) - _SGLANG_PARAMETERS
         if unknown:
             return self._error(f"unexpected keyword argument {unknown.pop()!r}")
-        sample = self._sample("generate", {"max_tokens": wanted.get("max_new_tokens", 128)}, body["input_ids"])
+        asked = {"max_tokens": wanted.get("max_new_tokens", 128), "temperature": wanted.get("temperature")}
+        sample = await self._sample("generate", asked, body["input_ids"])
         if isinstance(sample, Response):
             return sample
         shown = sample.ids[:-1] if sample.finish == "stop" else sample.ids
@@ -411,7 +539,7 @@ class SglangDouble(VllmDouble):
             "finish_reason": finish,
             "prompt_tokens": len(sample.prompt),
             "completion_tokens": len(sample.ids),
-            "weight_version": str(sample.version),
+            **self._versions(sample),
         }
         if body.get("return_logprob"):
             about["output_token_logprobs"] = [[*pair, None] for pair in zip(sample.logprobs, sample.ids, strict=True)]

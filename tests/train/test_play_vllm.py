@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import httpx2
@@ -12,17 +11,12 @@ import pytest
 from openenv.rollout import Model, Sampling
 from openenv.testing import serve
 from openenv.train import SampleGroup, play
-from vllm_double import LAYERS, TOP, VllmDouble, decode, experts, logprob
+from vllm_double import LAYERS, TOP, VllmDouble, decode, echo_policy, experts, logprob
 
 TURNS = 4
 
 
-def policy(prompt: str) -> str:
-    number = prompt.count("<tool_response>")
-    if number == TURNS - 1:
-        return "The end."
-    call = json.dumps({"name": "echo_message", "arguments": {"message": f"the {number}"}}, separators=(",", ":"))
-    return f"<think>\nanother one, {number}\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
+policy = echo_policy(TURNS)
 
 
 @pytest.mark.parametrize("keep_reasoning", [True, False])
@@ -85,3 +79,32 @@ def test_episodes_around_a_weight_update_are_exact() -> None:
                     assert sequence.routed_experts.of(place) == expected[place].reshape(-1).tolist()
         batch = group.collate(layout="packed")
         assert [one is not None for one in batch.routed_experts] == [True, True]
+
+
+@pytest.mark.parametrize(("is_raw", "temperature"), [(True, 0.7), (False, 0.7), (True, 1.0)])
+def test_logprobs_from_before_temperature_are_not_trained_on(
+    is_raw: bool, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from echo_env.server.app import app
+
+    async def groups(url: str, double: VllmDouble) -> list[SampleGroup]:
+        sampling = Sampling(temperature=temperature)
+        model = Model.model_validate({"base_url": double.url, "name": "m", "engine": "vllm", "sampling": sampling})
+        async with play(url, model, [{}], samples=2, gives_rewards=True) as stream:
+            found = [group async for group in stream]
+        excluded.update(stream.counts.tokens.excluded)
+        return found
+
+    excluded: dict[str, int] = {}
+    with VllmDouble(policy, is_raw=is_raw) as double, serve(app) as served:
+        (group,) = asyncio.run(asyncio.wait_for(groups(served.url, double), 60))
+        assert group.rewards == [0.0, 0.0]  # an evaluation needs no log-probabilities
+        if is_raw and temperature != 1:
+            assert set(excluded) == {"raw_logprobs"}
+            with pytest.raises(ValueError, match="--logprobs-mode processed_logprobs"):
+                group.collate()
+            monkeypatch.setenv("OPENENV_ALLOW_RAW_LOGPROBS", "1")
+            excluded.clear()
+            (group,) = asyncio.run(asyncio.wait_for(groups(served.url, double), 60))
+    assert excluded == {}
+    assert group.collate().n_tokens > 0

@@ -13,6 +13,7 @@ _EXPORTS = {
     "EpisodeStream": "openenv.train.episodes",
     "Estimate": "openenv.train.evaluation",
     "Evaluation": "openenv.train.evaluation",
+    "InferenceEngine": "openenv.train.weights",
     "LengthPenalty": "openenv.train.groups",
     "Objective": "openenv.train.groups",
     "RolloutStream": "openenv.train.tasks",
@@ -23,8 +24,10 @@ _EXPORTS = {
     "TrackedRun": "openenv.train.trackers",
     "Tracker": "openenv.train.trackers",
     "TrainingBatch": "openenv.train.groups",
+    "WeightUpdateFailed": "openenv.train.weights",
     "advantages": "openenv.train.groups",
     "collate": "openenv.train.groups",
+    "engine_of": "openenv.train.weights",
     "evaluate": "openenv.train.evaluation",
     "group_metrics": "openenv.train.trackers",
     "open_tracker": "openenv.train.trackers",
@@ -33,6 +36,7 @@ _EXPORTS = {
     "rollouts": "openenv.train.tasks",
     "sample_rows": "openenv.train.trackers",
     "shuffled": "openenv.train.items",
+    "updating_weights": "openenv.train.weights",
 }
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
@@ -62,5 +66,9 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.train.trackers import group_metrics as group_metrics
     from openenv.train.trackers import open_tracker as open_tracker
     from openenv.train.trackers import sample_rows as sample_rows
+    from openenv.train.weights import InferenceEngine as InferenceEngine
+    from openenv.train.weights import WeightUpdateFailed as WeightUpdateFailed
+    from openenv.train.weights import engine_of as engine_of
+    from openenv.train.weights import updating_weights as updating_weights
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

@@ -190,12 +190,12 @@ class EpisodeStream(GroupStream[Start]):
         dialogue: Dialogue,
         endpoint: CapturedModel,
     ) -> None:
-        super().__init__(starts, options, endpoint.proxy, options.store)
+        super().__init__(starts, options, endpoint.proxy, options.store, endpoint.model)
         self.rewards = RewardHistory(is_declared=options.gives_rewards, limit=max(64, 2 * options.concurrency))
         self.environment = ""
         """The name of the environment, for the store."""
         self._urls = urls
-        self._model = endpoint.model
+        self._endpoint = endpoint.model
         self._dialogue = dialogue
         self._open_capture = endpoint.proxy.open
         self._client_options = dict(options.client_options or {})
@@ -245,9 +245,9 @@ class EpisodeStream(GroupStream[Start]):
         messages = self._dialogue.opening(first.observation)
         episode.instruction = "\n\n".join(str(message["content"]) for message in messages)
         if self._store is not None:  # so that the store lists it as interrupted if this process dies
-            about = {"agent": "play", "model": self._model.name, "group": group.label}
+            about = {"agent": "play", "model": self._endpoint.name, "group": group.label}
             await asyncio.to_thread(self._store.begin, episode.rollout_id, episode.task(), about=about)
-        capture = self._open_capture(episode.rollout_id, self._model, metadata=labels)
+        capture = self._open_capture(episode.rollout_id, self._endpoint, metadata=labels)
         try:
             await self._run(client, messages, episode, capture)
         except (OpenEnvError, OSError) as exc:
@@ -265,7 +265,7 @@ class EpisodeStream(GroupStream[Start]):
         self.counts.environment_s += episode.environment_s
         self.counts.model_s += episode.model_s
         recording = None if capture is None else capture.trace()
-        outcome = episode.outcome(self._model.name, [] if recording is None else export.turns(recording))
+        outcome = episode.outcome(self._endpoint.name, [] if recording is None else export.turns(recording))
         sequences = [] if recording is None else export.sequences(recording)
         calls = [] if recording is None else [call.number for call in recording.calls if call.sampled]
         rewards = dict(zip(calls, episode.turn_rewards, strict=False))  # a call without an answer earned nothing
@@ -332,7 +332,7 @@ class EpisodeStream(GroupStream[Start]):
             EndpointFailed: the endpoint does not answer, or refuses requests without the policy's answers.
         """
         await self.is_free.wait()
-        body: Json = {"model": self._model.name, "messages": messages}
+        body: Json = {"model": self._endpoint.name, "messages": messages}
         if self.options.max_tokens is not None:
             body["max_tokens"] = self.options.max_tokens
         if self._dialogue.tools:

@@ -38,6 +38,7 @@ _SMALLEST = 1e-6
 """Added to the standard deviation of a group, so that nearly equal rewards give no huge advantages."""
 _LARGEST = 1e100
 """The largest reward that can be compared: squares of larger ones are infinite, and the advantages NaN."""
+_NO_VERSION = -1
 _SMALLEST_VARIANCE = 1e-8
 """The same for the variance of all tokens."""
 
@@ -84,7 +85,8 @@ class EpisodeSample:
     @property
     def policy_versions(self) -> set[str]:
         """The versions of the policy that sampled it, if the endpoint names them."""
-        return {name for sequence in self.sequences for name in sequence.policy_versions if name is not None}
+        named = {name for sequence in self.sequences for name in sequence.policy_versions if name is not None}
+        return named | {span.version for sequence in self.sequences for span in sequence.version_spans}
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +285,9 @@ class TrainingBatch:
     advantages: list[list[float]]
     turn_ids: list[list[int]]
     """The number of the model call that sampled each token, counted from 1 in its episode; 0 for all other tokens."""
+    policy_versions: list[list[int]]
+    """The version of the policy that sampled each token; -1 for an unknown version or one that is not a whole number,
+    and for all other tokens."""
     position_ids: list[list[int]]
     attention_mask: list[list[int]] | None
     """0 for padding; None if packed."""
@@ -368,6 +373,11 @@ class _Row:
         return [0, *self.sequence.loss_mask[1:]]
 
     @property
+    def policy_versions(self) -> list[int]:
+        """Return the version of each sampled token as a whole number, or -1."""
+        return [_version_number(version) for version in self.sequence.token_versions()]
+
+    @property
     def turn_ids(self) -> list[int]:
         """Return the number of the call that sampled each token, or 0."""
         ids = [0] * len(self)
@@ -375,6 +385,11 @@ class _Row:
             for place in span:
                 ids[place] = number
         return ids
+
+
+def _version_number(version: str | None) -> int:
+    is_number = version is not None and len(version) < 19 and version.isascii() and version.isdecimal()
+    return int(version) if version is not None and is_number else _NO_VERSION
 
 
 def turns_of(sequence: capture.Sequence) -> Iterator[tuple[int, range]]:
@@ -424,6 +439,7 @@ def collate(
         old_logprobs=joined((row.sequence.logprobs for row in rows), 0.0),
         advantages=joined((row.advantages for row in rows), 0.0),
         turn_ids=joined((row.turn_ids for row in rows), 0),
+        policy_versions=joined((row.policy_versions for row in rows), _NO_VERSION),
         position_ids=joined(map(range, lengths), 0),
         attention_mask=joined(([1] * length for length in lengths), 0) if layout == "padded" else None,
         sequence_ends=ends,

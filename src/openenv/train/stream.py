@@ -43,12 +43,14 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypedDict, TypeVar
 
+from openenv import settings
 from openenv.client.rewards import RewardHistory
 from openenv.errors import RolloutError, SessionCapacityError, message_of
 from openenv.protocol.backoff import Backoff
-from openenv.rollout.capture.training_trace import TokenCounts
+from openenv.rollout.capture.sessions_api.engine_probe import probe_logprobs_mode
+from openenv.rollout.capture.training_trace import Finding, TokenCounts
 from openenv.rollout.store.outcome import Outcome, Status
 from openenv.rollout.store.store import RolloutStore
 from openenv.rollout.tasks.task import Model, Sampling
@@ -59,6 +61,9 @@ from .items import FORMAT, ItemSource, NumberSet
 if TYPE_CHECKING:
     from openenv.rollout.capture import CaptureServer
     from openenv.rollout.run.process_engine import ProcessEngine
+    from openenv.rollout.run.ray_engine import RayEngine
+
+    CallGate: TypeAlias = CaptureServer | ProcessEngine | RayEngine
 
 logger = logging.getLogger(__name__)
 ItemT = TypeVar("ItemT")
@@ -230,16 +235,19 @@ class GroupStream(ABC, Generic[ItemT]):
     Args:
         items: The starts of the groups, read when they are needed.
         options: How samples become groups.
-        proxy: The capture proxy of the model calls; None if another process runs it.
+        proxy: Pauses the model calls: their capture proxy, or an engine with the proxies of its workers. None if no
+            calls are captured.
         store: Keeps the samples, so that a later process can resume the stream.
+        model: The endpoint that samples; None if no model is trained.
     """
 
     def __init__(
         self,
         items: Iterable[ItemT],
         options: StreamOptions,
-        proxy: CaptureServer | ProcessEngine | None,
+        proxy: CallGate | None,
         store: RolloutStore | None = None,
+        model: Model | None = None,
     ) -> None:
         if options.resume and store is None:
             raise ValueError("resume needs the store of the stream that it continues: pass store=")
@@ -252,6 +260,8 @@ class GroupStream(ABC, Generic[ItemT]):
         self.is_free.set()
         self._proxy = proxy
         self._store = store
+        self._model = model
+        self._raw_logprobs: Finding | None = None  # of each sequence, if they cannot be trained on
         self._source = ItemSource(items, None if store is None else store.root / "streams")
         if options.resume:
             self._source.continue_newest()
@@ -384,19 +394,23 @@ class GroupStream(ABC, Generic[ItemT]):
         self._known_proxy().resume()
         self.is_free.set()
 
+    async def drain(self) -> None:
+        """Start no model call until `resume`, like `pause`; return when running calls have ended."""
+        await asyncio.to_thread(self._known_proxy().pause)
+
     @contextlib.asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
         """Start no model call while the block updates the weights. The block starts after running calls have ended."""
         self.pause()
         try:
-            await asyncio.to_thread(self._known_proxy().pause)
+            await self.drain()
             yield
         finally:
             self.resume()
 
-    def _known_proxy(self) -> CaptureServer | ProcessEngine:
+    def _known_proxy(self) -> CallGate:
         if self._proxy is None:
-            raise RolloutError("Model calls cannot be paused here: another process runs their capture proxy")
+            raise RolloutError("Model calls cannot be paused: no capture proxy sees them")
         return self._proxy
 
     async def take(self, count: int) -> list[SampleGroup]:
@@ -412,6 +426,8 @@ class GroupStream(ABC, Generic[ItemT]):
     async def __anext__(self) -> SampleGroup:
         if not self._running:
             await asyncio.to_thread(self._source.open)
+            if self._model is not None:
+                self._raw_logprobs = await asyncio.to_thread(_check_logprobs, self._model)
             workers = [self._work(number) for number in range(self.options.concurrency)]
             makers = [asyncio.create_task(work) for work in (self._dispatch(), *workers)]
             self._running = [*makers, asyncio.create_task(self._watch(makers))]
@@ -687,6 +703,9 @@ class GroupStream(ABC, Generic[ItemT]):
             self.counts.surplus += 1
             return
         self.counts.episodes += 1
+        if self._raw_logprobs is not None:
+            for sequence in sample.sequences:
+                sequence.validation.append(self._raw_logprobs)
         self.counts.tokens.add(sample.tokens())
         self._has_reward |= sample.reward is not None
         if sample.reward is not None and sample.is_rewarded:
@@ -713,6 +732,25 @@ class GroupStream(ABC, Generic[ItemT]):
         for each in ready:
             self._finished[each.number] = self.whole(each), each.updates
         self._wake()
+
+
+# A policy that samples at temperature T has the probabilities softmax(logits / T). Engines that report softmax(logits)
+# give wrong importance ratios at any T but 1. At 0 nothing is sampled, so nothing can be trained on anyway.
+def _check_logprobs(model: Model) -> Finding | None:
+    """Ask an endpoint whether its log-probabilities are those after temperature; return a finding if they are not."""
+    temperature = model.sampling.get("temperature", 1.0)
+    if model.dialect != "openai_chat" or temperature in (0, 1) or settings.allow_raw_logprobs():
+        return None
+    key = model.api_key.get_secret_value()
+    if probe_logprobs_mode(model.base_url, model.name, api_key=key) != "raw":
+        return None
+    text = (
+        f"the log-probabilities are those before temperature={temperature:g}, so importance ratios would be wrong: "
+        "start vLLM with --logprobs-mode processed_logprobs and SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB, or "
+        "sample at temperature 1"
+    )
+    logger.warning("%s: %s", model.base_url, text)
+    return Finding("FATAL", "raw_logprobs", text)
 
 
 def model_to_train(model: Model) -> Model:

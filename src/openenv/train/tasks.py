@@ -23,7 +23,7 @@ from openenv.rollout.run.engine import Engine, EngineArguments, EngineOptions, i
 from openenv.rollout.run.process_engine import ProcessEngine
 from openenv.rollout.run.shared_setup import SetupGroup, setup_key
 from openenv.rollout.store.store import RolloutStore
-from openenv.rollout.tasks.task import Task
+from openenv.rollout.tasks.task import Model, Task
 from openenv.sandboxes.base import sweep_snapshots
 
 from .groups import EpisodeSample, SampleGroup
@@ -31,7 +31,6 @@ from .stream import GroupStream, OpenGroup, StreamArguments, StreamOptions, mode
 
 if TYPE_CHECKING:
     from openenv.providers.ray_cluster import RayCluster
-    from openenv.rollout.capture import CaptureServer
     from openenv.rollout.run.ray_engine import RayEngine
 
 TaskLike = Task | Mapping[str, Any]
@@ -89,7 +88,15 @@ async def rollouts(
         shared = cluster_engine(engine, replace(batch, retries=0))
     store = engine.store if isinstance(engine.store, RolloutStore) else None  # another sink cannot be read
     async with _entered(shared):
-        stream = RolloutStream(tasks, groups, shared, share_setup=share_setup, on_progress=on_progress, store=store)
+        stream = RolloutStream(
+            tasks,
+            groups,
+            shared,
+            share_setup=share_setup,
+            on_progress=on_progress,
+            store=store,
+            model=engine.model,
+        )
         async with stream:
             yield stream
 
@@ -119,13 +126,11 @@ class RolloutStream(GroupStream[TaskLike]):
         share_setup: bool,
         on_progress: OnProgress | None,
         store: RolloutStore | None,
+        model: Model | None = None,
     ) -> None:
-        proxy: CaptureServer | ProcessEngine | None = None
-        if isinstance(engine, Engine):
-            proxy = engine.capture
-        elif isinstance(engine, ProcessEngine):
-            proxy = engine
-        super().__init__(tasks, options, proxy, store)
+        # The engines of other processes pause the proxies of their workers.
+        proxy = engine.capture if isinstance(engine, Engine) else engine
+        super().__init__(tasks, options, proxy, store, model)
         self._engine = engine
         self._shares_setup = share_setup and isinstance(engine, Engine)  # other workers share setups themselves
         self._on_progress = on_progress

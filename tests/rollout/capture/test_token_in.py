@@ -120,7 +120,7 @@ def test_a_conversation_with_tools_is_one_sequence(server: CaptureServer, double
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_conversation_with_sglang_is_one_sequence(server: CaptureServer, stream: bool) -> None:
-    with SglangDouble(policy, routed_experts=True, version=7) as double:
+    with SglangDouble(policy, routed_experts=True, version=7, label="7") as double:
         agent = Agent(server, double, engine="sglang", routed_experts=True, agent_may_set=("seed",))
         answers = [agent.turn(stream=stream, seed=3) for _ in range(4)]
     assert [len(answer.get("tool_calls") or ()) for answer in answers] == [1, 1, 1, 0]

@@ -70,6 +70,8 @@ class CallLedger:
         self.attempts = 0
         self.policy: str | None = None
         """The version of the policy that answered."""
+        self.policy_changed = False
+        """Whether the policy changed during the answer."""
         self.prompt_ids: list[int] | None = None
         self.answer: Json | None = None
         """The whole answer, for a rollout with a `TokenMemory`."""
@@ -108,6 +110,8 @@ class CallLedger:
             facts["error"] = error
         if self.policy is not None:
             facts["policy"] = self.policy
+        if self.policy_changed:
+            facts["policy_changed"] = True
         try:
             self.recorder.end(how, facts)
         except JournalFull:

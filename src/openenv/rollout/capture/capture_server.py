@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from typing_extensions import Self
 
@@ -60,6 +60,8 @@ from .replay import Replay
 from .training_trace import RolloutTurn, Sequence
 
 SWEEP_S = 5.0
+ProxyOrder = Literal["hold", "pause", "resume"]
+"""The methods of `CaptureServer` that another process may call."""
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
@@ -382,6 +384,10 @@ class CaptureServer(ProxyListener):
     def resume(self) -> None:
         """Release the calls that `pause` or `hold` held back."""
         self.run(self._resume())
+
+    def obey(self, order: ProxyOrder) -> None:
+        """Carry out an order of another process."""
+        {"hold": self.hold, "pause": self.pause, "resume": self.resume}[order]()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

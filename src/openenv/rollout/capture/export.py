@@ -37,6 +37,7 @@ from .training_trace import (
     TraceEntry,
     TrainingTrace,
     TrainingTurn,
+    VersionSpan,
 )
 
 Level = Literal["tokens", "logprobs", "text"]
@@ -170,12 +171,32 @@ def _sequence(role: Role, leaf: CallNode, used: set[int]) -> Sequence:
         loss_mask=mask,
         logprobs=logprobs,
         policy_versions=[node.call.policy_version for node in path],
+        version_spans=_version_spans(path),
         sampling=[sampling_of(node.call) for node in path],
         constraints=[node.call.constraints for node in path],
         validation=validation,
         routed_experts=align([_experts_of(node.call) for node in path], len(ids)),
         excluded={reason: count for reason, count in excluded.items() if count},
     )
+
+
+def _version_spans(path: Iterable[CallNode]) -> list[VersionSpan]:
+    """Return the versions of the sampled tokens of a sequence: by the engine's spans, else by call."""
+    spans: list[VersionSpan] = []
+    for node in path:
+        done, start = node.call.completion, len(node.call.completion.prompt_ids or ())
+        version = node.call.policy_version
+        of_call = done.version_spans
+        if len(of_call) < 2:  # the trainer's own name for the version counts more than the engine's
+            of_call = () if version is None else (VersionSpan(version, 0, len(done.sampled)),)
+        for span in of_call:
+            last = spans[-1] if spans else None
+            moved = VersionSpan(span.version, start + span.start, start + span.end)
+            if last is not None and (last.version, last.end) == (moved.version, moved.start):
+                spans[-1] = replace(last, end=moved.end)
+            else:
+                spans.append(moved)
+    return spans
 
 
 def _experts_of(call: Call) -> CallExperts:
@@ -268,6 +289,9 @@ def _call_findings(call: Call) -> list[Finding]:
     findings += _sampling_findings(call)
     if call.completion.finish_reason == "length":
         findings.append(Finding("INFO", "truncated_turn", "the limit of tokens ended this turn", call.number))
+    if call.policy_changed:
+        message = "the weights changed during this answer, and the engine does not say at which token"
+        findings.append(Finding("WARN", "unknown_version", message, call.number))
     if call.ended != "complete":
         message = f"the answer did not come whole: {call.ended or 'the proxy was killed'}"
         findings.append(Finding("WARN", "incomplete_turn", message, call.number))
@@ -617,6 +641,7 @@ def _schema() -> Any:
             "logprobs": pyarrow.list_(number),
             "policy_version": string,
             "policy_versions": pyarrow.list_(string),
+            "version_spans": pyarrow.list_(pyarrow.struct({"version": string, "start": integer, "end": integer})),
             **dict.fromkeys(SAMPLING_COLUMNS, number),
             "seed": integer,
             "constraints": string,
@@ -639,6 +664,7 @@ def _row(recording: Recording, item: Sequence) -> Json:
         },
         **{name: about.get(name) for name in ("sample", "attempt", "reward")},
         **{name: getattr(item, name) for name in (*fields, "policy_version", "policy_versions")},
+        "version_spans": [asdict(span) for span in item.version_spans],
         **{name: item.sampled_with(name) for name in (*SAMPLING_COLUMNS, "seed")},
         "constraints": json.dumps(item.constraints),
         "routed_experts": item.routed_experts.data if item.routed_experts is not None else None,

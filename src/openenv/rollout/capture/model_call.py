@@ -210,5 +210,8 @@ class ProxiedCall:
             )
         if self._policy_task is not None:
             ledger.policy = await self._policy_task or ledger.policy
+            # Asked again: an update during the answer gives its tokens two versions.
+            last = await self._sender.policy_version(rollout.model.policy_url or "")
+            ledger.policy_changed = last is not None and last != ledger.policy
         ledger.settle("complete")
         self._is_complete = True

@@ -627,6 +627,9 @@ class Call:
     latency_s: float = 0.0
     first_byte_s: float | None = None
     policy_version: str | None = None
+    """The version of the policy; of several, the oldest. None if it is unknown."""
+    policy_changed: bool = False
+    """Whether the policy changed during the answer, and the engine does not say at which token."""
     prompt_ids_asked: bool = False
     """Whether the IDs of the prompt came from a separate route, such as `/tokenize`."""
     reused_ids: int = 0
@@ -1064,6 +1067,7 @@ class _Draft:
             if call.error is not None and call.error.get("status") is not None:
                 call.status = call.error["status"]
             call.policy_version = head.get("policy") or call.policy_version
+            call.policy_changed = head.get("policy_changed", False)
             call.attempts = head.get("attempts", call.attempts)
             call.tokens, call.spent_s = head.get("tokens", 0), head.get("seconds", 0.0)
 
@@ -1085,7 +1089,12 @@ class _Draft:
         except MALFORMED as exc:
             call.error = call.error or {"message": f"the answer cannot be read: {exc}"}
         call.error = call.error or call.completion.error
-        call.policy_version = call.policy_version or call.completion.policy_version
+        if len(call.completion.version_spans) > 1:
+            call.policy_version, call.policy_changed = call.completion.policy_version, False
+        elif call.policy_changed:
+            call.policy_version = None
+        else:
+            call.policy_version = call.policy_version or call.completion.policy_version
         return call
 
     def _assembled(self) -> Json | None:

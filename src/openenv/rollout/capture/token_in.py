@@ -256,6 +256,8 @@ class TokenAnswer:
     more: Json = field(default_factory=dict)
     """Further fields of the choice."""
     version: str | None = None
+    version_spans: list[Json] = field(default_factory=list)
+    """The versions by sampled token, as the engine sends them."""
 
 
 class TokenEngine(ABC):
@@ -333,7 +335,9 @@ class VllmTokens(TokenEngine):
         pairs = zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
         entries = [{"token": token, "logprob": logprob, "top_logprobs": []} for token, logprob in pairs]
         more = {"routed_experts": choice["routed_experts"]} if choice.get("routed_experts") else {}
-        return TokenAnswer(entries, ids, choice["text"], choice.get("finish_reason") == "length", more)
+        spans = dicts_in(choice.get("weight_versions"))
+        is_cut = choice.get("finish_reason") == "length"
+        return TokenAnswer(entries, ids, choice["text"], is_cut, more, version_spans=spans)
 
     def parameters(self) -> frozenset[str]:
         return _PLAIN - {"repeat_penalty"}
@@ -402,9 +406,9 @@ class SglangTokens(TokenEngine):
         version = about.get("weight_version")
         more = {"routed_experts": about["routed_experts"]} if about.get("routed_experts") else {}
         ids = [token for _, token, _ in triples]
-        return TokenAnswer(
-            entries, ids, value["text"], finish == "length", more, None if version is None else str(version)
-        )
+        spans = dicts_in(about.get("weight_versions"))
+        version = None if version is None else str(version)
+        return TokenAnswer(entries, ids, value["text"], finish == "length", more, version, spans)
 
     def parameters(self) -> frozenset[str]:
         return _PLAIN - {"repeat_penalty"}
@@ -473,6 +477,8 @@ class TokenCall:
         whole["usage"] = {**counts, "total_tokens": sum(counts.values())}
         if answer.version is not None:
             whole["metadata"] = {"weight_version": answer.version}
+        if answer.version_spans:
+            choice["weight_versions"] = answer.version_spans
         return whole
 
 

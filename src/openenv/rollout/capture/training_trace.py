@@ -52,6 +52,15 @@ class Finding:
     call: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Tokens that one version of the policy sampled: positions from `start` up to, but not including, `end`."""
+
+    version: str
+    start: int
+    end: int
+
+
 _WritableText = Annotated[str, AfterValidator(writable)]
 _WritableDocument = Annotated[dict[str, Any], AfterValidator(writable)]
 
@@ -117,6 +126,7 @@ class Sequence:
     loss_mask: list[int]
     logprobs: list[float]
     policy_versions: list[str | None]
+    """The version of each call; of a call with several versions, the oldest."""
     turn_starts: list[int] = field(default_factory=list)
     """The position in `input_ids` of the first sampled token of each call."""
     sampling: list[dict[str, Any]] = field(default_factory=list)
@@ -128,6 +138,9 @@ class Sequence:
     """The experts of each token; None for a dense model, and for an engine that does not report them."""
     excluded: dict[str, int] = field(default_factory=dict)
     """The sampled tokens that the mask excludes, by reason. Tokens of turns in an earlier sequence do not count."""
+    version_spans: list[VersionSpan] = field(default_factory=list)
+    """The versions of the sampled tokens, by their positions in `input_ids`. Tokens in no span have an unknown
+    version."""
 
     @property
     def n_turns(self) -> int:
@@ -171,7 +184,15 @@ class Sequence:
     def policy_version(self) -> str | None:
         """Return the policy version that sampled all of it; None for several or unknown versions."""
         # A trainer that updates the weights during a rollout has several versions in one sequence.
-        return self.policy_versions[0] if len(set(self.policy_versions)) == 1 else None
+        versions = {*self.policy_versions, *(span.version for span in self.version_spans)}
+        return self.policy_versions[0] if len(versions) == 1 else None
+
+    def token_versions(self) -> list[str | None]:
+        """Return the policy version of each token; None for prompt tokens and unknown versions."""
+        versions: list[str | None] = [None] * len(self.input_ids)
+        for span in self.version_spans:
+            versions[span.start : span.end] = [span.version] * (span.end - span.start)
+        return versions
 
     def sampled_with(self, parameter: str) -> Any:
         """Return a parameter that all calls share; None if they differ or do not have it."""

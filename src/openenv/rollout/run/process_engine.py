@@ -40,7 +40,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from openenv.errors import RolloutCancelled, RolloutError
 from openenv.rollout.agents.base import Agent
@@ -50,6 +50,9 @@ from openenv.rollout.run.shared_setup import SharedSetups, setup_key
 from openenv.rollout.store.outcome import Outcome, Status
 from openenv.rollout.store.store import RolloutStore
 from openenv.rollout.tasks.task import Task
+
+if TYPE_CHECKING:
+    from openenv.rollout.capture.capture_server import ProxyOrder
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +100,7 @@ class _Control:
     """An order for the worker's capture proxy, or the order to end."""
 
     number: int
-    order: Literal["hold", "pause", "resume", "close"]
+    order: ProxyOrder | Literal["close"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +208,8 @@ class _WorkerProcess:
         try:
             proxy = engine.capture
             if proxy is not None:
-                {"hold": proxy.hold, "pause": proxy.pause, "resume": proxy.resume}[order.order]()
+                assert order.order != "close"
+                proxy.obey(order.order)
         except Exception as exc:  # the other process raises it
             error = exc
         self._send(_Reply(order.number, error))
@@ -427,7 +431,7 @@ class ProcessEngine:
         self._is_held = False
         self._order_all("resume")
 
-    def _order_all(self, order: Literal["hold", "pause", "resume"]) -> None:
+    def _order_all(self, order: ProxyOrder) -> None:
         with self._changed:
             workers = [worker for worker in self._workers if worker.is_ready]
         replies = [self._order(worker, order) for worker in workers]
@@ -435,7 +439,7 @@ class ProcessEngine:
             with contextlib.suppress(WorkerLost):  # its calls have ended
                 reply.result()
 
-    def _order(self, worker: _Worker, order: Literal["hold", "pause", "resume"]) -> Future[Outcome | None]:
+    def _order(self, worker: _Worker, order: ProxyOrder) -> Future[Outcome | None]:
         pending, number = _Pending(), next(self._numbers)
         with self._changed:
             if worker not in self._workers:

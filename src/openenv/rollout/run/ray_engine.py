@@ -34,7 +34,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from openenv._lazy import load_package_version
@@ -59,6 +59,9 @@ from openenv.rollout.tasks.task import Task, sandbox_spec
 from openenv.rollout.verify.lint import require_trust
 from openenv.sandboxes.base import Sandboxes
 from openenv.sandboxes.host import scratch
+
+if TYPE_CHECKING:
+    from openenv.rollout.capture.capture_server import ProxyOrder
 
 logger = logging.getLogger(__name__)
 
@@ -246,6 +249,13 @@ class RolloutWorker:
         """End a rollout, which still yields its outcome. Ray calls have no order: this may arrive before `run`."""
         self._cancellations.setdefault(rollout_id, Cancellation()).cancel(reason)
 
+    def control(self, order: ProxyOrder) -> None:
+        """Hold, pause or resume the model calls of this worker's capture proxy."""
+        assert self._engine is not None
+        proxy = self._engine.capture
+        if proxy is not None:
+            proxy.obey(order)
+
     def close(self) -> None:
         """End all rollouts and free the engine's resources."""
         for cancel in list(self._cancellations.values()):
@@ -353,7 +363,7 @@ class RayEngine:
         self._workers: list[_Worker] = []
         self._unusable: BaseException | None = None
         self._last_ready_at = 0.0
-        self._is_closed = False
+        self._is_held = self._is_closed = False
         self._stack = ExitStack()
 
     def __enter__(self) -> RayEngine:
@@ -538,6 +548,37 @@ class RayEngine:
             metadata=dict(run.metadata or {}),
         )
 
+    # -- model calls: the proxies of all workers, as one ---------------------------------------------------------
+
+    def hold(self) -> None:
+        """Hold back new model calls until `resume`, without waiting for those under way."""
+        self._order_all("hold")
+
+    def pause(self) -> None:
+        """Hold back new model calls until `resume`; return when those under way have ended."""
+        self._order_all("pause")
+
+    def resume(self) -> None:
+        """Release the model calls that `pause` or `hold` held back."""
+        self._order_all("resume")
+
+    def _order_all(self, order: ProxyOrder) -> None:
+        with self._changed:
+            self._is_held = order != "resume"
+            workers = [worker for worker in self._workers if worker.is_ready]
+        for reply in [worker.actor.control.remote(order) for worker in workers]:
+            self._await_order(reply)
+
+    def _await_order(self, reply: Any) -> None:
+        from ray.exceptions import RayActorError, RayTaskError
+
+        try:
+            self._ray.get(reply)
+        except RayTaskError as exc:
+            raise exc.cause from exc
+        except RayActorError:  # a lost worker: its calls have ended
+            pass
+
     # -- workers ---------------------------------------------------------------------------------------------------
 
     def _start_worker(self, starts: int) -> None:
@@ -577,10 +618,20 @@ class RayEngine:
             else:
                 self._give_up(worker, RolloutError(f"A worker on {worker.node} does not start: {_words(exc)}"))
         else:
+            self._make_ready(worker)
+
+    def _make_ready(self, worker: _Worker) -> None:
+        """Let a worker run rollouts; if model calls are held, its proxy holds them first."""
+        is_held = False
+        while True:
             with self._changed:
-                worker.is_ready = True
-                self._last_ready_at = time.monotonic()
-                self._changed.notify_all()
+                if is_held == self._is_held:
+                    worker.is_ready = True
+                    self._last_ready_at = time.monotonic()
+                    self._changed.notify_all()
+                    return
+                is_held = self._is_held
+            self._await_order(worker.actor.control.remote("hold" if is_held else "resume"))
 
     def _check_place(self, place: RayWorkerPlace) -> None:
         if place.version != (own := load_package_version()):

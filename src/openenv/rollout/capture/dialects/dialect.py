@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Protocol
 
 from ...tasks.model_parameters import AgentDialectName, Dialect, token_limit
 from ..encoding import Json, dumps, event_bytes
+from ..training_trace import VersionSpan
 
 _ID_PREFIX = "token_id:"
 
@@ -239,6 +240,9 @@ class Completion:
     error: Json | None = None
     """An error inside a stream."""
     policy_version: str | None = None
+    """The version that the engine reports; of several, the oldest."""
+    version_spans: tuple[VersionSpan, ...] = ()
+    """The versions by sampled token, counted from 0, if the engine reports them."""
     routed_experts: str | None = None
     """The experts of each token, as the engine sends them (`routed_experts`)."""
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from ...tasks.model_parameters import MINIMUM_LIMITS, OUTPUT_LIMITS, THINKING_LIMITS, token_limit
 from ..encoding import STREAM_DONE, Json, dumps, event_bytes
+from ..training_trace import VersionSpan
 from .dialect import (
     EXPERTS,
     LOGPROBS,
@@ -42,6 +43,7 @@ RENAMES_MAX_TOKENS = ("gpt-5", "o1", "o3", "o4")
 
 _CHOICE_IDS = ("token_ids", "completion_token_ids", "output_token_ids")
 _PROMPT_IDS = ("prompt_token_ids", "input_token_ids")
+_VERSION_HOLDERS = ("sglext", "metadata")
 
 
 class ChatAssembler:
@@ -62,8 +64,8 @@ class ChatAssembler:
     def feed(self, chunk: Json) -> None:
         self._prompt_ids = _take_prompt_ids(dict(chunk)) or self._prompt_ids
         for key, value in chunk.items():
-            if key == "error" and value:
-                self._top[key] = value  # the last error counts; of all other fields the first value
+            if key in ("error", "metadata") and value:
+                self._top[key] = value  # the last error and version count; of all other fields the first value
             elif key not in ("choices", "usage", "object", *_PROMPT_IDS) and value is not None:
                 self._top.setdefault(key, value)
         if isinstance(chunk.get("usage"), dict):
@@ -216,13 +218,16 @@ class OpenAIChat(ModelDialect):
         copy = {**response, "choices": [dict(item) for item in dicts_in(response.get("choices"))]}
         prompt_ids = _take_prompt_ids(copy)
         finish = choice.get("finish_reason")
+        sampled = log.sampled()
+        spans = _version_spans(response, choice, len(sampled))
         return Completion(
             finish_reason=finish if isinstance(finish, str) else None,
-            sampled=log.sampled(),
+            sampled=sampled,
             prompt_ids=tuple(prompt_ids) if prompt_ids else None,
             usage=as_dict(response.get("usage")) or None,
             error=_error_in(response),
-            policy_version=_weight_version(response),
+            policy_version=spans[0].version if spans else _weight_version(response),
+            version_spans=spans,
             routed_experts=_routed_experts(response, choice),
         )
 
@@ -325,13 +330,14 @@ def _limit_tokens(sent: Json, options: CallOptions) -> int | None:
 def _strip(value: Json, choices: Any, forced: frozenset[str]) -> Json:
     # Runs for every chunk: a chunk without forced fields is returned unchanged, so its bytes are not encoded again.
     unwanted = _unwanted(forced)
-    top = TOKEN_IDS in forced and any(key in value for key in (*_PROMPT_IDS, "sglext"))
+    top = TOKEN_IDS in forced and any(key in value for key in (*_PROMPT_IDS, *_VERSION_HOLDERS))
     dirty = [isinstance(choice, dict) and not unwanted.isdisjoint(choice) for choice in choices or ()]
     if not top and not any(dirty):
         return value
     visible = dict(value)
     if top:
-        for key in (*_PROMPT_IDS, "sglext"):
+        # SGLang's `metadata` has lists of versions, which OpenAI's clients refuse there.
+        for key in (*_PROMPT_IDS, *_VERSION_HOLDERS):
             visible.pop(key, None)
     if any(dirty):
         visible["choices"] = [
@@ -348,7 +354,7 @@ def _unwanted(forced: frozenset[str]) -> frozenset[str]:
         names.add("logprobs")
     if TOKEN_IDS in forced:
         names.update(_CHOICE_IDS)
-        names.add("routed_experts")  # vLLM sends them unasked
+        names.update(("routed_experts", "weight_versions"))  # vLLM sends them unasked
         names.update(_PROMPT_IDS)
     return frozenset(names)
 
@@ -438,6 +444,27 @@ def _error_in(response: Json) -> Json | None:
     return {"message": str(error)} if error else None
 
 
+# A weight update during an answer gives its tokens two versions:
+#
+#   vLLM     {"choices": [{"weight_versions": [{"version": "7", "start": 0, "end": 57}, {"version": "8", ...}]}]}
+#   SGLang   {"metadata": {"weight_version": "8", "weight_versions": [...]}}, in newer releases in "sglext"
+
+
 def _weight_version(response: Json) -> str | None:
-    version = as_dict(response.get("metadata")).get("weight_version")
-    return str(version) if version is not None else None
+    holders = (as_dict(response.get(name)) for name in _VERSION_HOLDERS)
+    versions = (holder.get("weight_version") for holder in holders)
+    return next((str(version) for version in versions if version is not None), None)
+
+
+def _version_spans(response: Json, choice: Json, count: int) -> tuple[VersionSpan, ...]:
+    """Return the versions of the sampled tokens; empty if the engine's list does not cover exactly these tokens."""
+    holders = (choice, as_dict(choice.get("meta_info")), *(as_dict(response.get(name)) for name in _VERSION_HOLDERS))
+    listed = next((found for holder in holders if (found := dicts_in(holder.get("weight_versions")))), [])
+    spans: list[VersionSpan] = []
+    end = 0
+    for item in listed:
+        if item.get("start") != end or not isinstance(item.get("end"), int) or item.get("version") is None:
+            return ()
+        end = item["end"]
+        spans.append(VersionSpan(str(item["version"]), item["start"], end))
+    return tuple(spans) if end == count else ()
