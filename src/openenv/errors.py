@@ -48,6 +48,7 @@
     │   ├── CaptureError                   CAPTURE_ERROR       the capture proxy or its records
     │   ├── StoreError                     STORE_ERROR         not stored, not found: disk full, unknown id
     │   ├── NoRewards                      NO_REWARDS          an environment that never gives a reward
+    │   ├── WeightUpdateFailed             WEIGHT_UPDATE_FAILED a replica of the engine refused new weights
     │   ├── TrustError                     TRUST_TOO_LOW       a check of the task is weaker than `min_trust`
     │   ├── TaskRefused                    TASK_REFUSED        a check of the task fails on the task's own solution
     │   └── RolloutCancelled               ROLLOUT_CANCELLED
@@ -502,6 +503,12 @@ class RolloutError(OpenEnvError, RuntimeError):
     """A rollout could not be run, stored or read."""
 
     code = "ROLLOUT_ERROR"
+
+
+class WeightUpdateFailed(RolloutError):
+    """A replica of the engine refused a weight update, or did not answer."""
+
+    code = "WEIGHT_UPDATE_FAILED"
 
 
 class AgentUnavailable(RolloutError):

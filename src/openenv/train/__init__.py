@@ -13,7 +13,6 @@ _EXPORTS = {
     "EpisodeStream": "openenv.train.episodes",
     "Estimate": "openenv.train.evaluation",
     "Evaluation": "openenv.train.evaluation",
-    "InferenceEngine": "openenv.train.weights",
     "LengthPenalty": "openenv.train.groups",
     "Objective": "openenv.train.groups",
     "RolloutStream": "openenv.train.tasks",
@@ -24,7 +23,7 @@ _EXPORTS = {
     "TrackedRun": "openenv.train.trackers",
     "Tracker": "openenv.train.trackers",
     "TrainingBatch": "openenv.train.groups",
-    "WeightUpdateFailed": "openenv.train.weights",
+    "WeightUpdateFailed": "openenv.errors",
     "advantages": "openenv.train.groups",
     "collate": "openenv.train.groups",
     "engine_of": "openenv.train.weights",
@@ -40,6 +39,7 @@ _EXPORTS = {
 }
 
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
+    from openenv.errors import WeightUpdateFailed as WeightUpdateFailed
     from openenv.rollout.agents.dialogue import Dialogue as Dialogue
     from openenv.rollout.agents.dialogue import TextDialogue as TextDialogue
     from openenv.rollout.agents.dialogue import ToolDialogue as ToolDialogue
@@ -66,8 +66,6 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.train.trackers import group_metrics as group_metrics
     from openenv.train.trackers import open_tracker as open_tracker
     from openenv.train.trackers import sample_rows as sample_rows
-    from openenv.train.weights import InferenceEngine as InferenceEngine
-    from openenv.train.weights import WeightUpdateFailed as WeightUpdateFailed
     from openenv.train.weights import engine_of as engine_of
     from openenv.train.weights import updating_weights as updating_weights
 

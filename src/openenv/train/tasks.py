@@ -23,7 +23,7 @@ from openenv.rollout.run.engine import Engine, EngineArguments, EngineOptions, i
 from openenv.rollout.run.process_engine import ProcessEngine
 from openenv.rollout.run.shared_setup import SetupGroup, setup_key
 from openenv.rollout.store.store import RolloutStore
-from openenv.rollout.tasks.task import Model, Task
+from openenv.rollout.tasks.task import Task
 from openenv.sandboxes.base import sweep_snapshots
 
 from .groups import EpisodeSample, SampleGroup
@@ -86,16 +86,9 @@ async def rollouts(
         shared = Engine(engine)
     else:
         shared = cluster_engine(engine, replace(batch, retries=0))
-    store = engine.store if isinstance(engine.store, RolloutStore) else None  # another sink cannot be read
     async with _entered(shared):
         stream = RolloutStream(
-            tasks,
-            groups,
-            shared,
-            share_setup=share_setup,
-            on_progress=on_progress,
-            store=store,
-            model=engine.model,
+            tasks, groups, shared, share_setup=share_setup, on_progress=on_progress, engine_options=engine
         )
         async with stream:
             yield stream
@@ -125,12 +118,12 @@ class RolloutStream(GroupStream[TaskLike]):
         *,
         share_setup: bool,
         on_progress: OnProgress | None,
-        store: RolloutStore | None,
-        model: Model | None = None,
+        engine_options: EngineOptions,
     ) -> None:
+        store = engine_options.store if isinstance(engine_options.store, RolloutStore) else None  # no other can be read
         # The engines of other processes pause the proxies of their workers.
         proxy = engine.capture if isinstance(engine, Engine) else engine
-        super().__init__(tasks, options, proxy, store, model)
+        super().__init__(tasks, options, proxy, store, engine_options.model)
         self._engine = engine
         self._shares_setup = share_setup and isinstance(engine, Engine)  # other workers share setups themselves
         self._on_progress = on_progress

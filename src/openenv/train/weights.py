@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from openenv.errors import RolloutError
+from openenv.errors import RolloutError, WeightUpdateFailed
 from openenv.rollout.tasks.task import Model
 
 from .stream import GroupStream
@@ -43,12 +43,6 @@ UpdateMode = Literal["drain", "in_flight"]
 weights, and their tokens have two versions."""
 Memory = Literal["weights", "kv_cache"]
 """A part of an engine's memory on the GPU."""
-
-
-class WeightUpdateFailed(RolloutError):
-    """A replica of the engine refused a weight update, or did not answer."""
-
-    code = "WEIGHT_UPDATE_FAILED"
 
 
 class InferenceEngine(ABC):

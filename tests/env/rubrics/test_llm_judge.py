@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openenv.env.rubrics import JudgeCache, LLMJudge, Rubric, ScoreParseError, WeightedSum
+from openenv.env.rubrics import CachedClient, LLMJudge, Rubric, ScoreParseError, WeightedSum
 from openenv.env.rubrics.llm_judge import parse_score
 
 
@@ -299,24 +299,24 @@ def test_answered_prompts_are_not_asked_again(tmp_path: Path) -> None:
     client = Voter("0.2", "0.4", "0.6", "0.9", "0.9", "0.9")
     for action, score in (("a", 0.4), ("b", 0.9), ("a", 0.4)):
         # Another object each time, as in another process; each vote has an answer of its own.
-        judge = LLMJudge("{action}", client, votes=3, cache=JudgeCache(tmp_path / "judge" / "answers.sqlite"))
+        judge = LLMJudge("{action}", CachedClient(client, tmp_path / "judge" / "answers.sqlite"), votes=3)
         assert asyncio.run(judge.acall(action, "o")) == score
     assert client.prompts == ["a"] * 3 + ["b"] * 3
     other = Voter("0.5")
     other.model = "another model"
-    judge = LLMJudge("{action}", other, cache=JudgeCache(tmp_path / "judge" / "answers.sqlite"))
+    judge = LLMJudge("{action}", CachedClient(other, tmp_path / "judge" / "answers.sqlite"))
     assert asyncio.run(judge.acall("a", "o")) == 0.5
 
 
 def test_an_answer_without_a_score_is_not_kept(tmp_path: Path) -> None:
-    judge = LLMJudge("{action}", Voter("hm", "0.7"), cache=JudgeCache(tmp_path / "answers.sqlite"))
+    judge = LLMJudge("{action}", CachedClient(Voter("hm", "0.7"), tmp_path / "answers.sqlite"))
     with pytest.raises(ScoreParseError):
         asyncio.run(judge.acall("a", "o"))
     assert asyncio.run(judge.acall("a", "o")) == 0.7
 
 
 def test_a_judge_with_a_cache_can_be_copied(tmp_path: Path) -> None:
-    judge = LLMJudge("{action}", Voter("0.7"), votes=1, cache=JudgeCache(tmp_path / "answers.sqlite"))
+    judge = LLMJudge("{action}", CachedClient(Voter("0.7"), tmp_path / "answers.sqlite"))
     assert asyncio.run(judge.acall("a", "o")) == 0.7
     again = pickle.loads(pickle.dumps(judge))
     assert asyncio.run(again.acall("a", "o")) == 0.7

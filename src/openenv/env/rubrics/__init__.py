@@ -6,16 +6,16 @@ Knows how scores are computed and combined. Must not know about servers, session
 from __future__ import annotations
 
 from .containers import Gate, RubricDict, RubricList, Sequential, WeightedSum
-from .llm_judge import CompletionClient, JudgeCache, LLMJudge, ScoreParseError
+from .llm_judge import CachedClient, CompletionClient, LLMJudge, ScoreParseError
 from .rubric import ExponentialDiscountingTrajectoryRubric, ForwardHook, ForwardPreHook, Rubric, TrajectoryRubric
 
 __all__ = [
+    "CachedClient",
     "CompletionClient",
     "ExponentialDiscountingTrajectoryRubric",
     "ForwardHook",
     "ForwardPreHook",
     "Gate",
-    "JudgeCache",
     "LLMJudge",
     "Rubric",
     "RubricDict",

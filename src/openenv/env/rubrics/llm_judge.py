@@ -80,40 +80,56 @@ class CompletionClient(Protocol):
         ...
 
 
-class JudgeCache:
-    """Answers of judges by prompt, in a file that several threads and processes can share.
+class CachedClient:
+    """A client that keeps its answers by prompt, in a file that threads and processes can share.
 
-    An answer belongs to the text of the prompt, the number of the vote, and the client's `model`. Use another file if
-    the same name stands for another model.
+        LLMJudge("Rate this answer: {action}", CachedClient(client, "judge.sqlite"), votes=5)
+
+    An answer belongs to the prompt, its further arguments, the number of the vote, and the client's `model`. Use
+    another file if the same name stands for another model.
 
     Args:
+        client: The client that answers new prompts.
         path: The file, an SQLite database; it is created if it does not exist.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, client: CompletionClient, path: str | Path) -> None:
         self.path = Path(path)
+        self._client = client
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._opened() as database:
             database.execute("PRAGMA journal_mode=WAL")
             database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
 
-    @staticmethod
-    def key(model: str, prompt: str, vote: int) -> str:
-        """Return the key of an answer."""
-        return hashlib.sha256(json.dumps([model, prompt, vote]).encode()).hexdigest()
+    async def complete(self, prompt: str, **kwargs: Any) -> str:
+        """Return the answer to a prompt."""
+        return await self.vote(prompt, 0, **kwargs)
 
-    def get(self, key: str) -> str | None:
-        """Return an answer, or None."""
-        with self._opened() as database:
-            row = database.execute("SELECT answer FROM answers WHERE key = ?", [key]).fetchone()
-        return None if row is None else str(row[0])
+    async def vote(self, prompt: str, number: int, **kwargs: Any) -> str:
+        """Return one of several answers to a prompt, by its number."""
+        key = self._key(prompt, number, kwargs)
+        kept = await asyncio.to_thread(self._run, "SELECT answer FROM answers WHERE key = ?", key)
+        if kept is not None:
+            return kept
+        answer = await self._client.complete(prompt, **kwargs)
+        # The first answer counts, so that all processes give the same score.
+        await asyncio.to_thread(self._run, "INSERT OR IGNORE INTO answers VALUES (?, ?)", key, answer)
+        return answer
 
-    def put(self, key: str, answer: str) -> None:
-        """Keep an answer; the first one counts, so that all processes give the same score."""
-        with self._opened() as database:
-            database.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", [key, answer])
+    async def forget(self, prompt: str, number: int = 0, **kwargs: Any) -> None:
+        """Drop an answer, because it cannot be used."""
+        await asyncio.to_thread(self._run, "DELETE FROM answers WHERE key = ?", self._key(prompt, number, kwargs))
+
+    def _key(self, prompt: str, number: int, kwargs: dict[str, Any]) -> str:
+        parts = [str(getattr(self._client, "model", "")), prompt, number, sorted(kwargs.items())]
+        return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 
     # A connection per call: rubrics are copied to other threads and processes, and a judge's call takes seconds.
+    def _run(self, statement: str, *values: str) -> str | None:
+        with self._opened() as database:
+            row = database.execute(statement, values).fetchone()
+        return None if row is None else str(row[0])
+
     def _opened(self) -> closing[sqlite3.Connection]:
         return closing(sqlite3.connect(self.path, timeout=30.0, isolation_level=None))
 
@@ -134,7 +150,6 @@ class LLMJudge(Rubric):
             read 0.0, but `uses_default` is false and such an answer raises.
         normalize: clamp the score to [0, 1]; `default_score` is taken as it is.
         votes: how often the model is asked; the score is the median. More votes make a sampled judge steadier.
-        cache: answers by prompt; a prompt that was answered before is not asked again.
 
     Raises:
         ValueError: `votes` is below 1.
@@ -149,13 +164,11 @@ class LLMJudge(Rubric):
         default_score: float | None = None,
         normalize: bool = True,
         votes: int = 1,
-        cache: JudgeCache | None = None,
     ) -> None:
         super().__init__()
         if votes < 1:
             raise ValueError(f"votes must be at least 1, not {votes}")
         self.votes = votes
-        self.cache = cache
         self.prompt_template = prompt_template
         self.uses_default = default_score is not None
         self.default_score = 0.0 if default_score is None else default_score
@@ -179,32 +192,30 @@ class LLMJudge(Rubric):
                 vote.cancel()
 
     async def _vote(self, prompt: str, number: int) -> float:
-        """Return the score of one answer, from the cache if it is there."""
-        if self.cache is None:
-            return await self._ask(prompt, None)
-        model = str(getattr(self._client, "model", ""))
-        key = JudgeCache.key(model, prompt, number)
-        response = await asyncio.to_thread(self.cache.get, key)
-        return await self._ask(prompt, key) if response is None else self._parse_score(response)
-
-    async def _ask(self, prompt: str, key: str | None) -> float:
-        """Ask the model, and read the score; keep an answer with a score under a key of the cache."""
+        """Return the score of one answer."""
         try:
-            response = await self._client.complete(prompt)
+            response = await self._complete(prompt, number)
         except Exception as exc:
             try:
                 await self._client.complete(_PROBE)
             except Exception:
                 raise exc from None
             try:
-                response = await self._client.complete(prompt)  # the first failure may have been an accident
+                response = await self._complete(prompt, number)  # the first failure may have been an accident
             except Exception as again:
                 logger.warning("the judge's model fails only with this action's text: %s", again)
                 return self.default_score
-        score = self._parse_score(response)  # an answer that it refuses is not kept: the next one may be readable
-        if key is not None and self.cache is not None:
-            await asyncio.to_thread(self.cache.put, key, response)
-        return score
+        try:
+            return self._parse_score(response)
+        except ScoreParseError:
+            if isinstance(self._client, CachedClient):  # the next answer may be readable
+                await self._client.forget(prompt, number)
+            raise
+
+    async def _complete(self, prompt: str, number: int) -> str:
+        if isinstance(self._client, CachedClient):
+            return await self._client.vote(prompt, number)
+        return await self._client.complete(prompt)
 
     def _render_prompt(self, action: Any, observation: Any) -> str:
         """Fill in the prompt; override to render actions and observations in another way."""

@@ -8,26 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from .dialects.dialect import as_dict, dicts_in
 from .encoding import Json
 from .export import main_setting
 from .graph import CallNode, build, setting_of
 from .records import Call, Recording
+from .training_trace import Conversation
 from .transcript import TranscriptMessage, TranscriptPart, answer, question
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A conversation with the agent's model, up to its last whole answer."""
-
-    messages: list[Json]
-    """In the form of chat completions; the arguments of a tool call are JSON text."""
-    opening: int
-    """The number of messages before the model's first answer."""
-    tools: list[Json]
-    """The tools of the last call, in the form of chat completions."""
 
 
 def conversations(recording: Recording) -> list[Conversation]:

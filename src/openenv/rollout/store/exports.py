@@ -12,8 +12,8 @@ from openenv.rollout.store.rollout_index import RolloutFilter, RolloutRow
 from openenv.rollout.store.store import Record, RolloutStore
 
 if TYPE_CHECKING:
-    from openenv.rollout.capture.conversations import Conversation
     from openenv.rollout.capture.records import Recording
+    from openenv.rollout.capture.training_trace import Conversation
 
 Format = Literal["jsonl", "parquet", "sft", "preferences"]
 """The rows of an export:
