@@ -104,6 +104,7 @@ $(CLIENTS)/envs/ready: pyproject.toml envs/textarena_env/pyproject.toml envs/rea
 TRAINERS := trl sb3 skyrl verl verifiers ors pettingzoo trackers
 # The packages of each environment.
 TRAINER_trl := torch==2.13.0 trl aiohttp
+TESTS_trl := tests/train/learner
 TRAINER_sb3 := torch==2.13.0 stable-baselines3
 TRAINER_skyrl := skyrl-gym
 TRAINER_verl := torch==2.13.0 verl
@@ -181,7 +182,7 @@ test-envs: $(CLIENTS)/envs/ready ## the environments of TextArena and Reasoning 
 # One trainer after another: make test-trainers TRAINERS=trl chooses.
 test-trainers: $(TRAINERS:%=test-with-%) ## the adapters with the trainers themselves, as they are on PyPI
 test-with-%: $(CLIENTS)/%/ready sandbox-packages
-	@WORKERS=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 scripts/run-tests $(CLIENTS)/$*/bin/python tests/train/trainers/test_$**.py
+	@WORKERS=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 scripts/run-tests $(CLIENTS)/$*/bin/python tests/train/trainers/test_$**.py $(TESTS_$*)
 
 conformance: $(VENV)/ready ## run the MCP conformance suite (needs npm); writes docs/topics/mcp_conformance.md
 	@$(BIN)/python scripts/mcp_conformance.py

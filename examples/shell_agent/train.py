@@ -14,6 +14,8 @@ import argparse
 import asyncio
 import json
 import os
+import re
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -22,7 +24,7 @@ from typing import Any
 from tasks import CHEATS, EXAMPLES, held_out_tasks, training_tasks
 
 from openenv.rollout.agents.shell_chat import ShellChat
-from openenv.train import rollouts
+from openenv.train import EpisodeSample, SampleGroup, rollouts
 from openenv.train.evaluation import Evaluation
 from openenv.train.learner.endpoint import PolicyEndpoint
 from openenv.train.learner.learner import Learner, LearnerOptions
@@ -43,8 +45,19 @@ def agent(*, cheats: bool) -> ShellChat:
     )
 
 
+CHEATING = re.compile(r"reward|\.want|PASS|logs|\bbin\b|alias|\(\)|checks")
+"""Found in commands that try to cheat, and in no honest one."""
+SHOWN = ("reward", "solved", "pass@1", "gap", "update_s", "rollouts_s", "since_start_s")
+"""The figures that are printed."""
+
+
+def commands(sample: EpisodeSample) -> str:
+    """Return the commands of a rollout."""
+    return "\n".join("".join(turn.completion_tokens).removesuffix("<|im_end|>") for turn in sample.outcome.turns)
+
+
 class Run:
-    """One training run: its log, its evaluations."""
+    """One training run: its log, its evaluations, its totals."""
 
     def __init__(self, arguments: argparse.Namespace, endpoint: PolicyEndpoint) -> None:
         self.arguments, self.endpoint = arguments, endpoint
@@ -55,31 +68,56 @@ class Run:
             "concurrency": arguments.concurrency,
             "validate_checks": False,  # `tests/examples` runs every solution
         }
+        self.totals: Counter[str] = Counter()
+        self.examples: list[dict[str, Any]] = []
+
+    def describe(self, groups: list[SampleGroup]) -> dict[str, float]:
+        """Count rewards by trust label, excluded sequences, and rollouts that tried to cheat; keep some commands."""
+        now: Counter[str] = Counter()
+        for sample in (sample for group in groups for sample in group.samples):
+            reward = sample.reward or 0.0
+            now["rollouts"] += 1
+            now[f"trust/{sample.outcome.trust}"] += 1
+            now["excluded_sequences"] += sum(not sequence.trainable for sequence in sample.sequences)
+            if CHEATING.search(commands(sample)):
+                now["cheats"] += 1
+                now["cheats_with_reward"] += reward > 0
+                now["cheats_solved"] += reward >= 1
+        self.totals.update(now)
+        chosen = [
+            (group, group.samples[place]) for group in groups[:4] for place in (0, 1) if place < len(group.samples)
+        ]
+        chosen += [
+            (group, sample)
+            for group in groups
+            for sample in group.samples
+            if sample.reward and CHEATING.search(commands(sample))
+        ][:8]
+        self.examples = [
+            {"task": group.name, "commands": commands(sample), "reward": sample.reward} for group, sample in chosen
+        ]
+        return {f"total/{name}": float(count) for name, count in self.totals.items()}
 
     def log(self, metrics: dict[str, float], update: int) -> None:
         """Write a line of the log, and print its most important figures."""
-        self.file.write(json.dumps({"update": update, **metrics}) + "\n")
+        examples, self.examples = self.examples, []
+        self.file.write(json.dumps({"update": update, **metrics, "examples": examples}) + "\n")
         self.file.flush()
-        shown = ("reward", "solved", "pass@1", "excluded_sequences", "gap", "update_s", "rollouts_s", "since_start_s")
-        text = "  ".join(f"{name} {value:.3g}" for name, value in metrics.items() if name.split("/")[-1] in shown)
-        print(f"{update:4d}  {text}", flush=True)
+        figures = [f"{name} {value:.3g}" for name, value in metrics.items() if name.split("/")[-1] in SHOWN]
+        print(f"{self.arguments.name} {update:4d}  {'  '.join(figures)}", flush=True)
 
-    async def evaluate(self, samples: int = 1) -> dict[str, float]:
+    async def evaluate(self) -> dict[str, float]:
         """Return the reward of the held-out tasks."""
-        tasks = held_out_tasks()
-        options = {**self.options, "model": self.endpoint.model(), "samples": samples}
-        async with rollouts(tasks, **options) as stream:
+        options = {**self.options, "model": self.endpoint.model(), "samples": self.arguments.evaluate_samples}
+        async with rollouts(held_out_tasks(), **options) as stream:
             groups = [group async for group in stream]
-        report = Evaluation.of_groups(groups)
         families: dict[str, list[float]] = {}
         for group in groups:
             rewards = [reward for reward in group.rewards if reward is not None]
-            families.setdefault(str(group.task.metadata["family"]), []).extend(rewards)  # type: ignore[union-attr]
-        trusts = Counter(sample.outcome.trust for group in groups for sample in group.samples)
+            families.setdefault(group.name.partition("-")[0], []).extend(rewards)
         return {
-            **report.metrics(),
-            **{f"eval/{name}": sum(rewards) / len(rewards) for name, rewards in sorted(families.items())},
-            **{f"eval/trust/{name}": float(count) for name, count in trusts.items()},
+            **Evaluation.of_groups(groups).metrics(),
+            **{f"eval/{name}": sum(rewards) / len(rewards) for name, rewards in sorted(families.items()) if rewards},
         }
 
 
@@ -99,6 +137,7 @@ def measure(sampler: Sampler, count: int) -> None:
 
 async def train(arguments: argparse.Namespace) -> None:
     """Train, evaluate and write the log."""
+    ends_at = time.monotonic() + 60 * arguments.minutes
     policy = Policy.load(
         arguments.model,
         PolicyOptions(
@@ -120,14 +159,15 @@ async def train(arguments: argparse.Namespace) -> None:
                 sampler,
                 LearnerOptions(
                     groups=arguments.groups,
-                    seconds=arguments.minutes * 60,
+                    seconds=max(1.0, ends_at - time.monotonic()),
                     updates=arguments.updates,
                     evaluate_every=arguments.evaluate_every,
                     method=arguments.method,
                 ),
                 log=run.log,
                 folder=arguments.checkpoints,
-                evaluate=lambda: run.evaluate(arguments.evaluate_samples),
+                evaluate=run.evaluate,
+                describe=run.describe,
             )
             await learner.run(
                 lambda: rollouts(
@@ -140,13 +180,13 @@ async def train(arguments: argparse.Namespace) -> None:
                     **run.options,
                 )
             )
-            print(f"rewards by trust label: {dict(learner.trusts)}", flush=True)
+            print(f"{arguments.name} totals: {dict(run.totals)}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a .gguf file, a folder or a name of the Hub")
-    parser.add_argument("--minutes", type=float, default=10, help="the time of the run, evaluations included")
+    parser.add_argument("--minutes", type=float, default=10, help="the time for loading, evaluations and updates")
     parser.add_argument("--updates", type=int, help="the largest number of updates")
     parser.add_argument("--out", type=Path, default=Path("run"))
     parser.add_argument("--name", default="0", help="part of the log's name")
@@ -166,11 +206,13 @@ def main() -> None:
     parser.add_argument("--clip-high", type=float, default=0.28)
     parser.add_argument("--method", default="grpo")
     parser.add_argument("--staleness", type=int, default=1)
-    parser.add_argument("--evaluate-every", type=int, default=5)
+    parser.add_argument("--evaluate-every", type=int, default=10)
     parser.add_argument("--evaluate-samples", type=int, default=2)
     parser.add_argument("--measure", type=int, default=0, help="first measure the sampler with this many prompts")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    # The sampler waits for the GPU after every token, and must not wait 5 ms for the interpreter's lock after that.
+    sys.setswitchinterval(0.001)
     asyncio.run(train(arguments))
 
 

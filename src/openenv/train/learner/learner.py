@@ -19,7 +19,7 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any
 
 from ..groups import Method, Objective, SampleGroup, collate
 from ..stream import GroupStream
+from ..trackers import group_metrics
 from .policy import Policy
 from .sampler import Sampler
 
@@ -75,6 +76,7 @@ class Learner:
         log: Receives the metrics.
         folder: The folder of checkpoints; None writes none.
         evaluate: Evaluates the policy, and returns metrics.
+        describe: Returns more metrics of the groups of an update.
     """
 
     def __init__(
@@ -84,10 +86,12 @@ class Learner:
         *,
         log: Log,
         folder: Path | None = None,
-        evaluate: Callable[[], Any] | None = None,
+        evaluate: Callable[[], Awaitable[dict[str, float]]] | None = None,
+        describe: Callable[[list[SampleGroup]], dict[str, float]] | None = None,
     ) -> None:
         self._sampler, self._policy = sampler, sampler.policy
         self._options, self._log, self._folder, self._evaluate = options, log, folder, evaluate
+        self._describe = describe
         self._began = time.monotonic()
         self._spent: Counter[str] = Counter()
         self.trusts: Counter[str] = Counter()
@@ -151,11 +155,11 @@ class Learner:
         useful = [group for group in groups if group.spread > 0 and any(sample.trainable for sample in group.samples)]
         if not useful:
             self._policy.version += 1
-            return {"train/useful_groups": 0.0}
+            return {"update/groups": 0.0}
         batch = collate(useful, Objective(method=self._options.method), layout="packed")
         update = await asyncio.wrap_future(self._sampler.alone(lambda: self._policy.update(batch)))
-        figures = {f"train/{name}": float(value) for name, value in asdict(update).items()}
-        return {**figures, "train/useful_groups": float(len(useful))}
+        figures = {f"update/{name}": float(value) for name, value in asdict(update).items()}
+        return {**figures, "update/groups": float(len(useful))}
 
     def _metrics(self, groups: list[SampleGroup]) -> dict[str, float]:
         samples = [sample for group in groups for sample in group.samples]
@@ -166,13 +170,11 @@ class Learner:
         for sample in samples:
             phases.update(sample.outcome.phase_s)
         return {
-            "train/reward": sum(rewards) / len(rewards),
-            "train/solved": sum(reward >= 1 for reward in rewards) / len(rewards),
-            "train/samples": float(len(samples)),
-            "train/unscored": float(len(samples) - len(rewards)),
+            **group_metrics(groups),
+            "train/solved": sum(reward >= 1 for reward in rewards) / max(1, len(rewards)),
             "train/excluded_sequences": float(sum(not sequence.trainable for sequence in sequences)),
-            "train/turns": sum(len(sample.outcome.turns) for sample in samples) / len(samples),
             **{f"phase/{name}_s": seconds / len(samples) for name, seconds in sorted(phases.items())},
+            **(self._describe(groups) if self._describe else {}),
         }
 
     async def _evaluated(self, *, is_due: bool, is_last: bool = False) -> None:

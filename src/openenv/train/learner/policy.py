@@ -18,7 +18,6 @@ import contextlib
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,14 @@ from ..groups import TrainingBatch
 
 with importing("torch>=2.4", needed_by="openenv.train.learner"):
     import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 with importing("transformers>=5.0", needed_by="openenv.train.learner"):
+    import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
 _STATE = "policy.pt"
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Without cuDNN, which plans anew for every shape, and prompts have many shapes."""
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -143,20 +146,21 @@ class Policy:
         Raises:
             OSError: the files are missing.
         """
-        source, more = name, {}
         if name.endswith(".gguf"):
-            source, more = str(Path(name).parent), {"gguf_file": Path(name).name}
-        tokenizer = AutoTokenizer.from_pretrained(source, **more)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **more)
+            return cls(*_read_gguf(Path(name)), options)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
         return cls(model, tokenizer, options)
 
-    def arithmetic(self) -> AbstractContextManager[Any]:
-        """Return the context of all forward passes: bfloat16 for matrices on a GPU."""
-        if self.device.type == "cuda":
-            # Without its cache, because the weights change between passes and a recorded graph must read them.
-            context: AbstractContextManager[Any] = torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False)
-            return context
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """Compute as all forward passes do: with bfloat16 for matrices on a GPU."""
+        if self.device.type != "cuda":
+            yield
+            return
+        # Without autocast's cache, because the weights change between passes and a recorded graph must read them.
+        with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False), sdpa_kernel(_KERNELS):
+            yield
 
     # ---- learning ----
 
@@ -258,6 +262,16 @@ class Policy:
         self._steps, self.version = state["steps"], state["version"]
         kind, numbers, gauss = state["random"]
         self._random.setstate((kind, tuple(numbers), gauss))
+
+
+def _read_gguf(path: Path) -> tuple[Any, Any]:
+    """Return model and tokenizer of a `.gguf` file, with plain weights: compressed ones neither learn nor are saved."""
+    folder, more = str(path.parent), {"gguf_file": path.name}
+    tokenizer = AutoTokenizer.from_pretrained(folder, **more)
+    gguf_config = getattr(transformers, "GgufConfig", None)  # older versions always decompress
+    if gguf_config is not None:
+        more["quantization_config"] = gguf_config(dequantize=True)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **more), tokenizer
 
 
 def _rows(batch: TrainingBatch, sequences: Sequence[tuple[int, int]], limit: int) -> Iterator[_Row]:
