@@ -29,7 +29,7 @@ from openenv.rollout.tasks.task import Model, Sampling
 from openenv.server.thread_server import ThreadServer
 
 from .policy import Policy
-from .sampler import Prompt, Sampled, Sampler, SamplerClosed
+from .sampler import Prompt, Sampled, Sampler
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_p": (1, None), "top_k": (-1, 0, None), "min_p": (0, None), "frequency_penalty": (0, None), "n": (1, None),
@@ -135,7 +135,7 @@ def application(sampler: Sampler, name: str) -> Starlette:
                 body, version = await handle(await request.json())
             except (BadRequest, KeyError, TypeError, ValueError) as exc:
                 return JSONResponse({"error": {"message": str(exc), "type": "invalid_request_error"}}, 400)
-            except SamplerClosed as exc:
+            except RuntimeError as exc:  # the sampler is closed, or torch failed
                 return JSONResponse({"error": {"message": str(exc), "type": "unavailable"}}, 503)
             return JSONResponse(body, headers={"x-policy-version": str(version)})
 

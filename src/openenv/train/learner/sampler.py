@@ -42,10 +42,6 @@ _WIDTH = 64
 _PREFILL_TOKENS = 32_768
 
 
-class SamplerClosed(RuntimeError):
-    """The sampler has ended, and answers nothing more."""
-
-
 @dataclass(slots=True)
 class Prompt:
     """A conversation as token IDs, and how to continue it."""
@@ -204,7 +200,7 @@ class Sampler:
 
     def _put(self, item: Prompt | _Work) -> None:
         if self._closed:
-            raise SamplerClosed("the sampler is closed")
+            raise RuntimeError("the sampler is closed")
         self._queue.put(item)
 
     def __enter__(self) -> Sampler:
@@ -240,7 +236,7 @@ class Sampler:
                     self._fail(exc)
                 self.figures.seconds += time.perf_counter() - began
         finally:
-            self._fail(SamplerClosed("the sampler is closed"), everything=True)
+            self._fail(RuntimeError("the sampler is closed"), everything=True)
 
     def _receive(self) -> bool:
         """Take all items from the queue, and wait for one if there is nothing to do; return whether to continue."""
