@@ -268,14 +268,20 @@ class Failing(Sandboxes):
 
 
 def _dying(sandbox: Sandbox, after: int) -> None:
-    real, count = sandbox.exec, iter(range(10_000))
+    real, real_count, count = sandbox.exec, sandbox.count_entries, iter(range(10_000))
 
     def dying_exec(*args: Any, **kwargs: Any) -> ExecResult:
         if next(count) >= after:
             sandbox.kill()
         return real(*args, **kwargs)
 
+    def dying_count(*args: Any, **kwargs: Any) -> int:
+        if next(count) >= after:
+            sandbox.kill()
+        return real_count(*args, **kwargs)
+
     sandbox.exec = dying_exec  # type: ignore[method-assign]
+    sandbox.count_entries = dying_count  # type: ignore[method-assign]
 
 
 def test_a_sandbox_that_does_not_start_is_sandbox_failed(run: Callable[..., Outcome], local: Sandboxes) -> None:

@@ -394,6 +394,23 @@ class Sandbox(ABC):
         except SandboxError:
             return False
 
+    def count_entries(self, path: str, *, most: int) -> int:
+        """Return the number of entries below a folder of the home, after restoring the user's access to both.
+
+        Stops counting at `most + 1`. The user may have taken its own access away.
+
+        Raises:
+            NotADirectoryError: The folder is gone, or something else is in its place.
+        """
+        where = posixpath.join(self.workdir, path)
+        done = self.exec(["/bin/sh", "-c", _COUNT, "sh", self.home, where, str(most + 2)], cwd="/")
+        if done.exit_code != 0:
+            raise NotADirectoryError(f"{path} is not a folder")
+        try:
+            return int(done.stdout) - 1  # `find` lists the folder itself
+        except ValueError:
+            raise SandboxError(f"The entries of {path} cannot be counted: {done.stdout[:100]!r}") from None
+
     @abstractmethod
     def pack(self, path: str, archive: Path, *, max_bytes: int = MAX_TREE) -> None:
         """Write the tree at `path` into a tar file of the host. Links stay links; devices and sockets are left out.
@@ -480,6 +497,13 @@ def _scratch_archive(tree: str | Path) -> Iterator[Path]:
             yield Path(folder, "tree.tar")
         except ValueError as error:
             raise SandboxError(f"{tree}: {error}") from error
+
+
+_COUNT = """
+chmod u+rwx "$1"
+[ -d "$2" ] && [ ! -L "$2" ] && chmod u+rwx "$2" || exit 1
+find "$2" 2> /dev/null | head -n "$3" | wc -l
+"""
 
 
 # Prints everything that a snapshot cannot keep: processes other than the first one, this shell and its parents, and the

@@ -359,18 +359,24 @@ def listen_in(namespace: Path, *, host: str, port: int) -> socket.socket:
     return _inside(namespace, _CLONE_NEWNET, lambda: socket.create_server((host, port), backlog=_BACKLOG))
 
 
-def limit_terminals(pid: int, most: int = _TERMINALS) -> None:
+def limit_terminals(pid: int, most: int = _TERMINALS, *, options: str | None = None) -> str | None:
     """Let the sandbox of a process have this many pseudo-terminals.
 
     The machine has a limit for all (`kernel.pty.max`), and each file system of terminals may use it up.
 
+    Args:
+        pid: The process.
+        most: The limit.
+        options: The result for another sandbox with equal mounts, which saves a look at them.
+
     Raises:
         OSError: The process does not exist, or this process may not do that (root can).
     """
-    options = _terminal_options(Path(f"/proc/{pid}/mountinfo").read_text())
     if options is None:
-        return
-    options = f"{options},max={most}"  # repeat all options: options that are not named return to their defaults
+        mounted = _terminal_options(Path(f"/proc/{pid}/mountinfo").read_text())
+        if mounted is None:
+            return None
+        options = f"{mounted},max={most}"  # repeat all options: options that are not named return to their defaults
 
     def remount() -> None:
         flags = _MS_REMOUNT | _MS_NOSUID | _MS_NOEXEC
@@ -382,6 +388,7 @@ def limit_terminals(pid: int, most: int = _TERMINALS) -> None:
         if error.errno != errno.ENOSYS:
             raise
         _inside(Path(f"/proc/{pid}/ns/mnt"), _CLONE_NEWNS, remount)  # Linux before 5.2, four times as slow
+    return options
 
 
 def _set_terminal_options(pid: int, options: str) -> None:

@@ -356,15 +356,6 @@ def _time_limit(sandbox: Sandbox, seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-_LOOK = """
-chmod u+rwx "$1"
-[ -d "$2" ] && [ ! -L "$2" ] && chmod u+rwx "$2" || exit 1
-[ "$(find "$2" 2> /dev/null | head -n "$3" | wc -l)" -lt "$3" ] || exit 2
-"""
-"""Restores access to the home and the work folder, which the agent may have removed, and counts the entries. Counting
-first saves the host minutes: otherwise it would pack a million entries and then refuse them."""
-
-
 class PhaseFailed(Exception):
     """Ends the rollout with this status."""
 
@@ -704,12 +695,12 @@ class RolloutRun:
         Raises:
             UnusableWorktree, SandboxError, OSError: it cannot be packed.
         """
-        places = (sandbox.home, sandbox.workdir)
-        look = sandbox.exec(["/bin/sh", "-c", _LOOK, "sh", *places, str(MAX_MEMBERS + 2)], cwd="/")
-        if look.exit_code == 2:
-            raise UnusableWorktree(f"the work tree holds more than {MAX_MEMBERS} entries")
-        if look.exit_code != 0:
-            raise UnusableWorktree("the work folder is gone, or something else is in its place")
+        try:
+            # Saves the host minutes: otherwise it would pack a million entries and then refuse them.
+            if sandbox.count_entries(sandbox.workdir, most=MAX_MEMBERS) > MAX_MEMBERS:
+                raise UnusableWorktree(f"the work tree holds more than {MAX_MEMBERS} entries")
+        except NotADirectoryError:
+            raise UnusableWorktree("the work folder is gone, or something else is in its place") from None
         limit = worktree_limit(self._plan.task.limits)
         try:
             sandbox.pack(sandbox.workdir, work, max_bytes=limit)

@@ -186,6 +186,18 @@ def _closed_files(bench: CheckBench) -> None:
     bench.box.exec("chmod -R u+rwx shut")
 
 
+@FILES.check("tree.count", "Entries of a folder are counted, up to a limit, also in a folder that its owner has closed.")
+def _count(bench: CheckBench) -> None:
+    box = bench.box
+    box.exec("rm -rf many link; mkdir -p many/in; touch many/a many/.b many/in/c; ln -s many link; chmod 000 many")
+    same(box.count_entries("many", most=10), 4, "the entries")
+    same(box.count_entries("many", most=2), 3, "the entries that were counted")
+    for path in ("link", "many/a", "no/such/folder"):
+        with raises(NotADirectoryError):
+            box.count_entries(path, most=10)
+    box.exec("rm -rf many link")
+
+
 @FILES.check("tree.upload", "Files and trees of the host can be copied in.")
 def _upload(bench: CheckBench) -> None:
     folder = bench.folder()

@@ -29,7 +29,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path, PurePosixPath
@@ -423,7 +423,8 @@ class Control:
             theirs.close()
             if memory is not None:
                 os.close(memory)
-        return ReplyChannel(fileno=mine.detach())
+        # With its kind, or the kernel is asked for it.
+        return ReplyChannel(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, mine.detach())
 
     def end_reason(self) -> str | None:
         """Return why PID 1 ended, empty if it did not say; None while it lives."""
@@ -465,6 +466,14 @@ _ENTER = (
 Descriptors have the usual limit inside, independent of this process. It can be raised as far as it harms no other."""
 
 
+@dataclass(slots=True)
+class Terminals:
+    """The options of the file system of terminals, which are equal in all sandboxes of a backend."""
+
+    options: str | None = None
+    """None before the first start."""
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchKit:
     """What all sandboxes of a backend share."""
@@ -479,6 +488,7 @@ class LaunchKit:
     """The options for the programs of this machine."""
     etc: tuple[str, ...]
     """The options for the visible part of this machine's /etc."""
+    terminals: Terminals = field(default_factory=Terminals)
 
     @classmethod
     def prepare(cls) -> LaunchKit:
@@ -591,63 +601,46 @@ def launch(kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, group: Group | 
     control = Control()
     errors = os.memfd_create("errors")  # a file, not a pipe: nothing reads it meanwhile, and it must not fill up
     info, info_end = os.pipe()
+    files: list[int] = []
     try:
-        with contextlib.ExitStack() as stack:
-            passed = [control.inner.fileno(), info_end]
-            options = ["--info-fd", str(info_end)]
-            for fd, words in _files_and_filter(kit, {**own_etc(user), **kit.files}, stack):
-                passed.append(fd)
-                options += words
-            arguments = _arguments(kit, spec, user, options, stack)
-            passed.append(arguments)
-            command = [kit.program, "--args", str(arguments), "--", kit.interpreter.executable]
-            command += ["-I", "-S", f"{INSIDE}/init.pyc", str(control.inner.fileno())]
-            process = _spawn(command, group, passed, errors, files=limit_inside(spec.limits.pids))
-            os.close(info_end)  # the last copy outside: if bubblewrap ends without a word, reading `info` ends
-            info_end = -1
-            control.configure(_config(spec, user, limit_processes=group is None))
-            first = _first_process(info)
-            processes = Processes(process, control, group, first)
+        options = ["--info-fd", str(info_end)]
+        for target, content in (*own_etc(user).items(), *kit.files.items()):
+            options += ["--perms", "0444", "--file", _memory(content, files), target]
+        options += ["--seccomp", _memory(kit.filter, files)]
+        words = [*namespaces(user), *file_system(spec, user, kit), *options, "--remount-ro", "/", "--chdir", "/"]
+        arguments = _memory(os.fsencode("\0".join(words)), files)  # costs less than two hundred arguments
+        command = [kit.program, "--args", arguments, "--", kit.interpreter.executable]
+        command += ["-I", "-S", f"{INSIDE}/init.pyc", str(control.inner.fileno())]
+        passed = [control.inner.fileno(), info_end, *files]
+        process = _spawn(command, group, passed, errors, files=limit_inside(spec.limits.pids))
+        os.close(info_end)  # the last copy outside: if bubblewrap ends without a word, reading `info` ends
+        info_end = -1
+        control.configure(_config(spec, user, limit_processes=group is None))
+        first = _first_process(info)
+        processes = Processes(process, control, group, first)
         if not control.wait_ready(_START_S):
             processes.end()
             raise _failure(errors)
         if user.privileged and first is not None:
             with contextlib.suppress(OSError):
-                limit_terminals(first)
+                kit.terminals.options = limit_terminals(first, options=kit.terminals.options)
         return processes
     except BaseException:
         control.close()
         raise
     finally:
-        for fd in (errors, info, info_end):
+        for fd in (errors, info, info_end, *files):
             if fd >= 0:
                 os.close(fd)
 
 
-def _arguments(
-    kit: LaunchKit, spec: SandboxSpec, user: SandboxUser, options: list[str], stack: contextlib.ExitStack
-) -> int:
-    """Return bubblewrap's options as a file, which costs less than two hundred arguments."""
-    words = [*namespaces(user), *file_system(spec, user, kit), *options, "--remount-ro", "/", "--chdir", "/"]
-    return _memory(os.fsencode("\0".join(words)), stack)
-
-
-def _files_and_filter(
-    kit: LaunchKit, files: Mapping[str, bytes], stack: contextlib.ExitStack
-) -> Iterator[tuple[int, list[str]]]:
-    for target, content in files.items():
-        fd = _memory(content, stack)
-        yield fd, ["--perms", "0444", "--file", str(fd), target]
-    fd = _memory(kit.filter, stack)
-    yield fd, ["--seccomp", str(fd)]
-
-
-def _memory(content: bytes, stack: contextlib.ExitStack) -> int:
+def _memory(content: bytes, files: list[int]) -> str:
+    """Return the number of a new file with a content, which is added to the files to close."""
     fd = os.memfd_create("file")
-    stack.callback(os.close, fd)
+    files.append(fd)
     os.write(fd, content)
     os.lseek(fd, 0, os.SEEK_SET)
-    return fd
+    return str(fd)
 
 
 def _spawn(

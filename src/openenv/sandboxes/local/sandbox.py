@@ -182,6 +182,16 @@ class LocalSandbox(Sandbox):
             return False
         return True
 
+    def count_entries(self, path: str, *, most: int) -> int:
+        where, home = self._path(path), os.fsencode(self.home)
+        request = {"op": "count", "job": next(self._jobs), "path": where, "home": home, "most": most}
+        reply = self._request(request)
+        try:
+            reply.raise_for_path(path)
+        except FileNotFoundError as error:
+            raise NotADirectoryError(error.errno, f"{path} is not a folder") from None
+        return reply.number
+
     def pack(self, path: str, archive: Path, *, max_bytes: int = MAX_TREE) -> None:
         try:
             with archive.open("wb") as file:
