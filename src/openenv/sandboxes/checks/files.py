@@ -186,7 +186,7 @@ def _closed_files(bench: CheckBench) -> None:
     bench.box.exec("chmod -R u+rwx shut")
 
 
-@FILES.check("tree.count", "Entries of a folder are counted, up to a limit, also in a folder that its owner has closed.")
+@FILES.check("tree.count", "Entries of a folder are counted, up to a limit, also if its owner has closed it.")
 def _count(bench: CheckBench) -> None:
     box = bench.box
     box.exec("rm -rf many link; mkdir -p many/in; touch many/a many/.b many/in/c; ln -s many link; chmod 000 many")
