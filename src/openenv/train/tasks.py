@@ -81,7 +81,7 @@ async def rollouts(
     # The stream repeats failed rollouts, so the engines do not.
     batch = BatchOptions(concurrency=groups.concurrency, processes=processes, share_setup=share_setup, on=on)
     if processes is not None:
-        shared = process_engine(engine, batch, retries=0)
+        shared = process_engine(engine, batch, retries=0 if engine.store is None else 1)  # with a store, it continues
     elif on is None:
         shared = Engine(engine)
     else:

@@ -11,8 +11,8 @@ import pytest
 
 from openenv.errors import CaptureError
 from openenv.rollout.capture import Capture, CaptureServer, export
-from openenv.rollout.capture.records import FILE, SHARED, BranchPoint
-from openenv.rollout.tasks.task import Budget, Model
+from openenv.rollout.capture.records import FILE, SHARED
+from openenv.rollout.tasks.task import BranchPoint, Budget, Model
 
 
 class Conversation:

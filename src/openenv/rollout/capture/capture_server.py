@@ -33,7 +33,7 @@ from openenv.errors import CaptureError
 from openenv.protocol.addresses import is_loopback
 from openenv.sandboxes.host import scratch
 
-from ..tasks.task import Budget, Model
+from ..tasks.task import BranchPoint, Budget, Model
 from . import export
 from .agent_routes import AgentRoutes
 from .call_parts import Services
@@ -46,7 +46,6 @@ from .listener import ProxyListener
 from .outbound import Endpoints
 from .records import (
     FILE,
-    BranchPoint,
     Call,
     JournalFull,
     Recorder,

@@ -93,15 +93,6 @@ class RecordsTooLarge(CaptureError):
     """A request would exceed the limit of a rollout's records; no part of it was written."""
 
 
-@dataclass(frozen=True, slots=True)
-class BranchPoint:
-    """The place where a branch leaves its parent: after the answer of a call."""
-
-    rollout_id: str
-    call: int | None = None
-    """0 for the beginning; None for the last recorded answer."""
-
-
 class Recorder:
     """Appends entries to a rollout's file, from any thread. The file is open only during calls.
 

@@ -15,17 +15,20 @@ Knows how tasks are handed out to threads and which rollouts share a setup. `eng
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from typing_extensions import Unpack
 
-from openenv.errors import TaskRefused
+from openenv.errors import RolloutError, TaskRefused
 from openenv.rollout.progress import Cancellation, OnProgress
 from openenv.rollout.run.engine import (
     Engine,
@@ -39,7 +42,9 @@ from openenv.rollout.run.engine import (
 from openenv.rollout.run.shared_setup import SetupGroup, SharedSetups, setup_key
 from openenv.rollout.run.validation import Validation
 from openenv.rollout.store.outcome import Outcome
+from openenv.rollout.store.store import RolloutStore, stored_outcome
 from openenv.rollout.tasks.task import Task
+from openenv.sandboxes.host import try_locked
 
 if TYPE_CHECKING:
     from openenv.providers.ray_cluster import RayCluster
@@ -81,8 +86,13 @@ class BatchOptions:
     """Labels that are stored with each outcome."""
     progress: bool = False
     """Show a bar in a terminal or a notebook: installations, finished rollouts, mean reward."""
+    resume: bool = False
+    """Continue the newest run of the store, with the same tasks: finished rollouts are read, interrupted ones get their
+    recorded answers again, the others are run. Without such a run, this is a new one."""
 
     def __post_init__(self) -> None:
+        if self.resume and self.on is not None:
+            raise ValueError("resume is for rollouts of this machine: the records of a cluster are on its nodes")
         if self.concurrency is not None and self.concurrency < 1:
             raise ValueError("concurrency must be at least 1")
         if self.retries is not None and self.on is None:
@@ -106,6 +116,7 @@ class BatchArguments(TypedDict, total=False):
     cancel: Cancellation | None
     metadata: Mapping[str, Any] | None
     progress: bool
+    resume: bool
 
 
 class RunManyArguments(BatchArguments, EngineArguments, total=False):
@@ -168,11 +179,15 @@ def run_many(tasks: Iterable[Task], **options: Unpack[RunManyArguments]) -> list
             shared.require_sandboxes(task)
         if isinstance(shared, Engine):  # other workers validate the checks of a task before its first agent
             _validate(shared, sized or (), pool, cancel)
+        run_file = None
+        if isinstance(engine.store, RolloutStore) and batch.on is None:
+            run_file = stack.enter_context(RunFile(engine.store, resume=batch.resume))
         run = _Batch(
             shared,
             tasks if sized is None else sized,
             setups,
             _Callbacks(on_progress, on_outcome, cancel, batch.metadata, engine.seed is not None),
+            run_file,
         )
         try:
             # This loop waits, and not the end of the pool, which joins its threads: Python up to 3.12 takes a thread
@@ -256,6 +271,69 @@ async def run_many_async(
     return await in_thread(lambda: run_many(tasks, cancel=cancel, **arguments), cancel)
 
 
+class RunFile:
+    """The rollouts of a batch by the numbers of their tasks, in its store, so that another process can continue it.
+
+        runs/20261119T041200-9f3c2a.jsonl     locked while its process lives; a torn last line is ignored
+        {"number":0,"rollout_id":"a41f..."}   written before the rollout begins
+        {"number":1,"rollout_id":"77b0..."}
+
+    Args:
+        store: The store of the rollouts.
+        resume: Continue the newest file, if there is one.
+
+    Raises:
+        RolloutError: another process runs this batch.
+    """
+
+    def __init__(self, store: RolloutStore, *, resume: bool) -> None:
+        self.store = store
+        folder = store.root / "runs"
+        folder.mkdir(exist_ok=True)
+        files = sorted(folder.glob("*.jsonl")) if resume else []
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        path = files[-1] if files else folder / f"{stamp}-{secrets.token_hex(3)}.jsonl"
+        handle = try_locked(path)
+        if handle is None:
+            raise RolloutError(f"Another process runs the batch {path.stem} of this store; wait for its end")
+        self._handle = handle
+        self._rollouts: dict[int, str] = {}
+        for line in path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError, LookupError, TypeError):
+                entry = json.loads(line)
+                self._rollouts[int(entry["number"])] = str(entry["rollout_id"])
+        os.lseek(handle, 0, os.SEEK_END)
+        if self._rollouts:
+            os.write(handle, b"\n")  # ends a line that a killed process left torn
+
+    def __enter__(self) -> RunFile:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        os.close(self._handle)
+
+    def earlier(self, number: int, task: Task) -> str | None:
+        """Return the rollout of a task that was begun before.
+
+        Raises:
+            RolloutError: it has another task.
+        """
+        rollout_id = self._rollouts.get(number)
+        if rollout_id is None or not self.store.is_begun(rollout_id):
+            return None
+        stored = self.store.task(rollout_id)
+        if stored.model_dump(mode="json", exclude={"metadata"}) != task.model_dump(mode="json", exclude={"metadata"}):
+            raise RolloutError(
+                f"Task {number} ('{task.task_id}') is not the one that the run began with ('{stored.task_id}'): resume "
+                f"needs the same tasks in the same order"
+            )
+        return rollout_id
+
+    def begin(self, number: int, rollout_id: str) -> None:
+        """Note the rollout of a task."""
+        os.write(self._handle, json.dumps({"number": number, "rollout_id": rollout_id}).encode() + b"\n")
+
+
 @dataclass(slots=True)
 class _BatchTask:
     """A task of a batch."""
@@ -289,8 +367,10 @@ class _Batch:
         tasks: Iterable[Task],
         setups: SharedSetups | None,
         callbacks: _Callbacks,
+        run_file: RunFile | None,
     ) -> None:
         self._engine, self._setups, self._callbacks = engine, setups, callbacks
+        self._run_file = run_file
         self._cancel = callbacks.cancel
         self._tasks: Iterator[tuple[int, Task]] = enumerate(tasks)
         self._is_finite = isinstance(tasks, Sized)
@@ -365,9 +445,22 @@ class _Batch:
                 reason=self._cancel.reason,
                 agent=self._engine.agent.name,
             )
-        run = self._engine.run
+        metadata = {**entry.labels, **(callbacks.metadata or {})} or None
+        options: dict[str, Any] = {"on_progress": callbacks.on_progress, "cancel": self._cancel}
         if entry.group is not None:
             assert isinstance(self._engine, Engine)  # other workers form groups themselves
-            run = partial(self._engine.run, setup_group=entry.group)
-        metadata = {**entry.labels, **(callbacks.metadata or {})} or None
-        return run(task, on_progress=callbacks.on_progress, cancel=self._cancel, metadata=metadata)
+            options["setup_group"] = entry.group
+        if self._run_file is None:
+            return self._engine.run(task, metadata=metadata, **options)
+        earlier = self._run_file.earlier(entry.number, task)
+        if earlier is not None:
+            stored = stored_outcome(self._run_file.store, earlier)
+            if stored is not None and stored.status != "cancelled":
+                return stored
+            if stored is None and isinstance(self._engine, Engine):
+                return self._engine.resume(earlier, **options)
+            if stored is None:
+                return self._engine.run(task, rollout_id=earlier, metadata=metadata, **options)
+        rollout_id = new_rollout_id()
+        self._run_file.begin(entry.number, rollout_id)
+        return self._engine.run(task, rollout_id=rollout_id, metadata=metadata, **options)

@@ -45,9 +45,9 @@ from openenv.rollout.run.phases import ModelAccess, RolloutPlan, RolloutRun
 from openenv.rollout.run.shared_setup import SetupGroup
 from openenv.rollout.run.validation import Validation, Validator, ValidatorOptions
 from openenv.rollout.store.outcome import Outcome, group_of
-from openenv.rollout.store.store import EventLog
+from openenv.rollout.store.store import EventLog, RolloutStore
 from openenv.rollout.tasks.model_parameters import derived_seed
-from openenv.rollout.tasks.task import Budget, Model, Task, Trust, sandbox_spec
+from openenv.rollout.tasks.task import BranchPoint, Budget, Model, Task, Trust, sandbox_spec
 from openenv.rollout.verify.verifier import verify
 from openenv.sandboxes.base import HOME, Sandboxes
 from openenv.sandboxes.host import scratch
@@ -138,6 +138,31 @@ class EngineOptions:
     """The folder of installed agents and validated checks; None uses `OPENENV_CACHE`."""
     on_install: Callable[[str], None] | None = None
     """Called with a message when an agent is installed or the checks of a task are validated."""
+
+    def described(self) -> dict[str, Any]:
+        """Return the options that `openenv rollouts resume` needs, as JSON values without secrets."""
+        # Objects of the caller are described by their names: only their program can resume such rollouts.
+        model = self.model
+        described = None
+        if model is not None:
+            described = model.model_dump(mode="json", exclude={"api_key", "extra_headers"}, exclude_defaults=True)
+        sandboxes = [each.name if isinstance(each, Sandboxes) else each for each in (self.sandbox, self.verify_sandbox)]
+        return {
+            "agent": self.agent.name if isinstance(self.agent, Agent) else self.agent,
+            "sandbox": sandboxes[0],
+            "verify_sandbox": sandboxes[1],
+            "model": described,
+            "budget": None if self.budget is None else self.budget.model_dump(mode="json"),
+            "options": {name: value for name, value in (self.options or {}).items() if _is_plain(value)},
+            "verify_truncated": self.verify_truncated,
+            "min_trust": self.min_trust,
+            "home": self.home,
+            "seed": self.seed,
+        }
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
 
 
 class EngineArguments(TypedDict, total=False):
@@ -299,6 +324,8 @@ class Engine:
         """Run one rollout to its end. A failure of the rollout is a status of the outcome, not an exception.
 
         Args:
+            metadata: Labels that are stored with the outcome. With the labels `parent` and `parent_call`, the rollout
+                is a branch: its agent gets the recorded answers of that rollout up to that call (`StoredRollout`).
             setup_group: The rollouts that share the setup of this one, as in `run_many`.
 
         Raises:
@@ -308,38 +335,67 @@ class Engine:
             SandboxUnsupported: the task needs an image and the backend has none; nothing was run.
             StoreError: the outcome could not be stored; the exception carries it.
         """
-        self.require_trust(task)
-        self.require_sandboxes(task)
         rollout_id = rollout_id or new_rollout_id()
         check_rollout_id(rollout_id)
-        folder = self._folder / rollout_id
+        plan = self._plan(task, rollout_id, metadata, setup_group)
+        parent, call = plan.metadata.get("parent"), plan.metadata.get("parent_call")
+        if isinstance(parent, str) and isinstance(call, int):
+            plan = replace(plan, start=BranchPoint(parent, call))
+        return self._run_plan(plan, on_progress, cancel or Cancellation())
+
+    def resume(
+        self,
+        rollout_id: str,
+        *,
+        on_progress: OnProgress | None = None,
+        cancel: Cancellation | None = None,
+        setup_group: SetupGroup | None = None,
+    ) -> Outcome:
+        """Run an interrupted rollout of the store again, in a fresh sandbox; its agent gets the recorded answers.
+
+        Raises:
+            ValueError: the engine has no `RolloutStore`.
+            StoreError: the rollout has ended or runs elsewhere, or as in `run`.
+            TrustError, TaskRefused, SandboxUnsupported: as in `run`.
+        """
+        store = self.options.store
+        if not isinstance(store, RolloutStore):
+            raise ValueError("resume needs the store of the interrupted rollouts: pass store=")
+        task, begun = store.resume(rollout_id)
         try:
-            folder.mkdir()
+            plan = replace(self._plan(task, rollout_id, begun.metadata, setup_group), start=BranchPoint(rollout_id))
+            return self._run_plan(plan, on_progress, cancel or Cancellation())
+        finally:
+            store.release(rollout_id)  # after an exception, it can be resumed again
+
+    def _run_plan(self, plan: RolloutPlan, on_progress: OnProgress | None, cancel: Cancellation) -> Outcome:
+        task, rollout_id = plan.task, plan.rollout_id
+        self.require_trust(task)
+        self.require_sandboxes(task)
+        try:
+            plan.folder.mkdir()
         except FileExistsError:
             raise RolloutError(f"A rollout '{rollout_id}' is running already") from None
-        cancel = cancel or Cancellation()
         try:
             validation = self.validate(task, cancel)
-            plan = replace(
-                self._plan(task, rollout_id, folder),
-                metadata=dict(metadata or {}),
-                setup_group=setup_group,
-                references=validation.references,
-            )
+            plan = replace(plan, references=validation.references)
             store = self.options.store
             if store is None:
                 reporter = Reporter(rollout_id, on_progress, lock=self._events)
                 return self._run(plan, reporter, cancel, validation.failure)
             # The order is begin, captured calls, record. A record in the store therefore means that the rollout is
             # complete, and a rollout whose engine died is listed as interrupted.
-            store.begin(rollout_id, task, about=self._about(plan))
+            if not plan.is_resumed:
+                store.begin(rollout_id, task, about=self._about(plan))
             with EventLog(store.live_file(rollout_id, "events.jsonl")) as events:
                 reporter = Reporter(rollout_id, events, on_progress, lock=self._events)
                 return self._run(plan, reporter, cancel, validation.failure)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(plan.folder, ignore_errors=True)
 
-    def _plan(self, task: Task, rollout_id: str, folder: Path) -> RolloutPlan:
+    def _plan(
+        self, task: Task, rollout_id: str, metadata: Mapping[str, Any] | None, setup_group: SetupGroup | None
+    ) -> RolloutPlan:
         options, store = self.options, self.options.store
         return RolloutPlan(
             rollout_id=rollout_id,
@@ -349,20 +405,23 @@ class Engine:
             backend=self._warm.get("agent", self._backend),
             verify_backend=self._warm.get("verifier", self._verify_backend),
             verify=verify,
-            folder=folder,
+            folder=self._folder / rollout_id,
             places=self._folder / PLACES,
             home=options.home,
             model_name=options.model.name if options.model is not None else "",
             max_seconds=self._budget.max_seconds,
             agent_envs={} if options.seed is None else {"PYTHONHASHSEED": "0"},
             options=dict(options.options or {}),
+            metadata=dict(metadata or {}),
+            setup_group=setup_group,
             verify_truncated=options.verify_truncated,
             log=None if store is None else store.live_file(rollout_id, "agent.log"),
         )
 
-    def _about(self, plan: RolloutPlan) -> dict[str, str]:
+    def _about(self, plan: RolloutPlan) -> dict[str, Any]:
         group = group_of(plan.metadata, plan.task.metadata)
-        return {"agent": self.agent.name, "model": plan.model_name, "sandbox": plan.backend.name, "group": group}
+        about = {"agent": self.agent.name, "model": plan.model_name, "sandbox": plan.backend.name, "group": group}
+        return {**about, "metadata": plan.metadata, "engine": self.options.described()}
 
     def _model(self, plan: RolloutPlan) -> Model | None:
         """Return the model of a rollout, with its seed if the run has one."""
@@ -383,7 +442,7 @@ class Engine:
             outcome = rollout.run()
         else:
             try:
-                capture = self._capture.open(plan.rollout_id, model, budget=self._budget, metadata=plan.metadata)
+                capture = self._open_capture(self._capture, plan, model)
             except CaptureError as exc:
                 outcome = rollout.refuse("env_failed", str(exc))
             else:
@@ -403,6 +462,11 @@ class Engine:
         reporter.phase = "done"
         reporter.say(f"{outcome.status}, reward {outcome.reward}")
         return outcome
+
+    def _open_capture(self, proxy: CaptureServer, plan: RolloutPlan, model: Model) -> Capture:
+        if plan.start is None:
+            return proxy.open(plan.rollout_id, model, budget=self._budget, metadata=plan.metadata)
+        return proxy.reopen(plan.rollout_id, model, start=plan.start, budget=self._budget, metadata=plan.metadata)
 
 
 def _sequences(capture: Capture) -> list[TokenSequence]:

@@ -44,6 +44,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
+import math
 import os
 import shutil
 import threading
@@ -82,7 +83,15 @@ from openenv.rollout.store.outcome import (
     label_of,
 )
 from openenv.rollout.store.verdict import References, Verdict, VerifierInput, Verify
-from openenv.rollout.tasks.task import CommandResult, Task, lay_files, lay_outer_files, run_line, sandbox_spec
+from openenv.rollout.tasks.task import (
+    BranchPoint,
+    CommandResult,
+    Task,
+    lay_files,
+    lay_outer_files,
+    run_line,
+    sandbox_spec,
+)
 from openenv.rollout.verify.worktree import Merged, merge_for
 from openenv.sandboxes.base import (
     HOME,
@@ -184,6 +193,7 @@ class ModelAccess:
             last_error=str(error.get("message", "")),
             unrecorded=stats.record_failure or self._lost,
             outage=self._outage or stats.outage,
+            skipped_s=stats.skipped_s,
         )
 
     def ask_endpoint(self, cancel: Cancellation) -> bool:
@@ -223,6 +233,13 @@ class ModelAccess:
                 raise
             return None, b""
         return reply.status, reply.body
+
+    def replay_notes(self) -> dict[str, Any]:
+        """Return facts about recorded answers that the agent got again, for the outcome's metadata."""
+        stats = None if self._capture is None else self._capture.stats()
+        if stats is None or not (stats.replayed or stats.divergence):
+            return {}
+        return {"replayed": stats.replayed, **({"divergence": stats.divergence} if stats.divergence else {})}
 
     def turns(self) -> list[RolloutTurn]:
         """Return the recorded calls in the form for trainers."""
@@ -281,7 +298,7 @@ class HostLoop(LoopTools):
         self._log.feed("stdout", f"{text}\n".encode("utf-8", "replace"))
 
     def _rest_s(self) -> float:
-        rest = self._end - time.monotonic()
+        rest = self._end - time.monotonic() - self._model.use().skipped_s
         if rest <= 0:
             raise LoopTimeout
         return rest
@@ -289,13 +306,23 @@ class HostLoop(LoopTools):
 
 @contextmanager
 def watch_turns(
-    model: ModelAccess, reporter: Reporter, *, cancel: Cancellation, give_up: Callable[[], None]
-) -> Iterator[None]:
-    """Report each model call while the block runs; call `give_up` if the endpoint is dead, because agents retry."""
+    model: ModelAccess,
+    reporter: Reporter,
+    *,
+    cancel: Cancellation,
+    give_up: Callable[[], None],
+    limit_s: float = math.inf,
+) -> Iterator[threading.Event]:
+    """Report each model call while the block runs; call `give_up` if the endpoint is dead, because agents retry.
+
+    Also call it, and set the event, if a resumed agent has used the rest of its time: its interrupted runs count.
+    """
+    late = threading.Event()
     if model.socket is None:
-        yield
+        yield late
         return
     stop = threading.Event()
+    began = time.monotonic()
 
     def watch() -> None:
         seen, over = 0, False
@@ -303,6 +330,10 @@ def watch_turns(
         while not over:
             over = stop.wait(_POLL_S)  # once more after the end, for the last calls
             use = model.use()
+            if not over and use.skipped_s and time.monotonic() - began + use.skipped_s > limit_s:
+                late.set()
+                give_up()
+                return
             excused = min(excused, use.failures)
             if not over and is_hopeless(replace(use, failures=use.failures - excused)):
                 if not model.ask_endpoint(cancel):
@@ -321,7 +352,7 @@ def watch_turns(
     thread = threading.Thread(target=watch_quietly, name="openenv-turns", daemon=True)
     thread.start()
     try:
-        yield
+        yield late
     finally:
         stop.set()
         thread.join()
@@ -392,6 +423,13 @@ class RolloutPlan:
     """The rollouts that share the setup of this one."""
     references: References = field(default_factory=References)
     """The facts of the checks from the validation of the task."""
+    start: BranchPoint | None = None
+    """The rollout whose recorded answers the agent gets first: this one after an interruption, or a branch's parent."""
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the rollout was interrupted and runs again."""
+        return self.start is not None and self.start.rollout_id == self.rollout_id
 
 
 class RolloutRun:
@@ -649,7 +687,9 @@ class RolloutRun:
 
     def _follow_agent(self, sandbox: Sandbox, launch: Launch, log: AgentLog, limit: float) -> AgentFacts:
         try:
-            with watch_turns(self._model, self._reporter, cancel=self._cancel, give_up=sandbox.stop_processes):
+            with watch_turns(
+                self._model, self._reporter, cancel=self._cancel, give_up=sandbox.stop_processes, limit_s=limit
+            ) as late:
                 if launch.loop is not None:
                     done = self._run_loop(launch.loop, HostLoop(sandbox, self._model, log, limit))
                 else:
@@ -666,7 +706,7 @@ class RolloutRun:
         self._exit_code = done.exit_code
         self._reporter.say(f"the agent ended with exit code {done.exit_code}")
         failure = self._plan.agent.failure(done.exit_code, log.tail())
-        return AgentFacts(done.exit_code, done.timed_out, limit, failure)
+        return AgentFacts(done.exit_code, done.timed_out or late.is_set(), limit, failure)
 
     def _run_loop(self, loop: Callable[[LoopTools], int], tools: HostLoop) -> ExecResult:
         """Run an agent's loop in this thread."""
@@ -860,4 +900,4 @@ class RolloutRun:
             notes["lost_worktree"] = True
         if self._merged is not None and (self._merged.removed or self._merged.restored):
             notes["protected"] = {"removed": self._merged.removed[:100], "restored": self._merged.restored[:100]}
-        return {**self._plan.metadata, **notes}
+        return {**self._plan.metadata, **notes, **self._model.replay_notes()}

@@ -11,6 +11,7 @@ processes and their ends. Knows nothing of phases; every worker writes to the st
 
 # A worker:  starting ──> ready ──> lost    It died, for example killed by the kernel. Each of its rollouts gets a typed
 #                |                          outcome in the store, and runs again on another worker, `retries` times.
+#                |                          With a store it continues there: its agent gets the recorded answers.
 #                v
 #             unusable                      It cannot run the sandboxes or the agent, or died `_STARTS` times before it
 #                                           was ready: no other one is started.
@@ -48,7 +49,7 @@ from openenv.rollout.progress import Cancellation, OnProgress, Progress
 from openenv.rollout.run.engine import Engine, EngineOptions, WorkerLost, new_rollout_id
 from openenv.rollout.run.shared_setup import SharedSetups, setup_key
 from openenv.rollout.store.outcome import Outcome, Status
-from openenv.rollout.store.store import RolloutStore
+from openenv.rollout.store.store import RolloutStore, stored_outcome
 from openenv.rollout.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class _Run:
     rollout_id: str
     metadata: Mapping[str, Any] | None
     wants_events: bool
+    resumes: bool = False
+    """Whether the rollout is in the store already and was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +193,15 @@ class _WorkerProcess:
                     key = setup_key(order.task)
                     group = setups.join(key)
                     stack.callback(setups.leave, key)
-                result = engine.run(
-                    order.task,
-                    rollout_id=order.rollout_id,
-                    on_progress=report if order.wants_events else None,
-                    cancel=self._cancellations[order.number],
-                    metadata=order.metadata,
-                    setup_group=group,
-                )
+                common: dict[str, Any] = {
+                    "on_progress": report if order.wants_events else None,
+                    "cancel": self._cancellations[order.number],
+                    "setup_group": group,
+                }
+                if order.resumes:
+                    result = engine.resume(order.rollout_id, **common)
+                else:
+                    result = engine.run(order.task, rollout_id=order.rollout_id, metadata=order.metadata, **common)
         except BaseException as exc:  # the other process raises it
             result = exc
         self._cancellations.pop(order.number, None)
@@ -269,8 +273,8 @@ class _Worker:
 class ProcessEngine:
     """Runs rollouts in worker processes, from any number of threads at once, as `Engine` does in this process.
 
-    If a worker dies, each of its rollouts is stored as `sandbox_failed` and runs again with a new ID. The metadata of
-    the outcome names the lost ones as `lost_rollouts`.
+    If a worker dies, each of its rollouts runs again on another one. With a store, it keeps its ID, and its agent gets
+    the recorded answers; without one, the metadata of the outcome names the lost rollouts as `lost_rollouts`.
 
     Args:
         options: The options of each worker's engine. Agents and sandboxes that are objects must be picklable.
@@ -353,11 +357,12 @@ class ProcessEngine:
         self,
         task: Task,
         *,
+        rollout_id: str | None = None,
         on_progress: OnProgress | None = None,
         cancel: Cancellation | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Outcome:
-        """Run one rollout in a worker; see `Engine.run`.
+        """Run one rollout in a worker; see `Engine.run`. An interrupted rollout of the store continues.
 
         Raises:
             ValueError, TrustError, SandboxUnsupported, StoreError: As in `Engine.run`.
@@ -365,9 +370,14 @@ class ProcessEngine:
         """
         cancel = cancel or Cancellation()
         lost: list[str] = []
+        rollout_id = rollout_id or new_rollout_id()
         while True:
-            rollout_id, began = new_rollout_id(), time.time()
+            began = time.time()
             try:
+                if self._store is not None and self._store.is_begun(rollout_id):
+                    stored = stored_outcome(self._store, rollout_id)
+                    if stored is not None:  # its worker died afterwards
+                        return stored
                 outcome = self._attempt(task, rollout_id, on_progress, cancel, metadata)
             except (RolloutCancelled, WorkerLost) as exc:
                 is_cancelled = cancel.cancelled or isinstance(exc, RolloutCancelled)
@@ -385,12 +395,13 @@ class ProcessEngine:
                     metadata=dict(metadata or {}),
                 )
                 if isinstance(exc, WorkerLost):
+                    if status == "sandbox_failed" and len(lost) < self._retries:
+                        lost.append(rollout_id)
+                        rollout_id = new_rollout_id() if self._store is None else rollout_id
+                        continue
                     if self._store is not None:
                         outcome = self._store.add_lost(outcome, task)
-                    if outcome.status == "sandbox_failed" and len(lost) < self._retries:
-                        lost.append(rollout_id)
-                        continue
-            if lost:
+            if lost and self._store is None:
                 outcome = outcome.model_copy(update={"metadata": {**outcome.metadata, "lost_rollouts": lost}})
             return outcome
 
@@ -405,6 +416,8 @@ class ProcessEngine:
         pending = _Pending(on_progress, setup_key(task))
         with self._worker_for(pending, cancel) as (worker, number):
             order = _Run(number, task, rollout_id, metadata, wants_events=on_progress is not None)
+            if self._store is not None and self._store.is_begun(rollout_id):
+                order = replace(order, resumes=True)
             try:
                 worker.send(order)
             except Exception as exc:

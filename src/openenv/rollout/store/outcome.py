@@ -143,6 +143,8 @@ class ModelUse:
     last_error: str = ""
     unrecorded: str | None = None
     """The reason why records of calls are missing, or None."""
+    skipped_s: float = 0.0
+    """Seconds of interrupted runs of the agent that count against its time."""
     outage: str | None = None
     """The error of the host's test request, or of the connection after the last call failed; else None."""
 

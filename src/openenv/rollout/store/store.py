@@ -40,7 +40,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from openenv.errors import StoreError
 from openenv.rollout.progress import Progress
@@ -59,7 +59,7 @@ from openenv.rollout.store.rollout_index import (
 )
 from openenv.rollout.tasks.checks import AS_STORED
 from openenv.rollout.tasks.task import Task
-from openenv.sandboxes.host import is_locked, open_locked
+from openenv.sandboxes.host import is_locked, open_locked, try_locked
 
 logger = logging.getLogger(__name__)
 
@@ -177,6 +177,9 @@ class BegunRollout(BaseModel):
     agent: str = ""
     model: str = ""
     sandbox: str = ""
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """The options of its engine, for `resume`; empty for rollouts of earlier versions."""
     began_at: float = 0.0
     is_running: bool = True
     """False if its engine died."""
@@ -278,7 +281,7 @@ class RolloutStore:
         Args:
             rollout_id: Its ID.
             task: Its task.
-            about: Its description for `running`: `agent`, `model`, `sandbox`, `group`.
+            about: Its description for `running`: `agent`, `model`, `sandbox`, `group`, `metadata`, `engine`.
 
         Raises:
             StoreError: the ID is in use, or the disk is full.
@@ -305,6 +308,37 @@ class RolloutStore:
                     raise
         except FileExistsError:
             raise StoreError(f"There is a rollout '{rollout_id}' already") from None
+
+    def resume(self, rollout_id: str) -> tuple[Task, BegunRollout]:
+        """Mark an interrupted rollout as running again; return its task and its description.
+
+        Raises:
+            StoreError: it has ended, runs in another process, or was interrupted before it had a task.
+        """
+        folder = self._folder(rollout_id)
+        mark = folder / ".running"
+        handle = try_locked(mark) if folder.is_dir() else None
+        if handle is None:
+            how = "runs in another process" if folder.is_dir() else "does not exist"
+            raise StoreError(f"The rollout '{rollout_id}' cannot be resumed: it {how}")
+        with self._lock:
+            self._running[rollout_id] = handle
+        try:
+            if stored_outcome(self, rollout_id) is not None:
+                raise StoreError(f"The rollout '{rollout_id}' cannot be resumed: it has ended")
+            task = self.task(rollout_id)
+            begun = json.loads((self._begun / f"{rollout_id}.json").read_bytes())
+            return task, BegunRollout.model_validate(begun)
+        except (OSError, ValueError, RecursionError) as exc:
+            self._unlock(rollout_id)
+            raise StoreError(f"The rollout '{rollout_id}' cannot be resumed: {exc}") from exc
+        except StoreError:
+            self._unmark(rollout_id)  # its engine died after it had stored the outcome
+            raise
+
+    def release(self, rollout_id: str) -> None:
+        """Stop marking a rollout as running: without a record, it is interrupted."""
+        self._unlock(rollout_id)
 
     def add(
         self,
@@ -614,6 +648,33 @@ class RolloutStore:
         names = sorted(path.name for path in self._rollouts.iterdir() if path.is_dir())
         return [name for name in names if name not in stored and not is_locked(self._rollouts / name / ".running")]
 
+    def is_begun(self, rollout_id: str) -> bool:
+        """Return whether a rollout has a task and a description here; the leftovers of a killed beginning are removed.
+
+        An interrupted rollout for which this is false ran nothing, and may begin again under its ID.
+        """
+        folder = self._folder(rollout_id)
+        if not folder.is_dir():
+            return False
+        if (folder / "task.json").exists() and (self._begun / f"{rollout_id}.json").exists():
+            return True
+        if stored_outcome(self, rollout_id) is not None or is_locked(folder / ".running"):
+            return True
+        shutil.rmtree(folder, ignore_errors=True)
+        (self._begun / f"{rollout_id}.json").unlink(missing_ok=True)
+        return False
+
+    def task(self, rollout_id: str) -> Task:
+        """Return the task of a rollout, also of an interrupted one.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        try:
+            return Task.model_validate_json((self._folder(rollout_id) / "task.json").read_bytes(), context=AS_STORED)
+        except (OSError, ValueError, RecursionError) as exc:
+            raise StoreError(f"The task of rollout '{rollout_id}' cannot be read: {exc}") from exc
+
     def rebuild(self) -> None:
         """Rebuild the index from the shards."""
         self._index.rebuild()
@@ -651,12 +712,24 @@ class RolloutStore:
         return record
 
     def _unmark(self, rollout_id: str) -> None:
+        if rollout_id in self._running:
+            (self._begun / f"{rollout_id}.json").unlink(missing_ok=True)
+            (self._rollouts / rollout_id / ".running").unlink(missing_ok=True)
+            self._unlock(rollout_id)
+
+    def _unlock(self, rollout_id: str) -> None:
         with self._lock:
             handle = self._running.pop(rollout_id, None)
         if handle is not None:
-            (self._begun / f"{rollout_id}.json").unlink(missing_ok=True)
-            (self._rollouts / rollout_id / ".running").unlink(missing_ok=True)
             os.close(handle)
+
+
+def stored_outcome(store: RolloutStore, rollout_id: str) -> Outcome | None:
+    """Return the outcome of a rollout with this whole ID; None if it has none yet."""
+    with contextlib.suppress(StoreError):
+        outcome = store.get(rollout_id).outcome
+        return outcome if outcome.rollout_id == rollout_id else None
+    return None
 
 
 def check_verdict_name(name: str) -> None:

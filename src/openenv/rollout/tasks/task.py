@@ -335,6 +335,15 @@ class Budget(BaseModel):
     max_seconds: float | None = Field(default=None, allow_inf_nan=False)
 
 
+@dataclass(frozen=True, slots=True)
+class BranchPoint:
+    """A rollout, and the last of its model calls whose recorded answers another agent gets again."""
+
+    rollout_id: str
+    call: int | None = None
+    """0 for none of them, None for all."""
+
+
 _COMMON_NAMES = {"repeat_penalty": "repetition_penalty"}
 """Parameters with a different name in llama.cpp."""
 

@@ -1,0 +1,202 @@
+"""Rollouts whose processes are killed continue: no answer is sampled twice, and the outcomes are the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asking_agent import AskingAgent
+from openenv.errors import RolloutError, StoreError
+from openenv.rollout import Engine, EngineOptions, Model, Outcome, RolloutStore, Task, run_many
+from openenv.rollout.agents.base import Launch
+from openenv.rollout.agents.builtin import Shell
+from openenv.rollout.capture.records import FILE
+from openenv.rollout.store.comparison import compare_stores
+from openenv.sandboxes.base import Sandbox, Sandboxes
+from openenv.testing import Script, ScriptedModel, Turn
+from waiting import wait_until
+
+TURNS = tuple(Turn(text=f"step {number}, seed ${{seed}}") for number in range(4))
+TASKS = [Task(instruction=f"Task {name}", verify=("test -s answers.txt",), task_id=name) for name in "abcabc"]
+# The process that is killed: `python -c PROGRAM STORE MODEL`.
+PROGRAM = """
+import json, sys
+from asking_agent import AskingAgent
+from openenv.rollout import Model, RolloutStore, Task, run_many
+from test_resume import TASKS
+with RolloutStore(sys.argv[1]) as store:
+    print("ready", flush=True)
+    run_many(TASKS, agent=AskingAgent(), model=Model(**json.loads(sys.argv[2])), store=store, seed=7, concurrency=3,
+             sandbox="local", resume=True)
+"""
+
+
+@pytest.fixture
+def scripted() -> Iterator[ScriptedModel]:
+    with ScriptedModel(Script(name="steps", turns=TURNS, ending="done ${seed}")) as server:
+        yield server
+
+
+def run(store: RolloutStore, model: ScriptedModel, local: Sandboxes, **options: Any) -> list[Outcome]:
+    options = {"seed": 7, **options}
+    return run_many(TASKS, agent=AskingAgent(), model=Model(**model.model()), sandbox=local, store=store, **options)
+
+
+def killed_run(store: Path, model: ScriptedModel, until: Callable[[], bool]) -> None:
+    """Run the batch in another process until a condition holds, then kill it."""
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent / "support")])
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(store), json.dumps(model.model())],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        wait_until(
+            lambda: until() or process.poll() is not None, 60, lambda: "the run did not come so far", every_s=0.002
+        )
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+
+
+def answers_in(store: RolloutStore, rollout_id: str) -> int:
+    """Return how many whole answers were sampled for a rollout, in all its runs."""
+    file = store.captures / rollout_id / FILE
+    return file.read_bytes().count(b'"how":"complete"') if file.exists() else 0
+
+
+def test_a_killed_run_continues_until_it_equals_an_undisturbed_one(
+    local: Sandboxes, scripted: ScriptedModel, tmp_path: Path
+) -> None:
+    with RolloutStore(tmp_path / "whole") as whole:
+        expected = run(whole, scripted, local)
+    before = len(scripted.played())
+    assert before == 30
+    for calls in (4, 11, 19):
+        killed_run(tmp_path / "killed", scripted, lambda: len(scripted.played()) - before >= calls)  # noqa: B023
+    with RolloutStore(tmp_path / "killed") as store, RolloutStore(tmp_path / "whole") as whole:
+        outcomes = run(store, scripted, local, resume=True)
+        assert [each.status for each in outcomes] == ["ok"] * 6
+        assert [each.reward for each in outcomes] == [each.reward for each in expected]
+        assert sum(each.metadata.get("replayed", 0) for each in outcomes) >= 4
+        comparison = compare_stores(whole, store)
+        assert comparison.differences == []
+        assert comparison.digests[0] == comparison.digests[1]
+        for one, other in zip(expected, outcomes, strict=True):
+            assert [each.turn for each in one.turns] == [each.turn for each in other.turns]
+        assert (store.interrupted(), store.running()) == ([], [])
+        # Only an answer that was under way at a kill is sampled again, at most 3 of them per kill.
+        assert {answers_in(store, each.rollout_id) for each in outcomes} == {5}
+        assert len(scripted.played()) - before <= 30 + 3 * 3
+        again = run(store, scripted, local, resume=True)
+        assert [each.rollout_id for each in again] == [each.rollout_id for each in outcomes]
+
+
+def test_an_engine_resumes_a_rollout_by_its_id(local: Sandboxes, scripted: ScriptedModel, tmp_path: Path) -> None:
+    interrupted, answers = _interrupted(tmp_path, scripted)
+    with RolloutStore(tmp_path) as store:
+        options = EngineOptions(
+            agent=AskingAgent(), model=Model(**scripted.model()), sandbox=local, store=store, seed=7
+        )
+        with Engine(options) as engine:
+            outcome = engine.resume(interrupted)
+            assert (outcome.rollout_id, outcome.status, outcome.reward) == (interrupted, "ok", 1.0)
+            assert outcome.metadata["replayed"] == answers
+            with pytest.raises(StoreError, match="it has ended"):
+                engine.resume(interrupted)
+            with pytest.raises(StoreError, match="does not exist"):
+                engine.resume("nothing")
+        assert store.get(interrupted).outcome == outcome
+    with Engine(EngineOptions(agent="noop", sandbox=local)) as engine, pytest.raises(ValueError, match="pass store"):
+        engine.resume("nothing")
+
+
+def _interrupted(folder: Path, scripted: ScriptedModel) -> tuple[str, int]:
+    """Return a rollout whose engine was killed, and the number of its answers."""
+    killed_run(folder, scripted, lambda: len(scripted.played()) >= 7)
+    with RolloutStore(folder) as store:
+        answers = {each: answers_in(store, each) for each in store.interrupted()}
+    return max(answers.items(), key=lambda pair: pair[1])
+
+
+def test_the_time_of_an_agent_counts_once(local: Sandboxes, scripted: ScriptedModel, tmp_path: Path) -> None:
+    """A resumed agent has the rest of its time, although its first answers come at once."""
+    rollout_id = "late"
+    task = TASKS[0].model_copy(update={"agent_timeout_s": 60.0})
+    with RolloutStore(tmp_path) as store:
+        options = EngineOptions(agent=AskingAgent(), model=Model(**scripted.model()), sandbox=local, store=store)
+        with Engine(options) as engine:
+            assert engine.run(task, rollout_id=rollout_id).status == "ok"
+        _interrupt(store, rollout_id)
+        file = store.captures / rollout_id / FILE
+        lines = file.read_bytes().replace(b'"seconds":0.', b'"seconds":59.').replace(b'"seconds":1.', b'"seconds":59.')
+        file.write_bytes(lines)
+        began = time.monotonic()
+        with Engine(replace(options, agent=SlowAgent())) as engine:
+            outcome = engine.resume(rollout_id)
+        assert outcome.status == "truncated"
+        assert "agent timeout" in str(outcome.reason)
+        assert time.monotonic() - began < 40
+
+
+class SlowAgent(AskingAgent):
+    """Works for a minute after its last answer."""
+
+    def prepare(self, sandbox: Sandbox, run: Any) -> Launch:
+        launch = super().prepare(sandbox, run)
+        return Launch(argv=("/bin/sh", "-c", f"python3 {run.home}/agent.py; sleep 50"), envs=launch.envs)
+
+
+def _interrupt(store: RolloutStore, rollout_id: str) -> None:
+    """Make of a finished rollout one whose engine was killed just before it stored the outcome."""
+    record = store.get(rollout_id)
+    for shard in (store.root / "shards").glob("*.jsonl"):
+        shard.unlink()
+    store.close()
+    (store.root / "running").mkdir(exist_ok=True)
+    about = {"rollout_id": rollout_id, "task_id": record.task.task_id, "began_at": 1.0}
+    (store.root / "running" / f"{rollout_id}.json").write_text(json.dumps(about))
+    for index in store.root.glob("index.sqlite*"):
+        index.unlink()
+
+
+def test_a_batch_that_continues_needs_the_same_tasks(local: Sandboxes, tmp_path: Path) -> None:
+    with RolloutStore(tmp_path) as store:
+        agent = Shell(["true"])
+        first = run_many(TASKS[:2], agent=agent, sandbox=local, store=store)
+        same = run_many(TASKS[:3], agent=agent, sandbox=local, store=store, resume=True)
+        assert [each.rollout_id for each in same[:2]] == [each.rollout_id for each in first]
+        assert same[2].rollout_id not in {each.rollout_id for each in first}
+        with pytest.raises(RolloutError, match="resume needs the same tasks"):
+            run_many(TASKS[1:], agent=agent, sandbox=local, store=store, resume=True)
+        other = run_many(TASKS[:1], agent=agent, sandbox=local, store=store)
+        assert other[0].rollout_id not in {each.rollout_id for each in same}
+        newest = run_many(TASKS[:1], agent=agent, sandbox=local, store=store, resume=True)
+        assert newest[0].rollout_id == other[0].rollout_id
+    with pytest.raises(ValueError, match="rollouts of this machine"):
+        run_many(TASKS, agent="noop", on="ray", resume=True)
+
+
+def test_a_beginning_that_was_killed_leaves_nothing(local: Sandboxes, tmp_path: Path) -> None:
+    with RolloutStore(tmp_path) as store:
+        (tmp_path / "rollouts" / "half").mkdir()
+        (tmp_path / "rollouts" / "half" / ".running").touch()
+        assert store.interrupted() == ["half"]
+        assert not store.is_begun("half")
+        assert store.interrupted() == []
+        with Engine(EngineOptions(agent="noop", sandbox=local, store=store)) as engine:
+            assert engine.run(TASKS[0], rollout_id="half").status == "ok"
+        assert store.is_begun("half")
