@@ -119,6 +119,30 @@ def test_the_first_difference_of_two_rollouts_and_of_two_stores_is_shown(call: C
     assert "no rollout 'nothing'" in call("diff", "nothing", ids[0], code=1)
 
 
+def test_rollouts_are_branched_and_resumed(call: Call, task: str, tmp_path: Path) -> None:
+    turns = (Turn(text="Looking."), Turn(text="Still looking."))
+    with ScriptedModel(Script(name="branch", turns=turns, ending="42")) as model:
+        address = model.model()
+        flags = ("--llm-url", address["base_url"], "--model", address["name"])
+        [ran] = call("run", task, "--agent", "single-turn", *flags, "--json")
+        before = len(model.played())
+        branches = call("branch", ran["rollout_id"][:8], "--at", "1", "-n", "3", "--json")
+        assert [each["metadata"]["parent"] for each in branches] == [ran["rollout_id"]] * 3
+        assert [each["metadata"]["replayed"] for each in branches] == [1] * 3
+        assert len(model.played()) == before
+        assert "has no answer of call 9" in call("branch", ran["rollout_id"], "--at", "9", code=1)
+        assert "No rollout was interrupted" in call("resume")
+        with RolloutStore(tmp_path / "store") as store:
+            about = {"engine": {"agent": "noop", "sandbox": "local"}, "metadata": {"from": "before"}}
+            store.begin("killed", Task(task_id="t", instruction="x", verify=("true",)), about=about)
+            (tmp_path / "store" / "rollouts" / "torn").mkdir()
+            store.release("killed")
+            [resumed] = call("resume", "--json")
+            assert (resumed["rollout_id"], resumed["status"], resumed["reward"]) == ("killed", "ok", 1.0)
+            assert resumed["metadata"]["from"] == "before"
+            assert store.interrupted() == []
+
+
 def test_a_task_file_can_bring_the_new_checks(call: Call, task: str, tmp_path: Path) -> None:
     first = call("run", task, "--agent", "noop", "--json")[0]
     assert first["reward"] == 0.0

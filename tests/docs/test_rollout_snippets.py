@@ -23,6 +23,7 @@ PRINTED = {
     "own_agent.py": "ok 1.0\n['I', 't', ' is', ' ', 'P', 'ar', 'is', '.', '<|end|>']\nTrue\n",
     "own_cheat.py": "[('exit-code', None, 0.0)]\n",
     "readme_rollout.py": "ok 1.0 judged\ntool_calls 245 245\nstop 20 20\n",
+    "use_branch.py": "[1.0, 1.0, 1.0, 1.0] [0.0, 0.0, 0.0, 0.0]\n",
     "use_check.py": "1.0\n0.0 [1, 1]\n",
     "use_checks.py": "['judged', 'judged']\n1.0 judged\n0.0\n",
     "use_rollout.py": "ok 1.0\nok 0.0 [1, 1]\n",

@@ -15,6 +15,7 @@ _EXPORTS = by_module(
         "openenv.rollout.run.batch": "BatchOptions run_many run_many_async",
         "openenv.rollout.run.engine": "Engine EngineOptions run_rollout run_rollout_async",
         "openenv.rollout.run.reverify": "reverify",
+        "openenv.rollout.run.stored_rollout": "StoredRollout resume_rollouts",
         "openenv.rollout.verify.lint": "TrustReading read_task",
         "openenv.rollout.capture.training_trace": "RolloutTurn",
         "openenv.rollout.store.outcome": "Outcome",
@@ -50,6 +51,8 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.rollout.run.engine import run_rollout_async as run_rollout_async
     from openenv.rollout.run.ray_engine import RayEngine as RayEngine
     from openenv.rollout.run.reverify import reverify as reverify
+    from openenv.rollout.run.stored_rollout import StoredRollout as StoredRollout
+    from openenv.rollout.run.stored_rollout import resume_rollouts as resume_rollouts
     from openenv.rollout.store.comparison import compare_rollouts as compare_rollouts
     from openenv.rollout.store.comparison import compare_stores as compare_stores
     from openenv.rollout.store.outcome import Outcome as Outcome

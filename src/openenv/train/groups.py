@@ -17,7 +17,7 @@ from openenv.rollout import capture
 from openenv.rollout.capture.export import token_counts
 from openenv.rollout.capture.routed_experts import UNKNOWN, RoutedExperts
 from openenv.rollout.capture.training_trace import TokenCounts
-from openenv.rollout.store.outcome import Outcome
+from openenv.rollout.store.outcome import Outcome, group_of
 from openenv.rollout.tasks.task import Task
 
 Layout = Literal["padded", "packed"]
@@ -101,6 +101,13 @@ class SampleGroup:
     """Attempts that were repeated after an infrastructure failure; they count in no baseline."""
     task: Task | None = None
     """The task, for samples of `rollouts`; samples of `play` have `start`."""
+
+    @classmethod
+    def of(cls, outcomes: Iterable[Outcome], *, task: Task | None = None) -> SampleGroup:
+        """Return stored rollouts as a group, such as the branches of one rollout."""
+        samples = [EpisodeSample(outcome, outcome.sequences) for outcome in outcomes]
+        name = next((group_of(sample.outcome.metadata) for sample in samples), "")
+        return cls(name, {}, samples, task=task)
 
     @property
     def rewards(self) -> list[float | None]:

@@ -149,11 +149,11 @@ def run(flags: RunFlags) -> None:
             on=cluster,
             share_setup=not flags.no_share_setup,
             seed=flags.seed,
-            on_progress=_print_progress,
-            on_outcome=_countdown(len(tasks)),
+            on_progress=print_progress,
+            on_outcome=countdown(len(tasks)),
             on_install=lambda message: typer.echo(message, err=True),
         )
-        _report(outcomes, as_json=flags.as_json)
+        report(outcomes, as_json=flags.as_json)
 
 
 @flags_class
@@ -220,7 +220,7 @@ def _print_tasks(tasks: list[Task], *, as_json: bool) -> None:
             typer.echo(f"  {printable(line)}")
 
 
-def _report(outcomes: list[Outcome], *, as_json: bool) -> None:
+def report(outcomes: list[Outcome], *, as_json: bool) -> None:
     """Print outcomes; exit with 1 if the infrastructure failed in one of them."""
     print_outcomes(outcomes, as_json=as_json)
     # A failed verifier may still leave a reward from the checks before it; then the rollout counts.
@@ -238,7 +238,8 @@ def _repeated(task: Task, count: int) -> list[Task]:
     return [task] * count
 
 
-def _print_progress(event: Progress) -> None:
+def print_progress(event: Progress) -> None:
+    """Print an event on standard error."""
     # Sample:
     #
     #   3f2a91c0    12.4 s  agent    turn 3
@@ -246,7 +247,7 @@ def _print_progress(event: Progress) -> None:
     typer.echo(printable(line), err=True)
 
 
-def _countdown(count: int) -> Callable[[int, Outcome], None]:
+def countdown(count: int) -> Callable[[int, Outcome], None]:
     """Return a callback that prints after each of several rollouts how many are done."""
     done = itertools.count(1)
 

@@ -25,7 +25,7 @@ from ..tasks.model_parameters import NEUTRAL_SAMPLING, SAMPLING_PARAMETERS
 from .dialects.dialect import LOGPROBS, TOKEN_IDS
 from .encoding import Json, dumps
 from .graph import CallGraph, CallNode, build, setting_of
-from .records import Call, Recording
+from .records import SHARED, Call, Recording
 from .routed_experts import CallExperts, align
 from .training_trace import (
     Finding,
@@ -206,6 +206,8 @@ def _experts_of(call: Call) -> CallExperts:
 
 def _turn_exclusion(call: Call, findings: Iterable[Finding]) -> str | None:
     """Return the reason to exclude a turn from training; None for a trainable turn."""
+    if SHARED in call.not_trainable:
+        return "shared_turn"
     if call.not_trainable:
         return "unasked_sampling" if call.unasked_sampling else "steered_turn"
     return next((finding.code for finding in findings if finding.code in _TURN), None)
@@ -313,7 +315,7 @@ def _sampling_findings(call: Call) -> list[Finding]:
     - unknown: the endpoint's defaults decided a parameter. The whole sequence is excluded.
     """
     findings: list[Finding] = []
-    steered = [reason for reason in call.not_trainable if reason not in call.unasked_sampling]
+    steered = [reason for reason in call.not_trainable if reason not in (*call.unasked_sampling, SHARED)]
     if steered:
         message = f"not the policy's own choice, so not trained on: {', '.join(steered)}"
         findings.append(Finding("WARN", "steered_turn", message, call.number))

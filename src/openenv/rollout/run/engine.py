@@ -431,7 +431,10 @@ class Engine:
         labels = plan.metadata
         group = labels.get("item") or group_of(labels, plan.task.metadata) or plan.task.task_id
         sample = labels.get("sample", 0)
-        return seeded_model(model, seed, str(group), sample if isinstance(sample, int) else str(sample))
+        facts = [str(group), sample if isinstance(sample, int) else str(sample)]
+        if plan.start is not None and not plan.is_resumed:  # a branch must not repeat its parent
+            facts += ["branch", plan.start.call or 0]
+        return seeded_model(model, seed, *facts)
 
     def _run(self, plan: RolloutPlan, reporter: Reporter, cancel: Cancellation, failure: str | None) -> Outcome:
         store = self.options.store

@@ -41,7 +41,7 @@ Grouping = Literal[
 ]
 GROUPINGS: tuple[str, ...] = get_args(Grouping)
 
-_VERSION = 5
+_VERSION = 6
 _KEPT = 64
 _MOST_INSTRUCTION = 300  # characters; lists show a line of it
 _SCHEMA = """
@@ -51,6 +51,7 @@ CREATE TABLE IF NOT EXISTS records (
     sequence INTEGER NOT NULL, stored_at REAL NOT NULL, task_id TEXT NOT NULL, "group" TEXT NOT NULL,
     status TEXT NOT NULL, phase TEXT NOT NULL, reason TEXT, reward REAL, trust TEXT, agent TEXT NOT NULL,
     model TEXT NOT NULL, sandbox TEXT NOT NULL, environment TEXT NOT NULL, policy_version TEXT NOT NULL,
+    parent TEXT NOT NULL, parent_call INTEGER,
     instruction TEXT NOT NULL, turns INTEGER NOT NULL, tokens INTEGER NOT NULL,
     started_at REAL NOT NULL, wall_s REAL NOT NULL,
     shard TEXT NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,
@@ -58,6 +59,7 @@ CREATE TABLE IF NOT EXISTS records (
 );
 CREATE INDEX IF NOT EXISTS by_rollout ON records (rollout_id, sequence, stored_at, record_id);
 CREATE INDEX IF NOT EXISTS by_verdict ON records (verdict, stored_at, record_id) WHERE kind != 'rollout';
+CREATE INDEX IF NOT EXISTS by_parent ON records (parent) WHERE parent != '';
 CREATE INDEX IF NOT EXISTS by_reward ON records (reward, stored_at, record_id) WHERE kind = 'rollout';
 -- These two hold all that lists select, order and count by: the rows themselves are not read but for those shown.
 CREATE INDEX IF NOT EXISTS of_first ON records (
@@ -81,7 +83,7 @@ _ORDERS: Mapping[str, str] = {
 }
 _EQUAL = (
     *("rollout_id", "task_id", "group", "status", "trust", "agent", "model", "sandbox", "kind"),
-    *("environment", "policy_version"),
+    *("environment", "policy_version", "parent"),
 )
 
 
@@ -111,6 +113,10 @@ class RolloutRow:
     """The name of the environment that was played; empty for tasks of coding agents without one."""
     policy_version: str
     """The version of the trained policy at the start; empty if nothing was trained."""
+    parent: str
+    """The rollout that this one branches from; empty for others."""
+    parent_call: int | None
+    """The last call that both share."""
     instruction: str
     """The start of the task's instruction."""
     turns: int
@@ -144,6 +150,8 @@ class RolloutFilter:
     kind: str | Collection[str] | None = None
     environment: str | Collection[str] | None = None
     policy_version: str | Collection[str] | None = None
+    parent: str | Collection[str] | None = None
+    """The rollout that they branch from."""
     min_trust: Trust | None = None
     """The lowest trust level of the reward. Old records without a trust level never match."""
     min_reward: float | None = None
@@ -559,6 +567,8 @@ def _row(line: bytes, shard: str, offset: int) -> RolloutRow | None:
             model=text("model"),
             sandbox=text("sandbox"),
             environment=str(metadata.get("environment") or about.get("environment") or ""),
+            parent=str(metadata.get("parent") or ""),
+            parent_call=call if isinstance(call := metadata.get("parent_call"), int) else None,
             policy_version="" if metadata.get("policy_version") is None else str(metadata["policy_version"]),
             instruction=str(task.get("instruction") or "")[:_MOST_INSTRUCTION],
             turns=len(turns),

@@ -1,0 +1,189 @@
+"""Stored rollouts that go on: `StoredRollout.resume` after an interruption, `StoredRollout.branch` from any model call.
+
+Knows which options a rollout was run with. `engine` runs it, `capture/replay.py` gives its agent the recorded answers.
+"""
+
+# A rollout of six calls, and two branches from call 4. Their agents start in fresh sandboxes with the same setup and
+# get the answers 1 to 4 again, so that files and processes are as they were. Then each goes its own way:
+#
+#   a41f   1 ── 2 ── 3 ── 4 ── 5 ── 6
+#   77b0                  └─── 5 ── 6 ── 7       metadata {"parent": "a41f", "parent_call": 4, "group": "a41f@4-9c"}
+#   c0de                  └─── 5
+#
+# On disk a branch has its own calls only, with a reference to the journal of its parent. It is a rollout like any
+# other, with an outcome, a work tree and a group. Its trainable tokens are those that were sampled for it.
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+from typing_extensions import Unpack
+
+from openenv import settings
+from openenv.errors import CaptureError, StoreError
+from openenv.rollout.capture.records import RecordingReader
+from openenv.rollout.progress import Cancellation, OnProgress
+from openenv.rollout.run.batch import CONCURRENCY, OnOutcome, RunManyArguments, run_many
+from openenv.rollout.run.engine import Engine, EngineArguments, EngineOptions
+from openenv.rollout.store.outcome import Outcome
+from openenv.rollout.store.store import BegunRollout, RolloutStore, stored_outcome
+from openenv.rollout.tasks.task import Budget, Model
+
+
+class StoredRollout:
+    """A finished or interrupted rollout of a store.
+
+        rollout = StoredRollout(store, "3f2a")
+        outcomes = rollout.branch(call=5, samples=8)
+
+    Args:
+        store: The store.
+        rollout_id: The rollout; a unique prefix of its ID is enough.
+
+    Raises:
+        StoreError: There is no such rollout.
+    """
+
+    def __init__(self, store: RolloutStore, rollout_id: str) -> None:
+        self.store = store
+        interrupted = [each for each in store.interrupted() if rollout_id and each.startswith(rollout_id)]
+        self.is_interrupted = len(interrupted) == 1
+        """Whether its engine died before its end."""
+        self.rollout_id = interrupted[0] if self.is_interrupted else store.resolve(rollout_id)
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that the rollout was run with, as far as the store knows them, for `EngineOptions`.
+
+        The model has no key: its endpoint gets `OPENENV_MODEL_KEY`.
+        """
+        if self.is_interrupted:
+            begun = next((each for each in self.store.running() if each.rollout_id == self.rollout_id), None)
+            if begun is not None and begun.engine:
+                return described_options(begun.engine)
+        outcome = stored_outcome(self.store, self.rollout_id)
+        described: dict[str, Any] = {}
+        with contextlib.suppress(CaptureError):
+            reader = RecordingReader(self.store.captures / self.rollout_id)
+            reader.advance()
+            # The seed was derived for this rollout: with it, all branches would be equal.
+            model = {name: value for name, value in reader.recording.model.items() if name != "seed"}
+            described = {"model": model or None, "budget": reader.recording.budget or None}
+        if outcome is not None:
+            described |= {"agent": outcome.agent, "sandbox": outcome.sandbox}
+        return described_options(described)
+
+    def resume(self, **engine: Unpack[EngineArguments]) -> Outcome:
+        """Run an interrupted rollout again; its agent gets the recorded answers first.
+
+        Args:
+            engine: Options that replace those of the rollout, such as `model`.
+
+        Raises:
+            StoreError: It has ended, or runs in another process.
+        """
+        options = {**self.options(), **engine, "store": self.store}
+        with Engine(EngineOptions(**options)) as shared:
+            return shared.resume(self.rollout_id)
+
+    def branch(self, *, call: int, samples: int = 8, **options: Unpack[RunManyArguments]) -> list[Outcome]:
+        """Run several continuations from the state after the answer of a call, as one group.
+
+        Each has its own sandbox. Its agent gets the answers up to `call` again, then the model samples.
+
+        Args:
+            call: The number of the last shared call, from 1; 0 runs the task from its start.
+            samples: The number of continuations.
+            options: Options of `run_many` that replace those of the rollout, such as `concurrency` and `model`.
+
+        Raises:
+            ValueError: A number is out of range.
+            StoreError: The rollout has no such call.
+        """
+        if samples < 1:
+            raise ValueError("samples must be at least 1")
+        answered = self._answered()
+        if call != 0 and call not in answered:
+            numbers = f"1 to {max(answered)}" if answered else "none"
+            raise StoreError(f"The rollout '{self.rollout_id}' has no answer of call {call}; its calls: {numbers}")
+        arguments: dict[str, Any] = {**self.options(), **options, "store": self.store}
+        group = f"{self.rollout_id[:8]}@{call}-{secrets.token_hex(2)}"
+        labels = {"group": group, "parent": self.rollout_id, "parent_call": call}
+        arguments["metadata"] = {**labels, **(options.get("metadata") or {})}
+        return run_many([self.store.task(self.rollout_id)] * samples, **arguments)
+
+    def _answered(self) -> list[int]:
+        try:
+            reader = RecordingReader(self.store.captures / self.rollout_id)
+            reader.advance()
+        except CaptureError as exc:
+            raise StoreError(f"The rollout '{self.rollout_id}' cannot be branched: {exc}") from exc
+        return sorted(reader.builder.answered)
+
+
+def described_options(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return engine options from their description in a store."""
+    options = {name: value for name, value in described.items() if value is not None}
+    if "model" in options:
+        key = settings.model_key()
+        fields = {name: value for name, value in options["model"].items() if name in Model.model_fields}
+        options["model"] = Model.model_validate({**fields, **({"api_key": key} if key else {})})
+    if "budget" in options:
+        options["budget"] = Budget.model_validate(options["budget"])
+    return options
+
+
+def resume_rollouts(
+    store: RolloutStore,
+    /,
+    *,
+    concurrency: int = CONCURRENCY,
+    on_progress: OnProgress | None = None,
+    on_outcome: OnOutcome | None = None,
+    cancel: Cancellation | None = None,
+    **engine: Unpack[EngineArguments],
+) -> list[Outcome]:
+    """Run all interrupted rollouts of a store again, each with the options that it was run with.
+
+    Args:
+        store: The store.
+        concurrency: The number of rollouts at once.
+        on_progress: Called with the events of all rollouts.
+        on_outcome: Called with a number from 0 and an outcome as soon as it exists.
+        cancel: Ends all running rollouts.
+        engine: Options that replace those of the rollouts, such as `model`.
+
+    Raises:
+        AgentUnavailable, SandboxUnavailable: An agent or a sandbox backend cannot run here.
+        StoreError: An outcome could not be stored.
+    """
+    cancel = cancel or Cancellation()
+    begun = {each.rollout_id: each for each in store.running()}
+    waiting = [begun[each] for each in store.interrupted() if store.is_begun(each) and each in begun]
+    outcomes: list[Outcome] = []
+    while waiting:
+        # One engine for all rollouts with the same options.
+        same = [each for each in waiting if _settings(each) == _settings(waiting[0])]
+        waiting = [each for each in waiting if each not in same]
+        options: dict[str, Any] = {**described_options(same[0].engine), **engine, "store": store}
+        with Engine(EngineOptions(**options)) as shared, ThreadPoolExecutor(concurrency, "openenv-rollout") as pool:
+            futures = [
+                pool.submit(shared.resume, each.rollout_id, on_progress=on_progress, cancel=cancel) for each in same
+            ]
+            try:
+                for future in as_completed(futures):
+                    outcomes.append(future.result())
+                    if on_outcome is not None:
+                        on_outcome(len(outcomes) - 1, outcomes[-1])
+            except BaseException:
+                cancel.cancel("interrupted")
+                pool.shutdown(cancel_futures=True)
+                raise
+    return outcomes
+
+
+def _settings(begun: BegunRollout) -> Mapping[str, Any]:
+    return begun.engine or {"agent": begun.agent, "sandbox": begun.sandbox}
