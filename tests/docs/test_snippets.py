@@ -157,6 +157,7 @@ ELSEWHERE = {
     "use_ray_servers.py",
     "use_rollout.py",
     "use_rollouts.py",
+    "use_branch.py",
     "use_sandbox.py",
     "use_stream.py",
     "use_task_sets.py",

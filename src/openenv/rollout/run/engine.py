@@ -63,6 +63,14 @@ _P = ParamSpec("_P")
 _BAR_TEXT = 120
 PLACES = ".places"
 """The folder of `VerifierInput.places` in the scratch folder. No rollout ID starts with a dot."""
+REPEATABLE_ENVS: Mapping[str, str] = {
+    "PYTHONHASHSEED": "0",
+    "SOURCE_DATE_EPOCH": "1767225600",
+    "TZ": "UTC",
+    "LC_ALL": "C.UTF-8",
+}
+"""Environment variables of the agent in a run with a seed: hashes of Python, dates in build results, the time zone, and
+the order of names. The clock itself runs: a sandbox cannot stop it for all programs."""
 # An ID is the name of a folder in the scratch folder, in the store and among the captured calls.
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
@@ -133,7 +141,7 @@ class EngineOptions:
     """The user's home folder inside the sandbox; the work folder is `workdir` below it."""
     seed: int | None = None
     """Makes runs repeatable: the seed of each model call is derived from this number, the rollout's group and sample,
-    and the number of the call. The agent's process gets a fixed `PYTHONHASHSEED`."""
+    and the number of the call. The agent's commands get `REPEATABLE_ENVS`."""
     cache: Path | None = None
     """The folder of installed agents and validated checks; None uses `OPENENV_CACHE`."""
     on_install: Callable[[str], None] | None = None
@@ -410,7 +418,7 @@ class Engine:
             home=options.home,
             model_name=options.model.name if options.model is not None else "",
             max_seconds=self._budget.max_seconds,
-            agent_envs={} if options.seed is None else {"PYTHONHASHSEED": "0"},
+            agent_envs={} if options.seed is None else dict(REPEATABLE_ENVS),
             options=dict(options.options or {}),
             metadata=dict(metadata or {}),
             setup_group=setup_group,

@@ -268,10 +268,13 @@ class HostLoop(LoopTools):
         model: Answers the calls.
         log: Receives the lines of the loop.
         limit_s: The time of the loop. A model call or a command that takes longer raises `LoopTimeout`.
+        envs: Environment variables of the commands.
     """
 
-    def __init__(self, sandbox: Sandbox, model: ModelAccess, log: AgentLog, limit_s: float) -> None:
-        self._sandbox, self._model, self._log = sandbox, model, log
+    def __init__(
+        self, sandbox: Sandbox, model: ModelAccess, log: AgentLog, limit_s: float, envs: Mapping[str, str]
+    ) -> None:
+        self._sandbox, self._model, self._log, self._envs = sandbox, model, log, dict(envs) or None
         self._end = time.monotonic() + limit_s
 
     def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,7 +291,11 @@ class HostLoop(LoopTools):
     def run(self, command: str, *, timeout_s: float, max_output: int) -> ExecResult:
         rest = self._rest_s()
         done = self._sandbox.exec(
-            command, cwd=self._sandbox.workdir, timeout=min(timeout_s, rest), max_output=max_output
+            command,
+            envs=self._envs,
+            cwd=self._sandbox.workdir,
+            timeout=min(timeout_s, rest),
+            max_output=max_output,
         )
         if done.timed_out and timeout_s > rest:
             raise LoopTimeout
@@ -691,7 +698,9 @@ class RolloutRun:
                 self._model, self._reporter, cancel=self._cancel, give_up=sandbox.stop_processes, limit_s=limit
             ) as late:
                 if launch.loop is not None:
-                    done = self._run_loop(launch.loop, HostLoop(sandbox, self._model, log, limit))
+                    done = self._run_loop(
+                        launch.loop, HostLoop(sandbox, self._model, log, limit, self._plan.agent_envs)
+                    )
                 else:
                     done = sandbox.exec(
                         launch.argv,

@@ -1,0 +1,330 @@
+"""Is each rollout the same after its engine was killed again and again, with no answer sampled twice? Exit 1 if not.
+
+    python benchmarks/journal_kills.py kills --kills 5000 --rollouts 200
+    python benchmarks/journal_kills.py kills --kills 50 --rollouts 10 --agent opencode --concurrency 5
+    python benchmarks/journal_kills.py branches
+    python benchmarks/journal_kills.py repeat --rollouts 1000 --concurrency 64
+
+    this process ──fork──> engine: run_many(resume=True) with its proxy, sandboxes and store
+        └── the engine kills itself (signal 9) before, in the middle of, or after a random write to a journal, or at a
+            random time. Each rollout that runs then counts as one kill. Then the next engine, until all have ended.
+
+The scripted model is another process, which nobody kills; each of its answers depends on the request's seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import openenv.rollout.capture.capture_server  # noqa: F401  loaded before the fork, so that no engine loads it
+from openenv.rollout import Model, Outcome, RolloutStore, Sampling, StoredRollout, Task, run_many
+from openenv.rollout.agents.shell_chat import ShellChat
+from openenv.rollout.capture.records import FILE, Recorder
+from openenv.rollout.store.comparison import compare_stores
+from openenv.sandboxes.local import LocalSandboxes
+from openenv.testing.scripted.agent_scripts import AGENTS
+from openenv.testing.scripted.script import Script, Turn
+
+How = Literal["before", "torn", "after", "time"]
+COMPLETE = b'"how":"complete"'
+
+
+@dataclass(slots=True)
+class Result:
+    """What the kills did."""
+
+    engines: int = 0
+    kills: int = 0
+    positions: Counter[str] = field(default_factory=Counter)
+    """The kills by the last entry of the journal."""
+    rollouts: int = 0
+    lost: int = 0
+    sampled_twice: int = 0
+    """Whole answers in the journals beyond those of the undisturbed run."""
+    differences: int = 0
+    rounds: int = 0
+
+    def is_exact(self) -> bool:
+        """Return whether nothing was lost, sampled twice, or different."""
+        return self.rollouts > 0 and not self.lost + self.sampled_twice + self.differences
+
+
+def script_of(agent: str, turns: int) -> Script:
+    """Return the answers of the model: commands that write down the seed of the answer."""
+    lines = [f"echo {number} ${{seed}} >> answers.txt" for number in range(turns)]
+    if agent == "shell-chat":
+        return Script(name="kills", turns=tuple(Turn(text=line) for line in lines), ending="exit")
+    tools = AGENTS[agent]
+    calls = tuple(Turn(text=f"Step {number}.", calls=(tools.shell(line),)) for number, line in enumerate(lines))
+    last = (Turn(text="That was all.", calls=tools.ending),) if tools.ending else ()
+    return Script(name="kills", turns=(*calls, *last), ending="Done.")
+
+
+@contextmanager
+def served(script: Script, folder: Path) -> Iterator[Model]:
+    """Serve a script in another process."""
+    file = folder / "script.json"
+    file.write_text(script.model_dump_json())
+    command = [sys.executable, "-m", "openenv.testing.scripted", str(file), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert process.stdout is not None
+        url = next(word for line in process.stdout for word in line.split() if word.startswith("http://"))
+        threading.Thread(target=process.stdout.read, daemon=True).start()
+        yield Model(base_url=url.rstrip(".,"), name=script.model_name, sampling=Sampling().parameters())
+    finally:
+        process.kill()
+        process.wait()
+
+
+def tasks_of(count: int, turns: int) -> list[Task]:
+    """Return tasks that count the answers of their agents."""
+    check = f'[ "$(wc -l < answers.txt)" -eq {turns} ]'
+    return [Task(task_id=f"t{number}", instruction=f"Work {number}.", verify=(check,)) for number in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The options of all engines of a run."""
+
+    model: Model
+    agent: str
+    tasks: list[Task]
+    concurrency: int
+    turns: int
+
+    def run(self, folder: Path) -> list[Outcome]:
+        """Run all rollouts that have not ended."""
+        agent = ShellChat(max_turns=self.turns + 2) if self.agent == "shell-chat" else self.agent
+        with RolloutStore(folder) as store:
+            return run_many(
+                self.tasks,
+                agent=agent,
+                model=self.model,
+                sandbox=LocalSandboxes(),
+                store=store,
+                seed=7,
+                concurrency=self.concurrency,
+                validate_checks=False,
+                resume=True,
+            )
+
+
+def kill_at(how: How, count: int, seconds: float) -> None:
+    """Let this process kill itself at a write to a journal, or after a time."""
+    left = count
+    write = Recorder._write
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def killing(self: Recorder, data: bytes) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0 and how == "torn":
+            write(self, data[: random.randrange(1, len(data))])
+        if left == 0 and how != "after":
+            die()
+        write(self, data)
+        if left == 0:
+            die()
+
+    if how == "time":
+        timer = threading.Timer(seconds, die)
+        timer.daemon = True
+        timer.start()
+    else:
+        Recorder._write = killing  # type: ignore[method-assign]
+
+
+def forked(plan: Plan, folder: Path, how: How | None, count: int, seconds: float) -> int:
+    """Run an engine in another process; return how it ended, as `waitpid` does."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            log = os.open(folder.with_suffix(".log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            random.seed(os.getpid())
+            if how is not None:
+                kill_at(how, count, seconds)
+            plan.run(folder)
+            code = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return os.waitpid(child, 0)[1]
+
+
+def note_kill(folder: Path, result: Result) -> None:
+    """Count the rollouts that a kill interrupted, by the last entries of their journals."""
+    if not (folder / "shards").is_dir():
+        return
+    with RolloutStore(folder) as store:
+        interrupted = store.interrupted()
+        result.kills += len(interrupted)
+        result.positions.update(last_entry(store.captures / each / FILE) for each in interrupted)
+
+
+def last_entry(journal: Path) -> str:
+    """Return the kind of the last line in a journal, `torn` for a half one."""
+    if not journal.exists():
+        return "no journal"
+    data = journal.read_bytes()
+    if not data.endswith(b"\n"):
+        return "torn"
+    for line in reversed(data.splitlines()):
+        try:
+            kind = json.loads(line).get("k")
+        except ValueError:
+            continue
+        if isinstance(kind, str):
+            return kind
+    return "empty"
+
+
+def kill_until_done(plan: Plan, folder: Path, draw: random.Random, most: int, result: Result) -> None:
+    """Kill engines until the rollouts have ended, or until enough rollouts were killed; then let the last one end."""
+    calls = plan.turns + 1
+    while True:
+        enough = result.kills >= most
+        how: How | None = None if enough else draw.choice(("before", "torn", "after", "time"))
+        # A rollout writes about four entries for each call, and one for each replayed answer.
+        count = draw.randrange(1, 3 * plan.concurrency + plan.concurrency * calls // 2)
+        status = forked(plan, folder, how, count, draw.uniform(0.0, 0.4 + 0.02 * plan.concurrency))
+        result.engines += 1
+        if os.WIFEXITED(status):
+            if os.WEXITSTATUS(status):
+                raise SystemExit(f"an engine failed: {folder.with_suffix('.log').read_text()[-4000:]}")
+            return
+        note_kill(folder, result)
+
+
+def answers_in(store: RolloutStore) -> int:
+    """Return the number of whole answers in all journals."""
+    return sum(file.read_bytes().count(COMPLETE) for file in store.captures.glob(f"*/{FILE}"))
+
+
+def kills(options: argparse.Namespace, folder: Path) -> bool:
+    """Compare killed runs with an undisturbed one."""
+    draw, result = random.Random(options.seed), Result()
+    turns = options.turns
+    with served(script_of(options.agent, turns), folder) as model:
+        plan = Plan(model, options.agent, tasks_of(options.rollouts, turns), options.concurrency, turns)
+        began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        if forked(plan, folder / "whole", None, 0, 0.0) != 0:
+            raise SystemExit((folder / "whole.log").read_text()[-4000:])
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+        print(f"undisturbed: {options.rollouts} rollouts in {time.monotonic() - began:.1f} s, {cpu_s:.1f} s of CPU")
+        while result.kills < options.kills:
+            result.rounds += 1
+            killed = folder / f"killed{result.rounds}"
+            kill_until_done(plan, killed, draw, options.kills, result)
+            with RolloutStore(folder / "whole") as whole, RolloutStore(killed) as store:
+                comparison = compare_stores(whole, store)
+                result.rollouts += store.count()
+                result.lost += options.rollouts - store.count() + len(store.interrupted())
+                result.sampled_twice += answers_in(store) - answers_in(whole)
+                result.differences += len(comparison.differences)
+                for difference in comparison.differences[:3]:
+                    print("DIFFERENT", difference)
+            print(f"round {result.rounds}: {result.kills} kills so far, {time.monotonic() - began:.0f} s", flush=True)
+    print(
+        f"{options.agent}: {result.kills} kills of rollouts ({result.engines} engines) over {result.rollouts} rollouts "
+        f"with {turns + 1} calls in {result.rounds} rounds: {result.sampled_twice} answers sampled twice, "
+        f"{result.lost} lost, {result.differences} different"
+    )
+    print("last entry of the journal:", ", ".join(f"{kind} {count}" for kind, count in result.positions.most_common()))
+    return result.is_exact()
+
+
+def branches(options: argparse.Namespace, folder: Path) -> bool:
+    """Compare eight branches at depth 10 of a rollout of 20 calls with eight whole rollouts."""
+    turns, count = 19, 8
+    script = script_of("shell-chat", turns)
+    slow = tuple(turn.model_copy(update={"first_token_delay_s": options.delay}) for turn in script.turns)
+    with served(script.model_copy(update={"turns": slow}), folder) as model:
+        tasks = tasks_of(1, turns)
+        common: dict[str, Any] = {"agent": ShellChat(max_turns=turns + 2), "model": model, "seed": 3}
+        with RolloutStore(folder / "store") as store:
+            [parent] = run_many(tasks, store=store, **common)
+            figures = []
+            for is_branched in (True, False):
+                before, began = answers_in(store), time.monotonic()
+                if is_branched:
+                    rollout = StoredRollout(store, parent.rollout_id)
+                    outcomes = rollout.branch(call=10, samples=count, concurrency=8, **common)
+                else:
+                    outcomes = run_many(tasks * count, store=store, concurrency=8, **common)
+                figures.append((answers_in(store) - before, time.monotonic() - began))
+                assert [each.reward for each in outcomes] == [1.0] * count
+    (branch_calls, branch_s), (whole_calls, whole_s) = figures
+    print(f"{count} branches at call 10 of 20: {branch_calls} model calls, {branch_s:.2f} s")
+    print(f"{count} whole rollouts:            {whole_calls} model calls, {whole_s:.2f} s")
+    return branch_calls == count * 10 and whole_calls == count * 20
+
+
+def repeat(options: argparse.Namespace, folder: Path) -> bool:
+    """Compare the digests of two runs, one of them with kills."""
+    draw, result = random.Random(options.seed), Result()
+    with served(script_of("shell-chat", options.turns), folder) as model:
+        tasks = tasks_of(options.rollouts, options.turns)
+        plan = Plan(model, "shell-chat", tasks, options.concurrency, options.turns)
+        assert forked(plan, folder / "one", None, 0, 0.0) == 0
+        for _ in range(options.engines):
+            count = draw.randrange(1, options.rollouts * 20 // options.engines)
+            forked(plan, folder / "other", draw.choice(("before", "torn", "after")), count, 0.0)
+            note_kill(folder / "other", result)
+        assert forked(plan, folder / "other", None, 0, 0.0) == 0
+        with RolloutStore(folder / "one") as one, RolloutStore(folder / "other") as other:
+            comparison = compare_stores(one, other)
+    print(
+        f"{options.rollouts} rollouts at concurrency {options.concurrency}, the second run with {result.kills} kills:"
+    )
+    print(f"  {comparison.equal} equal, {len(comparison.differences)} different")
+    print("\n".join(f"  sha256 {digest}" for digest in comparison.digests))
+    return comparison.digests[0] == comparison.digests[1] and comparison.equal == options.rollouts
+
+
+def main() -> None:
+    """Run one part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["kills", "branches", "repeat"])
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--rollouts", type=int, default=50)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--agent", default="shell-chat", choices=["shell-chat", *AGENTS])
+    parser.add_argument("--concurrency", type=int, default=25)
+    parser.add_argument("--engines", type=int, default=12, help="kills of the second run of `repeat`")
+    parser.add_argument("--delay", type=float, default=0.2, help="seconds of each answer in `branches`")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    part = {"kills": kills, "branches": branches, "repeat": repeat}[options.part]
+    with tempfile.TemporaryDirectory(prefix="journal-kills-") as folder:
+        sys.exit(0 if part(options, Path(folder)) else 1)
+
+
+if __name__ == "__main__":
+    main()
