@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -33,8 +34,9 @@ from openenv.rollout.run.ray_engine import RayEngine
 from openenv.rollout.store.exports import recording
 from openenv.sandboxes.base import Sandboxes
 from openenv.testing import Script, ScriptedModel, Turn
+from openenv.train import rollouts
 from ray_nodes import RayNodes, processes_with, ray_nodes
-from waiting import wait_until
+from waiting import holds_for_async, wait_until, wait_until_async
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -238,6 +240,35 @@ def test_model_calls_are_captured_where_the_agent_runs_and_stored_here(cluster: 
             captured = recording(store, record)
             assert captured is not None
             assert len(captured.calls) == 1
+
+
+def test_a_pause_of_a_stream_holds_the_calls_of_all_workers(cluster: RayCluster) -> None:
+    begun: list[str] = []
+
+    async def run(model: Model, played: Callable[[], int]) -> list[float | None]:
+        tasks = [Task(instruction=f"ask {number}", verify=("grep -q forty answer.txt",)) for number in range(4)]
+        options: dict[str, Any] = {"agent": Shell([ASK], dialect="openai_chat"), "model": model, "on": cluster}
+        async with rollouts(
+            tasks,
+            samples=1,
+            concurrency=4,
+            on_progress=lambda event: begun.append(event.rollout_id) if event.phase == "agent" else None,
+            **options,
+        ) as stream:
+            stream.pause()  # before the workers are ready
+            taking = asyncio.ensure_future(stream.take(4))
+            await wait_until_async(lambda: len(set(begun)) == 4, timeout_s=120)
+            await holds_for_async(1.0, lambda: played() == 0)
+            stream.resume()
+            await wait_until_async(lambda: played() > 0)
+            async with stream.paused():
+                stream.policy_version = 1
+            return [reward for group in await taking for reward in group.rewards]
+
+    script = Script(name="numbers", turns=(Turn(text="forty-two"),), ending="forty-two")
+    with ScriptedModel(script) as server:
+        rewards = asyncio.run(asyncio.wait_for(run(Model(**server.model()), lambda: len(server.played())), 240))
+    assert rewards == [1.0] * 4
 
 
 @pytest.mark.parametrize("stored", [True, False])

@@ -130,10 +130,10 @@ def test_an_update_in_flight_gives_the_tokens_of_an_answer_two_versions(url: str
     else:  # its chat routes name no versions: those of the mixed answer are unknown, and the trainer is told
         (answer,) = crossed
         ids, start = [*answer.prompt, *answer.ids], len(answer.prompt)
-        # The other sample has the same prompt, and perhaps the same answer.
+        # The other sample has the same prompt, and perhaps the same answer, of one version.
         same = [each for each in sequences if each.input_ids[: len(ids)] == ids]
-        (sequence, *_) = [each for each in same if "unknown_version" in [one.code for one in each.validation]]
-        assert set(sequence.token_versions()[start : len(ids)]) == {None}
+        (sequence, *_) = [each for each in same if set(each.token_versions()[start : len(ids)]) == {None}]
+        assert "unknown_version" in [finding.code for finding in sequence.validation]
         assert (sequence.policy_version, sequence.trainable) == (None, True)
 
 

@@ -14,6 +14,7 @@ _EXPORTS = {
     "Estimate": "openenv.train.evaluation",
     "Evaluation": "openenv.train.evaluation",
     "LengthPenalty": "openenv.train.groups",
+    "Mixture": "openenv.train.mixture",
     "Objective": "openenv.train.groups",
     "RolloutStream": "openenv.train.tasks",
     "SampleGroup": "openenv.train.groups",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py ho
     from openenv.train.groups import collate as collate
     from openenv.train.items import Curriculum as Curriculum
     from openenv.train.items import shuffled as shuffled
+    from openenv.train.mixture import Mixture as Mixture
     from openenv.train.served_session import ServedSessionFactory as ServedSessionFactory
     from openenv.train.tasks import RolloutStream as RolloutStream
     from openenv.train.tasks import rollouts as rollouts

@@ -101,6 +101,8 @@ class SampleGroup:
     """Attempts that were repeated after an infrastructure failure; they count in no baseline."""
     task: Task | None = None
     """The task, for samples of `rollouts`; samples of `play` have `start`."""
+    source: str = ""
+    """The name of its stream in a `Mixture`."""
 
     @classmethod
     def of(cls, outcomes: Iterable[Outcome], *, task: Task | None = None) -> SampleGroup:

@@ -276,6 +276,7 @@ class GroupStream(ABC, Generic[ItemT]):
         self._places: asyncio.Queue[tuple[OpenGroup[ItemT], int] | None] = asyncio.Queue()
         self._idle = 0  # workers that wait for a place
         self._running: list[asyncio.Task[None]] = []
+        self._starting = asyncio.Lock()
         self._end: BaseException | None = None
         self._has_ended = False
         self._changed = asyncio.Event()  # set, and replaced by a new one, when anything below may continue
@@ -413,6 +414,18 @@ class GroupStream(ABC, Generic[ItemT]):
             raise RolloutError("Model calls cannot be paused: no capture proxy sees them")
         return self._proxy
 
+    async def start(self) -> None:
+        """Start to make samples; the first request for a group does it, too."""
+        async with self._starting:
+            if self._running:
+                return
+            await asyncio.to_thread(self._source.open)
+            if self._model is not None:
+                self._raw_logprobs = await asyncio.to_thread(_check_logprobs, self._model)
+            workers = [self._work(number) for number in range(self.options.concurrency)]
+            makers = [asyncio.create_task(work) for work in (self._dispatch(), *workers)]
+            self._running = [*makers, asyncio.create_task(self._watch(makers))]
+
     async def take(self, count: int) -> list[SampleGroup]:
         """Return the next `count` groups, fewer if the stream ends. Dropped groups do not count."""
         groups: list[SampleGroup] = []
@@ -424,13 +437,7 @@ class GroupStream(ABC, Generic[ItemT]):
         return self
 
     async def __anext__(self) -> SampleGroup:
-        if not self._running:
-            await asyncio.to_thread(self._source.open)
-            if self._model is not None:
-                self._raw_logprobs = await asyncio.to_thread(_check_logprobs, self._model)
-            workers = [self._work(number) for number in range(self.options.concurrency)]
-            makers = [asyncio.create_task(work) for work in (self._dispatch(), *workers)]
-            self._running = [*makers, asyncio.create_task(self._watch(makers))]
+        await self.start()
         while True:
             changed = self._changed  # before the checks, so that no change is missed
             number = self._next_finished()
