@@ -1,6 +1,6 @@
 """Rollouts per second of `run_many` with the agent `noop`, and the CPU of one, by processes and rollouts at once.
 
-    python benchmarks/rollouts.py [--rollouts 200] [--processes 0 4 8 16] [--concurrency 16] [--store] [--turns 3]
+    python benchmarks/rollouts.py [--rollouts 200] [--processes 0 4 8 16] [--concurrency 16 32] [--store] [--turns 3]
 
 Zero processes are `run_many` without `processes`: then the CPU of the engine and that of sandboxes are separate. Both
 sandboxes of every rollout and a check are included, but not the start of the workers: a rate counts from the first
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import platform
 import resource
@@ -62,7 +63,7 @@ def kernel_waits(counts: Counter[str]) -> Iterator[None]:
         thread.join()
 
 
-def measure(processes: int, arguments: dict[str, object], options: argparse.Namespace) -> list[str]:
+def measure(processes: int, concurrency: int, arguments: dict[str, object], options: argparse.Namespace) -> list[str]:
     """Run one batch; return a row of the table."""
     ends: list[float] = []
 
@@ -77,7 +78,7 @@ def measure(processes: int, arguments: dict[str, object], options: argparse.Name
         began = time.perf_counter()
         run_many(
             [TASK] * options.rollouts,
-            concurrency=options.concurrency,
+            concurrency=concurrency,
             processes=processes or None,
             on_outcome=on_outcome,
             **arguments,  # type: ignore[arg-type]
@@ -88,7 +89,7 @@ def measure(processes: int, arguments: dict[str, object], options: argparse.Name
     busy = (machine_cpu_s() - machine) / wall / (os.cpu_count() or 1)
     rate = (count - 1) / (ends[-1] - ends[0])
     cells = [f"{rate:.0f}", f"{count / wall:.0f}", f"{engine / count:.1f}", f"{children / count:.1f}", f"{busy:.0%}"]
-    return [str(processes), str(options.concurrency), *cells]
+    return [str(processes), str(concurrency), *cells]
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
@@ -101,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=200)
     parser.add_argument("--processes", type=int, nargs="+", default=[0])
-    parser.add_argument("--concurrency", type=int, default=os.cpu_count())
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[os.cpu_count()])
     parser.add_argument("--store", action="store_true", help="keep the rollouts in a RolloutStore")
     parser.add_argument("--turns", type=int, default=0, help="model calls of each agent")
     parser.add_argument("--waits", action="store_true", help="show where processes wait in the kernel (needs root)")
@@ -118,8 +119,8 @@ def main() -> None:
             arguments = {"agent": ActingAgent(options.turns), "model": model, "validate_checks": False}
         if options.waits:
             stack.enter_context(kernel_waits(waits))
-        for processes in options.processes:
-            print(f"| {' | '.join(measure(processes, arguments, options))} |", flush=True)
+        for processes, concurrency in itertools.product(options.processes, options.concurrency):
+            print(f"| {' | '.join(measure(processes, concurrency, arguments, options))} |", flush=True)
     for place, count in waits.most_common(_MOST_WAITS):
         print(f"{count:6} {place}")
     print(f"\n{os.cpu_count()} cores, load {load:.1f} before the run, Python {platform.python_version()}.")

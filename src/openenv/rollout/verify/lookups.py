@@ -23,6 +23,7 @@ import posixpath
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from openenv.rollout.store.archives import ancestors
 
@@ -236,6 +237,7 @@ class Lookups:
         return False
 
 
+@lru_cache(maxsize=256)  # each work tree has the same few; they come from this module and from texts of tasks
 def any_of(patterns: str) -> re.Pattern[str]:
     """Return an expression for paths with last parts that match one of the patterns; `**` crosses folders."""
     expressions = []
@@ -251,8 +253,13 @@ def _is_above(folder: str, name: str) -> bool:
 
 
 def _says(words: str, text: str) -> bool:
+    return _any_word(words).search(text) is not None
+
+
+@lru_cache(maxsize=256)
+def _any_word(words: str) -> re.Pattern[str]:
     names = "|".join(re.escape(word) for word in words.split())
-    return re.search(rf"(?<![\w.-])(?:{names})(?![\w+-])", text) is not None
+    return re.compile(rf"(?<![\w.-])(?:{names})(?![\w+-])")
 
 
 def _make_targets(texts: Texts, runners: Mapping[str, str]) -> dict[str, set[str]]:
