@@ -43,7 +43,7 @@ def play_round(seeds: range, *, environment: str, policy: str, samples: int, max
     options: dict[str, Any] = {"samples": samples, "concurrency": samples * len(seeds), "max_tokens": max_tokens}
 
     async def groups() -> list[SampleGroup]:
-        async with play(environment, model, seeds, system=SYSTEM, **options) as stream:
+        async with play(environment, model, seeds, system=SYSTEM, text_only=True, **options) as stream:
             return [group async for group in stream]
 
     return asyncio.run(groups())

@@ -217,6 +217,8 @@ class EnvironmentMetadata(BaseMessage):
     version: str | None = None
     author: str | None = None
     documentation_url: str | None = None
+    prompt_template: str | None = Field(default=None, exclude_if=_is_none)
+    """The first message for a language model that plays; not sent while unset."""
 
 
 class SchemaResponse(BaseMessage):

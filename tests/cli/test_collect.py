@@ -55,7 +55,7 @@ def test_the_scripted_teacher_needs_no_model(track: str, tmp_path: Path) -> None
     assert result.exit_code == 0, result.output
     assert "tools: act" in result.output
     assert "teacher      scripted" in result.output
-    assert "collected=2 skipped=0 dropped=0 failed=0\navg_reward=3.000 success_rate=100%" in result.output
+    assert "collected=2 skipped=0 dropped=0 failed=0\navg_reward=6.000 success_rate=100%" in result.output
     assert [row["episode_id"] for row in episodes(tmp_path)] == ["ep-000000", "ep-000001"]
     metadata = json.loads((tmp_path / "metadata.json").read_text())
     published = {"env": track, "env_base_url": track, "provider": "scripted", "model": None, "llm_endpoint": None}
@@ -130,7 +130,9 @@ def test_seeds_follow_each_other_and_losses_are_dropped_unless_wanted(tmp_path: 
         assert "collected=3" in result.output
     rows = sorted(episodes(tmp_path), key=lambda row: str(row["episode_id"]))
     assert [row["task"] for row in rows] == [{"seed": 4}, {"seed": 5}, {"seed": 6}]
-    assert [row["messages"][0]["content"] for row in rows] == ['{"at": 42}', '{"at": 52}', '{"at": 62}']
+    assert [row["messages"][0]["content"] for row in rows] == [
+        f'{Numbered.__doc__}\n\n{{"at": {at}}}' for at in (42, 52, 62)
+    ]
 
 
 class Catalogue(Track):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -405,3 +406,25 @@ def test_task_sets_are_listed_printed_and_run(tmp_path: Path) -> None:
     refused = runner.invoke(rollouts, ["tasks", "arithmetics"])
     assert refused.exit_code == 1
     assert "no such file, folder or task set" in refused.stderr
+
+
+def test_rollouts_that_nobody_can_train_on_are_named(tmp_path: Path) -> None:
+    task = tmp_path / "sum.yaml"
+    task.write_text("instruction: What is 6 * 7?\nmetadata: {answer: answer.txt}\nverify: [grep -qx 42 answer.txt]\n")
+    excluded = "excluded from training: the endpoint's defaults decided about"
+    cases: list[tuple[list[str], bool]] = [([], False), (["--sampling", '{"temperature": 0.7}'], False)]
+    with ScriptedModel(Script(name="sum", turns=(Turn(text="42"),))) as model:
+        address = model.model()
+        endpoint = ["--llm-url", address["base_url"], "--model", address["name"], "--agent", "single-turn"]
+        for sampling, warns in (*cases, (["--sampling", "{}"], True)):
+            at = ["--store", str(tmp_path / f"store{len(sampling)}{warns}")]
+            result = CliRunner().invoke(rollouts, ["run", str(task), *endpoint, *sampling, *at])
+            assert (result.exit_code, "reward 1" in result.stdout) == (0, True), result.output
+            assert (excluded in result.stderr) is warns, result.stderr
+            for kind in ("jsonl", "parquet") if find_spec("pyarrow") else ("jsonl",):
+                exported = CliRunner().invoke(rollouts, ["export", str(tmp_path / f"out.{kind}"), *at])
+                assert (excluded in exported.stderr) is warns
+            rollout_id = json.loads((tmp_path / "out.jsonl").read_text())["outcome"]["rollout_id"]
+            shown = CliRunner().invoke(rollouts, ["show", rollout_id, *at])
+            assert (excluded in " ".join(shown.stdout.split())) is warns, shown.output
+    assert "FATAL" not in shown.output

@@ -111,7 +111,8 @@ def test_tools_can_be_called_in_writing() -> None:
     dialogue = WrittenToolDialogue(TOOLS, "Be brief.")
     system, first = dialogue.opening({"text": "Two numbers."})
     assert system["content"] == "Be brief."
-    assert first["content"].startswith("Two numbers.\n\nCall a tool")
+    assert first["content"].startswith("Call a tool")
+    assert first["content"].endswith("\n\nTwo numbers.")
     assert '"add"' in first["content"]
     assert dialogue.opening({})[-1]["content"].startswith("Call a tool")
     called = {"type": "call_tool", "tool_name": "add", "arguments": {"a": 1}}

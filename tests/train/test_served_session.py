@@ -39,7 +39,7 @@ def test_an_action_is_a_tool_with_its_fields(track: ServedSessionFactory) -> Non
     assert list(tool.input_schema["properties"]) == ["by"]
     session = track.create({"seed": 1}, episode_id="e")
     try:
-        assert session.initial_messages() == [{"role": "user", "content": '{"at": 1}'}]
+        assert session.initial_messages() == [{"role": "user", "content": f'{Track.__doc__}\n\n{{"at": 1}}'}]
         result = session.call_tool("act", {"by": 2})
         assert (result.data, result.done, result.metadata["reward"]) == ({"at": 3}, True, 3.0)
         assert result.metadata["state"] == {"episode_id": "e", "step_count": 1}
@@ -253,7 +253,7 @@ def test_a_dataset_of_reasoning_gym_asks_another_question_each_time() -> None:
         assert [tool.name for tool in factory.tools] == ["answer"]
         for _ in range(2):
             session = factory.create(next(tasks))
-            assert session.initial_messages() == [{"role": "user", "content": "1 + 1 = ?"}]
+            assert session.initial_messages() == [{"role": "user", "content": f"{Sums.__doc__}\n\n1 + 1 = ?"}]
             limits = HarnessRunLimits(max_turns=3)
             result = MCPHarnessAdapter().run_white_box(
                 lambda *_: ModelStepResult(LLMResponse("", [ToolCall("1", "answer", {"answer": "2"})])), session, limits

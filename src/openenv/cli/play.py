@@ -46,6 +46,18 @@ class PlayFlags:
         str,
         typer.Option("--system-prompt", OldName("--system"), metavar="TEXT", help="The model's system prompt."),
     ] = ""
+    template: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The first message of an episode, with {description}, {actions} and {observation}; "
+            "by default the environment's own template, or all three.",
+        ),
+    ] = None
+    text_only: Annotated[
+        bool,
+        typer.Option("--text-only", help="Show the model only the observation's text."),
+    ] = False
     max_turns: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum replies per episode.")] = 20
     max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum tokens of a reply.")] = None
     token: Annotated[
@@ -64,8 +76,10 @@ class PlayFlags:
 def play(flags: PlayFlags) -> None:
     """Let a model play a served environment, many episodes at once.
 
-    If the environment has tools, the model calls them; otherwise it answers with text or JSON. Failures of the server
-    or the endpoint are retried and never scored. Exits with 1 if an episode ends without a reward.
+    The model reads the environment's description, the form of its actions and all fields of the observations. If the
+    environment has tools, the model calls them; otherwise it answers with text or JSON. An episode's reward is the sum
+    of its rewards. Failures of the server or the endpoint are retried and never scored. Exits with 1 if an episode ends
+    without a reward.
 
       openenv serve maze.py --max-sessions 64
       openenv play http://localhost:8000 --llm-url http://localhost:8001/v1 \\
@@ -82,7 +96,7 @@ def play(flags: PlayFlags) -> None:
             played = asyncio.run(_play(flags, endpoint, store))
     # No server at the URL, a refused token, an endpoint without an answer; ValueError: options of the model that do not
     # fit together.
-    except (OpenEnvError, ValueError) as exc:
+    except (OpenEnvError, ValueError, OSError) as exc:
         raise failure(exc) from None
     if not flags.as_json:
         _print_summary(played)
@@ -138,6 +152,8 @@ async def _play(flags: PlayFlags, model: Model, store: RolloutStore | None) -> l
             # No more sessions than episodes: each one takes a slot of the server.
             concurrency=min(flags.concurrency, count),
             system=flags.system_prompt,
+            template="" if flags.template is None else flags.template.read_text(encoding="utf-8"),
+            text_only=flags.text_only,
             max_turns=flags.max_turns,
             max_tokens=flags.max_tokens,
             client_options={} if flags.token is None else {"token": flags.token},

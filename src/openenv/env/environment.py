@@ -289,14 +289,16 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
     is its description. `SUPPORTS_CONCURRENT_SESSIONS` says whether instances share nothing, and
     `REQUIRES_SINGLE_THREAD_EXECUTOR` that all instances need one and the same thread. Set `RUNS_INLINE` when every call
     answers within microseconds and waits for nothing: the runner `auto` then runs them on the event loop, without a
-    hand-over to a thread. Set `HAS_EXTERNAL_STATE` when an episode changes anything outside of this object's memory:
-    files, a database, another process. Such an environment is copied by `snapshot` and `restore` alone.
+    hand-over to a thread. `PROMPT_TEMPLATE` is the first message for a language model that plays, with `{description}`,
+    `{actions}` and `{observation}`. Set `HAS_EXTERNAL_STATE` when an episode changes anything outside of this object's
+    memory: files, a database, another process. Such an environment is copied by `snapshot` and `restore` alone.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = False
     REQUIRES_SINGLE_THREAD_EXECUTOR: ClassVar[bool] = False
     RUNS_INLINE: ClassVar[bool] = False
     HAS_EXTERNAL_STATE: ClassVar[bool] = False
+    PROMPT_TEMPLATE: ClassVar[str] = ""
 
     rubric: Rubric | None = None
     transform: Transform[ObsT] | None = None
@@ -440,6 +442,7 @@ def class_metadata(env_cls: type[Any]) -> EnvironmentMetadata:
         name=facts.name or env_cls.__name__,
         description=_first_paragraph(env_cls) or f"{env_cls.__name__} environment",
         version=facts.version or "1.0.0",
+        prompt_template=getattr(env_cls, "PROMPT_TEMPLATE", "") or None,
     )
 
 

@@ -30,6 +30,7 @@ from pydantic_core import to_jsonable_python
 from .json_values import (
     BESIDE,
     ValueLimit,
+    add_prompt,
     checked_reward,
     dumps_itself,
     envelope_values,
@@ -178,6 +179,7 @@ def observation_message(observation: Any) -> dict[str, Any]:
         TypeError: The value is not an observation.
         NonFiniteReward: The reward is not a finite number.
     """
+    add_prompt(observation)
     values = envelope_values(observation)
     reward, metadata = values.get("reward"), values.get("metadata")
     if type(reward) is not float or not math.isfinite(reward):

@@ -40,6 +40,8 @@ _isfinite = math.isfinite
 _OMITTED_WHEN_UNSET = {"terminated", "truncated"}
 NONFINITE_REWARD_KEY = "nonfinite_reward"
 """The key in the metadata of an observation whose reward was not a finite number and was sent as null."""
+PROMPT_KEY = "to_prompt"
+"""The metadata key for the text of an observation's `to_prompt()`."""
 _FEWEST_VALUES = 500_000
 _BYTES_PER_VALUE = 50
 _PIECE = 256 * 1024
@@ -182,6 +184,7 @@ def split_observation(observation: Any, *, null_reward: bool = False) -> Observa
         TypeError: The value is not an observation.
         NonFiniteReward: The reward is not a finite number.
     """
+    add_prompt(observation)
     values = envelope_values(observation)
     metadata = values.get("metadata")
     reward = values.get("reward")
@@ -225,13 +228,36 @@ def observation_json(observation: Any, *, before: bytes = b"", after: bytes = b"
 
 
 @functools.lru_cache(maxsize=256)
-def _dumper(cls: type[Any]) -> Callable[..., bytes] | None:
-    """Return pydantic's JSON writer of a model class; None for other classes and models that override `model_dump`.
+def _dumper(cls: Any) -> Callable[..., bytes] | None:
+    """Return pydantic's JSON writer of a model class; None for other classes, and for those with a method of their own.
 
     Cached, because attribute lookups on a model class are slow.
     """
-    is_plain = getattr(cls, "model_dump", None) is _DUMP
+    is_plain = getattr(cls, "model_dump", None) is _DUMP and prompt_hook(cls) is None
     return cls.__pydantic_serializer__.to_json if is_plain else None
+
+
+@functools.lru_cache(maxsize=256)
+def prompt_hook(cls: Any) -> Callable[[Any], str] | None:
+    """Return the method `to_prompt` of an observation class, or None."""
+    hook = getattr(cls, "to_prompt", None)
+    return hook if callable(hook) else None
+
+
+def add_prompt(observation: Any) -> None:
+    """Write the text of an observation's `to_prompt()` into its metadata, for language models that play.
+
+    Raises:
+        TypeError: The text is not a string, or the observation has no metadata.
+    """
+    cls: Any = type(observation)
+    hook = prompt_hook(cls)
+    if hook is None:
+        return
+    text, metadata = hook(observation), getattr(observation, "metadata", None)
+    if not isinstance(text, str) or not isinstance(metadata, dict):
+        raise TypeError(f"{cls.__name__}.to_prompt() needs a text to return, and a dict `metadata` for it")
+    metadata[PROMPT_KEY] = text
 
 
 def finite_reward(reward: Any) -> Any:

@@ -16,6 +16,7 @@ _EXPORTS = {
     "LengthPenalty": "openenv.train.groups",
     "Mixture": "openenv.train.mixture",
     "Objective": "openenv.train.groups",
+    "Prompt": "openenv.rollout.agents.dialogue",
     "RolloutStream": "openenv.train.tasks",
     "SampleGroup": "openenv.train.groups",
     "ServedSessionFactory": "openenv.train.served_session",
@@ -42,6 +43,7 @@ _EXPORTS = {
 if TYPE_CHECKING:  # the table above, for type checkers; tests/test_typing.py holds the two together
     from openenv.errors import WeightUpdateFailed as WeightUpdateFailed
     from openenv.rollout.agents.dialogue import Dialogue as Dialogue
+    from openenv.rollout.agents.dialogue import Prompt as Prompt
     from openenv.rollout.agents.dialogue import TextDialogue as TextDialogue
     from openenv.rollout.agents.dialogue import ToolDialogue as ToolDialogue
     from openenv.train.episodes import EpisodeStream as EpisodeStream

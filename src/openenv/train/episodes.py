@@ -45,8 +45,8 @@ from openenv.errors import (
     message_of,
 )
 from openenv.protocol.json_values import encode, finite_reward, reply_reward
-from openenv.rollout.agents.dialogue import AnswerRefused, Dialogue, Json
-from openenv.rollout.agents.served_episode import RewardRule, environment_name, served_dialogue
+from openenv.rollout.agents.dialogue import AnswerRefused, Dialogue, Json, Prompt
+from openenv.rollout.agents.served_episode import RewardRule, environment_name, served_dialogue, served_prompt
 from openenv.rollout.capture import Capture, CaptureOptions, CaptureServer, export
 from openenv.rollout.capture.encoding import dumps, load_object
 from openenv.rollout.capture.token_in import THOUGHTS
@@ -89,6 +89,11 @@ class PlayOptions(StreamOptions):
     """The task of the model, as its system message."""
     dialogue: Dialogue | None = None
     """How the model talks with the environment; by default with tool calls if the environment has tools, else text."""
+    template: str = ""
+    """The first message of an episode, with `{description}`, `{actions}` and `{observation}`; empty for the
+    environment's `PROMPT_TEMPLATE`, or else all three, separated by blank lines."""
+    text_only: bool = False
+    """Whether the model reads only the observation's text: no description, no form of actions, no other fields."""
     max_turns: int = 20
     """The largest number of replies in an episode. An unfinished episode then counts with its reward so far."""
     max_tokens: int | None = None
@@ -113,6 +118,9 @@ class PlayOptions(StreamOptions):
             raise ValueError("max_turns must be at least 1")
         if self.reward not in ("sum", "last"):
             raise ValueError(f"reward must be 'sum' or 'last', not {self.reward!r}")
+        if self.dialogue is not None and (self.template or self.text_only):
+            raise ValueError("a `dialogue` has its own form: pass no `template` and no `text_only` beside it")
+        Prompt(template=self.template)
 
 
 class PlayArguments(StreamArguments, total=False):
@@ -120,6 +128,8 @@ class PlayArguments(StreamArguments, total=False):
 
     system: str
     dialogue: Dialogue | None
+    template: str
+    text_only: bool
     max_turns: int
     max_tokens: int | None
     keep_reasoning: bool
@@ -157,7 +167,7 @@ async def play(
         try:
             dialogue = chosen.dialogue
             if dialogue is None:
-                dialogue = await asyncio.to_thread(served_dialogue, urls[0], chosen.system, chosen.client_options)
+                dialogue = await asyncio.to_thread(_dialogue, urls[0], chosen)
             endpoint = CapturedModel(model_to_train(model), proxy)
             stream = EpisodeStream(starts, chosen, urls=urls, dialogue=dialogue, endpoint=endpoint)
             if store is not None:  # only a list of stored episodes shows the name
@@ -166,6 +176,13 @@ async def play(
                 yield stream
         finally:
             await asyncio.to_thread(proxy.stop)
+
+
+def _dialogue(url: str, options: PlayOptions) -> Dialogue:
+    """Return the dialogue for a server, if the caller brings none."""
+    client = options.client_options
+    form = served_prompt(url, client, template=options.template, text_only=options.text_only)
+    return served_dialogue(url, options.system, client, prompt=form)
 
 
 @dataclass(frozen=True, slots=True)

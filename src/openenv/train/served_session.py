@@ -14,22 +14,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openenv.client.env_client import GenericEnvClient
-from openenv.client.network import ConnectionOptions, with_token
-from openenv.client.schema_client import ask
 from openenv.errors import (
     ExecutionError,
-    OpenEnvError,
     RequestValidationError,
     RolloutError,
     ToolCallError,
     ToolTransportError,
     message_of,
 )
-from openenv.protocol.json_values import reply_reward
+from openenv.protocol.json_values import PROMPT_KEY, reply_reward
 from openenv.protocol.schema import resolve_reference
 from openenv.protocol.tool_messages import RESERVED_TOOL_NAMES, Tool
 from openenv.rollout.agents.dialogue import FRAME_FIELDS, Json
-from openenv.rollout.agents.served_episode import action_schema, has_tools, served_tools, transport_failed
+from openenv.rollout.agents.served_episode import (
+    action_schema,
+    described,
+    environment_facts,
+    has_tools,
+    served_tools,
+    transport_failed,
+)
 from openenv.rollout.run.agent_sessions import (
     Message,
     ResourceSessionFactory,
@@ -38,9 +42,9 @@ from openenv.rollout.run.agent_sessions import (
     VerifyResult,
     plain,
 )
+from openenv.rollout.run.collect import REWARD_SUM
 from openenv.types import StepResult
 
-_METADATA_TIMEOUT_S = 30.0
 _HIDDEN_FIELDS = frozenset({"metadata"})
 """Fields of actions that are not for the player."""
 
@@ -205,12 +209,12 @@ class ServedSession(StepEnvSessionAdapter):
         return result
 
     def verify(self, transcript: list[Message], final_state: Any | None = None) -> VerifyResult:
-        """Return the last reward of the episode; the metrics contain the sum."""
+        """Return the last reward of the episode; the metrics contain the sum, which `collect` reports."""
         rewards = [float(reward) for reward in self._rewards if reward is not None]
         return VerifyResult(
             env_reward=rewards[-1] if rewards else None,
             done=bool(self._last is not None and self._last.done),
-            metrics={"steps": len(self._rewards), "reward_sum": sum(rewards) if rewards else None},
+            metrics={"steps": len(self._rewards), REWARD_SUM: sum(rewards) if rewards else None},
             artifacts={"final_state": plain(self._state), "transcript_length": len(transcript)},
         )
 
@@ -247,7 +251,7 @@ class ServedSessionFactory(ResourceSessionFactory[ServedSession]):
             made = action_tools(schema, self._family)
             self.tools = [one.tool for one in made]
             self._actions = {one.tool.name: one.fields for one in made}
-        self._description = _description(url, self._client_options)
+        self._description = described(environment_facts(url, self._client_options))
 
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> ServedSession:
         """Start an episode.
@@ -288,14 +292,17 @@ class ServedSessionFactory(ResourceSessionFactory[ServedSession]):
             text = shown
         elif shown:
             text = json.dumps(shown, ensure_ascii=False)
-        if not text and not self._family.introduction:
-            text = f"{self._description}\n\nThe episode has begun. Act with the tools.".strip()
-        return [{"role": "user", "content": "\n\n".join(part for part in (self._family.introduction, text) if part)}]
+        introduction = self._family.introduction or self._description
+        parts = (introduction, text or "The episode has begun. Act with the tools.")
+        return [{"role": "user", "content": "\n\n".join(part for part in parts if part)}]
 
     def _shown(self, observation: Any) -> Any:
-        """Return the player's view: the only field of the observation if it is a text, else all fields except None."""
+        """Return the player's view: the text of `to_prompt()`, a single text field, or all fields except None."""
         if not isinstance(observation, Mapping):
             return plain(observation)
+        metadata = observation.get("metadata")
+        if isinstance(metadata, Mapping) and isinstance(metadata.get(PROMPT_KEY), str):
+            return metadata[PROMPT_KEY]
         fields = {name: value for name, value in observation.items() if name not in FRAME_FIELDS and value is not None}
         fields |= self._family.add_to_observation(observation)
         only = next(iter(fields.values())) if len(fields) == 1 else None
@@ -332,13 +339,3 @@ def _listed_tools(url: str, schema: Mapping[str, Any], client_options: Mapping[s
 def _tool(listed: Mapping[str, Any]) -> Tool:
     schema = listed.get("input_schema") or listed.get("inputSchema") or {"type": "object", "properties": {}}
     return Tool(name=listed["name"], description=listed.get("description") or "", input_schema=dict(schema))
-
-
-def _description(url: str, client_options: Mapping[str, Any]) -> str:
-    """Ask a server for the description of its environment; empty if it has none."""
-    try:
-        headers = with_token(None, client_options.get("token"))
-        options = ConnectionOptions(connect_timeout_s=_METADATA_TIMEOUT_S, headers=headers)
-        return str(ask(url, "/metadata", options).get("description") or "")
-    except (OpenEnvError, ValueError):
-        return ""

@@ -47,7 +47,7 @@ def test_a_call_reaches_a_chat_endpoint_and_is_recorded_token_by_token(server: C
     assert answer["modelVersion"] == "gemini-2.5-pro"
     sent = engine.requests[0].body
     assert sent["messages"] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
-    assert (sent["model"], sent["max_tokens"], sent["temperature"], "top_p" in sent) == ("m", 50, 1.0, False)
+    assert (sent["model"], sent["max_tokens"], sent["temperature"], sent["top_p"]) == ("m", 50, 1.0, 1.0)
     assert (call.dialect, call.endpoint_dialect) == ("google", "openai_chat")
     assert set(call.removed) == {"generationConfig.temperature", "generationConfig.topP"}
     assert call.completion.sampled.ids == (11, 12, 13)

@@ -124,7 +124,7 @@ def ask(open_agent: Callable[..., Any], engine: Any, fake: Any) -> Callable[...,
     engine.respond = answers(fake)
 
     def ask(dialect: Any, more: dict[str, Any], **model: Any) -> tuple[dict[str, Any], Any]:
-        agent = open_agent(**{"dialect": dialect, **model})
+        agent = open_agent(**{"dialect": dialect, "sampling": {}, **model})
         response = agent.post(PATHS[dialect], {**ASKED[dialect], **more})
         assert response.status_code == 200, response.text
         (call,) = agent.capture.calls()
@@ -287,7 +287,7 @@ def test_sampling_holds_for_agents_that_are_translated(open_agent: Any, engine: 
     assert agent.post(path, body).status_code == 200
     sent = engine.requests[-1].body
     assert (sent["temperature"], sent["min_p"]) == (0.7, 0.1)
-    assert not {"top_p", "stop", "top_k"} & set(sent)
+    assert (sent["top_p"], sent["top_k"], "stop" in sent) == (1.0, -1, False)
     assert {"temperature", "top_p", "top_k"} <= set(agent.capture.calls()[0].removed)
 
 

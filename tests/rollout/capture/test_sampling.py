@@ -91,17 +91,64 @@ def test_a_sequence_with_one_such_turn_is_not_trained_on_and_others_are(
     assert document["stats"]["n_trainable_sequences"] == 1
 
 
-@pytest.mark.parametrize(
-    ("sampling", "unknown"),
-    [
-        ({}, "frequency_penalty, min_p, presence_penalty, repetition_penalty, temperature, top_k, top_p"),
-        ({"temperature": 1.0, "top_p": 1.0}, "frequency_penalty, min_p, presence_penalty, repetition_penalty, top_k"),
-    ],
-)
-def test_sampling_that_nothing_names_is_not_trained_on_and_all_exports_say_why(
-    open_agent: Any, tmp_path: Path, sampling: dict[str, float], unknown: str
+@pytest.mark.parametrize("fields", [{}, {"sampling": {"temperature": 0.7}}])
+def test_a_model_without_a_sampling_or_with_a_part_of_one_can_be_trained_on(open_agent: Any, fields: Any) -> None:
+    agent = open_agent(**fields)
+    agent.chat(temperature=0.1, top_p=0.5)
+    (sequence,) = export.sequences(agent.capture.recording())
+    assert (sequence.trainable, sequence.not_trainable) == (True, [])
+    temperature = fields.get("sampling", {}).get("temperature", 1.0)
+    assert sequence.sampling[0] == Sampling(temperature=temperature).parameters()
+
+
+def test_a_partial_sampling_is_completed_by_the_endpoints_names() -> None:
+    def sampling(**fields: Any) -> Any:
+        return dict(Model(base_url="http://x", name="m", **fields).sampling)
+
+    assert sampling(engine="llamacpp", sampling={"top_k": 20})["repeat_penalty"] == 1.0
+    assert sampling(engine="openai") == {
+        "temperature": 1.0, "top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0
+    }  # fmt: skip
+    assert sampling(dialect="anthropic") == {"temperature": 1.0}
+    assert sampling(dialect="anthropic", sampling={"top_p": 0.9}) == {"top_p": 0.9}
+    assert sampling(sampling={}) == {}
+    model = Model(base_url="http://x", name="m", sampling={})
+    assert Model.model_validate(model.model_dump()).sampling == {}
+    with pytest.raises(ValueError, match="valid dictionary"):
+        sampling(sampling=3)
+
+
+_UNKNOWN = "Unrecognized request argument supplied: "
+
+
+@pytest.mark.parametrize("kind", ["one", "all"])
+def test_an_endpoint_without_a_parameter_gets_requests_without_its_neutral_value(
+    open_agent: Any, engine: Any, fake: Any, kind: str
 ) -> None:
-    agent = open_agent(sampling=sampling)
+    lacks = ("top_k", "min_p", "repetition_penalty")
+
+    def respond(request: Any) -> Any:
+        unknown = [name for name in lacks if name in request.body]
+        if not unknown:
+            return fake.vllm([1])(request)
+        text = _UNKNOWN + (", ".join(unknown) if kind == "all" else unknown[0])
+        return fake.Answer.json({"error": {"message": text}}, 400)
+
+    engine.respond = respond
+    agent = open_agent()
+    assert agent.chat().status_code == 200
+    assert not set(lacks) & set(engine.requests[-1].body)
+    count = len(engine.requests)
+    assert agent.chat().status_code == 200
+    assert len(engine.requests) == count + 1  # the rollout remembers
+    assert [call.not_trainable for call in agent.capture.calls()] == [(), ()]
+    refused = open_agent(sampling={"top_k": 5})
+    assert refused.chat().status_code == 400
+
+
+def test_sampling_that_nothing_names_is_not_trained_on_and_all_exports_say_why(open_agent: Any, tmp_path: Path) -> None:
+    unknown = "frequency_penalty, min_p, presence_penalty, repetition_penalty, temperature, top_k, top_p"
+    agent = open_agent(sampling={})
     agent.chat()
     recording = agent.capture.recording()
     (sequence,) = export.sequences(recording)

@@ -133,6 +133,7 @@ async def _run_behind(
             name=run.model or "model",
             api_key=SecretStr(session.session_id),
             max_tokens_cap=None,
+            sampling={},  # the server behind that address decides
             agent_may_set=agent_may_set,
         )
     with RolloutStore(Path(str(run.trials_dir))) as store:

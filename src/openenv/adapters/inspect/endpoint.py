@@ -77,6 +77,7 @@ class InspectEndpoint:
             top_logprobs=0,
             return_token_ids=False,
             max_tokens_cap=None,
+            sampling={},  # Inspect's configuration decides
         )
 
     async def __aenter__(self) -> InspectEndpoint:

@@ -10,7 +10,7 @@ import typer
 
 from ..command import check_choice, failure
 from ..options import flags_class, options_of
-from .selection import SelectionFlags, Store, open_store
+from .selection import SelectionFlags, Store, open_store, print_exclusions
 
 if TYPE_CHECKING:
     from openenv.rollout.store.exports import Format
@@ -84,7 +84,16 @@ def export(flags: ExportFlags) -> None:
         if kind == "inspect":
             count = _inspect_logs().write_inspect_logs(store, target, where)
         else:
-            count = export_rollouts(store, target, kind=cast("Format", kind), messages=flags.messages, where=where)
+            excluded: list[list[str]] = []
+            count = export_rollouts(
+                store,
+                target,
+                kind=cast("Format", kind),
+                messages=flags.messages,
+                where=where,
+                on_excluded=excluded.append,
+            )
+            print_exclusions(excluded)
         noun = {"jsonl": "rollout", "sft": "conversation", "preferences": "pair"}.get(kind, "row")
         typer.echo(f"{count} {noun}{'' if count == 1 else 's'} in {target}")
 

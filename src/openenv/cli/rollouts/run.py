@@ -24,6 +24,7 @@ from .selection import (
     checked_trust,
     one_line_failures,
     open_store,
+    print_exclusions,
     print_outcomes,
     print_table,
     reward_text,
@@ -32,6 +33,7 @@ from .selection import (
 if TYPE_CHECKING:
     from openenv.rollout.progress import Progress
     from openenv.rollout.store.outcome import Outcome
+    from openenv.rollout.store.store import RolloutStore
     from openenv.rollout.tasks.task import Task, Trust
 
 
@@ -153,7 +155,18 @@ def run(flags: RunFlags) -> None:
             on_outcome=countdown(len(tasks)),
             on_install=lambda message: typer.echo(message, err=True),
         )
+        print_exclusions(_excluded(store, outcomes))
         report(outcomes, as_json=flags.as_json)
+
+
+def _excluded(store: RolloutStore, outcomes: list[Outcome]) -> list[list[str]]:
+    """Return the reasons of each rollout with a reward that trainers will not use."""
+    from openenv.rollout.capture.export import exclusions
+    from openenv.rollout.store.exports import recording
+
+    rewarded = [outcome for outcome in outcomes if outcome.reward is not None]
+    recordings = (recording(store, store.get(outcome.rollout_id)) for outcome in rewarded)
+    return [reasons for each in recordings if each is not None and each.calls and (reasons := exclusions(each))]
 
 
 @flags_class

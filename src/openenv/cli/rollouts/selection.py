@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -193,6 +194,17 @@ def print_table(table: object) -> None:
     if not console.is_terminal:
         console = Console(width=_PIPED_WIDTH)
     console.print(table, highlight=False)
+
+
+def print_exclusions(excluded: Sequence[list[str]]) -> None:
+    """Warn about rollouts that trainers will not use, on standard error."""
+    # Sample:
+    #
+    #   warning: 2 rollouts are excluded from training: the endpoint gives no log-probabilities
+    counts = Counter(reason for reasons in excluded for reason in reasons)
+    for reason, count in counts.most_common():
+        those = "1 rollout is" if count == 1 else f"{count} rollouts are"
+        typer.secho(f"warning: {those} excluded from training: {printable(reason)}", fg="yellow", err=True)
 
 
 def print_outcomes(outcomes: list[Outcome], *, as_json: bool) -> None:

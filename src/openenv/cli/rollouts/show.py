@@ -240,7 +240,8 @@ def _show_transcript(transcript: Transcript, *, tokens: bool, full: bool) -> Non
     for finding in transcript.findings:
         if finding.severity != "INFO":
             place = "" if finding.call is None else f" (turn {finding.call})"
-            typer.secho(f"{finding.severity.lower():9} {printable(finding.message)}{place}", fg="yellow")
+            label = "excluded from training:" if finding.severity == "FATAL" else "note     "
+            typer.secho(f"{label} {printable(finding.message)}{place}", fg="yellow")
 
 
 def _show_message(message: TranscriptMessage, *, full: bool) -> None:

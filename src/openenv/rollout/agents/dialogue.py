@@ -1,13 +1,20 @@
-"""Dialogues between a language model and an environment: observations become messages, replies become actions."""
+"""Dialogues between a language model and an environment: observations become messages, replies become actions.
+
+The first message has the environment's description, the form of its actions and the first observation. An environment
+decides more itself: with `to_prompt()` of its observations, and with `PROMPT_TEMPLATE`.
+"""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from openenv.client.llm_client import arguments_of, mcp_tools_to_openai
+from openenv.protocol.json_values import PROMPT_KEY
+from openenv.protocol.schema import resolve_reference
 
 Json = dict[str, Any]
 
@@ -15,8 +22,50 @@ FRAME_FIELDS = frozenset({"done", "reward", "metadata", "terminated", "truncated
 """Fields of an observation for the trainer, hidden from the player."""
 
 
+_PLACES = ("description", "actions", "observation")
+_HIDDEN_FIELDS = frozenset({"metadata"})
+"""Fields of actions that are not for the player."""
+
+
 class AnswerRefused(ValueError):
     """The model's reply contains no valid action; the model reads the text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """The form of an episode's messages.
+
+    Raises:
+        ValueError: The template has no place for the observation.
+    """
+
+    description: str = ""
+    """The environment's description."""
+    template: str = ""
+    """The first message, with `{description}`, `{actions}` and `{observation}`; empty to join them with blank lines."""
+    text_only: bool = False
+    """Whether the model reads only the observation's text: no description, no form of actions, no other fields."""
+
+    def __post_init__(self) -> None:
+        if self.template and "{observation}" not in self.template:
+            raise ValueError("the template needs {observation}; it may also have {description} and {actions}")
+
+    def opening(self, actions: str, observation: str) -> str:
+        """Return the first message of an episode.
+
+        Args:
+            actions: The form of the actions.
+            observation: The first observation as text.
+        """
+        if self.text_only:
+            return observation
+        parts = dict(zip(_PLACES, (self.description, actions, observation), strict=True))
+        if not self.template:
+            return "\n\n".join(part for part in parts.values() if part) or "The episode has begun."
+        text = self.template
+        for place in _PLACES:  # the observation last: text in it is no place
+            text = text.replace("{" + place + "}", parts[place])
+        return text
 
 
 class Dialogue(ABC):
@@ -24,6 +73,8 @@ class Dialogue(ABC):
 
     tools: Sequence[Json] = ()
     """The tools of each request, in the format of chat completions."""
+    prompt_form: Prompt = Prompt()
+    """The form of the messages."""
 
     @abstractmethod
     def opening(self, observation: Any) -> list[Json]:
@@ -42,12 +93,29 @@ class Dialogue(ABC):
         """Return the messages after a reply: the results of its actions, or the reason why it was refused."""
 
     def shown(self, observation: Any) -> str:
-        """Return an observation as text: its only text field, or else all fields as JSON."""
+        """Return an observation as text: what its `to_prompt()` returned, or all its fields by name.
+
+        A single text field is shown without its name. Empty texts and None are left out.
+        """
         if not isinstance(observation, Mapping):
             return str(observation)
-        fields = {name: value for name, value in observation.items() if name not in FRAME_FIELDS}
-        texts = [value for value in fields.values() if isinstance(value, str) and value]
-        return texts[0] if len(texts) == 1 else json.dumps(fields, ensure_ascii=False)
+        metadata = observation.get("metadata")
+        if isinstance(metadata, Mapping) and isinstance(metadata.get(PROMPT_KEY), str):
+            return str(metadata[PROMPT_KEY])
+        fields = {name: value for name, value in observation.items() if name not in FRAME_FIELDS and value is not None}
+        fields = {name: value for name, value in fields.items() if value != ""}
+        texts = [value for value in fields.values() if isinstance(value, str)]
+        if len(texts) == 1 and (self.prompt_form.text_only or len(fields) == 1):
+            return texts[0]
+        if self.prompt_form.text_only:
+            return json.dumps(fields, ensure_ascii=False)
+        return "\n".join(_named(name, value) for name, value in fields.items())
+
+
+def _named(name: str, value: Any) -> str:
+    """Return a field with its name: `guesses: [3, 5]`; a text of several lines, such as a board, below its name."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"{name}:\n{text}" if "\n" in text else f"{name}: {text}"
 
 
 class TextDialogue(Dialogue):
@@ -57,22 +125,23 @@ class TextDialogue(Dialogue):
         system: The system message.
         action_schema: The JSON schema of actions from `/schema`. If the action has one text field, the whole reply
             becomes the action; otherwise the first JSON object in the reply is used.
+        prompt: The form of the messages; by default without a description.
     """
 
-    def __init__(self, system: str = "", action_schema: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, system: str = "", action_schema: Mapping[str, Any] | None = None, prompt: Prompt | None = None
+    ) -> None:
         self.system = system
-        fields = {
-            name: field
-            for name, field in ((action_schema or {}).get("properties") or {}).items()
-            if name != "metadata" and "const" not in field
-        }
+        self.prompt_form = prompt or Prompt()
+        schema = action_schema or {}
+        fields = _free_fields(schema)
         texts = [name for name, field in fields.items() if field.get("type") == "string" and "enum" not in field]
         self._text_field = texts[0] if len(fields) == len(texts) == 1 else None
-        self._request = "Answer with a JSON object" + (f" with these fields: {', '.join(fields)}." if fields else ".")
+        self._request = describe_actions(schema)
 
     def opening(self, observation: Any) -> list[Json]:
         begin = [{"role": "system", "content": self.system}] if self.system else []
-        return [*begin, {"role": "user", "content": self.shown(observation)}]
+        return [*begin, {"role": "user", "content": self.prompt_form.opening(self._request, self.shown(observation))}]
 
     def actions(self, answer: Json) -> list[Json]:
         return [self.action(str(answer.get("content") or ""))]
@@ -95,7 +164,86 @@ class TextDialogue(Dialogue):
         return value
 
     def reply(self, answer: Json, results: Sequence[str]) -> list[Json]:
-        return [{"role": "user", "content": "\n".join(results)}]
+        return [{"role": "user", "content": "\n".join(results) or "The observation is empty."}]
+
+
+# ---- the form of actions, in words ----
+#
+#   one text field      Your whole reply becomes the action's `guess`: five letters.
+#   other fields        Answer with one JSON object with these fields:
+#                       - row (integer, 0 to 2): The row.
+#                       - piece ("x" or "o", optional)
+#   a union             Answer with one JSON object, in one of these forms:
+#                       Move: Go somewhere.
+#                       - kind ("move")
+#                       - to (string)
+
+
+def describe_actions(schema: Mapping[str, Any]) -> str:
+    """Return the form of a model's replies for a JSON schema of actions."""
+    members = schema.get("oneOf") or schema.get("anyOf")
+    if members:
+        forms = [_form(resolve_reference(member, schema), schema) for member in members]
+        return "\n".join(["Answer with one JSON object, in one of these forms:", *forms])
+    fields = _free_fields(schema)
+    if not fields:
+        return "Answer with a JSON object."
+    if len(fields) == 1:
+        ((name, field),) = fields.items()
+        if field.get("type") == "string" and "enum" not in field:
+            about = f": {field['description']}" if field.get("description") else ""
+            return f"Your whole reply becomes the action's `{name}`{about}".rstrip(".") + "."
+    return "\n".join(["Answer with one JSON object with these fields:", *_field_lines(fields, schema)])
+
+
+def _free_fields(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the fields of actions that the player decides."""
+    fields = schema.get("properties") or {}
+    return {name: field for name, field in fields.items() if name not in _HIDDEN_FIELDS and "const" not in field}
+
+
+def _form(member: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    about = " ".join(str(member.get("description") or "").split())
+    title = f"{member.get('title', 'Action')}: {about}" if about else f"{member.get('title', 'Action')}:"
+    fields = {name: field for name, field in (member.get("properties") or {}).items() if name not in _HIDDEN_FIELDS}
+    return "\n".join([title, *_field_lines(fields, {**schema, **member})])
+
+
+def _field_lines(fields: Mapping[str, Mapping[str, Any]], schema: Mapping[str, Any]) -> Iterator[str]:
+    required = schema.get("required") or ()
+    for name, field in fields.items():
+        kind = _kind(resolve_reference(field, schema), schema)
+        # A discriminator has a default in pydantic's schema, but the server needs it to choose the form.
+        optional = "" if name in required or "const" in field else ", optional"
+        about = " ".join(str(field.get("description") or "").split())
+        yield f"- {name} ({kind}{optional})" + (f": {about}" if about else "")
+
+
+def _kind(field: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    """Return a field's type in words: `integer, 0 to 2`, `"x" or "o"`, `array of integer`."""
+    if "const" in field:
+        return json.dumps(field["const"], ensure_ascii=False)
+    if "enum" in field:
+        return " or ".join(json.dumps(value, ensure_ascii=False) for value in field["enum"])
+    members = field.get("anyOf") or field.get("oneOf")
+    if members:
+        return " or ".join(dict.fromkeys(_kind(resolve_reference(one, schema), schema) for one in members))
+    kind = str(field.get("type") or "any value")
+    if kind == "array" and isinstance(field.get("items"), Mapping):
+        kind = f"array of {_kind(resolve_reference(field['items'], schema), schema)}"
+    if kind == "object" and field.get("properties"):
+        inner = {name: _kind(resolve_reference(one, schema), schema) for name, one in field["properties"].items()}
+        kind = "object with " + ", ".join(f"{name} ({each})" for name, each in inner.items())
+    return kind + _limits(field)
+
+
+def _limits(field: Mapping[str, Any]) -> str:
+    low, high = field.get("minimum"), field.get("maximum")
+    if low is not None and high is not None:
+        return f", {low} to {high}"
+    if low is not None:
+        return f", at least {low}"
+    return "" if high is None else f", at most {high}"
 
 
 class ToolDialogue(Dialogue):
@@ -104,17 +252,24 @@ class ToolDialogue(Dialogue):
     Args:
         tools: The tools as the environment lists them.
         system: The system message.
-        prompt: The first message; by default the first observation.
+        prompt: The form of the messages, or the text of the first one.
     """
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]], system: str = "", prompt: str = "") -> None:
+    def __init__(
+        self, tools: Sequence[Mapping[str, Any]], system: str = "", prompt: Prompt | str | None = None
+    ) -> None:
         self.tools = mcp_tools_to_openai(tools)
         self.system = system
-        self.prompt = prompt
+        self.prompt = prompt if isinstance(prompt, str) else ""
+        self.prompt_form = prompt if isinstance(prompt, Prompt) else Prompt()
 
     def opening(self, observation: Any) -> list[Json]:
         begin = [{"role": "system", "content": self.system}] if self.system else []
-        return [*begin, {"role": "user", "content": self.prompt or self.shown(observation)}]
+        return [*begin, {"role": "user", "content": self.prompt or self._first(observation)}]
+
+    def _first(self, observation: Any) -> str:
+        # The request itself has the tools.
+        return self.prompt_form.opening("", self.shown(observation)) or "The episode has begun."
 
     def actions(self, answer: Json) -> list[Json]:
         calls = [call["function"] for call in answer.get("tool_calls") or []]
@@ -147,18 +302,21 @@ class WrittenToolDialogue(TextDialogue):
     Args:
         tools: The tools as the environment lists them; the first message names them.
         system: The system message.
+        prompt: The form of the messages; by default without a description.
     """
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]], system: str = "") -> None:
-        super().__init__(system)
+    def __init__(self, tools: Sequence[Mapping[str, Any]], system: str = "", prompt: Prompt | None = None) -> None:
+        super().__init__(system, prompt=prompt)
         listed = [tool["function"] for tool in mcp_tools_to_openai(tools)]
         self._request = 'Call a tool with a JSON object: {"tool_name": ..., "arguments": {...}}.'
         self._tools_text = f"{self._request} The tools: {json.dumps(listed, ensure_ascii=False)}"
 
     def opening(self, observation: Any) -> list[Json]:
-        *begin, first = super().opening(observation)
-        shown = "" if first["content"] == "{}" else f"{first['content']}\n\n"
-        return [*begin, {"role": "user", "content": shown + self._tools_text}]
+        begin = [{"role": "system", "content": self.system}] if self.system else []
+        form = self.prompt_form
+        if form.text_only:  # without the tools the model could do nothing
+            form = Prompt(template=form.template)
+        return [*begin, {"role": "user", "content": form.opening(self._tools_text, self.shown(observation))}]
 
     def action(self, text: str) -> Json:
         """Return the call in a text.

@@ -26,7 +26,7 @@ from openenv.protocol.json_values import finite_reward, reply_reward
 from openenv.protocol.tool_messages import ToolErrorType
 from openenv.types import StepResult
 
-from .dialogue import Dialogue, Json, TextDialogue, ToolDialogue, WrittenToolDialogue
+from .dialogue import Dialogue, Json, Prompt, TextDialogue, ToolDialogue, WrittenToolDialogue
 
 RewardRule = Literal["sum", "last"]
 
@@ -208,14 +208,43 @@ class ServedEpisode(EpisodeRules):
         self._client.close()
 
 
-def environment_name(url: str, client_options: Mapping[str, Any] | None = None) -> str:
-    """Ask a server for the name of its environment; empty if it does not say."""
+def environment_facts(url: str, client_options: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """Ask a server for the metadata of its environment; empty if it does not say."""
     try:
         headers = with_token(None, (client_options or {}).get("token"))
-        name = ask(url, "/metadata", ConnectionOptions(connect_timeout_s=_SCHEMA_TIMEOUT_S, headers=headers))["name"]
-    except (OpenEnvError, KeyError, TypeError, ValueError):  # only a label: the episodes run without it
-        return ""
-    return str(name)
+        return dict(ask(url, "/metadata", ConnectionOptions(connect_timeout_s=_SCHEMA_TIMEOUT_S, headers=headers)))
+    except (OpenEnvError, TypeError, ValueError):  # labels and descriptions: the episodes run without them
+        return {}
+
+
+def environment_name(url: str, client_options: Mapping[str, Any] | None = None) -> str:
+    """Ask a server for the name of its environment; empty if it does not say."""
+    return str(environment_facts(url, client_options).get("name") or "")
+
+
+def described(facts: Mapping[str, Any]) -> str:
+    """Return the description in an environment's metadata; empty for a generated one, such as `Maze environment`."""
+    text = str(facts.get("description") or "").strip()
+    return "" if len(text.split()) == 2 and text.lower().endswith(" environment") else text
+
+
+def served_prompt(
+    url: str, client_options: Mapping[str, Any] | None = None, *, template: str = "", text_only: bool = False
+) -> Prompt:
+    """Return the form of the messages of a served environment, with its description and its template.
+
+    Args:
+        url: The server.
+        client_options: More arguments of the client, such as `token`.
+        template: Replaces the environment's template.
+        text_only: Whether the model reads only the observation's text.
+
+    Raises:
+        ValueError: A template has no place for the observation.
+    """
+    facts = {} if text_only else environment_facts(url, client_options)
+    own = str(facts.get("prompt_template") or "")
+    return Prompt(description=described(facts), template=template or own, text_only=text_only)
 
 
 def action_schema(url: str, client_options: Mapping[str, Any] | None = None) -> Json:
@@ -247,7 +276,12 @@ def has_tools(schema: Mapping[str, Any]) -> bool:
 
 
 def served_dialogue(
-    url: str, system: str = "", client_options: Mapping[str, Any] | None = None, *, calls_tools: bool = True
+    url: str,
+    system: str = "",
+    client_options: Mapping[str, Any] | None = None,
+    *,
+    calls_tools: bool = True,
+    prompt: Prompt | None = None,
 ) -> Dialogue:
     """Return the dialogue for a served environment: with tool calls if it has tools, else with texts.
 
@@ -256,12 +290,14 @@ def served_dialogue(
         system: The system message.
         client_options: More arguments of the client, such as `token`.
         calls_tools: Whether the model supports tool calls. If False, it writes calls into its text.
+        prompt: The form of the messages; by default `served_prompt`.
 
     Raises:
         RolloutError: The server does not answer.
     """
     schema = action_schema(url, client_options)
+    form = prompt or served_prompt(url, client_options)
     if not has_tools(schema):
-        return TextDialogue(system, schema)
+        return TextDialogue(system, schema, form)
     tools = served_tools(url, client_options)
-    return ToolDialogue(tools, system) if calls_tools else WrittenToolDialogue(tools, system)
+    return ToolDialogue(tools, system, form) if calls_tools else WrittenToolDialogue(tools, system, form)

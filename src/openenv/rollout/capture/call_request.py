@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..tasks.model_parameters import allow, hidden_items, steering
+from ..tasks.model_parameters import SAMPLING_PARAMETERS, allow, hidden_items, is_neutral, steering
 from .captured_rollout import CapturedRollout
 from .dialects.dialect import STREAM, AgentDialect, Bridge, CallOptions, ModelDialect, is_text_message
 from .encoding import Json, dumps
@@ -124,6 +124,9 @@ class PreparedRequest:
     def _is_ours(self, parameter: str) -> bool:
         if parameter in self.forced:
             return True
+        # The trainer's temperature of 0.7 must reach the endpoint, or the call fails. A `top_k` of -1 need not.
+        if parameter in SAMPLING_PARAMETERS and not is_neutral(parameter, self.body.get(parameter)):
+            return False
         # The proxy writes its own limit into every request.
         is_changed = parameter == "max_tokens" or self.body.get(parameter) != self._request.body.get(parameter)
         return parameter in self.body and is_changed

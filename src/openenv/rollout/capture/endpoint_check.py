@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from openenv.errors import CaptureError
 from openenv.protocol.backoff import Backoff
 
+from ..tasks.model_parameters import is_neutral
 from ..tasks.task import Model
 from .answer_relay import RESPONSE_LIMIT
 from .call_parts import Services
@@ -22,6 +23,7 @@ from .dialects.dialect import LOGPROBS, CallOptions
 from .encoding import Json, dumps, load_object
 from .endpoint_sender import endpoint_headers, endpoint_url
 from .outbound import EndpointError, Endpoints
+from .parameter_fixes import forced_parameters_named
 from .retries import ATTEMPTS, wanted_pause_s
 from .stream_tap import missing_answer
 from .upstream_errors import REFUSALS, error_message
@@ -66,7 +68,9 @@ async def ask_endpoint(
     )
     backoff = Backoff(first_pause_s=services.backoff_s)
     refusal = _ProbeRefusal("")
-    for attempt in range(ATTEMPTS):
+    attempt = -1
+    while attempt < ATTEMPTS - 1:
+        attempt += 1
         if attempt:
             await asyncio.sleep(_limit_pause_s(services, refusal) or backoff.pause_s(attempt - 1))
         try:
@@ -76,10 +80,23 @@ async def ask_endpoint(
         if answer is None:
             return None
         refusal = answer
-        if refusal.status in REFUSALS:  # an engine may know the limit by its other name, or not at all
+        without = _without_neutral(options, refusal)
+        if without is not None:
+            options, attempt = without, -1  # this ends: each time there is one parameter less
+        elif refusal.status in REFUSALS:  # an engine may know the limit by its other name, or not at all
             allowed = options.allows("max_tokens")
             options = options.without("max_tokens") if allowed else replace(options, max_tokens=None)
     return Redactor(model).text(refusal.message)[:2000]
+
+
+def _without_neutral(options: CallOptions, refusal: _ProbeRefusal) -> CallOptions | None:
+    """Return the options without a sampling parameter that the endpoint does not know; None if it is about another."""
+    if refusal.status not in REFUSALS:
+        return None
+    for name in forced_parameters_named(refusal.message.lower()):
+        if name in options.sampling and options.allows(name) and is_neutral(name, options.sampling[name]):
+            return options.without(name)
+    return None
 
 
 def check_endpoint(model: Model) -> None:

@@ -509,6 +509,16 @@ def rollout_findings(recording: Recording, graph: CallGraph, all_sequences: list
     return findings
 
 
+def exclusions(recording: Recording) -> list[str]:
+    """Return the reasons why a rollout is excluded from training; empty for a rollout to train on."""
+    graph = build(recording.calls)
+    findings = rollout_findings(recording, graph, graph_sequences(graph))
+    reasons = [finding for finding in findings if finding.severity == "FATAL"]
+    # "nothing trainable" follows from the others.
+    causes = [finding for finding in reasons if finding.code != "nothing_trainable"] or reasons
+    return list(dict.fromkeys(finding.message for finding in causes))
+
+
 def training_trace(recording: Recording) -> TrainingTrace:
     """Return the agent's calls for a trainer: each once, by conversation, with a mask over its tokens.
 

@@ -40,6 +40,9 @@ _FORCED = (
     ("chat_template_kwargs", ("chat_template_kwargs",)),
     ("max_completion_tokens", ("max_tokens",)),
     ("seed", ("seed",)),
+    # Sampling parameters without effect; `is_neutral` checks the value.
+    *((name, (name,)) for name in ("top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")),
+    *((name, (name,)) for name in ("top_p", "temperature")),
 )
 """A word in a complaint, and the parameters to leave out then, in this order."""
 _NAME = r"([A-Za-z0-9_.]+)"

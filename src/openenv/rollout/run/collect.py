@@ -29,6 +29,7 @@ from pydantic_core import to_jsonable_python
 from openenv.client.llm_client import LLMClient, LLMError, LLMResponse, ToolCall
 from openenv.errors import AccessDenied, RolloutCancelled, install_command, message_of
 from openenv.protocol.backoff import Backoff
+from openenv.protocol.json_values import finite_reward
 from openenv.protocol.schema import make_example
 from openenv.protocol.tool_messages import Tool
 
@@ -53,6 +54,8 @@ RESULTS_FILENAME = "results.jsonl"
 METADATA_FILENAME = "metadata.json"
 README_FILENAME = "README.md"
 
+REWARD_SUM = "reward_sum"
+"""The metric of a verdict with the sum of the episode's rewards."""
 _SAMPLING_KEYS = frozenset({"temperature", "max_tokens", "top_p"})
 _PAUSES = Backoff(first_pause_s=0.5, longest_pause_s=10.0)
 _REFUSALS = frozenset({400, 401, 403, 404, 413, 422})
@@ -91,11 +94,17 @@ class EpisodeRecord:
     ) -> EpisodeRecord:
         """Create the record of a rollout and its verdict.
 
+        Its reward is the sum of the episode's rewards if the verdict's metrics have one (`reward_sum`), as those of
+        served environments do; else the reward of the last tool call.
+
         Raises:
             ValueError: The rollout needs a reward and has none, or the verdict's reward differs from the environment's.
             NonFiniteReward: The reward is not a finite number.
         """
         reward = agreed_reward(rollout, verify, is_required=requires_reward)
+        total = verify.metrics.get(REWARD_SUM)
+        if total is not None:
+            reward = float(finite_reward(total))
         state = rollout_final_state(rollout)
         return cls(
             episode_id=episode_id,

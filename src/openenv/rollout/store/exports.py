@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +34,7 @@ def export_rollouts(
     kind: Format | None = None,
     messages: bool = False,
     where: RolloutFilter | None = None,
+    on_excluded: Callable[[list[str]], None] | None = None,
     **conditions: Any,
 ) -> int:
     """Write stored rollouts into a file, oldest first; return the number of lines or rows.
@@ -48,6 +49,7 @@ def export_rollouts(
             `preferences` are JSON lines, in the conversational formats of TRL.
         messages: Also write complete requests and responses (`jsonl`).
         where: The rollouts to export.
+        on_excluded: Called with the reasons of each rollout that is excluded from training.
         conditions: More fields of `RolloutFilter`, such as `task_id`, `status`, `min_trust` or `verdict`.
 
     Raises:
@@ -64,11 +66,10 @@ def export_rollouts(
             from openenv.rollout.capture.export import write_parquet  # JSON lines do not need it
 
             try:
-                recordings = (recording(store, record) for record in store.records(chosen))
-                return write_parquet(target, filter(None, recordings))
+                return write_parquet(target, _recordings(store, chosen, on_excluded))
             except ImportError as exc:
                 raise RolloutError(str(exc)) from exc
-        lines = json_lines(store, chosen, messages=messages)
+        lines = json_lines(store, chosen, messages=messages, on_excluded=on_excluded)
         if kind in ("sft", "preferences"):
             lines = map(_line, sft_rows(store, chosen) if kind == "sft" else preference_rows(store, chosen))
         count = 0
@@ -79,6 +80,24 @@ def export_rollouts(
         return count
     except OSError as exc:
         raise StoreError(f"{target} cannot be written: {exc}") from exc
+
+
+def _recordings(
+    store: RolloutStore, where: RolloutFilter, on_excluded: Callable[[list[str]], None] | None
+) -> Iterator[Recording]:
+    """Yield the captured rollouts."""
+    for record in store.records(where):
+        captured = recording(store, record)
+        if captured is not None:
+            _report(captured, on_excluded)
+            yield captured
+
+
+def _report(captured: Recording, on_excluded: Callable[[list[str]], None] | None) -> None:
+    from openenv.rollout.capture.export import exclusions
+
+    if on_excluded is not None and captured.calls and (reasons := exclusions(captured)):
+        on_excluded(reasons)
 
 
 def recording(store: RolloutStore, record: Record) -> Recording | None:
@@ -105,18 +124,27 @@ def about(record: Record) -> dict[str, Any]:
     return {name: getattr(record if name in ("group", "verdict") else outcome, name) for name in _ABOUT} | labels
 
 
-def json_lines(store: RolloutStore, where: RolloutFilter, *, messages: bool = False) -> Iterator[str]:
+def json_lines(
+    store: RolloutStore,
+    where: RolloutFilter,
+    *,
+    messages: bool = False,
+    on_excluded: Callable[[list[str]], None] | None = None,
+) -> Iterator[str]:
     """Yield rollouts as lines of JSON with newlines: outcome, task, turns and sequences.
 
     Args:
         store: The store to export.
         where: The rollouts to export.
         messages: Also write complete requests and responses.
+        on_excluded: Called with the reasons of each rollout that is excluded from training.
     """
     from openenv.rollout.capture.export import document
 
     for record in store.records(where):
         captured = recording(store, record)
+        if captured is not None:
+            _report(captured, on_excluded)
         calls = None if captured is None else document(captured, include_messages=messages)
         yield _line({**about(record), **record.model_dump(mode="json"), "capture": calls})
 

@@ -418,6 +418,11 @@ SAMPLING_PARAMETERS = frozenset({"temperature", "repeat_penalty", *NEUTRAL_SAMPL
 """Parameters that decide the distribution of sampled tokens."""
 
 
+def is_neutral(name: str, value: object) -> bool:
+    """Return whether a sampling parameter has no effect with this value, so that an endpoint without it may do."""
+    return value == (1.0 if name == "temperature" else NEUTRAL_SAMPLING.get(name))
+
+
 def unasked_sampling(wanted: Mapping[str, Any], sent: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the differences between a request's sampling and the trainer's, one per parameter.
 

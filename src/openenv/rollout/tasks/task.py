@@ -409,8 +409,9 @@ class Model(BaseModel):
     engine: Engine | None = None
     """The engine at the endpoint. If set, `sampling` may contain only its parameters."""
     sampling: Mapping[str, Any] = Field(default_factory=dict)
-    """A `Sampling`, which is complete, or parameters of every call, such as `temperature`, by the endpoint's names.
-    Missing parameters keep the endpoint's defaults; the agent cannot set them."""
+    """A `Sampling`, or parameters of every call, such as `temperature`, by the endpoint's names. Missing parameters
+    have the values of `Sampling()`, so answers can be trained on; the agent cannot set them. An endpoint that does not
+    know a parameter without effect gets requests without it. `{}` leaves all of them to the endpoint."""
     agent_may_set: tuple[str, ...] = ()
     """Parameters that the agent may set, by the agent's names. If it sends none, `sampling` counts. Turns with a
     parameter that steers sampling, such as `response_format`, are excluded from training."""
@@ -437,13 +438,11 @@ class Model(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _expand(cls, data: Any) -> Any:
-        """Convert a `Sampling` into parameters of the endpoint. The default of `base_url` is the first replica."""
+        """Complete the parameters in `sampling`. The default of `base_url` is the first replica."""
         if not isinstance(data, Mapping):
             return data
         fields = dict(data)
-        sampling = fields.get("sampling")
-        if isinstance(sampling, Sampling):
-            fields["sampling"] = sampling.parameters(fields.get("dialect") or "openai_chat", fields.get("engine"))
+        fields["sampling"] = _sampling_of(fields)
         if "base_url" not in fields and "llm_url" not in fields and fields.get("base_urls"):
             fields["base_url"], *fields["base_urls"] = fields["base_urls"]
         return fields
@@ -459,6 +458,19 @@ class Model(BaseModel):
         if self.seed is not None and "seed" in (*self.sampling, *self.agent_may_set):
             raise ValueError("`seed` and a seed in `sampling` or `agent_may_set` exclude each other")
         return self
+
+
+def _sampling_of(fields: Mapping[str, Any]) -> Any:
+    """Return the sampling parameters of a model's fields, completed by those of `Sampling()`."""
+    sampling, engine = fields.get("sampling"), fields.get("engine")
+    dialect: Any = fields.get("dialect") or "openai_chat"
+    if isinstance(sampling, Sampling):
+        return sampling.parameters(dialect, engine)
+    if sampling is not None and (not isinstance(sampling, Mapping) or not sampling):
+        return sampling  # none, or a mistake that the field's check refuses
+    if dialect == "anthropic" and sampling and "top_p" in sampling:
+        return sampling  # Anthropic refuses `temperature` beside it
+    return {**Sampling().parameters(dialect, engine), **(sampling or {})}
 
 
 _FOLDERS = {"files_from": "files", "verify_files_from": "verify_files"}

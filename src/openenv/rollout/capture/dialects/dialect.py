@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
-from ...tasks.model_parameters import AgentDialectName, Dialect, token_limit
+from ...tasks.model_parameters import AgentDialectName, Dialect, is_neutral, token_limit
 from ..encoding import Json, dumps, event_bytes
 from ..training_trace import VersionSpan
 
@@ -206,7 +206,10 @@ class CallOptions:
         """Return a request with the model's name and the trainer's parameters."""
         # `temperature` from the trainer and from the agent: the trainer's counts unless `agent_may_set` names it.
         trainers = {
-            name: value for name, value in self.sampling.items() if name not in body or name not in self.agent_may_set
+            name: value
+            for name, value in self.sampling.items()
+            if (name not in body or name not in self.agent_may_set)
+            and (self.allows(name) or not is_neutral(name, value))
         }
         return {**body, **trainers, "model": self.model or body.get("model")}
 

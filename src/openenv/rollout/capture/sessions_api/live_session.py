@@ -229,6 +229,6 @@ class SessionEndpoint:
             top_logprobs=1,
             return_token_ids=level == "tokens",
             max_tokens_cap=cap,
-            sampling=sampling,
+            sampling={},
             agent_may_set=may_set,
-        )
+        ).model_copy(update={"sampling": sampling})  # not completed: an evaluation keeps the endpoint's defaults
