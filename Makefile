@@ -16,7 +16,7 @@ SANDBOX_PACKAGES := bubblewrap $(NPM)
 TEST_PACKAGES := $(SANDBOX_PACKAGES) docker.io runc containerd iptables iproute2 busybox-static chromium stockfish
 
 .DEFAULT_GOAL := help
-.PHONY: help sandbox-packages test-packages clients demo test test-all test-k8s check-and-others chaos test-fastmcp3 test-gradio test-ray test-clouds test-inspect test-envs test-trainers conformance check format bench docs lock clean
+.PHONY: help sandbox-packages test-packages clients demo test test-all test-k8s check-and-others chaos test-fastmcp3 test-gradio test-ray test-clouds test-inspect test-envs test-notebooks test-trainers conformance check format bench docs lock clean
 
 help: ## show what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -68,6 +68,13 @@ $(CLIENTS)/gradio/ready: pyproject.toml
 	@echo "Setting up $(@D) ..."
 	@$(PYTHON) -m venv --clear $(@D)
 	@$(@D)/bin/python $(PIP) -e ".[gradio]" anyio pytest pytest-timeout pytest-xdist
+	@touch $@
+
+# Jupyter's kernel, for the notebooks of examples/.
+$(CLIENTS)/notebooks/ready: pyproject.toml
+	@echo "Setting up $(@D) ..."
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python $(PIP) -e ".[numpy]" nbclient ipykernel anyio pytest pytest-timeout pytest-xdist
 	@touch $@
 
 # Ray is large (half a gigabyte), so what runs on it has an environment of its own.
@@ -153,7 +160,7 @@ test: $(VENV)/ready test-packages clients ## the checks, and every test that is 
 		env WORKERS=$(WORKERS) PRIME=1 scripts/run-tests $(BIN)/python -m "not slow"
 
 test-all: $(VENV)/ready test-packages clients .engine/ready docs ## the slow tests too (STRICT=1: without a second look at failures)
-	@scripts/beside "$(MAKE) --no-print-directory check-and-others test-ray test-clouds test-inspect test-envs test-trainers" \
+	@scripts/beside "$(MAKE) --no-print-directory check-and-others test-ray test-clouds test-inspect test-envs test-notebooks test-trainers" \
 		env WORKERS=$(WORKERS) PRIME=1 scripts/run-tests $(BIN)/python
 
 # K8S="-k update" chooses tests; the logs of the cluster's parts are in .k8s/logs afterwards.
@@ -172,6 +179,9 @@ test-ray: $(CLIENTS)/ray/ready sandbox-packages ## the tests on a Ray cluster of
 
 test-inspect: $(CLIENTS)/inspect/ready sandbox-packages ## the tests of evaluations with Inspect AI itself
 	@WORKERS=2 scripts/run-tests $(CLIENTS)/inspect/bin/python tests/adapters/inspect
+
+test-notebooks: $(CLIENTS)/notebooks/ready sandbox-packages ## the notebooks of examples/, in Jupyter's kernel
+	@WORKERS=1 scripts/run-tests $(CLIENTS)/notebooks/bin/python tests/examples/test_notebooks.py
 
 test-clouds: $(CLIENTS)/clouds/ready sandbox-packages ## the tests of cloud providers: real packages, doubles of the clouds
 	@WORKERS=2 scripts/run-tests $(CLIENTS)/clouds/bin/python tests/providers/clouds tests/sandboxes/test_daytona.py

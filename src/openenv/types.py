@@ -24,12 +24,13 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self
+from typing_extensions import TypeVar as DefaultTypeVar
 
 from openenv._notebook import html_table
 
 ActT = TypeVar("ActT", bound="Action")
 ObsT = TypeVar("ObsT", bound="Observation")
-StateT = TypeVar("StateT", bound="State")
+StateT = DefaultTypeVar("StateT", bound="State", default="State")  # `Environment[Guess, Hint]` is enough
 _Obs = TypeVar("_Obs")
 
 Scalar = int | float | bool

@@ -272,6 +272,18 @@ def test_a_reward_for_nothing_leaves_no_gap(package: Callable[..., Path]) -> Non
     assert failed(results) == {"semantic.floor_gap"}
 
 
+@pytest.mark.parametrize(
+    ("reward", "evidence"),
+    [
+        ("0.25 if self.state.step_count == 9 else None", "the first action alone earns 0.25 of 1"),
+        pytest.param("None", "no reward in 100 steps; write validation/runtime.json", marks=pytest.mark.slow),
+    ],
+)
+def test_a_reward_that_comes_late_is_waited_for(package: Callable[..., Path], reward: str, evidence: str) -> None:
+    results = check(package((RULES_FILE, PAYS, f"reward={reward}")), "semantic")
+    assert evidence in results["semantic.floor_gap"].evidence[0]
+
+
 def test_a_server_of_one_session_keeps_its_word(package: Callable[..., Path]) -> None:
     folder = package(
         ("server/app.py", "max_concurrent_envs=64", "max_concurrent_envs=1"),

@@ -74,7 +74,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "WSMCPResponse": {"type": "mcp", "data": REQUIRED},
 }
 OPEN = {"State", "ResetRequest", "StepRequest"}
-OWN = {"terminated", "truncated"}  # beyond the published fields; off the wire while unset
+OWN = {"terminated", "truncated", "prompt_template"}  # beyond the published fields; off the wire while unset
 
 
 def model(name: str) -> type[BaseModel]:

@@ -48,6 +48,7 @@ QUESTIONS = {
     "ray cluster": "howto/ray/",
     "hugging face space": "howto/hub/",
     "environment variables": "reference/settings/",
+    "jupyter notebook": "howto/notebooks/",
 }
 
 

@@ -97,6 +97,9 @@ WITH_CART_POLE = {
     "use_gymnasium_vector.py": "(8, 4) 8.0\n",
 }
 ELSEWHERE = {
+    "notebook_inspect.py",  # tests/examples, as the next ones
+    "notebook_play.py",
+    "notebook_train.py",
     "connect_four.py",
     "play_connect_four.py",
     "test_connect_four.py",

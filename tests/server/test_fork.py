@@ -276,7 +276,11 @@ def test_a_fork_that_does_not_come_in_time_loses_the_episode(
     [(Locked, "lock"), (Single, "SUPPORTS_CONCURRENT_SESSIONS"), (Forgetful, "what was it")],
 )
 def test_what_cannot_be_forked_says_so_and_goes_on(
-    start: Callable[..., Any], client: Callable[..., Any], env_cls: type[Any], why: str
+    start: Callable[..., Any],
+    client: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+    env_cls: type[Any],
+    why: str,
 ) -> None:
     server = start(env_cls, sessions=1 if env_cls is Single else 4)
     env = client(server)
@@ -284,6 +288,8 @@ def test_what_cannot_be_forked_says_so_and_goes_on(
     with pytest.raises(NotForkable, match=why):
         env.fork(2)
     assert go(env, 2)[0][0] == 2
+    (record,) = [one for one in caplog.records if "fork failed" in one.getMessage()]
+    assert bool(record.exc_info) is (env_cls is Forgetful)  # the only one with an error in the author's code
     wait_until(lambda: server.manager.active == 1)
 
 

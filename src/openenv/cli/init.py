@@ -16,6 +16,8 @@ from pathlib import Path
 
 import typer
 
+import openenv
+
 from .command import OldName
 
 # Seconds for `uv lock`, which may download metadata from an index.
@@ -123,8 +125,11 @@ def _lock(folder: Path) -> str | None:
     except OSError as error:
         return f"`uv lock` cannot be run ({error}). That does no harm."
     if result.returncode != 0:
+        output = result.stderr or result.stdout
+        if re.search(r"\bonly openenv\S+ (?:is|are) available", output):  # "only openenv<=0.10.0 is available"
+            return f"the package index does not have openenv {openenv.__version__} yet. Run `uv lock` when it does."
         # uv's last line has the reason.
-        lines = (result.stderr or result.stdout).strip().splitlines()
+        lines = output.strip().splitlines()
         return (
             f"`uv lock` failed ({lines[-1].strip() if lines else result.returncode}). That does no harm; run it later."
         )

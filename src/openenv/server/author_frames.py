@@ -103,6 +103,11 @@ def author_traceback(exc: BaseException) -> str:
     return "".join(traceback.format_exception(type(exc), exc, own_frames(exc.__traceback__)))
 
 
+def is_without_author(exc: BaseException) -> bool:
+    """Return whether no code of the author raised an error or its cause, so that a traceback would not help."""
+    return all(author_place(each) is None for each in (exc, exc.__cause__) if each is not None)
+
+
 def author_place(exc: BaseException) -> str | None:
     """Return the last line of author code in a traceback, such as `maze.py:12, in step`.
 

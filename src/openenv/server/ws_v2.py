@@ -35,6 +35,7 @@ from typing import Any, Final
 
 from openenv.errors import (
     Forbidden,
+    NotForkable,
     OpenEnvError,
     ReplyTooLarge,
     RequestCancelled,
@@ -48,7 +49,7 @@ from openenv.protocol.server_v2 import WRITERS, Batch, ColumnBatch, RefusedReque
 from openenv.types import WSErrorCode
 
 from .access import Role, may
-from .author_frames import author_exc_info
+from .author_frames import author_exc_info, is_without_author
 from .backpressure import Backpressure, LoopTurns, LoopUnpacker, Oversize, UnpackingJob
 from .mcp.openenv_rpc import OpenEnvRpc
 from .runners import Dispatcher, LaneExecutor, loop_local
@@ -625,7 +626,10 @@ class V2Connection:
             error = SessionLost(client_reason(error.reason))
         elif not isinstance(error, RequestCancelled):  # the client requested the cancellation
             text = "session %s: %s failed (request %d)"
-            logger.error(text, session.id, kind, request_id, exc_info=author_exc_info(error))
+            if isinstance(error, NotForkable) and is_without_author(error):
+                logger.warning(f"{text}: %s", session.id, kind, request_id, error)
+            else:
+                logger.error(text, session.id, kind, request_id, exc_info=author_exc_info(error))
         return self.writer.error(with_hint(self.service.errors.shown(error), session, kind))
 
     def copies_data(self, copies: list[Session]) -> bytes:

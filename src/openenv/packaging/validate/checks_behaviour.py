@@ -46,6 +46,9 @@ _SESSIONS = 10
 _SETTLE_S = 10.0
 # Problems shown per check; the first few name the cause.
 _SHOWN = 4
+# How long the least action is repeated while no reward comes.
+_FLOOR_STEPS = 100
+_FLOOR_S = 5.0
 _SEEDING = "draw every random number from one random.Random(seed) that reset creates, and keep nothing on the class"
 _COPYING = (
     "draw from a generator of your own on self; where an episode changes files or other programs, set "
@@ -480,9 +483,15 @@ def floor_gap(probe: Probe) -> CheckEvidence:
     with probe.session() as env:
         # Doing the first action again and again is the least that an agent can do.
         plan = probe.plan.model_copy(update={"actions": [probe.plan.actions[0]] * len(probe.plan.actions)})
-        paid = [reward for reward in play(env, plan).rewards if isinstance(reward, int | float)]
+        moments, started = play(env, plan).moments, time.monotonic()
+        # Many environments pay at the end of an episode only.
+        while not (moments[-1].done or _paid(moments)) and len(moments) <= _FLOOR_STEPS:
+            if time.monotonic() - started > _FLOOR_S:
+                break
+            moments.append(step(env, plan.actions[0]))
+    paid = _paid(moments)
     if not paid:
-        raise CheckSkipped("no step was rewarded")
+        raise CheckSkipped(f"no reward in {len(moments) - 1} steps; write {PLAN} with actions that earn one")
     # The best single step of the floor episode against the top of the declared range.
     floor, best = max(paid), promises.reward.range[1]
     measured = {"floor": floor, "gap": best - floor, "floor_margin": promises.reward.floor_margin}
@@ -490,6 +499,11 @@ def floor_gap(probe: Probe) -> CheckEvidence:
         problem = f"the first action alone earns {floor:g} of {best:g}"
         raise CheckFailed(problem, fix="pay for the intended skill, or declare a wider range", measured=measured)
     return CheckEvidence(f"the first action alone earns {floor:g} of {best:g}", measured)
+
+
+def _paid(moments: Sequence[Moment]) -> list[int | float]:
+    """Return the rewards of the steps that had one."""
+    return [moment.reward for moment in moments[1:] if isinstance(moment.reward, int | float)]
 
 
 def verifier_determinism(probe: Probe) -> CheckEvidence:
