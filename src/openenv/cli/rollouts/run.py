@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -155,8 +155,7 @@ def run(flags: RunFlags) -> None:
             on_outcome=countdown(len(tasks)),
             on_install=lambda message: typer.echo(message, err=True),
         )
-        print_exclusions(_excluded(store, outcomes))
-        report(outcomes, as_json=flags.as_json)
+        report(outcomes, as_json=flags.as_json, excluded=_excluded(store, outcomes))
 
 
 def _excluded(store: RolloutStore, outcomes: list[Outcome]) -> list[list[str]]:
@@ -233,8 +232,9 @@ def _print_tasks(tasks: list[Task], *, as_json: bool) -> None:
             typer.echo(f"  {printable(line)}")
 
 
-def report(outcomes: list[Outcome], *, as_json: bool) -> None:
+def report(outcomes: list[Outcome], *, as_json: bool, excluded: Sequence[list[str]] = ()) -> None:
     """Print outcomes; exit with 1 if the infrastructure failed in one of them."""
+    print_exclusions(excluded)
     print_outcomes(outcomes, as_json=as_json)
     # A failed verifier may still leave a reward from the checks before it; then the rollout counts.
     # env_failed, sandbox_failed and grader_failed. policy_failed has a reward, so it does not count here.
