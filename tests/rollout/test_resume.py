@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import os
 import signal
@@ -20,10 +22,12 @@ from openenv.errors import RolloutError, StoreError
 from openenv.rollout import Engine, EngineOptions, Model, Outcome, RolloutStore, Task, run_many
 from openenv.rollout.agents.base import Launch
 from openenv.rollout.agents.builtin import Shell
-from openenv.rollout.capture.records import FILE
+from openenv.rollout.agents.shell_chat import ShellChat
+from openenv.rollout.capture.records import FILE, JournalFull, Recorder, read, read_events
 from openenv.rollout.store.comparison import compare_stores
 from openenv.sandboxes.base import Sandbox, Sandboxes
 from openenv.testing import Script, ScriptedModel, Turn
+from openenv.train import SampleGroup, rollouts
 from waiting import wait_until
 
 TURNS = tuple(Turn(text=f"step {number}, seed ${{seed}}") for number in range(4))
@@ -39,6 +43,20 @@ with RolloutStore(sys.argv[1]) as store:
     run_many(TASKS, agent=AskingAgent(), model=Model(**json.loads(sys.argv[2])), store=store, seed=7, concurrency=3,
              sandbox="local", resume=True)
 """
+STREAM = """
+import asyncio, json, sys
+from asking_agent import AskingAgent
+from openenv.rollout import Model, RolloutStore
+from openenv.train import rollouts
+from test_resume import TASKS
+async def run():
+    with RolloutStore(sys.argv[1]) as store:
+        print("ready", flush=True)
+        options = {"agent": AskingAgent(), "model": Model(**json.loads(sys.argv[2])), "sandbox": "local"}
+        async with rollouts(TASKS[:3], samples=2, concurrency=4, store=store, seed=7, **options) as stream:
+            await stream.take(3)
+asyncio.run(run())
+"""
 
 
 @pytest.fixture
@@ -52,12 +70,12 @@ def run(store: RolloutStore, model: ScriptedModel, local: Sandboxes, **options: 
     return run_many(TASKS, agent=AskingAgent(), model=Model(**model.model()), sandbox=local, store=store, **options)
 
 
-def killed_run(store: Path, model: ScriptedModel, until: Callable[[], bool]) -> None:
+def killed_run(store: Path, model: ScriptedModel, until: Callable[[], bool], program: str = PROGRAM) -> None:
     """Run the batch in another process until a condition holds, then kill it."""
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(here.parent / "support")])
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(store), json.dumps(model.model())],
+        [sys.executable, "-c", program, str(store), json.dumps(model.model())],
         env={**os.environ, "PYTHONPATH": paths},
         stdout=subprocess.PIPE,
     )
@@ -103,6 +121,30 @@ def test_a_killed_run_continues_until_it_equals_an_undisturbed_one(
         assert len(scripted.played()) - before <= 30 + 3 * 3
         again = run(store, scripted, local, resume=True)
         assert [each.rollout_id for each in again] == [each.rollout_id for each in outcomes]
+
+
+@pytest.mark.parametrize("processes", [None, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_stream_continues_its_interrupted_samples(
+    local: Sandboxes, scripted: ScriptedModel, tmp_path: Path, processes: int | None
+) -> None:
+    killed_run(tmp_path, scripted, lambda: len(scripted.played()) >= 9, STREAM)
+
+    async def resumed(store: RolloutStore) -> list[SampleGroup]:
+        options: dict[str, Any] = {"agent": AskingAgent(), "model": Model(**scripted.model()), "store": store}
+        options |= {"seed": 7, "resume": True, "processes": processes}
+        async with rollouts(TASKS[:3], samples=2, concurrency=4, **options) as stream:
+            return await stream.take(3)
+
+    with RolloutStore(tmp_path) as store:
+        begun = {each.rollout_id: answers_in(store, each.rollout_id) for each in store.running()}
+        assert any(begun.values())
+        groups = asyncio.run(asyncio.wait_for(resumed(store), 120))
+        samples = [sample for group in groups for sample in group.samples]
+        replayed = {each.outcome.rollout_id: each.outcome.metadata.get("replayed", 0) for each in samples}
+        assert len(replayed) == 6
+        assert {each: replayed[each] for each in begun} == begun
+        assert {answers_in(store, each) for each in replayed} == {5}
+        assert store.interrupted() == []
 
 
 def test_an_engine_resumes_a_rollout_by_its_id(local: Sandboxes, scripted: ScriptedModel, tmp_path: Path) -> None:
@@ -171,6 +213,44 @@ def _interrupt(store: RolloutStore, rollout_id: str) -> None:
     (store.root / "running" / f"{rollout_id}.json").write_text(json.dumps(about))
     for index in store.root.glob("index.sqlite*"):
         index.unlink()
+
+
+def test_a_journal_has_phases_setup_results_commands_calls_and_limits(
+    local: Sandboxes, scripted: ScriptedModel, tmp_path: Path
+) -> None:
+    task = TASKS[0].model_copy(update={"setup": ("echo ready",), "verify": ("true",)})
+    with RolloutStore(tmp_path) as store:
+        model = Model(**scripted.model())
+        [outcome] = run_many([task], agent=ShellChat(max_turns=2), model=model, sandbox=local, store=store, seed=1)
+        events = store.events(outcome.rollout_id)
+        phases = list(dict.fromkeys(each["phase"] for each in events))
+        assert phases == ["sandbox", "setup", "agent", "collect", "verify", "store", "done"]
+        facts = [each["facts"] for each in events if "facts" in each]
+        assert (facts[0]["cmd"], facts[0]["stdout"]) == ("echo ready", "ready\n")
+        assert [each["cmd"][:6] for each in facts[1:]] == ["step 0", "step 1"]
+        assert [each["exit_code"] for each in facts[1:]] == [127, 127]
+        assert [each["turn"] for each in events if "turn" in each] == [1, 2]
+        folder = store.captures / outcome.rollout_id
+        assert [call.tokens for call in read(folder).calls] == [len(turn.completion_tokens) for turn in outcome.turns]
+        assert all(call.spent_s > 0 for call in read(folder).calls)
+        assert not store.live_file(outcome.rollout_id, "events.jsonl").exists(), "there is one journal"
+
+
+def test_a_full_disk_loses_events_and_no_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(tmp_path / "r" / FILE)
+    recorder.create({"rollout_id": "r"})
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", _full)
+        recorder.event({"phase": "setup", "message": "lost"})
+        with pytest.raises(JournalFull, match="No space left"):
+            recorder.note("stop", limit="calls")
+    assert "No space left" in str(recorder.failure)
+    recorder.event({"phase": "agent", "message": "kept"})
+    assert [each["message"] for each in read_events(tmp_path / "r")] == ["kept"]
+
+
+def _full(handle: int, data: bytes) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_batch_that_continues_needs_the_same_tasks(local: Sandboxes, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -30,6 +30,8 @@ class Progress(BaseModel):
     message: str = ""
     turn: int | None = None
     elapsed_s: float = 0.0
+    facts: dict[str, Any] | None = None
+    """The result of a setup line, or of a command that an agent's loop ran."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -52,6 +54,8 @@ class Reporter:
         self._began = time.monotonic()
         self.phase: Phase = "sandbox"
         self.phase_s: dict[str, float] = {}
+        self.journal: OnProgress | None = None
+        """Writes the events to disk."""
 
     @property
     def elapsed_s(self) -> float:
@@ -69,15 +73,21 @@ class Reporter:
         finally:
             self.phase_s[phase] = self.phase_s.get(phase, 0.0) + time.monotonic() - began
 
-    def say(self, message: str, *, turn: int | None = None) -> None:
+    def say(self, message: str, *, turn: int | None = None, facts: dict[str, Any] | None = None) -> None:
         """Send an event of the current phase."""
-        if not self._callbacks:
+        callbacks = self._callbacks if self.journal is None else [self.journal, *self._callbacks]
+        if not callbacks:
             return
         event = Progress(
-            rollout_id=self._rollout_id, phase=self.phase, message=message, turn=turn, elapsed_s=self.elapsed_s
+            rollout_id=self._rollout_id,
+            phase=self.phase,
+            message=message,
+            turn=turn,
+            elapsed_s=self.elapsed_s,
+            facts=facts,
         )
         with self._lock:
-            for callback in self._callbacks:
+            for callback in callbacks:
                 try:
                     callback(event)
                 except Exception:  # the caller's code must not end the rollout

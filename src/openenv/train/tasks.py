@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -128,6 +129,8 @@ class RolloutStream(GroupStream[TaskLike]):
         self._shares_setup = share_setup and isinstance(engine, Engine)  # other workers share setups themselves
         self._on_progress = on_progress
         self._setups: dict[int, SetupGroup] = {}
+        self._reading = threading.Lock()
+        self._interrupted: dict[tuple[str, int], str] | None = None  # of a resumed stream; read once
 
     async def __aenter__(self) -> RolloutStream:
         if self._shares_setup:
@@ -159,17 +162,32 @@ class RolloutStream(GroupStream[TaskLike]):
         setup = self._setup(group, task)
 
         def run() -> EpisodeSample:
-            arguments: dict[str, Any] = {} if setup is None else {"setup_group": setup}
-            outcome = self._engine.run(
-                task,
-                on_progress=self._on_progress,
-                cancel=cancel,
-                metadata=group.labels(index, attempt),
-                **arguments,
-            )
+            arguments: dict[str, Any] = {"on_progress": self._on_progress, "cancel": cancel}
+            if setup is not None:
+                arguments["setup_group"] = setup
+            begun = self._take_interrupted(group.label, index)
+            if begun is not None and isinstance(self._engine, Engine):
+                outcome = self._engine.resume(begun, **arguments)
+            else:
+                if begun is not None:  # a worker process continues it
+                    arguments["rollout_id"] = begun
+                outcome = self._engine.run(task, metadata=group.labels(index, attempt), **arguments)
             return EpisodeSample(outcome, outcome.sequences)
 
         return await in_thread(run, cancel)
+
+    def _take_interrupted(self, label: str, index: int) -> str | None:
+        """Return the rollout of a sample that was running when its process died; None for a new sample."""
+        if self._store is None or not self._source.is_resumed or not isinstance(self._engine, Engine | ProcessEngine):
+            return None
+        with self._reading:
+            if self._interrupted is None:
+                self._interrupted = {
+                    (str(each.metadata.get("group")), int(each.metadata.get("sample", -1))): each.rollout_id
+                    for each in self._store.running()
+                    if not each.is_running and "sample" in each.metadata and self._store.is_begun(each.rollout_id)
+                }
+            return self._interrupted.pop((label, index), None)
 
     def _setup(self, group: OpenGroup[TaskLike], task: Task) -> SetupGroup | None:
         """Return the shared setup of a group, or None; a retry replaces a setup that failed."""

@@ -229,10 +229,11 @@ def test_a_running_rollout_is_listed_and_followed_until_it_is_stored(store: Roll
         talk = Talk(store.captures / "live", "live")
         talk.call([{"role": "user", "content": "go"}], [1], "half an answer", is_ended=False)
         news = get("rollouts/live/live")
-        assert (news["state"], [event["phase"] for event in news["events"]]) == ("running", ["setup"])
+        assert (news["state"], [event["phase"] for event in news["events"]]) == ("running", ["setup", "agent"])
+        assert news["events"][1]["turn"] == 1
         assert news["log"]["text"] == "ß first"
         assert [(turn["number"], turn["ended"]) for turn in news["turns"]] == [(1, None)]
-        again = get("rollouts/live/live", events=1, start=news["log"]["end"], size=news["size"], turn=1)
+        again = get("rollouts/live/live", events=2, start=news["log"]["end"], size=news["size"], turn=1)
         assert (again["events"], again["log"]["text"], again["turns"]) == ([], "", [])
     store.add(rollout_outcome("live"), SQUARE)
     assert get("rollouts/live/live")["state"] == "stored"

@@ -1,4 +1,4 @@
-"""The records of a rollout on disk, `calls.log`: `Recorder` writes them, `read` returns them as a `Recording`.
+"""The journal of a rollout on disk, `calls.log`: `Recorder` writes it, `read` returns its calls as a `Recording`.
 
 An entry is a line of JSON. If the line has `len`, that number of bytes and a line break follow. `k` is the kind of the
 entry, `n` the number of its call. Each message, tool and long text is in the file once: the items of all `new` lists
@@ -15,6 +15,7 @@ are numbered from 0 over the whole file, and requests refer to them by runs, [fi
     {"k":"up","n":1,"len":1087}                              events of a stream, unchanged
     {"k":"body","n":1,"len":812}                             or an answer without streaming
     {"k":"end","n":1,"how":"complete","at":1794805357.7,"attempts":2,"tokens":2,"seconds":1.9}
+    {"k":"event","phase":"setup","message":"setup 1 of 1: exit code 0","facts":{...},"at":1794805356.9}
     {"k":"stop","at":1794805358.1,"limit":"calls"}           a call that the budget answered
     {"k":"note","what":"revoked","at":1794805359.0}          or "failed": entries are missing here
     {"k":"resume","at":1794809000.2}                         the rollout starts again; only what follows counts
@@ -216,6 +217,17 @@ class Recorder:
             self.append({"k": kind, "at": time.time(), **facts})
         finally:
             self.release()
+
+    # Nothing depends on an event. So one that cannot be written is no missing record, which would discard the rollout.
+    def event(self, fields: Json) -> None:
+        """Record an event of the rollout: a phase, the result of a setup line, a command. Errors are ignored."""
+        line = dumps({"k": "event", **fields, "at": time.time()}) + b"\n"
+        with self._lock, contextlib.suppress(JournalFull):
+            self._acquire()
+            try:
+                self._write(line)
+            finally:
+                self.release()
 
     def prompt(self, number: int, ids: list[int], *, is_separate: bool) -> None:
         """Record the IDs of a prompt: the length shared with a recent call, and the remaining IDs."""
@@ -744,6 +756,30 @@ def _entries_in(data: bytes) -> tuple[list[JournalEntry], int]:
             entries.append(JournalEntry(head))
             position = start
     return entries, position
+
+
+def read_events(folder: Path) -> list[Json]:
+    """Return the events in the journal of a rollout, with one for each of its calls; none without a journal."""
+    events: list[Json] = []
+    began = 0.0
+    with contextlib.suppress(OSError), (folder / FILE).open("rb") as file:
+        while (line := file.readline()).endswith(b"\n"):
+            head = load_object(line)
+            if head is None:
+                break
+            kind, at = head.pop("k", None), float(head.get("at") or 0.0)
+            if kind in ("open", "resume"):
+                began = at
+            elif kind == "event":
+                events.append(head)
+            elif kind in ("call", "replay"):
+                number = head.get("n")
+                message = f"model call {number}" if kind == "call" else f"model call {number} again"
+                about: Json = {"phase": "agent", "message": message, "turn": number}
+                events.append({**about, "elapsed_s": max(0.0, at - began), "at": at})
+            if isinstance(size := head.get("len"), int):
+                file.seek(size + 1, os.SEEK_CUR)  # the bytes of an entry are not read
+    return events
 
 
 def read(path: Path | str) -> Recording:

@@ -29,6 +29,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar
 
@@ -395,8 +396,8 @@ class Engine:
             # complete, and a rollout whose engine died is listed as interrupted.
             if not plan.is_resumed:
                 store.begin(rollout_id, task, about=self._about(plan))
-            with EventLog(store.live_file(rollout_id, "events.jsonl")) as events:
-                reporter = Reporter(rollout_id, events, on_progress, lock=self._events)
+            reporter = Reporter(rollout_id, on_progress, lock=self._events)
+            with EventLog(store.live_file(rollout_id, "events.jsonl")) as reporter.journal:
                 return self._run(plan, reporter, cancel, validation.failure)
         finally:
             shutil.rmtree(plan.folder, ignore_errors=True)
@@ -458,6 +459,8 @@ class Engine:
                 outcome = rollout.refuse("env_failed", str(exc))
             else:
                 access = ModelAccess(self._capture, capture)
+                if store is not None:
+                    reporter.journal = partial(_journal, capture)
                 rollout = RolloutRun(plan, access, reporter=reporter, cancel=cancel)
                 with capture:
                     outcome = rollout.run()
@@ -478,6 +481,12 @@ class Engine:
         if plan.start is None:
             return proxy.open(plan.rollout_id, model, budget=self._budget, metadata=plan.metadata)
         return proxy.reopen(plan.rollout_id, model, start=plan.start, budget=self._budget, metadata=plan.metadata)
+
+
+def _journal(capture: Capture, event: Progress) -> None:
+    """Write an event to the journal, except for those of model calls, which it has already."""
+    if event.turn is None:
+        capture.rollout.recorder.event(event.model_dump(mode="json", exclude={"rollout_id"}, exclude_none=True))
 
 
 def _sequences(capture: Capture) -> list[TokenSequence]:

@@ -118,6 +118,7 @@ COLLECT_S = 180.0
 """Time limit for stopping the agent's processes and packing its work tree."""
 _TAIL = 256 * 1024
 _LOG_TAIL = 2000
+_FACT = 4000  # characters of a command in its event
 _SLACK_S = COLLECT_S + 120.0
 _POLL_S = 0.25
 
@@ -269,12 +270,21 @@ class HostLoop(LoopTools):
         log: Receives the lines of the loop.
         limit_s: The time of the loop. A model call or a command that takes longer raises `LoopTimeout`.
         envs: Environment variables of the commands.
+        report: Receives the commands and their results.
     """
 
     def __init__(
-        self, sandbox: Sandbox, model: ModelAccess, log: AgentLog, limit_s: float, envs: Mapping[str, str]
+        self,
+        sandbox: Sandbox,
+        model: ModelAccess,
+        log: AgentLog,
+        *,
+        limit_s: float,
+        envs: Mapping[str, str],
+        report: Callable[[str, dict[str, Any]], None],
     ) -> None:
         self._sandbox, self._model, self._log, self._envs = sandbox, model, log, dict(envs) or None
+        self._report = report
         self._end = time.monotonic() + limit_s
 
     def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,6 +300,7 @@ class HostLoop(LoopTools):
 
     def run(self, command: str, *, timeout_s: float, max_output: int) -> ExecResult:
         rest = self._rest_s()
+        began = time.monotonic()
         done = self._sandbox.exec(
             command,
             envs=self._envs,
@@ -297,6 +308,8 @@ class HostLoop(LoopTools):
             timeout=min(timeout_s, rest),
             max_output=max_output,
         )
+        facts = {"cmd": command[:_FACT], "exit_code": done.exit_code, "seconds": round(time.monotonic() - began, 3)}
+        self._report(f"command: exit code {done.exit_code}", facts)
         if done.timed_out and timeout_s > rest:
             raise LoopTimeout
         return done
@@ -611,7 +624,8 @@ class RolloutRun:
             ran = run_line(sandbox, line, timeout=task.setup_timeout_s)
             self._setup.append(ran.result)
             exit_code = ran.result.exit_code
-            self._reporter.say(f"setup {number} of {len(task.setup)}: exit code {exit_code}")
+            facts = ran.result.model_dump(mode="json", exclude_defaults=True)
+            self._reporter.say(f"setup {number} of {len(task.setup)}: exit code {exit_code}", facts=facts)
             if ran.timed_out:
                 raise PhaseFailed("env_failed", f"setup line {number} did not end within {task.setup_timeout_s:g} s")
             if exit_code != 0:
@@ -698,9 +712,15 @@ class RolloutRun:
                 self._model, self._reporter, cancel=self._cancel, give_up=sandbox.stop_processes, limit_s=limit
             ) as late:
                 if launch.loop is not None:
-                    done = self._run_loop(
-                        launch.loop, HostLoop(sandbox, self._model, log, limit, self._plan.agent_envs)
+                    tools = HostLoop(
+                        sandbox,
+                        self._model,
+                        log,
+                        limit_s=limit,
+                        envs=self._plan.agent_envs,
+                        report=lambda text, facts: self._reporter.say(text, facts=facts),
                     )
+                    done = self._run_loop(launch.loop, tools)
                 else:
                     done = sandbox.exec(
                         launch.argv,

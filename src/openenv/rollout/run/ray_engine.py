@@ -430,11 +430,11 @@ class RayEngine:
             raise RolloutError(f"A rollout '{rollout_id}' is running already") from None
         try:
             with ExitStack() as stack:
-                events: EventLog | None = None
+                reporter = Reporter(rollout_id, on_progress, lock=self._events)
                 if self.store is not None:
                     self.store.begin(rollout_id, task, about=self._about(task, metadata))
-                    events = stack.enter_context(EventLog(self.store.live_file(rollout_id, "events.jsonl")))
-                reporter = Reporter(rollout_id, events, on_progress, lock=self._events)
+                    log = EventLog(self.store.live_file(rollout_id, "events.jsonl"))
+                    reporter.journal = stack.enter_context(log)
                 run = _RemoteRollout(task, rollout_id, metadata, reporter, cancel or Cancellation(), folder)
                 outcome = self._run(run)
                 if self.store is not None:

@@ -12,13 +12,15 @@ verifying again appends another record. Any number of processes may write to one
 #   rollouts/a41f.../task.json                  written when the rollout begins
 #                    .running                   locked while it runs. A folder with a free lock and without a record is
 #                                               an interrupted rollout
-#                    events.jsonl, agent.log    written while it runs: phases, commands, model calls; the agent's output
+#                    agent.log                  the agent's output, written while it runs
+#                    events.jsonl               phases and commands of a rollout without model calls
 #                    worktree.tar, baseline.tar
 #                    steps.jsonl                 of a played episode: its reset and its steps
 #   .verdicts                                   locked while a verdict gets its number, which orders the verdicts of a
 #                                               rollout: clocks of machines differ and can be set back
 #   running/a41f....json                        agent, model, task of a running rollout, so that `running` is fast
-#   captures/a41f.../                           the recorded model calls
+#   captures/a41f.../calls.log                  the journal: phases, setup results, commands, model calls, limits
+#   runs/..., streams/...                       which rollout belongs to which task of a batch or stream, for `resume`
 #
 # The order of writes makes a crash harmless: files first (with a hidden name, then renamed), then the line with fsync.
 # A line counts only with its newline, so an incomplete line is never read. Readers bring the index up to date.
@@ -186,18 +188,17 @@ class BegunRollout(BaseModel):
 
 
 class EventLog:
-    """Writes the events of a running rollout to the store, for live views; a context manager.
+    """Writes the events of a rollout without a journal of model calls; a context manager.
 
-    A full disk does not end the rollout; later events are missing then.
+    The file is created with the first event. A full disk does not end the rollout; later events are missing then.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
+        self._is_lost = False
 
     def __enter__(self) -> EventLog:
-        with contextlib.suppress(OSError):
-            self._file = self._path.open("ab", buffering=0)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -207,19 +208,20 @@ class EventLog:
 
     def __call__(self, event: Progress) -> None:
         """Write an event."""
-        if self._file is None:
+        if self._is_lost:
             return
-        line = event.model_dump(mode="json", exclude={"rollout_id"}) | {"at": time.time()}
+        line = event.model_dump(mode="json", exclude={"rollout_id"}, exclude_none=True) | {"at": time.time()}
         try:
+            if self._file is None:
+                self._file = self._path.open("ab", buffering=0)
             self._file.write(json.dumps(line).encode() + b"\n")
         except OSError as exc:
             logger.warning("the rest of a rollout's events is lost: %s", exc)
-            self._file.close()
-            self._file = None
+            self._is_lost = True
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a rollout so far: `phase`, `message`, `turn`, `elapsed_s`, `at`."""
+def _logged_events(path: Path) -> list[dict[str, Any]]:
+    """Return the events of an `EventLog`."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except OSError:
@@ -474,8 +476,18 @@ class RolloutStore:
         return sorted(rollouts, key=lambda each: each.began_at, reverse=True)
 
     def live_file(self, rollout_id: str, name: str) -> Path:
-        """Return the path of a file that is written during the rollout: `events.jsonl` or `agent.log`."""
+        """Return the path of a file that is written during the rollout, such as `agent.log`."""
         return self._folder(rollout_id) / name
+
+    def events(self, rollout_id: str) -> list[dict[str, Any]]:
+        """Return the events of a rollout so far: `phase`, `message`, `turn`, `elapsed_s`, `at`, `facts`.
+
+        They are in its journal; a rollout without model calls has a file for them.
+        """
+        from openenv.rollout.capture.records import read_events  # writers of stores need no journals
+
+        logged = _logged_events(self._folder(rollout_id) / "events.jsonl")
+        return [*logged, *read_events(self.captures / rollout_id)]
 
     def resolve(self, rollout_id: str) -> str:
         """Return the ID of a rollout from a unique prefix.

@@ -39,7 +39,7 @@ from ..capture.transcript import Transcript, token_documents, transcript
 from ..store.changes import compare_trees
 from ..store.exports import export_rollouts, json_lines
 from ..store.rollout_index import FIRST, Grouping, Order, RolloutFilter, RolloutRow, RolloutStats
-from ..store.store import STEPS_FILE, BegunRollout, Record, RolloutStore, is_unused, read_events
+from ..store.store import STEPS_FILE, BegunRollout, Record, RolloutStore, is_unused
 from ..tasks.checks import Check, case_verdicts
 from ..tasks.task import TRUSTS, CommandResult
 
@@ -276,7 +276,7 @@ class RolloutViewer:
     def rollout(self, rollout_id: str, query: RolloutQuery) -> dict[str, Any]:
         """Return one rollout without transcript and files: its outcome, task, verdicts and events."""
         name, store, whole_id = self.stores.holding(rollout_id)
-        events = read_events(store.live_file(whole_id, "events.jsonl"))
+        events = store.events(whole_id)
         begun = next((each for each in store.running() if each.rollout_id == whole_id), None)
         if begun is not None:
             task = _read_json(store.live_file(whole_id, "task.json"))
@@ -372,7 +372,7 @@ class RolloutViewer:
         turns = [] if captured is None or captured.transcript is None else captured.transcript.document()["turns"]
         return {
             "state": state,
-            "events": read_events(store.live_file(whole_id, "events.jsonl"))[query.count("events", 0) :],
+            "events": store.events(whole_id)[query.count("events", 0) :],
             "log": _log_part(store.live_file(whole_id, "agent.log"), query.count("start", 0)),
             "size": size if captured is None else captured.size,
             "turns": [each for each in turns if each["number"] >= turn],
