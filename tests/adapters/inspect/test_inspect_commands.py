@@ -54,7 +54,7 @@ def environment() -> dict[str, str]:
 
 def inspect_eval(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [INSPECT, "eval", *words, "--model", "mockllm/model", "--log-dir", str(folder), "--display", "plain"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
@@ -124,7 +124,7 @@ def test_inspect_evaluates_a_coding_task_and_shows_it(tmp_path: Path) -> None:
 def test_the_example_of_the_guide_prints_what_it_should(tmp_path: Path) -> None:
     with serve(gridworld_app) as served:
         command = [sys.executable, str(SNIPPETS / "use_inspect.py"), served.url, str(tmp_path)]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=280, check=False)
     assert done.stdout.endswith("{'mean': 0.0, 'stderr': 0.0}\n"), done.stdout + done.stderr
 
 
