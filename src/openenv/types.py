@@ -36,7 +36,8 @@ _Obs = TypeVar("_Obs")
 Scalar = int | float | bool
 
 
-_WHY_OVER = ("terminated", "truncated")
+WHY_OVER = ("terminated", "truncated")
+"""Fields of every observation that no schema has unless the class declares them."""
 _is_none = partial(operator.is_, None)  # in C: every observation needs it twice
 
 
@@ -119,7 +120,7 @@ class Observation(BaseModel):
         """Describe the published fields and those of the subclass: an inherited `terminated` is in no schema."""
         described = handler(schema)
         properties = handler.resolve_ref_schema(described).get("properties", {})
-        for name in _WHY_OVER:
+        for name in WHY_OVER:
             if cls.model_fields[name].exclude_if is _is_none:  # a field of the same name has another condition
                 properties.pop(name, None)
         return described
@@ -127,7 +128,7 @@ class Observation(BaseModel):
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Show why the episode ended only if that is set, because prompts contain this text."""
         for name, value in super().__repr_args__():
-            if value is not None or name not in _WHY_OVER:
+            if value is not None or name not in WHY_OVER:
                 yield name, value
 
 

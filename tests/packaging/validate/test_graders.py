@@ -56,7 +56,7 @@ def subject(manifest: NormalizedManifest, tmp_path: Path) -> Callable[..., Subje
     return make
 
 
-def episode(*, reward: Any = 0.5, x: Any = 1, steps: Any = 1, episode_id: str = "a") -> RuntimeEvidence:
+def episode(*, reward: Any = 0.5, x: Any = 1, steps: Any = 1, episode_id: str = "a", **fields: Any) -> RuntimeEvidence:
     def exchange(operation: Any, request: Any, reply: Any) -> WireExchange:
         kind = "state" if operation == "state" else "observation"
         return WireExchange(
@@ -67,7 +67,7 @@ def episode(*, reward: Any = 0.5, x: Any = 1, steps: Any = 1, episode_id: str = 
         (
             exchange("reset", {"episode_id": "a"}, {"observation": {"x": 1}, "reward": None, "done": False}),
             exchange("state", None, {"episode_id": "a", "step_count": 0}),
-            exchange("step", {"go": 1}, {"observation": {"x": x}, "reward": reward, "done": True}),
+            exchange("step", {"go": 1}, {"observation": {"x": x, **fields}, "reward": reward, "done": True}),
             exchange("state", None, {"episode_id": episode_id, "step_count": steps}),
         ),
         SCHEMA,
@@ -82,6 +82,9 @@ def episode(*, reward: Any = 0.5, x: Any = 1, steps: Any = 1, episode_id: str = 
         (RewardWellFormedGrader(), episode(reward="much"), "no finite number"),
         (ObservationSchemaGrader(), episode(), None),
         (ObservationSchemaGrader(), episode(x="one"), "step 1: x: 'one' is not of type integer"),
+        (ObservationSchemaGrader(), episode(terminated=True, truncated=False), None),
+        (ObservationSchemaGrader(), episode(terminated="yes"), "step 1: terminated: there is no such field"),
+        (ObservationSchemaGrader(), episode(over=True), "step 1: over: there is no such field"),
         (StateContractGrader(), episode(), None),
         (StateContractGrader(), episode(steps=9), "after step 1: step_count is 9"),
         (StateContractGrader(), episode(episode_id="b"), "'a' was asked for"),

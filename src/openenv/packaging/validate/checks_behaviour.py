@@ -21,6 +21,7 @@ from openenv.errors import (
     message_of,
 )
 from openenv.protocol.json_values import NONFINITE_REWARD_KEY
+from openenv.types import WHY_OVER
 
 from .json_schema import shown, violations
 from .probe import (
@@ -163,7 +164,17 @@ def described_observations(
         if has_tools and not is_tool_call(moment.action):
             continue
         schema = of_steps if index else of_reset
-        yield _where(index), moment.whole, schema if isinstance(schema, dict) else {}
+        described = schema if isinstance(schema, dict) else {}
+        yield _where(index), _without_inherited_ends(moment.whole, described), described
+
+
+def _without_inherited_ends(observation: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """Leave out `terminated` and `truncated` if only `Observation` declares them: such fields are in no schema."""
+    fields = schema.get("properties")
+    if not isinstance(fields, dict):
+        return observation
+    inherited = {name for name in WHY_OVER if name not in fields and isinstance(observation.get(name), bool)}
+    return {name: value for name, value in observation.items() if name not in inherited}
 
 
 def state_contract(probe: Probe) -> CheckEvidence:
