@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from itertools import combinations
 from math import isclose
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -82,6 +82,18 @@ def test_rewards_outside_of_0_to_1_get_students_interval() -> None:
     assert str(estimate([3.0])) == "3.000"
 
 
+# From published tables of Student's distribution, for intervals of 95 %.
+@pytest.mark.parametrize(
+    ("tasks", "quantile"), [(2, 12.7062), (3, 4.3027), (4, 3.1824), (5, 2.7764), (6, 2.5706), (11, 2.2281)]
+)
+def test_students_interval_is_that_of_the_tables(tasks: int, quantile: float) -> None:
+    values = [float(number) for number in range(2, tasks + 2)]
+    result = estimate(values)
+    assert result.high is not None
+    half = result.high - fmean(values)
+    assert half == pytest.approx(quantile * stdev(values) / tasks**0.5, rel=2e-3)
+
+
 def test_a_sample_without_a_reward_counts_in_no_estimate() -> None:
     report = Evaluation.of_groups(
         [group("a", 1.0, None, 0.0), group("b", None, None), group("c", 1.0, 1.0, 1.0), group("a", 1.0)], k=(1, 3)
@@ -142,3 +154,9 @@ def test_a_stream_of_held_out_tasks_is_evaluated_to_its_end(local: Any, tmp_path
 def test_an_evaluation_that_would_be_biased_is_refused(options: dict[str, Any], k: Sequence[int], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         evaluated(options, k)
+
+
+@pytest.mark.parametrize("level", [0, 1, 1.5])
+def test_an_impossible_confidence_level_is_refused(level: float) -> None:
+    with pytest.raises(ValueError, match="level must be above 0 and below 1"):
+        Evaluation.of_groups([group("a", 1.0)], level=level)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -44,6 +45,24 @@ class Broken(Tracker):
 
     def finish(self, *, failed: bool) -> None:
         raise OSError("no space left")
+
+
+class Remembering(Tracker):
+    """Remembers how runs ended: whether they failed."""
+
+    ends: ClassVar[list[bool]] = []
+
+    def __init__(self, run: TrackedRun) -> None:
+        self.run = run
+
+    def write_metrics(self, numbers: Mapping[str, float], step: int) -> None:
+        pass
+
+    def write_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        pass
+
+    def finish(self, *, failed: bool) -> None:
+        self.ends.append(failed)
 
 
 def test_metrics_and_samples_are_lines_of_json(tmp_path: Path) -> None:
@@ -90,6 +109,35 @@ def test_a_failing_tracker_is_logged_once_and_the_others_continue(
     assert len(lines(tmp_path / "r" / "metrics.jsonl")) == 2
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_every_tracker_learns_once_how_the_run_ended(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openenv.train.trackers.TRACKERS", {**TRACKERS, "first": Remembering, "last": Remembering})
+    trackers = open_tracker(["first", "jsonl", "last"], TrackedRun(name="r", folder=tmp_path))
+    Remembering.ends.clear()
+    with contextlib.suppress(KeyError), trackers:
+        if fails:
+            raise KeyError
+    assert Remembering.ends == [fails, fails]
+
+
+def test_a_single_tracker_is_opened_as_itself(tmp_path: Path) -> None:
+    assert type(open_tracker("jsonl", TrackedRun(name="r", folder=tmp_path))).__name__ == "JsonlTracker"
+
+
+def test_trackers_that_are_open_end_if_a_later_one_cannot_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(run: TrackedRun) -> Tracker:
+        raise OSError("no space left")
+
+    added = {"remembering": Remembering, "refusing": refuse}
+    monkeypatch.setattr("openenv.train.trackers.TRACKERS", {**TRACKERS, **added})
+    Remembering.ends.clear()
+    with pytest.raises(OSError, match="no space left"):
+        open_tracker(["remembering", "refusing"], TrackedRun(name="r", folder=tmp_path))
+    assert Remembering.ends == [True]
+
+
 def test_a_value_that_is_no_number_is_an_error_at_once(tmp_path: Path) -> None:
     with open_tracker([], TrackedRun(name="r", folder=tmp_path)) as tracker, pytest.raises(TypeError, match="'loss'"):
         tracker.log({"loss": [1, 2]}, 1)
@@ -119,6 +167,8 @@ def test_metrics_of_groups_separate_failures_from_rewards() -> None:
     assert (metrics["train/groups_with_spread"], metrics["train/unscored"]) == (0.5, 1.0)
     assert metrics["train/cut_off"] == pytest.approx(1 / 3)
     assert metrics["train/status/env_failed"] == 0.25
+    silent = SampleGroup("silent", {}, [EpisodeSample(Outcome(rollout_id="s", status="ok", reward=1.0))])
+    assert group_metrics([silent])["train/tokens_excluded"] == 0.0, "nothing was sampled, so nothing is excluded"
     assert group_metrics([])["train/groups"] == 0.0
 
 
