@@ -65,7 +65,7 @@ def play(local: Sandboxes, *turns: Turn, **options: object) -> tuple[Outcome, li
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_the_model_sees_what_litellm_would_have_sent(local: Sandboxes, leftovers: Callable[[], None]) -> None:
     ours, sent = play(local, WRITE, AGAIN, END)
     litellms, expected = play(local, WRITE, AGAIN, END, model_class="litellm")
@@ -77,7 +77,7 @@ def test_the_model_sees_what_litellm_would_have_sent(local: Sandboxes, leftovers
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_a_refusal_ends_the_run_and_a_failure_is_tried_again(local: Sandboxes) -> None:
     refusal = Turn(text="no", failures=(StatusFailure(status=400, attempts=None),))
     outcome, played = play(local, WRITE, refusal)
@@ -89,7 +89,7 @@ def test_a_refusal_ends_the_run_and_a_failure_is_tried_again(local: Sandboxes) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_what_only_litellm_knows_is_refused(local: Sandboxes) -> None:
     _, default = configuration(local, {})
     outcome, played = play(local, WRITE, config=[default, "model.model_kwargs.num_retries=3"])

@@ -24,7 +24,7 @@ LAST = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", sorted(FIRST))
 def test_the_agent_does_a_task_in_its_sandbox(name: str, local: Sandboxes, leftovers: Callable[[], None]) -> None:
     turns = (Turn(text="I write it.", calls=(FIRST[name],)), Turn(text="Done.", calls=LAST.get(name, ())))
