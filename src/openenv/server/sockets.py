@@ -50,6 +50,11 @@ class Socket(Protocol):
     is_full: bool
     """Whether to stop sending for now, because the peer reads too slowly."""
 
+    @property
+    def peer(self) -> str:
+        """The address of the peer, if it is known."""
+        ...
+
     def start(self, handler: SocketHandler) -> None:
         """Begin to deliver messages."""
 
@@ -74,6 +79,8 @@ class Socket(Protocol):
 
 class AsgiSocket:
     """A connection through ASGI messages: one task reads, one writes."""
+
+    peer = ""
 
     def __init__(self, receive: Receive, send: Send, *, max_size: int) -> None:
         self._receive = receive

@@ -30,9 +30,10 @@ class WsEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Accept a connection and serve it until it ends."""
         await receive()  # websocket.connect
-        await send({"type": "websocket.accept", "subprotocol": self.subprotocol(scope)})
+        subprotocol = self.subprotocol(scope)
+        await send({"type": "websocket.accept", "subprotocol": subprotocol})
         socket = open_socket(receive, send, max_size=self.max_size, fast=self._service.options.fast)
-        connection = self.begin(scope, socket)
+        connection = self.begin(scope, socket, subprotocol)
         try:
             await socket.wait_closed()
         finally:
@@ -49,20 +50,19 @@ class WsEndpoint:
         codec = choose(name.strip() for name in offered.split(",")) if offered else None
         return codec.name if codec is not None and self.connection is V1Connection else None
 
-    def begin(self, scope: Scope, socket: Socket) -> V1Connection | V2Connection:
+    def begin(self, scope: Scope, socket: Socket, subprotocol: str | None) -> V1Connection | V2Connection:
         """Serve an accepted connection until its socket is lost."""
-        chosen = self.subprotocol(scope)
-        if chosen is not None:
-            codec, role = BY_NAME[chosen], role_of(scope)
+        if subprotocol is not None:
+            codec, role = BY_NAME[subprotocol], role_of(scope)
             v2 = V2Connection(self._service, socket, current_dispatcher(), self._rpc, codec, role)
-            v2.peer = _peer(scope)
+            v2.address = _address(scope)
             if self._service.manager.wants_origins:
                 v2.traceparent = origin_of(scope).traceparent
             socket.start(v2)
             return v2
         connection = self.connection(self._service, socket, current_dispatcher(), self._rpc)
         connection.role = role_of(scope)
-        connection.peer = _peer(scope)
+        connection.address = _address(scope)
         socket.start(connection)
         if self._service.manager.wants_origins:
             connection.origin = origin_of(scope)
@@ -72,7 +72,7 @@ class WsEndpoint:
         return connection
 
 
-def _peer(scope: Scope) -> str:
-    """Return the address of a client, for the operator's view of sessions."""
+def _address(scope: Scope) -> str | None:
+    """Return the address of a client, as a proxy may have named it; None if the socket knows it."""
     client = scope.get("client")
-    return str(client[0]) if client else ""
+    return str(client[0]) if client else None

@@ -165,7 +165,7 @@ class HarnessEndpoint(WsEndpoint):
             await receive()  # websocket.connect
             await send({"type": "websocket.close", "code": 1000, "reason": "no such route"})
 
-    def begin(self, scope: Scope, socket: Socket) -> HarnessConnection:
+    def begin(self, scope: Scope, socket: Socket, subprotocol: str | None = None) -> HarnessConnection:
         """Open a new session; this route cannot attach to an existing one."""
         connection = HarnessConnection(self._service, socket, current_dispatcher(), self._rpc)
         connection.role = role_of(scope)

@@ -52,7 +52,7 @@ class V1Connection:
     """One client's connection."""
 
     role = Role.ORCHESTRATOR
-    peer = ""
+    address: str | None = None
 
     def __init__(self, service: EnvService, socket: Socket, dispatcher: Dispatcher, rpc: OpenEnvRpc) -> None:
         self._service = service
@@ -70,6 +70,11 @@ class V1Connection:
         self._lost = False
         self._backpressure = Backpressure(socket, self._take, self._is_busy, ahead=ReadAhead(_AHEAD, _AHEAD_BYTES))
         self.origin: RequestOrigin | None = None
+
+    @property
+    def peer(self) -> str:
+        """The address of the client, for the operator's view of sessions."""
+        return self._socket.peer if self.address is None else self.address
 
     def begin(self, session_id: str | None) -> None:
         """Open a session, or attach to the named one. Report a failure and end the connection."""

@@ -97,7 +97,7 @@ class V2Connection:
         self.role = role
         self.writer = WRITERS[codec]
         self.sessions: dict[str, Session] = {}
-        self.peer = ""  # the address of the client
+        self.address: str | None = None  # of the client; None if only the socket knows it
         self.traceparent: str | None = None  # of the handshake, for requests without one
         self.is_lost = False
         self._socket = socket
@@ -126,6 +126,11 @@ class V2Connection:
         self._backpressure = Backpressure(socket, self._read, self._is_loaded, is_long=self._is_long, turns=turns)
 
     # -- SocketHandler --------------------------------------------------------------------------------------------
+
+    @property
+    def peer(self) -> str:
+        """The address of the client, for the operator's view of sessions."""
+        return self._socket.peer if self.address is None else self.address
 
     def on_message(self, payload: bytes) -> None:
         """Handle a text message."""

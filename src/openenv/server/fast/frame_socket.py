@@ -188,6 +188,12 @@ class FrameSocket(asyncio.Protocol):
             await asyncio.shield(self._drained)
 
     @property
+    def peer(self) -> str:
+        """The address of the peer. Looking it up is a thirtieth of an opening, so this is done when it is needed."""
+        address = self._transport.get_extra_info("peername")
+        return str(address[0]) if isinstance(address, tuple) else ""
+
+    @property
     def can_be_heard(self) -> bool:
         """Whether an answer to a ping could be read now."""
         return self._is_reading and not self._closing

@@ -88,7 +88,7 @@ class UpgradeProtocol(ListedConnection):
         transport = self._transport
         request_line, *lines = data.split(b"\r\n\r\n", 1)[0].split(b"\r\n")
         method, target, _ = request_line.split(b" ", 2)
-        headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+        headers = [(name.lower(), value.strip()) for name, _, value in [line.partition(b":") for line in lines]]
         fields = dict(headers)
         self._key = fields.get(b"sec-websocket-key", b"")
         if method != b"GET" or len(self._key) != 24 or fields.get(b"sec-websocket-version") != b"13":
@@ -132,14 +132,14 @@ class UpgradeProtocol(ListedConnection):
         if self._phase != "connecting" or self._transport.is_closing():
             return
         try:
-            self._accept({"subprotocol": endpoint.subprotocol(self._scope)})
+            subprotocol = endpoint.subprotocol(self._scope)
+            self._accept({"subprotocol": subprotocol})
             socket = self.take_frames(endpoint.max_size)
             if socket is None:
                 return
             self._state.tasks.add(socket.ending)  # type: ignore[arg-type]  # the server waits for it, and cancels it
             socket.ending.add_done_callback(self._ended)
-            self._scope["client"] = get_remote_addr(self._transport)
-            endpoint.begin(self._scope, socket)
+            endpoint.begin(self._scope, socket, subprotocol)
         except Exception:
             logger.exception("Exception in ASGI application\n")
             self._finish(1011, http.HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -9,8 +9,7 @@ from typing import Any, Literal, NamedTuple
 EventName = Literal["opened", "ready", "failed", "abandoned", "closed", "error"]
 
 
-@dataclass(frozen=True, slots=True)
-class SessionEvent:
+class SessionEvent(NamedTuple):
     """One event in a session's life.
 
     Args:

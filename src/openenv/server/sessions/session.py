@@ -465,7 +465,7 @@ class Session:
         call = self.make_call(self, CONSTRUCT, factory, done, dispatcher, None)
         self._dispatcher = dispatcher
         self._running = call
-        self.lane.submit(call)
+        self.lane.submit(call, dispatcher)
 
     def submit(
         self,
@@ -501,10 +501,12 @@ class Session:
             or call.kind not in self._async_kinds
             or (operation.prefers_lane is not None and operation.prefers_lane(self.env, call.argument))
         ):
-            if call.kind == "close" and not closes_at_once(self.env):
-                self.lane.submit_close(call)
+            if call.kind != "close":
+                self.lane.submit(call, call._dispatcher)
+            elif closes_at_once(self.env):
+                self.lane.submit(call)  # without a dispatcher: the caller of `close` may block the loop
             else:
-                self.lane.submit(call, call.dispatcher)
+                self.lane.submit_close(call)
         else:
             call.launch()
 

@@ -146,6 +146,8 @@ class CapacityQueue:
 
     def call_next(self) -> None:
         """Call the first ticket, unless it is called already."""
+        if not (self._tickets or self.peers.is_shared):
+            return
         with self._lock:
             ticket = self._first()
             if ticket is not None and self.peers.is_first(ticket.number):
@@ -161,6 +163,8 @@ class CapacityQueue:
 
     def call_all(self) -> None:
         """Call all tickets: the change may concern each of them."""
+        if not self._tickets:
+            return
         with self._lock:
             tickets = [ticket for ticket, is_called in self._tickets.items() if not is_called]
             self._tickets.update(dict.fromkeys(tickets, True))

@@ -43,6 +43,10 @@ class _ImmediateDispatcher(Dispatcher):
 
     __slots__ = ()
 
+    def hand_over(self, delivery: Delivery) -> bool:
+        delivery.deliver()
+        return True
+
     def post(self, delivery: Delivery) -> None:
         delivery.deliver()
 
@@ -59,7 +63,7 @@ class _ThreadPerSession(CallProfile):
     is_slow = True
     is_fast = False
 
-    def record(self, kind: str, seconds: float) -> None:
+    def record(self, kind: str, seconds: float, calls: int = 1) -> None:
         return
 
 
