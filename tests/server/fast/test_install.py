@@ -35,9 +35,9 @@ seen = []
 begin = WsEndpoint.begin
 
 
-def watching(endpoint, scope, socket):
+def watching(endpoint, scope, socket, subprotocol):
     seen.append(type(socket).__name__)
-    return begin(endpoint, scope, socket)
+    return begin(endpoint, scope, socket, subprotocol)
 
 
 WsEndpoint.begin = watching
@@ -128,9 +128,9 @@ def test_the_fast_path_is_taken_unless_an_option_of_uvicorn_asks_for_another(
     seen: list[str] = []
     begin = WsEndpoint.begin
 
-    def watching(endpoint: Any, scope: Any, socket: Any) -> Any:
+    def watching(endpoint: Any, scope: Any, socket: Any, subprotocol: Any) -> Any:
         seen.append(type(socket).__name__)
-        return begin(endpoint, scope, socket)
+        return begin(endpoint, scope, socket, subprotocol)
 
     monkeypatch.setattr(WsEndpoint, "begin", watching)
     Parrot.gate.set()

@@ -71,11 +71,6 @@ class CallProfile:
             other = means.get(_OTHER[kind], 0.0)
             self.step_s = mean if mean > other else other
 
-    def expected_s(self, call: LaneCall) -> float:
-        """Return how long a call will probably take; 0 for the first of its kind."""
-        kind = call.kind
-        return call.count * self.step_s if kind == "step" else self._mean_s.get(kind, 0.0)
-
     @property
     def is_slow(self) -> bool:
         """Whether some kind of call is slow enough to delay other sessions on its thread."""
@@ -155,7 +150,7 @@ class WorkerThread:
         """Whether the loop should wait for calls: they are expected to be quick."""
         if self._passes_without_wait:
             self._passes_without_wait -= 1
-        elif self._began is None and (not calls or self.profile.expected_s(calls[0]) <= WAIT_S):
+        elif self._began is None and (not calls or calls[0].count * self.profile.step_s <= WAIT_S):
             return True
         self._counts.apart += 1
         return False

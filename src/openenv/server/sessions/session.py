@@ -465,7 +465,8 @@ class Session:
         call = self.make_call(self, CONSTRUCT, factory, done, dispatcher, None)
         self._dispatcher = dispatcher
         self._running = call
-        self.lane.submit(call, dispatcher)
+        # The calls of a single request go to the thread together, in the turn of this pass.
+        self.lane.submit(call, dispatcher if self.kind is SessionKind.ONCE else None)
 
     def submit(
         self,
@@ -504,7 +505,8 @@ class Session:
             if call.kind != "close":
                 self.lane.submit(call, call._dispatcher)
             elif closes_at_once(self.env):
-                self.lane.submit(call)  # without a dispatcher: the caller of `close` may block the loop
+                # Without a dispatcher, because the caller of `close` may block the loop; a single request does not.
+                self.lane.submit(call, call._dispatcher if self.kind is SessionKind.ONCE else None)
             else:
                 self.lane.submit_close(call)
         else:
