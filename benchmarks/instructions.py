@@ -7,8 +7,10 @@ of 3 % shows. They leave out waiting, caches and the kernel: `run.py` is for wha
   git worktree add ../before REVISION && python benchmarks/instructions.py --before ../before
   python benchmarks/instructions.py --before ../before --only inline,clients
 
-The server (for `clients` the client) runs under callgrind, some 50 times slower; the other side runs as usual. Each
-operation is repeated until it is warm, then counted over COUNT repetitions. Needs valgrind, and websockets here.
+The server (for `clients` the client) runs under callgrind, some 50 times slower; the other side runs as usual. So the
+time limits of the thread runner are stretched; otherwise every step would count as slow, and each session would
+get a thread. Each operation is repeated until it is warm, then counted over COUNT repetitions. Needs valgrind, and
+websockets here.
 """
 
 from __future__ import annotations
@@ -35,12 +37,24 @@ WARMUP, COUNT = 60, 240
 MESSAGE = "x" * 100
 SESSION_HEADER = "X-OpenEnv-Session"
 
-_SERVE = "-m openenv.cli serve {app}:app --host 127.0.0.1 --port {port} --log-level warning --no-web --runner "
-SERVERS = {
-    "inline": _SERVE + "inline",
-    "thread": _SERVE + "thread",
-    "uvicorn": "-m uvicorn {app}:app --host 127.0.0.1 --port {port} --log-level warning --loop uvloop --http httptools",
-}
+SLOWER = 1000  # callgrind by 50, and other work on the machine
+_SERVE = "serve {app}:app --host 127.0.0.1 --port {port} --log-level warning --no-web --runner "
+_UVICORN = "{app}:app --host 127.0.0.1 --port {port} --log-level warning --loop uvloop --http httptools"
+SERVERS = {"inline": _SERVE + "inline", "thread": _SERVE + "thread", "uvicorn": _UVICORN}
+
+# Starts a server; its arguments are the module to run, and its arguments.
+START = f"""
+import runpy, sys
+from openenv.server.runners import dispatcher, thread
+for module in (dispatcher, thread):
+    for name in ("WAIT_S", "TURN_S", "SLOW_S", "FAST_S", "_SWITCH_S"):
+        if hasattr(module, name):
+            setattr(module, name, {SLOWER} * getattr(module, name))
+sys.setswitchinterval({SLOWER} * sys.getswitchinterval())
+sys.argv[:2] = [sys.argv[1]]
+sys.path.insert(0, ".")
+runpy.run_module(sys.argv[0], run_name="__main__")
+"""
 
 # Steps 64 sessions; its arguments are the server and the number of steps.
 VECTOR = """
@@ -88,13 +102,18 @@ def environ(checkout: Path) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(checkout / "src"), "PYTHONHASHSEED": "0"}
 
 
+def serve_command(kind: str, app: str, port: int) -> list[str]:
+    """Return the command of a server."""
+    module = "uvicorn" if kind == "uvicorn" else "openenv.cli"
+    return [sys.executable, "-c", START, module, *SERVERS[kind].format(app=app, port=port).split()]
+
+
 @contextmanager
 def server(checkout: Path, kind: str, app: str) -> Iterator[tuple[Callgrind, int]]:
     """Start a server under callgrind and wait until it answers."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, *SERVERS[kind].format(app=app, port=port).split()]
-        run = Callgrind(Path(folder), command, cwd=HERE / "apps", env=environ(checkout))
+        run = Callgrind(Path(folder), serve_command(kind, app, port), cwd=HERE / "apps", env=environ(checkout))
         try:
             wait_healthy(port, run.process)
             yield run, port
@@ -240,7 +259,7 @@ def count_client(checkout: Path) -> Iterator[tuple[str, float]]:
     with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         stack.enter_context(running(stub, HERE / "apps", environ(checkout)))
         real = free_port()
-        serve = [sys.executable, *SERVERS["inline"].format(app="echo_app", port=real).split()]
+        serve = serve_command("inline", "echo_app", real)
         process = stack.enter_context(running(serve, HERE / "apps", environ(checkout)))
         wait_healthy(real, process)
         round_trip = [str(HERE / "clients/round_trip.py"), "--url", f"http://127.0.0.1:{port}", "--warmup", "1"]

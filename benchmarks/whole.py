@@ -23,10 +23,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from interpreters import create_published_venv
+from interpreters import ROOT, SOURCE, child_environment, create_published_venv
 from procfs import core_list, cores_of, sharing_warning, split_cores
 
-ROOT = Path(__file__).resolve().parent.parent
 OURS, PUBLISHED = "--ours", "--published"
 MAIN = "published-uvloop,ours-thread,ours-inline,ours-uvicorn"
 
@@ -120,7 +119,8 @@ def measure(name: str, folder: Path, options: argparse.Namespace, deadline: floa
     interpreters = [text for key in part.takes if pythons[key] for text in (key, pythons[key])]
     command = [options.ours, str(ROOT / "benchmarks" / part.program), *interpreters]
     began = time.monotonic()
-    with subprocess.Popen([*command, *shlex.split(filled.format(out=out, folder=folder))], cwd=ROOT) as process:
+    command += shlex.split(filled.format(out=out, folder=folder))
+    with subprocess.Popen(command, cwd=ROOT, env=child_environment(os.environ, source=SOURCE)) as process:
         try:
             process.wait(deadline - began if deadline < math.inf else None)
         except subprocess.TimeoutExpired:

@@ -37,9 +37,9 @@ def carriers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[type[Any], str]]:
     chosen: list[tuple[type[Any], str]] = []
     begin = ws_module.WsEndpoint.begin
 
-    def watching(endpoint: Any, scope: Any, socket: Any) -> Any:
+    def watching(endpoint: Any, scope: Any, socket: Any, subprotocol: Any) -> Any:
         chosen.append((type(socket), type(asyncio.get_running_loop()).__module__.partition(".")[0]))
-        return begin(endpoint, scope, socket)
+        return begin(endpoint, scope, socket, subprotocol)
 
     monkeypatch.setattr(ws_module.WsEndpoint, "begin", watching)
     return chosen

@@ -29,9 +29,9 @@ def sockets(monkeypatch: pytest.MonkeyPatch) -> list[type[Any]]:
     seen: list[type[Any]] = []
     begin = WsEndpoint.begin
 
-    def watching(endpoint: Any, scope: Any, socket: Any) -> Any:
+    def watching(endpoint: Any, scope: Any, socket: Any, subprotocol: Any) -> Any:
         seen.append(type(socket))
-        return begin(endpoint, scope, socket)
+        return begin(endpoint, scope, socket, subprotocol)
 
     monkeypatch.setattr(WsEndpoint, "begin", watching)
     return seen
