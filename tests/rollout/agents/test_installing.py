@@ -43,7 +43,7 @@ def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_agent_has_a_driver() -> None:
-    built_in = "claude-code codex mini-swe-agent noop opencode oracle shell single-turn"
+    built_in = "claude-code codex mini-swe-agent noop opencode oracle shell shell-chat single-turn"
     assert agent_names() == built_in.split()
     for name in agent_names():
         options = {"lines": ["true"]} if name == "shell" else {}

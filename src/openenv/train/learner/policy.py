@@ -63,13 +63,17 @@ class PolicyOptions:
     """The number of optimizer steps per epoch."""
     warmup: int = 5
     """The number of optimizer steps in which the learning rate rises to its value."""
-    pass_tokens: int = 4096
-    """The number of tokens in a forward pass; a longer sequence has a pass of its own."""
+    pass_tokens: int | None = None
+    """The number of tokens in a forward pass; a longer sequence has a pass of its own. None: 4096 on a GPU, which waits
+    for the interpreter otherwise, and 1024 on a CPU, which would compute attention between sequences for nothing."""
     seed: int = 0
     """The seed of the order of the sequences."""
 
     def __post_init__(self) -> None:
-        if min(self.epochs, self.minibatches, self.pass_tokens) < 1 or self.warmup < 0:
+        if (
+            min(self.epochs, self.minibatches, 1 if self.pass_tokens is None else self.pass_tokens) < 1
+            or self.warmup < 0
+        ):
             raise ValueError("epochs, minibatches and pass_tokens must be at least 1, warmup at least 0")
         if not self.learning_rate > 0 or not self.max_grad_norm > 0:
             raise ValueError("learning_rate and max_grad_norm must be above 0")
@@ -136,6 +140,7 @@ class Policy:
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=self.options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
         )
+        self._pass_tokens = self.options.pass_tokens or (4096 if self.device.type == "cuda" else 1024)
         self._steps = 0
         self._random = random.Random(self.options.seed)
 
@@ -199,7 +204,7 @@ class Policy:
         """Take one step of the optimizer."""
         count = sum(sum(batch.loss_mask[0][start:end]) for start, end in sequences)
         self.optimizer.zero_grad(set_to_none=True)
-        for row in _rows(batch, sequences, self.options.pass_tokens):
+        for row in _rows(batch, sequences, self._pass_tokens):
             new, old, gain = self._logprobs(row)
             ratio = (new - old).exp()
             low, high = 1 - self.options.clip_low, 1 + self.options.clip_high
