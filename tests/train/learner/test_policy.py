@@ -53,6 +53,7 @@ def batch(policy: Policy, *, shift: float = 0.0) -> TrainingBatch:
         old_logprobs=[old],
         advantages=[gains],
         turn_ids=[mask],
+        policy_versions=[mask],
         position_ids=[places],
         attention_mask=None,
         sequence_ends=ends,

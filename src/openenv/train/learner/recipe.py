@@ -13,7 +13,7 @@ Copy this file to write a run of your own: it contains no mechanism, only the ch
 #   run.json              the settings; a run that continues must have the same model and the same environment or tasks
 #   checkpoints/000020/   model and tokenizer as transformers reads them, optimizer, state of the stream
 #   metrics.jsonl         a line per update and per evaluation; samples.jsonl has some of the answers
-#   rollouts/             every episode with its tokens: openenv view --store RUN/rollouts
+#   rollouts/             every episode with its tokens: openenv view RUN/rollouts
 
 from __future__ import annotations
 
@@ -239,12 +239,11 @@ def _split(run: TrainingRun) -> tuple[list[Task], Callable[[], Iterator[Task]]]:
     files = [task for name in run.tasks if not _is_set(name) for task in load_tasks(name)]
     # Every fifth task of a folder at most, so that most of them are left for training.
     files = list(itertools.islice(shuffled(files, seed=run.seed, epochs=1), len(files)))
-    count = min(run.held_out, len(files) // 5)
+    share = -(-run.held_out // (len(sets) + bool(files)))
+    count = min(share, len(files) // 5)
     held_out, rest = files[:count], files[count:]
     for name in sets:
-        held_out += load_tasks(
-            name, count=max(1, run.held_out // len(sets)) if run.held_out else 0, seed=_HELD_OUT_SEED
-        )
+        held_out += load_tasks(name, count=share, seed=_HELD_OUT_SEED)
 
     def training() -> Iterator[Task]:
         sources = [task_set(name.removeprefix(SET_PREFIX)).endless(seed=run.seed) for name in sets]
