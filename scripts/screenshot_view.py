@@ -1,7 +1,8 @@
-"""Take the pictures of the rollout viewer: `docs/assets/view.png` and `view_dark.png`.
+"""Take the pictures of the rollout viewer: `docs/assets/view.png`, `view_dark.png` and `view_list.png`.
 
-Runs the demo's rollout, a real OpenCode with a scripted model, and some of other agents; shows them with `openenv view`
-in a real browser. Needs what `make demo` needs, Chromium (or `OPENENV_TEST_BROWSER`), Playwright and Pillow.
+Runs the demo's rollout, a real OpenCode with a scripted model, and small tasks with the agents `oracle` and `noop`;
+shows them with `openenv view` in a real browser. Needs what `make demo` needs, Chromium (or `OPENENV_TEST_BROWSER`),
+Playwright and Pillow.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ import demo_rollout
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from openenv.rollout import Model, RolloutStore, run_many, run_rollout
+from openenv.rollout import Model, RolloutStore, Sampling, run_many, run_rollout
+from openenv.rollout.tasks.task_sets import task_set
 from openenv.testing import ScriptedModel
 from openenv.testing.scripted.agent_scripts import binary_search
 
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = ROOT / "docs" / "assets"
 PICTURES = {"light": ASSETS / "view.png", "dark": ASSETS / "view_dark.png"}
-SIZE = {"width": 1280, "height": 1320}
+LIST = ASSETS / "view_list.png"
+SIZE = {"width": 1280, "height": 1240}
+LIST_SIZE = {"width": 1280, "height": 900}
+SETS = ("sudoku", "sql", "repair")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 
 
@@ -47,8 +52,13 @@ def main() -> None:
                     unfold(page)
                     page.screenshot(path=target)
                     context.close()
-                    Image.open(target).convert("RGB").quantize(128).save(target, optimize=True)
-                    print(f"{target.relative_to(ROOT)}: {target.stat().st_size // 1024} KB")
+                    shrink(target)
+                page = browser.new_page(viewport=LIST_SIZE, color_scheme="light", device_scale_factor=1.5)
+                page.goto(url)
+                expect(page.locator(".virtual-row .reward").first).to_be_visible()
+                page.wait_for_timeout(500)
+                page.screenshot(path=LIST)
+                shrink(LIST)
                 browser.close()
         finally:
             server.terminate()
@@ -56,11 +66,13 @@ def main() -> None:
 
 
 def fill(folder: Path) -> str:
-    """Run the demo's rollout and a few others; return the id of the first."""
+    """Run small tasks, then the demo's rollout; return the ID of the last one."""
     with RolloutStore(folder) as store:
-        run_many([demo_rollout.TASK] * 2, agent="noop", store=store, concurrency=2)
+        tasks = [task for name in SETS for task in task_set(name).tasks(4)]
+        for agent in ("noop", "oracle"):
+            run_many(tasks, agent=agent, store=store, concurrency=2)
         with ScriptedModel(binary_search()) as scripted:
-            model = Model(**scripted.model())
+            model = Model(**scripted.model(), sampling=Sampling())
             return run_rollout(demo_rollout.TASK, agent="opencode", model=model, store=store).rollout_id
 
 
@@ -74,13 +86,20 @@ def address_of(server: subprocess.Popen[str]) -> str:
 
 
 def unfold(page: Page) -> None:
-    """Show the tokens of the first call that writes something."""
-    turn = page.locator(".turn", has=page.locator("details.called")).first
+    """Show the first turn with a tool call, and its tokens."""
+    turn = page.locator(".turn", has=page.locator(".tool-use")).first
     turn.get_by_text("Tokens, coloured").click()
     expect(turn.locator(".tokens .token").first).to_be_visible()
-    page.locator(".rollout-head").scroll_into_view_if_needed()
+    turn.locator(".tool-use").first.scroll_into_view_if_needed()
     page.evaluate("document.activeElement.blur()")
+    page.evaluate("scrollTo(0, document.querySelector('.rollouts .tabs').getBoundingClientRect().top + scrollY - 16)")
     page.wait_for_timeout(500)
+
+
+def shrink(picture: Path) -> None:
+    """Store a picture in as few bytes as it can be."""
+    Image.open(picture).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(picture, optimize=True)
+    print(f"{picture.relative_to(ROOT)}: {picture.stat().st_size // 1024} KB")
 
 
 if __name__ == "__main__":

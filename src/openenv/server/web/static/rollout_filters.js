@@ -19,7 +19,7 @@ const KEPT = [
   ...["text", "task", "group", "agent", "model", "environment", "policy_version", "status"],
   ...["min_trust", "verdict", "store", "order"],
 ];
-const DEEP = ["group", "environment", "policy_version", "min_trust", "min_reward", "max_reward", "from", "to", "verdict"];
+const FIRST = ["task", "status", "agent", "model", "age", "order"];
 const NUMBERS = ["min_reward", "max_reward"];
 
 /** A row of fields. */
@@ -47,8 +47,11 @@ export class RolloutFilters {
       order: select("Order", ORDERS),
       store: select("Store", {}),
     };
-    const { text, task, status, model, agent, age, order, store } = this.fields;
-    const deep = Object.entries(this.fields).filter(([name]) => DEEP.includes(name));
+    // On a phone the list would begin below the first screen.
+    const isNarrow = matchMedia("(max-width: 760px)").matches;
+    const shown = ["store", "text", ...(isNarrow ? [] : FIRST)];
+    this.deep = new Set(Object.keys(this.fields).filter((name) => !shown.includes(name)));
+    const deep = Object.entries(this.fields).filter(([name]) => this.deep.has(name));
     this.clear = el("button.small", { type: "button", on: { click: () => this.reset() } }, "Clear");
     this.more = el(
       "details.fold.filters-more",
@@ -60,7 +63,7 @@ export class RolloutFilters {
         deep.map(([, field]) => field.node),
       ),
     );
-    const first = [store, text, task, status, agent, model, age, order].map((field) => field.node);
+    const first = shown.map((name) => this.fields[/** @type {keyof typeof this.fields} */ (name)].node);
     this.node = el(
       "form.filters-box",
       { role: "search", "aria-label": "Filter rollouts" },
@@ -94,7 +97,7 @@ export class RolloutFilters {
       }
       if (control.tagName === "SELECT" && value === "" && !hasOption(control, "")) control.selectedIndex = 0;
       else control.value = value;
-      isDeep ||= value !== "" && DEEP.includes(name);
+      isDeep ||= value !== "" && this.deep.has(name);
     }
     if (isDeep) this.more.open = true;
   }

@@ -197,6 +197,7 @@ export class RolloutList {
       on: { change: () => this.#mark(id) },
     });
     const who = [row.agent, row.model].filter(Boolean).join(" · ");
+    const instruction = (row.instruction ?? "").slice(0, 500).replace(/\s+/g, " ");
     const version = row.policy_version && `version ${row.policy_version}`;
     const where = [row.environment, version].filter(Boolean).join(" · ");
     const cell = (/** @type {number} */ column, /** @type {any[]} */ ...children) =>
@@ -212,7 +213,7 @@ export class RolloutList {
           row.task_id ? visible(firstLine(row.task_id, 80)) : id,
         ),
         el("span.row-id.mono", {}, id.slice(0, 8)),
-        row.instruction && el("span.row-instruction", { title: row.instruction.slice(0, 500), dir: "auto" }, visible(firstLine(row.instruction, 160))),
+        instruction && el("span.row-instruction", { title: instruction, dir: "auto" }, visible(instruction.slice(0, 160))),
       ),
       cell(3, statusBadge(row.status, row.reason)),
       cell(

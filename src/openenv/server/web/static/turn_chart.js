@@ -67,7 +67,7 @@ export function turnChart(turns, goTo) {
   if (line.length) drawing.append(svg("path", { class: "turn-line", d: `M${line.join("L")}` }));
   const known = entropies.filter((value) => value !== null);
   const summary = [
-    `${formatCount(turns.reduce((sum, turn) => sum + turn.sampled_tokens, 0))} tokens in ${turns.length} turns`,
+    `${formatCount(turns.reduce((sum, turn) => sum + turn.sampled_tokens, 0))} tokens in ${turns.length} ${turns.length === 1 ? "turn" : "turns"}`,
     known.length > 0 && `${isEntropy ? "entropy" : "surprisal"} up to ${highest.toFixed(2)} nats a token`,
   ].filter(Boolean);
   return el(
