@@ -128,6 +128,32 @@ def test_a_rollout_has_neighbours_in_its_list_and_its_record_and_calls_as_stored
     assert "no model call 9" in get("rollouts/whole/calls/9", 404)["detail"]
 
 
+def test_a_rollout_has_the_tree_of_its_branches(store: RolloutStore, get: Get) -> None:
+    def add(rollout_id: str, parent: str = "", call: int | None = None) -> None:
+        about = {"parent": parent, "parent_call": call} if parent else {}
+        store.add(rollout_outcome(rollout_id, metadata=about), SQUARE)
+
+    add("root")
+    assert get("rollouts/root")["tree"] == {"nodes": [], "left_out": 0}
+    add("one", "root", 2)
+    add("two", "root", 4)
+    add("deep", "one", 3)
+    for each in ("root", "two", "deep"):
+        nodes = get(f"rollouts/{each}")["tree"]["nodes"]
+        assert nodes[0]["rollout_id"] == "root"
+        assert {(node["rollout_id"], node["parent"], node["parent_call"]) for node in nodes} == {
+            ("root", "", None),
+            ("one", "root", 2),
+            ("two", "root", 4),
+            ("deep", "one", 3),
+        }
+    assert get("rollouts")["rows"][0]["parent"] == "one"
+    # Labels are free-form, so parents can form a circle.
+    add("egg", "hen", 1)
+    add("hen", "egg", 1)
+    assert {node["rollout_id"] for node in get("rollouts/egg")["tree"]["nodes"]} == {"egg", "hen"}
+
+
 def test_checks_have_their_authors_names_with_expected_and_actual_outputs(store: RolloutStore, get: Get) -> None:
     cases = (Case(stdin="3", stdout="9"), Case(stdin="4", stdout="16\n"), Case(stdin="x", exit_code=1))
     check = case_check("python3 square.py", cases)

@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Literal
 
 from ..tasks.model_parameters import Dialect
@@ -223,10 +224,9 @@ def _prompt_usage(call: Call) -> int | None:
 
 def _new_messages(call: Call, parent: Call | None) -> list[TranscriptMessage]:
     """Return the messages after the parent's question and answer."""
-    messages = question(call)
     if parent is None:
-        return messages
-    before = question(parent)
+        return question(call)
+    messages, before = _after_shared(call, parent)
     shared = 0
     while shared < min(len(before), len(messages)) and before[shared] == messages[shared]:
         shared += 1
@@ -236,6 +236,23 @@ def _new_messages(call: Call, parent: Call | None) -> list[TranscriptMessage]:
     while rest and rest[0].role == "assistant" and all(part in said for part in _essence(rest[0])):
         rest = rest[1:]
     return rest
+
+
+def _after_shared(call: Call, parent: Call) -> tuple[list[TranscriptMessage], list[TranscriptMessage]]:
+    """Return the conversations of two calls, both without the identical items at their start.
+
+    A conversation repeats all earlier ones, so converting everything would take quadratic time.
+    """
+    name = "input" if call.endpoint_dialect == "openai_responses" else "messages"
+    items, earlier = call.sent.get(name), parent.sent.get(name)
+    heads = [[each.sent.get(key) for key in ("system", "instructions")] for each in (call, parent)]
+    if not isinstance(items, list) or not isinstance(earlier, list) or heads[0] != heads[1]:
+        return question(call), question(parent)
+    same = (one is other or one == other for one, other in zip(items, earlier, strict=False))
+    shared = sum(takewhile(bool, same))
+    bare = {key: value for key, value in call.sent.items() if key not in ("system", "instructions")}
+    rest = [{**bare, name: each[shared:]} for each in (items, earlier)]
+    return _conversation(call.endpoint_dialect, rest[0]), _conversation(call.endpoint_dialect, rest[1])
 
 
 def _essence(message: TranscriptMessage) -> list[tuple[str, str, str]]:
@@ -365,10 +382,14 @@ def entropy(alternatives: Iterable[tuple[str, float]]) -> float | None:
 
 def question(call: Call) -> list[TranscriptMessage]:
     """Return the whole conversation of a call."""
+    return _conversation(call.endpoint_dialect, call.sent)
+
+
+def _conversation(dialect: Dialect, body: Json) -> list[TranscriptMessage]:
     try:
-        return list(_QUESTIONS[call.endpoint_dialect](call.sent))
+        return list(_QUESTIONS[dialect](body))
     except (*MALFORMED, RecursionError):  # an agent may send anything
-        return [TranscriptMessage("user", (_other(call.sent, "a request that cannot be read"),))]
+        return [TranscriptMessage("user", (_other(body, "a request that cannot be read"),))]
 
 
 def answer(call: Call) -> TranscriptMessage:

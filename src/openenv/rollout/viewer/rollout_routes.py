@@ -50,6 +50,7 @@ MOST_ROWS: Final = 1000
 """The most rows of a list per request."""
 _MOST_NAMES = 1000
 _MOST_LINES = 20
+_MOST_BRANCHES = 300
 _MOST_OUTPUT = 100_000
 _LOG_BLOCK = 256 * 1024
 _THREADS = 2  # a server used for training needs the other cores
@@ -300,6 +301,7 @@ class RolloutViewer:
             "has_capture": (store.captures / whole_id / FILE).is_file(),
             "has_steps": store.live_file(whole_id, STEPS_FILE).is_file(),
             "has_log": store.live_file(whole_id, "agent.log").is_file(),
+            "tree": _tree_document(store, whole_id),
         }
 
     def beside(self, rollout_id: str, query: RolloutQuery) -> dict[str, Any]:
@@ -431,8 +433,36 @@ def _parquet(store: RolloutStore, where: RolloutFilter) -> Iterator[bytes]:
 
 def _row_document(row: RolloutRow) -> dict[str, Any]:
     names = ("rollout_id", "verdict", "stored_at", "task_id", "group", "status", "phase", "reason", "reward", "trust")
-    more = ("agent", "model", "sandbox", "environment", "policy_version", "instruction", "turns", "tokens")
-    return {name: getattr(row, name) for name in (*names, *more, "started_at", "wall_s")}
+    more = ("agent", "model", "sandbox", "environment", "policy_version", "parent", "parent_call")
+    return {
+        name: getattr(row, name) for name in (*names, *more, "instruction", "turns", "tokens", "started_at", "wall_s")
+    }
+
+
+def _tree_document(store: RolloutStore, rollout_id: str) -> dict[str, Any]:
+    """Return the tree of a rollout and its branches, the root first; no nodes if it has neither parent nor branches."""
+    root = next(iter(store.find(rollout_id=rollout_id)), None)
+    seen = {rollout_id}  # any program may write labels, so parents could form a circle
+    while root is not None and root.parent not in {"", *seen}:
+        above = next(iter(store.find(rollout_id=root.parent)), None)
+        if above is None:  # deleted, or in another store
+            break
+        root = above
+        seen.add(root.rollout_id)
+    nodes: list[RolloutRow] = [] if root is None else [root]
+    latest, left_out = nodes, 0
+    while latest:
+        parents = tuple(each.rollout_id for each in latest)
+        latest = store.find(parent=parents, order="oldest", limit=_MOST_BRANCHES + 1 - len(nodes))
+        left_out += store.count(parent=parents) - len(latest)
+        known = {each.rollout_id for each in nodes}
+        latest = [each for each in latest if each.rollout_id not in known]
+        nodes = [*nodes, *latest]
+        if len(nodes) > _MOST_BRANCHES:
+            break
+    names = ("rollout_id", "parent", "parent_call", "turns", "reward", "status", "reason")
+    documents = [{name: getattr(each, name) for name in names} for each in nodes]
+    return {"nodes": documents if len(documents) > 1 else [], "left_out": left_out}
 
 
 def _begun_document(begun: BegunRollout) -> dict[str, Any]:

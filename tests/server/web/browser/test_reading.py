@@ -264,3 +264,25 @@ def test_a_long_output_is_cut_and_shown_on_request(store: RolloutStore, open_pag
     result.get_by_role("button", name="Show all").click()
     expect(result).to_contain_text("line 7000 of the output")
     expect(result).to_contain_text("more characters are in exports only")
+
+
+@pytest.mark.slow
+def test_the_tree_of_branches_is_drawn_and_leads_to_each(
+    store: RolloutStore, open_page: Callable[..., Any], tmp_path: Path
+) -> None:
+    add_square(store, "root", folder=tmp_path)
+    for number in range(3):
+        about = {"parent": "root", "parent_call": 2 + number // 2}
+        store.add(rollout_outcome(f"branch{number}", reward=float(number), metadata=about), SQUARE)
+    store.add(rollout_outcome("leaf", metadata={"parent": "branch1", "parent_call": 4}), SQUARE)
+    page = open_page("/web/#rollouts/root")
+    turn = page.locator(".turn").nth(1)
+    expect(turn.locator("a.badge")).to_have_text("2 branches")
+    turn.locator("a.badge").click()
+    expect(page.get_by_role("tab", name="Branches (4)")).to_have_attribute("aria-selected", "true")
+    expect(page.locator(".rollout-tree .tree-line")).to_have_count(5)
+    expect(page.locator(".branch-list a")).to_have_text(["root", "branch0", "branch1", "leaf", "branch2"])
+    page.locator(".branch-list a", has_text="leaf").click()
+    expect(page.locator(".rollout-head")).to_contain_text("leaf")
+    page.get_by_role("tab", name="Branches (4)").click()
+    expect(page.locator('.branch-list a[aria-current="page"]')).to_have_text("leaf")

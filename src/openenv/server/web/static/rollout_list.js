@@ -213,6 +213,7 @@ export class RolloutList {
           row.task_id ? visible(firstLine(row.task_id, 80)) : id,
         ),
         el("span.row-id.mono", {}, id.slice(0, 8)),
+        row.parent && el("span.row-id", {}, `branch of ${row.parent.slice(0, 8)} at ${row.parent_call}`),
         instruction && el("span.row-instruction", { title: instruction, dir: "auto" }, visible(instruction.slice(0, 160))),
       ),
       cell(3, statusBadge(row.status, row.reason)),

@@ -8,13 +8,14 @@ import { el, fill } from "./element.js";
 import { Replay, rewardPlot } from "./replay.js";
 import { rolloutAddress } from "./rollout_address.js";
 import { backLink, begunHead, besideLinks, recordView, setupNode, storedHead, taskNode } from "./rollout_head.js";
+import { branchCounts, rolloutTree } from "./rollout_tree.js";
 import { Tabs } from "./tabs.js";
 import { AgentOutput, Timeline } from "./timeline.js";
 import { TranscriptView } from "./transcript.js";
 import { verdictsNode } from "./verdicts.js";
 
 const EVERY_MS = 700;
-const PARTS = ["transcript", "episode", "files", "checks", "timeline", "task", "json"];
+const PARTS = ["transcript", "episode", "branches", "files", "checks", "timeline", "task", "json"];
 
 /** A page about one rollout. */
 export class RolloutPage {
@@ -76,7 +77,8 @@ export class RolloutPage {
   #draw(rollout) {
     const isBegun = rollout.begun !== null;
     const rewards = rollout.outcome?.metadata?.turn_rewards ?? {};
-    this.transcript = new TranscriptView(this.id, { rewards });
+    const { nodes, left_out: leftOut } = rollout.tree ?? { nodes: [], left_out: 0 };
+    this.transcript = new TranscriptView(this.id, { rewards, branches: branchCounts(nodes, this.id) });
     this.changes = new ChangesView(this.id);
     this.timeline = new Timeline();
     this.output = new AgentOutput(this.id);
@@ -92,6 +94,9 @@ export class RolloutPage {
           onShow: once(() => !isBegun && this.transcript?.load()),
         },
         ...(isBegun || !rollout.has_steps ? [] : [this.#episodeTab()]),
+        ...(nodes.length === 0
+          ? []
+          : [{ id: "branches", title: `Branches (${nodes.length - 1})`, node: rolloutTree(nodes, this.id, leftOut) }]),
         ...(isBegun || rollout.has_steps
           ? []
           : [

@@ -8,9 +8,10 @@ import { branchGraph } from "./branches.js";
 import { copyButton } from "./copy.js";
 import { el, fill } from "./element.js";
 import { Outline } from "./outline.js";
+import { rolloutAddress } from "./rollout_address.js";
 import { codeBlock, folded, formatCount, visible } from "./texts.js";
 import { Tokens } from "./tokens.js";
-import { messageNode, pairResults, roleName, shownParts, textOf } from "./transcript_parts.js";
+import { messageNode, pairResults, shownParts, turnText } from "./transcript_parts.js";
 import { TranscriptSearch } from "./transcript_search.js";
 import { turnChart } from "./turn_chart.js";
 import { formatReward, formatSeconds } from "./values.js";
@@ -24,11 +25,13 @@ export class TranscriptView {
    * @param {object} [options]
    * @param {boolean} [options.isCompact] - Beside another one.
    * @param {Record<string, number>} [options.rewards] - By turn.
+   * @param {Record<string, number>} [options.branches] - How many other rollouts branch off, by turn.
    */
-  constructor(id, { isCompact = false, rewards = {} } = {}) {
+  constructor(id, { isCompact = false, rewards = {}, branches = {} } = {}) {
     this.id = id;
     this.isCompact = isCompact;
     this.rewards = rewards;
+    this.branches = branches;
     /** @type {any[]} */
     this.turns = [];
     this.pairs = pairResults([]);
@@ -224,6 +227,8 @@ export class TranscriptView {
         el("h3", {}, `Turn ${number}`),
         turn.branch !== "main" && el("span.badge", {}, turn.branch),
         typeof reward === "number" && el("span.badge", {}, `reward ${formatReward(reward)}`),
+        this.branches[number] > 0 &&
+          el("a.badge", { href: rolloutAddress(this.id, "branches") }, branchText(this.branches[number])),
         turn.not_trainable.length > 0 &&
           el("span.badge.is-negative", { title: turn.not_trainable.join(", ") }, "not trained on"),
         el("span.hint", {}, facts.join(", ")),
@@ -238,15 +243,9 @@ export class TranscriptView {
   }
 }
 
-/** A turn as plain text. @param {any} turn @param {import("./transcript_parts.js").Pairs} pairs */
-function turnText(turn, pairs) {
-  const lines = [`## Turn ${turn.number}`];
-  for (const message of [...turn.messages, turn.reply]) {
-    const parts = shownParts(message, pairs);
-    if (parts.length) lines.push(`### ${roleName(message.role)}`);
-    for (const part of parts) lines.push(part?.kind === "text" ? textOf(part) : `[${part?.kind}] ${textOf(part ?? { kind: "" })}`);
-  }
-  return lines.join("\n\n");
+/** @param {number} count */
+function branchText(count) {
+  return count === 1 ? "1 branch" : `${count} branches`;
 }
 
 /** A model call as it was recorded. @param {string} id @param {number} number */

@@ -67,6 +67,17 @@ export function textOf(part) {
   return part.kind === "call" ? `${part.name || "tool"}\n${argumentsText(part.text ?? "")}` : (part.text ?? "");
 }
 
+/** A turn as plain text. @param {any} turn @param {Pairs} pairs */
+export function turnText(turn, pairs) {
+  const lines = [`## Turn ${turn.number}`];
+  for (const message of [...turn.messages, turn.reply]) {
+    const parts = shownParts(message, pairs);
+    if (parts.length) lines.push(`### ${roleName(message.role)}`);
+    for (const part of parts) lines.push(part?.kind === "text" ? textOf(part) : `[${part?.kind}] ${textOf(part ?? { kind: "" })}`);
+  }
+  return lines.join("\n\n");
+}
+
 /** The name of a role. @param {string} role */
 export function roleName(role) {
   return Object.hasOwn(ROLES, role) ? ROLES[/** @type {keyof typeof ROLES} */ (role)] : firstLine(role, 40);
