@@ -237,10 +237,10 @@ def test_the_bridge_lists_tools_in_the_shape_of_mcp() -> None:
     [
         ("initialize", {}, -32601, "Method not found"),
         ("tools/call", {}, -32602, "name"),
-        ("tools/call", {"name": "reset"}, -32602, "reserved"),
+        ("tools/call", {"name": "reset"}, -32602, "Reserved"),
         ("tools/call", {"name": "up", "arguments": 3}, -32602, "object"),
         ("tools/call", {"name": "explode"}, -32603, "boom"),
-        ("tools/call", {"name": "fly"}, -32603, "Unknown tool: fly"),
+        ("tools/call", {"name": "fly"}, -32601, "Unknown tool: fly"),
     ],
 )
 def test_the_bridge_answers_failures_with_json_rpc_errors(

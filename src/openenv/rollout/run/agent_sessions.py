@@ -223,7 +223,7 @@ class SessionMCPBridge:
     """
 
     def __init__(self, session: ResourceSession) -> None:
-        self._session = session
+        self.session = session
 
     def handle_request(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a JSON-RPC request; a failure becomes a JSON-RPC error."""
@@ -236,7 +236,7 @@ class SessionMCPBridge:
         if request["method"] == "tools/list":
             tools = [
                 {"name": tool.name, "description": tool.description, "inputSchema": tool.input_schema}
-                for tool in self._session.list_tools()
+                for tool in self.session.list_tools()
             ]
             return {"jsonrpc": "2.0", "id": request_id, "result": {"tools": tools}}
         if request["method"] == "tools/call":
@@ -247,16 +247,23 @@ class SessionMCPBridge:
         if not isinstance(name, str) or not name:
             return _refusal(request_id, JsonRpcErrorCode.INVALID_PARAMS, "Missing tool name")
         if name in RESERVED_TOOL_NAMES:
-            return _refusal(request_id, JsonRpcErrorCode.INVALID_PARAMS, f"Tool name '{name}' is reserved")
+            return _refusal(request_id, JsonRpcErrorCode.INVALID_PARAMS, f"Reserved orchestration tool: {name}")
         if arguments is not None and not isinstance(arguments, Mapping):
             return _refusal(request_id, JsonRpcErrorCode.INVALID_PARAMS, "Tool arguments must be an object")
         try:
-            result = self._session.call_tool(name, dict(arguments or {}))
+            result = self.session.call_tool(name, dict(arguments or {}))
             shown = plain(result)
         except Exception as exc:  # the request boundary: the agent reads the error
             text = str(exc.args[0]) if isinstance(exc, KeyError) and exc.args else str(exc)
-            return _refusal(request_id, JsonRpcErrorCode.INTERNAL_ERROR, text or type(exc).__name__)
+            return _refusal(request_id, _code_of(exc), text or type(exc).__name__)
         return {"jsonrpc": "2.0", "id": request_id, "result": shown}
+
+
+def _code_of(error: Exception) -> JsonRpcErrorCode:
+    """Return the code of a failed call: a session raises KeyError for an unknown tool, ValueError for its arguments."""
+    if isinstance(error, KeyError):
+        return JsonRpcErrorCode.METHOD_NOT_FOUND
+    return JsonRpcErrorCode.INVALID_PARAMS if isinstance(error, ValueError) else JsonRpcErrorCode.INTERNAL_ERROR
 
 
 def _refusal(request_id: Any, code: JsonRpcErrorCode, message: str) -> dict[str, Any]:
