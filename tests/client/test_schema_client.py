@@ -70,6 +70,17 @@ def types_of(action: Any, observation: Any = Observation, state: Any = State) ->
     return build_types(read_models(schemas))
 
 
+def test_a_list_of_an_observation_is_empty_by_default_and_one_of_an_action_stays_unset() -> None:
+    types = types_of(Drive, View)
+    view = types.observation.model_fields["seen"]
+    assert (view.annotation, view.get_default(call_default_factory=True)) == (list[str], [])
+    drive = types.action(to={"x": 1})
+    assert drive.tags is None
+    assert "tags" not in drive.model_dump()  # the server's default, ["a"], counts
+    children = types.observation(pixels=np.eye(2, dtype=np.uint8), tree={"name": "a"}).tree.children
+    assert children == []  # its schema has the default
+
+
 def test_models_come_from_the_server(serve: Serve) -> None:
     with openenv.connect(serve(as_app(Robot, "Robot")).url).sync() as env:
         first = env.reset().observation

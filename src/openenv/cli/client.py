@@ -191,7 +191,9 @@ def _holds(spec: TypeSpec, kind: str) -> bool:
 def _field_source(field: FieldSpec) -> str:
     options: list[str] = []
     # The order in `Field(...)`: default, limits, alias, description.
-    if not field.is_required:
+    if field.makes_empty:
+        options.append(f"default_factory={field.type.kind}")
+    elif not field.is_required:
         options.append(_default(field.default))
     options += [f"{name}={_value(value)}" for name, value in field.type.limits]
     if field.is_unknown:

@@ -75,6 +75,10 @@ _TAKEN = frozenset(
 )
 
 
+_RECEIVED = frozenset({"Observation", "State"})
+"""The base classes of models that clients receive and never send."""
+
+
 class SchemaUnreadable(ValueError):
     """The server's schemas do not describe models; the text names the place."""
 
@@ -111,6 +115,7 @@ class FieldSpec:
         is_required: Whether it has no default.
         default: Its default, if the schema has one.
         is_unknown: Whether the server has a default that the schema does not tell; while unset, the field is not sent.
+        makes_empty: Whether its default is a new list or dict.
         description: Its description.
     """
 
@@ -120,6 +125,7 @@ class FieldSpec:
     is_required: bool
     default: Any = None
     is_unknown: bool = False
+    makes_empty: bool = False
     description: str | None = None
 
 
@@ -244,7 +250,7 @@ class _Reader:
         for wire, described in properties.items():
             if wire in inherited and wire not in required:
                 continue
-            spec = self._field(str(wire), described, is_required=wire in required)
+            spec = self._field(str(wire), described, is_required=wire in required, is_received=base in _RECEIVED)
             taken = {one.name for one in fields}
             while spec.name in taken:
                 spec = replace(spec, name=f"{spec.name}_")
@@ -273,16 +279,23 @@ class _Reader:
             number += 1
         return name
 
-    def _field(self, wire: str, described: Any, *, is_required: bool) -> FieldSpec:
+    def _field(self, wire: str, described: Any, *, is_required: bool, is_received: bool) -> FieldSpec:
         schema = described if isinstance(described, Mapping) else {}
         kind = self._type(schema, wire, 0)
         default = schema.get("default")
-        is_unknown = not is_required and ("default" not in schema or (default is not None and not _is_simple(kind)))
+        # Schemas do not tell the default of `default_factory`. In an answer of the server, an empty list says the same
+        # as a missing one; in a request, it would replace the server's default.
+        is_empty = default in ([], {}) if "default" in schema else is_received
+        makes_empty = not is_required and kind.kind in ("list", "dict") and is_empty
+        is_known = "default" in schema and (default is None or _is_simple(kind))
+        is_unknown = not (is_required or is_known or makes_empty)
+        if makes_empty:
+            default = None
         if is_unknown:
             kind, default = _union([kind, NONE]), None
         text = schema.get("description")
         description = " ".join(text.split()) if isinstance(text, str) and ARRAY_KEY not in schema else None
-        return FieldSpec(field_name(wire), wire, kind, is_required, default, is_unknown, description)
+        return FieldSpec(field_name(wire), wire, kind, is_required, default, is_unknown, makes_empty, description)
 
     def _type(self, schema: Any, name: str, depth: int) -> TypeSpec:
         self._nodes += 1
@@ -463,7 +476,9 @@ def _field_info(spec: FieldSpec) -> Any:
     options: dict[str, Any] = {"description": spec.description}
     if spec.name != spec.wire:
         options["alias"] = spec.wire
-    if not spec.is_required:
+    if spec.makes_empty:
+        options["default_factory"] = list if spec.type.kind == "list" else dict
+    elif not spec.is_required:
         options["default"] = spec.default
     if spec.is_unknown:
         options["exclude_if"] = _is_none
