@@ -17,10 +17,12 @@ from typer.testing import CliRunner
 
 from openenv import settings
 from openenv.cli.__main__ import build
+from openenv.cli.model_flags import DIALECTS, ModelFlags
 from openenv.cli.rollouts import rollouts
 from openenv.cli.rollouts.selection import STATUSES
 from openenv.rollout import Outcome, RolloutStore, Task
 from openenv.rollout.store.outcome import Status
+from openenv.rollout.tasks.task import Dialect
 
 
 def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -164,6 +166,7 @@ def test_a_status_that_does_not_exist_is_refused_with_those_that_do(store: Path,
     assert done.exit_code == 2
     assert "'oops' is not one of ok, policy_failed" in done.stderr
     assert get_args(Status) == STATUSES
+    assert get_args(Dialect) == DIALECTS
 
 
 @pytest.mark.parametrize("command", [["ls"], ["show", "abc"], ["export", "out.jsonl"], ["reverify", "abc"]])
@@ -218,3 +221,14 @@ def test_a_completed_command_line_loads_only_its_command() -> None:
     variables = {"_OPENENV_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "openenv serve --po"}
     assert settings.completion_words(variables) == ["serve", "--po"]
     assert settings.completion_words({"COMP_WORDS": "openenv serve"}) == []
+
+
+def test_the_api_of_an_endpoint_follows_from_its_address_or_an_option() -> None:
+    def dialect(url: str, **flags: str) -> object:
+        model = ModelFlags(llm_url=url, model="m", **flags).endpoint()
+        return None if model is None else model.dialect
+
+    assert dialect("https://api.anthropic.com/v1") == "anthropic"
+    assert dialect("http://localhost:8000/v1") == "openai_chat"
+    assert dialect("http://localhost:8000/v1", dialect="anthropic") == "anthropic"
+    assert dialect("https://api.anthropic.com/v1", dialect="openai_chat") == "openai_chat"

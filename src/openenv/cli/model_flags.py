@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
 from openenv import settings
 
-from .command import OldName
+from .command import OldName, check_choice
 from .options import flags_class
 
 if TYPE_CHECKING:
     from openenv.rollout.tasks.task import Model
+
+
+# A copy of the names in `openenv.rollout`, because showing help must not load it; tests compare both.
+DIALECTS = ("openai_chat", "openai_responses", "anthropic")
+
+
+def _checked_dialect(name: str | None) -> str | None:
+    check_choice("--dialect", name, DIALECTS)
+    return name
 
 
 @flags_class
@@ -30,6 +40,16 @@ class ModelFlags:
         typer.Option(
             metavar="KEY",
             help="The endpoint's key. Prefer OPENENV_MODEL_KEY: other users of this machine can read options.",
+        ),
+    ] = None
+    dialect: Annotated[
+        str | None,
+        typer.Option(
+            "--dialect",
+            metavar="API",
+            callback=_checked_dialect,
+            help=f"The endpoint's API: {', '.join(DIALECTS)}; by default anthropic at api.anthropic.com, "
+            "else openai_chat.",
         ),
     ] = None
     sampling: Annotated[
@@ -53,6 +73,8 @@ class ModelFlags:
         if self.llm_url is None or self.model is None:
             raise ValueError("--llm-url and --model go together")
         fields: dict[str, object] = {"base_url": self.llm_url, "name": self.model}
+        is_anthropic = urlsplit(self.llm_url).hostname == "api.anthropic.com"
+        fields["dialect"] = self.dialect or ("anthropic" if is_anthropic else "openai_chat")
         # Without a key, `Model` has a placeholder, which endpoints without authentication ignore.
         api_key = self.api_key or settings.model_key()
         if api_key is not None:
