@@ -28,7 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,7 +87,7 @@ def served(script: Script, folder: Path) -> Iterator[Model]:
         assert process.stdout is not None
         url = next(word for line in process.stdout for word in line.split() if word.startswith("http://"))
         threading.Thread(target=process.stdout.read, daemon=True).start()
-        yield Model(base_url=url.rstrip(".,"), name=script.model_name, sampling=Sampling().parameters())
+        yield Model(base_url=url.rstrip(".,:"), name=script.model_name, sampling=Sampling().parameters())
     finally:
         process.kill()
         process.wait()
@@ -108,6 +108,8 @@ class Plan:
     tasks: list[Task]
     concurrency: int
     turns: int
+    longest_s: float = 1.0
+    """The longest time after which an engine kills itself."""
 
     def run(self, folder: Path) -> list[Outcome]:
         """Run all rollouts that have not ended."""
@@ -212,7 +214,7 @@ def kill_until_done(plan: Plan, folder: Path, draw: random.Random, most: int, re
         how: How | None = None if enough else draw.choice(("before", "torn", "after", "time"))
         # A rollout writes about four entries for each call, and one for each replayed answer.
         count = draw.randrange(1, 3 * plan.concurrency + plan.concurrency * calls // 2)
-        status = forked(plan, folder, how, count, draw.uniform(0.0, 0.4 + 0.02 * plan.concurrency))
+        status = forked(plan, folder, how, count, draw.uniform(0.0, plan.longest_s))
         result.engines += 1
         if os.WIFEXITED(status):
             if os.WEXITSTATUS(status):
@@ -235,7 +237,11 @@ def kills(options: argparse.Namespace, folder: Path) -> bool:
         began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         if forked(plan, folder / "whole", None, 0, 0.0) != 0:
             raise SystemExit((folder / "whole.log").read_text()[-4000:])
+        with RolloutStore(folder / "whole") as whole:
+            assert [each.outcome.reward for each in whole.records()] == [1.0] * options.rollouts
+            assert answers_in(whole) >= options.rollouts * turns
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        plan = replace(plan, longest_s=time.monotonic() - began)
         cpu_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
         print(f"undisturbed: {options.rollouts} rollouts in {time.monotonic() - began:.1f} s, {cpu_s:.1f} s of CPU")
         while result.kills < options.kills:
@@ -270,6 +276,7 @@ def branches(options: argparse.Namespace, folder: Path) -> bool:
         common: dict[str, Any] = {"agent": ShellChat(max_turns=turns + 2), "model": model, "seed": 3}
         with RolloutStore(folder / "store") as store:
             [parent] = run_many(tasks, store=store, **common)
+            assert parent.status == "ok", parent.reason
             figures = []
             for is_branched in (True, False):
                 before, began = answers_in(store), time.monotonic()

@@ -19,7 +19,18 @@ import pytest
 
 from asking_agent import AskingAgent
 from openenv.errors import RolloutError, StoreError
-from openenv.rollout import Engine, EngineOptions, Model, Outcome, RolloutStore, Task, run_many
+from openenv.rollout import (
+    Cancellation,
+    Engine,
+    EngineOptions,
+    Model,
+    Outcome,
+    Progress,
+    RolloutStore,
+    Sampling,
+    Task,
+    run_many,
+)
 from openenv.rollout.agents.base import Launch
 from openenv.rollout.agents.builtin import Shell
 from openenv.rollout.agents.shell_chat import ShellChat
@@ -36,12 +47,12 @@ TASKS = [Task(instruction=f"Task {name}", verify=("test -s answers.txt",), task_
 PROGRAM = """
 import json, sys
 from asking_agent import AskingAgent
-from openenv.rollout import Model, RolloutStore, Task, run_many
+from openenv.rollout import Model, RolloutStore, Sampling, run_many
 from test_resume import TASKS
 with RolloutStore(sys.argv[1]) as store:
     print("ready", flush=True)
-    run_many(TASKS, agent=AskingAgent(), model=Model(**json.loads(sys.argv[2])), store=store, seed=7, concurrency=3,
-             sandbox="local", resume=True)
+    model = Model(**json.loads(sys.argv[2]), sampling=Sampling().parameters())
+    run_many(TASKS, agent=AskingAgent(), model=model, store=store, seed=7, concurrency=3, sandbox="local", resume=True)
 """
 STREAM = """
 import asyncio, json, sys
@@ -67,7 +78,8 @@ def scripted() -> Iterator[ScriptedModel]:
 
 def run(store: RolloutStore, model: ScriptedModel, local: Sandboxes, **options: Any) -> list[Outcome]:
     options = {"seed": 7, **options}
-    return run_many(TASKS, agent=AskingAgent(), model=Model(**model.model()), sandbox=local, store=store, **options)
+    endpoint = Model(**model.model(), sampling=Sampling().parameters())
+    return run_many(TASKS, agent=AskingAgent(), model=endpoint, sandbox=local, store=store, **options)
 
 
 def killed_run(store: Path, model: ScriptedModel, until: Callable[[], bool], program: str = PROGRAM) -> None:
@@ -234,6 +246,29 @@ def test_a_journal_has_phases_setup_results_commands_calls_and_limits(
         assert [call.tokens for call in read(folder).calls] == [len(turn.completion_tokens) for turn in outcome.turns]
         assert all(call.spent_s > 0 for call in read(folder).calls)
         assert not store.live_file(outcome.rollout_id, "events.jsonl").exists(), "there is one journal"
+
+
+def test_a_run_that_was_cancelled_continues_with_its_answers(
+    local: Sandboxes, scripted: ScriptedModel, tmp_path: Path
+) -> None:
+    cancel = Cancellation()
+
+    def stop(event: Progress) -> None:
+        if event.turn == 3:
+            cancel.cancel("Ctrl-C")
+
+    with RolloutStore(tmp_path) as store:
+        first = run(store, scripted, local, concurrency=1, cancel=cancel, on_progress=stop)
+        assert {each.status for each in first} <= {"cancelled", "ok"}
+        asked = len(scripted.played())
+        outcomes = run(store, scripted, local, resume=True)
+        assert [each.status for each in outcomes] == ["ok"] * 6
+        [continued] = [each for each in outcomes if "continues" in each.metadata]
+        assert continued.metadata["replayed"] >= 2
+        assert len(scripted.played()) - asked <= 30 - continued.metadata["replayed"]
+        assert sum(sum(each.loss_mask) for each in continued.sequences) == sum(
+            len(turn.completion_token_ids) for turn in continued.turns
+        ), "its answers are its own: all of them are trained on"
 
 
 def test_a_full_disk_loses_events_and_no_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

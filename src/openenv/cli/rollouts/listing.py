@@ -76,6 +76,7 @@ def list_rollouts(flags: ListFlags) -> None:
             print_table(_rows_table(rows, now=time.time()))
         if interrupted:
             typer.echo(f"{len(interrupted)} more were interrupted with their engine: {', '.join(interrupted[:5])}")
+            typer.echo("Continue them with openenv rollouts resume.")
 
 
 @flags_class

@@ -317,7 +317,9 @@ class CaptureServer(ProxyListener):
                 parent.advance()
                 items = recorder.continue_from(parent.builder, until=start.call)
                 rollout.replay = Replay(parent.builder.answers_until(start.call))
-                about = {"rollout_id": start.rollout_id, "call": start.call, "items": items}
+                about: Json = {"rollout_id": start.rollout_id, "call": start.call, "items": items}
+                if not start.is_branch:
+                    about["is_branch"] = False
                 recorder.create({**_description(rollout), "parent": about})
             elif has_records(self.root / rollout_id):
                 earlier = recorder.reopen()

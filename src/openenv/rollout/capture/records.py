@@ -911,7 +911,8 @@ class RecordingBuilder:
         last = parent["call"]
         self.prompts = {number: prompt for number, prompt in shared.prompts.items() if last is None or number <= last}
         for call in shared.answers_until(last):
-            self.answered[call.number] = replace(call, not_trainable=(*call.not_trainable, SHARED))
+            shared_too = (SHARED,) if parent.get("is_branch", True) else ()
+            self.answered[call.number] = replace(call, not_trainable=(*call.not_trainable, *shared_too))
 
     def answers_until(self, number: int | None) -> list[Call]:
         """Return the calls with a whole answer up to a number, in their order."""

@@ -461,6 +461,8 @@ class _Batch:
                 return self._engine.resume(earlier, **options)
             if stored is None:
                 return self._engine.run(task, rollout_id=earlier, metadata=metadata, **options)
+            if (self._run_file.store.captures / earlier).is_dir():  # cancelled, but some of it may be sampled
+                metadata = {**(metadata or {}), "continues": earlier}
         rollout_id = new_rollout_id()
         self._run_file.begin(entry.number, rollout_id)
         return self._engine.run(task, rollout_id=rollout_id, metadata=metadata, **options)

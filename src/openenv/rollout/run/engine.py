@@ -151,10 +151,12 @@ class EngineOptions:
     def described(self) -> dict[str, Any]:
         """Return the options that `openenv rollouts resume` needs, as JSON values without secrets."""
         # Objects of the caller are described by their names: only their program can resume such rollouts.
-        model = self.model
         described = None
-        if model is not None:
-            described = model.model_dump(mode="json", exclude={"api_key", "extra_headers"}, exclude_defaults=True)
+        if self.model is not None:
+            from openenv.rollout.capture.captured_rollout import Redactor  # agents without a model need no proxy
+
+            model = self.model.model_dump(mode="json", exclude={"api_key", "extra_headers"}, exclude_defaults=True)
+            described = Redactor(self.model).value(model)
         sandboxes = [each.name if isinstance(each, Sandboxes) else each for each in (self.sandbox, self.verify_sandbox)]
         return {
             "agent": self.agent.name if isinstance(self.agent, Agent) else self.agent,
@@ -223,6 +225,7 @@ class Engine:
         self._warm: dict[str, Sandboxes] = {}
         self._folder = Path()
         self._validator: Validator | None = None
+        self._described: dict[str, Any] | None = None
         self._events = threading.Lock()
         self._stack = contextlib.ExitStack()
 
@@ -335,6 +338,7 @@ class Engine:
         Args:
             metadata: Labels that are stored with the outcome. With the labels `parent` and `parent_call`, the rollout
                 is a branch: its agent gets the recorded answers of that rollout up to that call (`StoredRollout`).
+                With `continues`, it gets all answers of that rollout, which was cancelled.
             setup_group: The rollouts that share the setup of this one, as in `run_many`.
 
         Raises:
@@ -348,8 +352,11 @@ class Engine:
         check_rollout_id(rollout_id)
         plan = self._plan(task, rollout_id, metadata, setup_group)
         parent, call = plan.metadata.get("parent"), plan.metadata.get("parent_call")
+        continued = plan.metadata.get("continues")
         if isinstance(parent, str) and isinstance(call, int):
             plan = replace(plan, start=BranchPoint(parent, call))
+        elif isinstance(continued, str):
+            plan = replace(plan, start=BranchPoint(continued, is_branch=False))
         return self._run_plan(plan, on_progress, cancel or Cancellation())
 
     def resume(
@@ -430,7 +437,8 @@ class Engine:
     def _about(self, plan: RolloutPlan) -> dict[str, Any]:
         group = group_of(plan.metadata, plan.task.metadata)
         about = {"agent": self.agent.name, "model": plan.model_name, "sandbox": plan.backend.name, "group": group}
-        return {**about, "metadata": plan.metadata, "engine": self.options.described()}
+        self._described = self._described or self.options.described()
+        return {**about, "metadata": plan.metadata, "engine": self._described}
 
     def _model(self, plan: RolloutPlan) -> Model | None:
         """Return the model of a rollout, with its seed if the run has one."""
@@ -441,7 +449,7 @@ class Engine:
         group = labels.get("item") or group_of(labels, plan.task.metadata) or plan.task.task_id
         sample = labels.get("sample", 0)
         facts = [str(group), sample if isinstance(sample, int) else str(sample)]
-        if plan.start is not None and not plan.is_resumed:  # a branch must not repeat its parent
+        if plan.start is not None and plan.start.is_branch and not plan.is_resumed:  # it must not repeat its parent
             facts += ["branch", plan.start.call or 0]
         return seeded_model(model, seed, *facts)
 

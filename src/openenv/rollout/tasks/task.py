@@ -342,6 +342,8 @@ class BranchPoint:
     rollout_id: str
     call: int | None = None
     """0 for none of them, None for all."""
+    is_branch: bool = True
+    """Whether the other agent goes another way; if not, it takes over the answers of a cancelled rollout."""
 
 
 _COMMON_NAMES = {"repeat_penalty": "repetition_penalty"}
