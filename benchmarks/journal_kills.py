@@ -3,6 +3,7 @@
     python benchmarks/journal_kills.py kills --kills 5000 --rollouts 200
     python benchmarks/journal_kills.py kills --kills 50 --rollouts 10 --agent opencode --concurrency 5
     python benchmarks/journal_kills.py branches
+    python benchmarks/journal_kills.py overhead --rollouts 200
     python benchmarks/journal_kills.py repeat --rollouts 1000 --concurrency 64
 
     this process ──fork──> engine: run_many(resume=True) with its proxy, sandboxes and store
@@ -26,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -293,6 +294,46 @@ def branches(options: argparse.Namespace, folder: Path) -> bool:
     return branch_calls == count * 10 and whole_calls == count * 20
 
 
+def overhead(options: argparse.Namespace, folder: Path) -> bool:
+    """Measure the share of the journal in the CPU time of rollouts, sandboxes included."""
+    spent, inside = 0.0, threading.local()
+
+    def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal spent
+            if getattr(inside, "is_set", False):  # one method calls another
+                return method(*arguments, **named)
+            inside.is_set, began = True, time.thread_time()
+            try:
+                return method(*arguments, **named)
+            finally:
+                inside.is_set = False
+                spent += time.thread_time() - began
+
+        return call
+
+    for name in ("create", "begin", "resent", "note", "event", "prompt", "append", "replay", "release"):
+        setattr(Recorder, name, timed(getattr(Recorder, name)))
+    with served(script_of("shell-chat", options.turns), folder) as model:
+        tasks = tasks_of(options.rollouts, options.turns)
+        plan = Plan(model, "shell-chat", tasks, options.concurrency, options.turns)
+        plan.run(folder / "first")  # loads everything
+        spent, before = 0.0, cpu_s()
+        plan.run(folder / "second")
+        whole = cpu_s() - before
+    print(
+        f"{options.rollouts} rollouts with {options.turns + 1} calls: journal {1000 * spent / options.rollouts:.2f} ms "
+        f"of {1000 * whole / options.rollouts:.1f} ms of CPU each, {100 * spent / whole:.1f} %"
+    )
+    return spent / whole <= 0.03
+
+
+def cpu_s() -> float:
+    """Return the CPU time of this process and of its ended children."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def repeat(options: argparse.Namespace, folder: Path) -> bool:
     """Compare the digests of two runs, one of them with kills."""
     draw, result = random.Random(options.seed), Result()
@@ -318,7 +359,7 @@ def repeat(options: argparse.Namespace, folder: Path) -> bool:
 def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["kills", "branches", "repeat"])
+    parser.add_argument("part", choices=["kills", "branches", "overhead", "repeat"])
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--rollouts", type=int, default=50)
     parser.add_argument("--turns", type=int, default=5)
@@ -328,7 +369,7 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.2, help="seconds of each answer in `branches`")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    part = {"kills": kills, "branches": branches, "repeat": repeat}[options.part]
+    part = {"kills": kills, "branches": branches, "overhead": overhead, "repeat": repeat}[options.part]
     with tempfile.TemporaryDirectory(prefix="journal-kills-") as folder:
         sys.exit(0 if part(options, Path(folder)) else 1)
 

@@ -138,6 +138,33 @@ def test_what_fails_beside_the_policy_is_run_again_and_counted(local: Sandboxes)
 
 
 @pytest.mark.slow
+class FailingVerifier(LocalSandboxes):
+    """Fails for the first sandbox of a verifier."""
+
+    failures = 2  # a verifier tries twice
+
+    def open(self, spec: SandboxSpec | None = None, **arguments: Any) -> Any:
+        if self.failures and spec is not None:  # without, it is the check of the backend
+            self.failures -= 1
+            raise SandboxError("no sandbox for the checks")
+        return super().open(spec, **arguments)
+
+
+def test_a_retry_gets_the_answers_of_the_attempt_that_failed(local: Sandboxes, tmp_path: Path) -> None:
+    with talker(Turn(text="Looking."), Turn(text="Still.")) as model, RolloutStore(tmp_path) as store:
+        options: dict[str, Any] = {"agent": AskingAgent(), "model": Model(**model.model()), "store": store}
+        options |= {"sandbox": local, "verify_sandbox": FailingVerifier(), "validate_checks": False}
+        [group] = groups_of([task("a")], samples=1, **options)
+        assert len(model.played()) == 3, "the answers are not sampled again"
+    assert group.rewards == [1.0]
+    [failed], [sample] = group.failed, group.samples
+    assert failed.outcome.status == "sandbox_failed"
+    assert (sample.outcome.metadata["continues"], sample.outcome.metadata["replayed"]) == (failed.outcome.rollout_id, 3)
+    assert [turn.completion_token_ids for turn in sample.outcome.turns] == [
+        turn.completion_token_ids for turn in failed.outcome.turns
+    ]
+
+
 def test_a_setup_that_failed_is_run_again_by_a_retry(local: Sandboxes, tmp_path: Path) -> None:
     (tmp_path / "mark").touch()
 

@@ -171,10 +171,20 @@ class RolloutStream(GroupStream[TaskLike]):
             else:
                 if begun is not None:  # a worker process continues it
                     arguments["rollout_id"] = begun
-                outcome = self._engine.run(task, metadata=group.labels(index, attempt), **arguments)
+                labels = {**group.labels(index, attempt), **self._answers_of_failure(group, index)}
+                outcome = self._engine.run(task, metadata=labels, **arguments)
             return EpisodeSample(outcome, outcome.sequences)
 
         return await in_thread(run, cancel)
+
+    def _answers_of_failure(self, group: OpenGroup[TaskLike], index: int) -> dict[str, str]:
+        """Return the label that gives the agent of a retry the answers of the attempt that failed."""
+        if self._store is None or not isinstance(self._engine, Engine | ProcessEngine):
+            return {}
+        failed = [each.outcome for each in group.failed if each.outcome.metadata.get("sample") == index]
+        if not failed or not (self._store.captures / failed[-1].rollout_id).is_dir():
+            return {}
+        return {"continues": failed[-1].rollout_id}
 
     def _take_interrupted(self, label: str, index: int) -> str | None:
         """Return the rollout of a sample that was running when its process died; None for a new sample."""
