@@ -16,9 +16,16 @@ const TRUSTS = new Map([
   ["shared", "The agent's code may run next to the checks, so cheating code could change the result."],
 ]);
 
+/** How good a reward is, for its colour. @param {number | null | undefined} reward */
+export function gradeOf(reward) {
+  if (reward === null || reward === undefined) return "none";
+  if (reward >= 1) return "pass";
+  return reward > 0 ? "part" : "fail";
+}
+
 /** @param {number | null} reward */
 export function rewardBadge(reward) {
-  const grade = reward === null || reward === undefined ? "none" : reward >= 1 ? "pass" : reward > 0 ? "part" : "fail";
+  const grade = gradeOf(reward);
   return el(
     "span.reward",
     { data: { grade } },

@@ -2,7 +2,7 @@
  * The tree of a rollout and its branches: a line for each, from the turn at which it leaves its parent to its last one.
  */
 
-import { rewardBadge, statusBadge } from "./badges.js";
+import { gradeOf, rewardBadge, statusBadge } from "./badges.js";
 import { el, svg } from "./element.js";
 import { rolloutAddress } from "./rollout_address.js";
 import { formatCount } from "./texts.js";
@@ -66,7 +66,9 @@ function childrenOf(nodes, node) {
 /** @param {TreeNode[]} ordered @param {string} current */
 function drawing(ordered, current) {
   const shown = ordered.slice(0, MOST_LANES);
-  const most = Math.max(1, ...shown.map(({ turns }) => turns));
+  // A branch that failed before its first own turn is drawn as one turn.
+  const endOf = (/** @type {TreeNode} */ node) => Math.max(node.turns, (node.parent_call ?? 0) + 1);
+  const most = Math.max(...shown.map(endOf));
   const step = Math.min(MOST_STEP, WIDTH / most);
   const x = (/** @type {number} */ call) => LEFT + call * step;
   const y = (/** @type {number} */ lane) => 14 + lane * LANE;
@@ -85,14 +87,13 @@ function drawing(ordered, current) {
     const above = lanes.get(node.parent);
     const start = above === undefined ? x(from) : x(from + 0.6);
     const bend = `M${x(from)},${y(above ?? lane)}C${start},${y(above ?? lane)} ${x(from)},${y(lane)} ${start},${y(lane)}`;
-    const path = `${above === undefined ? `M${start},${y(lane)}` : bend}L${x(node.turns)},${y(lane)}`;
-    const grade = node.reward === null ? "none" : node.reward >= 1 ? "pass" : "fail";
-    const group = svg("g", { class: node.rollout_id === current ? "tree-line is-here" : "tree-line", "data-grade": grade });
+    const path = `${above === undefined ? `M${start},${y(lane)}` : bend}L${x(endOf(node))},${y(lane)}`;
+    const group = svg("g", { class: node.rollout_id === current ? "tree-line is-here" : "tree-line", "data-grade": gradeOf(node.reward) });
     group.append(
       svg("title", {}, `${node.rollout_id}: ${node.turns} turns, reward ${formatNumber(node.reward)}`),
       svg("path", { class: "branch-line", d: path }),
-      svg("circle", { cx: x(node.turns), cy: y(lane), r: 5 }),
-      svg("text", { class: "plot-text", x: x(node.turns) + 12, y: y(lane) + 4 }, node.rollout_id.slice(0, 8)),
+      svg("circle", { cx: x(endOf(node)), cy: y(lane), r: 5 }),
+      svg("text", { class: "plot-text", x: x(endOf(node)) + 12, y: y(lane) + 4 }, node.rollout_id.slice(0, 8)),
     );
     group.addEventListener("click", () => (location.hash = rolloutAddress(node.rollout_id)));
     picture.append(group);

@@ -28,12 +28,13 @@ export class Timeline {
 
   /**
    * @param {any[]} events
-   * @param {Record<string, number>} spent - Seconds by phase, of a rollout that has no events.
+   * @param {Record<string, number>} spent - Seconds by phase, of a rollout whose events do not have all of them.
    * @param {boolean} [isRunning]
    */
   show(events, spent, isRunning = false) {
     this.events = events;
-    const phases = events.length ? phasesOf(events, isRunning) : inOrder(spent);
+    const begun = phasesOf(events, isRunning);
+    const phases = Object.keys(spent).length > begun.length ? inOrder(spent) : begun;
     const end = Math.max(0.001, ...phases.map((phase) => phase.to));
     fill(
       this.bars,
