@@ -139,6 +139,33 @@ def test_one_slow_kind_of_call_makes_an_environment_slow(kind: str) -> None:
     assert not profile.is_fast
 
 
+def test_calls_recorded_together_count_like_single_ones() -> None:
+    together, single = CallProfile(), CallProfile()
+    for profile in (together, single):
+        profile.record("step", 0.001)
+    together.record("step", 0.002, 5)
+    for _ in range(5):
+        single.record("step", 0.002)
+    assert together.step_s == pytest.approx(single.step_s)
+    together.record("step", 0.0, PROOF - 6)
+    assert not together.is_fast
+    together.record("step", 0.0, 100)
+    assert together.is_fast
+
+
+def test_a_thread_records_every_kind_that_it_runs_in_a_row(runner: ThreadRunner) -> None:
+    lane = runner.lane()
+    blocked = threading.Event()
+    lane.submit(Work(lambda: blocked.wait(30), kind="reset"))
+    for _ in range(PROOF):
+        lane.submit(Work())
+    lane.submit(Work(kind="close"))
+    assert not runner.profile.is_fast
+    blocked.set()
+    thread_of(lane)
+    wait_until(lambda: runner.profile.is_fast)
+
+
 def test_too_few_steps_prove_nothing() -> None:
     profile = CallProfile()
     for _ in range(PROOF - 1):

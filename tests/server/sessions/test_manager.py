@@ -258,6 +258,20 @@ async def test_a_call_of_a_single_request_need_not_wait_for_the_environment(env:
         await wait_until_async(lambda: env.alive == 0)
 
 
+async def test_the_calls_of_a_single_request_take_turns_with_the_loop() -> None:
+    class Plain:
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+    async with managing(Plain, sessions=1) as manager:
+        counts = manager.runner.handovers
+        async with manager.borrow(is_built=False) as session:
+            thread = await session.run(CALL, lambda _: threading.get_ident())
+        assert thread != threading.get_ident()
+        await wait_until_async(lambda: session.state is SessionState.CLOSED)
+        # One turn for the constructor and the call, one for the end; more if the machine is slow.
+        assert counts.quick + counts.late + counts.apart >= 2
+
+
 async def test_a_failed_constructor_answers_a_waiting_call_and_is_one_error() -> None:
     def broken() -> Any:
         raise ValueError("no licence")
