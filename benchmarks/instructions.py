@@ -37,7 +37,7 @@ WARMUP, COUNT = 60, 240
 MESSAGE = "x" * 100
 SESSION_HEADER = "X-OpenEnv-Session"
 
-SLOWER = 1000  # callgrind by 50, and other work on the machine
+SLOWER = 200  # callgrind by 50, and other work on the machine
 _SERVE = "serve {app}:app --host 127.0.0.1 --port {port} --log-level warning --no-web --runner "
 _UVICORN = "{app}:app --host 127.0.0.1 --port {port} --log-level warning --loop uvloop --http httptools"
 SERVERS = {"inline": _SERVE + "inline", "thread": _SERVE + "thread", "uvicorn": _UVICORN}
